@@ -1,0 +1,53 @@
+# Every command sets up what it needs by itself: an environment in .venv with the packages that
+# constraints.txt pins. It needs make and Python 3.11 or newer.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+# The stamp is the last thing that setting up makes, so a half-made environment is made anew. It is
+# named by the interpreter and the folder, because an environment fits no other of either.
+IDENTITY := $(shell $(PYTHON) -c 'import os, sys, zlib; sys.version_info >= (3, 11) and print( \
+	"%d.%d.%d-%08x" % (*sys.version_info[:3], zlib.crc32(os.getcwd().encode())))' 2>/dev/null)
+STAMP := $(VENV)/.ready-$(IDENTITY)
+
+.PHONY: help demo test check bench soak clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' Makefile
+	@echo "PYTHON=python3.12 chooses another interpreter (now: $(PYTHON))."
+
+demo: $(STAMP) ## train, be interrupted, and lose nothing
+	$(BIN)/python -m holdfast demo
+
+test: $(STAMP) ## run all tests but the soak tests
+	$(BIN)/python -m pytest
+
+check: $(STAMP) ## format, lint, types, layers and house rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m pytest tests/house
+
+bench: ## measure
+	@echo "There is nothing to measure yet."
+
+soak: $(STAMP) ## run the tests that take minutes
+	$(BIN)/python -m pytest -m soak --timeout=3600
+
+clean: ## remove everything that is not source
+	rm -rf $(VENV) build dist src/*.egg-info \
+		.hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(IDENTITY)" || { \
+		echo "Holdfast needs Python 3.11 or newer, and $(PYTHON) is" \
+			"$$($(PYTHON) --version 2>/dev/null || echo 'not found')." \
+			"Choose another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; \
+		exit 1; }
+	@echo "Setting up $(VENV); this takes about a minute."
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[dev]'
+	@touch $@

@@ -1,0 +1,339 @@
+"""The rules of the house that no linter knows.
+
+Each rule is a function from one source file to the places that break it; the tests below run every
+rule over the whole tree, and over snippets that break it, so that no rule is one that cannot fail.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+
+# The only places that may catch everything, as "path:function", each with its reason. They are the
+# tops of processes and threads, which report what they caught.
+BROAD_EXCEPTS: dict[str, str] = {
+    "src/holdfast/manager/own_policies.py:OwnPolicyThread._act": (
+        "the top of a thread that runs a user's code; the error is raised at the trainer's next call"
+    ),
+    "src/holdfast/manager/saver.py:Saver._run": (
+        "the top of a thread; the save has failed, which the trainer's next call raises"
+    ),
+}
+
+FILE_LINES_MAX = 500
+BODY_LINES_MAX = 60
+FUNCTION_LINES_MAX = 70
+PARAMETERS_MAX = 8
+NAMES_THAT_SAY_NOTHING = {"common", "helper", "helpers", "misc", "util", "utils"}
+MACHINE_PATH = re.compile(r"(?<![\w.~-])/(?:root|work|home/\w+|Users/\w+)/")
+REGISTRY = re.compile(
+    r"pypi\.org|pythonhosted\.org|npmjs\.|conda\.anaconda\.org"
+    r"|index[-_]url|find[-_]links|trusted[-_]host|registry *= *.?http",
+    re.IGNORECASE,
+)
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file of the tree: its path from the root, with slashes, and its text."""
+
+    path: str
+    text: str
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """The parsed module; empty for what is not Python, so that code rules find nothing."""
+        return ast.parse(self.text if self.path.endswith(".py") else "")
+
+    def functions(self) -> Iterator[tuple[str, Function]]:
+        """All functions with their qualified names, outer before inner."""
+        yield from _functions_in(self.tree, "")
+
+
+def _functions_in(node: ast.AST, prefix: str) -> Iterator[tuple[str, Function]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Function):
+            yield prefix + child.name, child
+        named = isinstance(child, Function | ast.ClassDef)
+        yield from _functions_in(child, f"{prefix}{child.name}." if named else prefix)
+
+
+def _dotted(node: ast.AST) -> str:
+    """`a.b.c` for the expression `a.b.c`, else an empty string."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (left := _dotted(node.value)):
+        return f"{left}.{node.attr}"
+    return ""
+
+
+# The rules.
+
+
+def files_are_short(source: Source) -> Iterator[str]:
+    lines = len(source.text.splitlines())
+    if source.path.endswith(".py") and lines > FILE_LINES_MAX:
+        yield f"{source.path}: {lines} lines, at most {FILE_LINES_MAX}"
+
+
+def functions_are_short(source: Source) -> Iterator[str]:
+    for name, function in source.functions():
+        place = f"{source.path}:{function.lineno} {name}"
+        lines = function.end_lineno - function.lineno + 1
+        if lines > FUNCTION_LINES_MAX:
+            yield f"{place}: {lines} lines, at most {FUNCTION_LINES_MAX}"
+        documented = ast.get_docstring(function) is not None
+        first = function.body[min(documented, len(function.body) - 1)]
+        body_lines = function.end_lineno - first.lineno + 1
+        if source.path.startswith("src/") and body_lines > BODY_LINES_MAX:
+            yield f"{place}: a body of {body_lines} lines, at most {BODY_LINES_MAX}"
+
+
+def functions_take_few_parameters(source: Source) -> Iterator[str]:
+    for name, function in source.functions():
+        arguments = function.args
+        count = len(arguments.posonlyargs + arguments.args + arguments.kwonlyargs)
+        if count > PARAMETERS_MAX:
+            place = f"{source.path}:{function.lineno} {name}"
+            yield f"{place}: {count} parameters, at most {PARAMETERS_MAX}"
+
+
+def names_say_something(source: Source) -> Iterator[str]:
+    parts = Path(source.path).with_suffix("").parts
+    if source.path.endswith(".py"):
+        for part in parts:
+            if part.strip("_").removeprefix("test_") in NAMES_THAT_SAY_NOTHING:
+                yield f"{source.path}: `{part}` does not say what the file is for"
+
+
+def broad_excepts(source: Source) -> Iterator[tuple[str, int]]:
+    """Each handler of everything: its key in `BROAD_EXCEPTS`, and its line."""
+    places = {
+        descendant: name
+        for name, function in source.functions()
+        for descendant in ast.walk(function)
+    }
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.ExceptHandler):
+            caught = [node.type]
+        elif isinstance(node, ast.Call) and _dotted(node.func).split(".")[-1] == "suppress":
+            caught = node.args
+        else:
+            continue
+        types = [t for c in caught for t in (c.elts if isinstance(c, ast.Tuple) else [c])]
+        if any(t is None or _dotted(t) in ("Exception", "BaseException") for t in types):
+            yield f"{source.path}:{places.get(node, '<module>')}", node.lineno
+
+
+def errors_are_caught_by_name(source: Source) -> Iterator[str]:
+    for key, line in broad_excepts(source):
+        if key not in BROAD_EXCEPTS:
+            yield f"{source.path}:{line} catches everything; name the errors (key: {key!r})"
+
+
+def skips_have_a_reason(source: Source) -> Iterator[str]:
+    called = {node.func: node for node in ast.walk(source.tree) if isinstance(node, ast.Call)}
+    for node in ast.walk(source.tree):
+        found = re.fullmatch(
+            r"(pytest|pytest\.mark|mark|unittest)\.(skip|skipif|skipIf|xfail|importorskip)",
+            _dotted(node),
+        )
+        if not found:
+            continue
+        call = called.get(node)
+        values = [k.value for k in call.keywords if k.arg == "reason"] if call else []
+        if call and found[2] in ("skip", "xfail") and found[1] != "pytest.mark":
+            values += call.args[:1]
+        if not any(not isinstance(v, ast.Constant) or v.value for v in values):
+            yield f"{source.path}:{node.lineno} {found[0]} gives no reason"
+
+
+def no_path_of_a_machine(source: Source) -> Iterator[str]:
+    yield from _lines_with(MACHINE_PATH, "a path of one machine", source)
+
+
+def no_package_registry(source: Source) -> Iterator[str]:
+    yield from _lines_with(REGISTRY, "a package registry", source)
+
+
+def _lines_with(pattern: re.Pattern[str], what: str, source: Source) -> Iterator[str]:
+    for number, line in enumerate(source.text.splitlines(), 1):
+        if found := pattern.search(line):
+            yield f"{source.path}:{number} names {what}: {found[0]}"
+
+
+RULES: list[Callable[[Source], Iterator[str]]] = [
+    files_are_short,
+    functions_are_short,
+    functions_take_few_parameters,
+    names_say_something,
+    errors_are_caught_by_name,
+    skips_have_a_reason,
+    no_path_of_a_machine,
+    no_package_registry,
+]
+
+
+# The rules hold in the tree.
+
+
+@pytest.fixture(scope="module")
+def sources() -> list[Source]:
+    """Every text file that is committed or could be."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = []
+    for path in listing.stdout.rstrip("\0").split("\0"):
+        data = (ROOT / path).read_bytes() if (ROOT / path).is_file() else b"\0"
+        if b"\0" not in data:
+            found.append(Source(path, data.decode()))
+    assert any(source.path == "tests/house/test_house.py" for source in found)
+    return found
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_tree_keeps_the_rule(
+    rule: Callable[[Source], Iterator[str]], sources: list[Source]
+) -> None:
+    violations = [violation for source in sources for violation in rule(source)]
+    assert not violations, "\n".join(["", *violations])
+
+
+def test_every_allowed_broad_except_exists_and_has_a_reason(sources: list[Source]) -> None:
+    present = {key for source in sources for key, _ in broad_excepts(source)}
+    assert BROAD_EXCEPTS.keys() <= present
+    assert all(BROAD_EXCEPTS.values())
+
+
+def test_constraints_pin_every_package_of_the_environment() -> None:
+    pins = [
+        Requirement(line)
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if not line.startswith("#")
+    ]
+    assert all(re.fullmatch(r"==[\w.]+", str(pin.specifier)) for pin in pins)
+    pinned = {
+        canonicalize_name(pin.name) for pin in pins if not pin.marker or pin.marker.evaluate()
+    }
+    assert _needed_by("holdfast", {"dev"}) - {"holdfast"} <= pinned
+
+
+def _needed_by(package: str, extras: set[str]) -> set[str]:
+    """The canonical names of all that `package[extras]` installs here, itself included."""
+    needed: set[str] = set()
+    asked = [(canonicalize_name(package), frozenset(extras))]
+    seen = set(asked)
+    while asked:
+        name, wanted = asked.pop()
+        needed.add(name)
+        for requirement in map(Requirement, metadata.requires(name) or ()):
+            marker = requirement.marker
+            if marker and not any(marker.evaluate({"extra": e}) for e in wanted | {""}):
+                continue
+            more = (canonicalize_name(requirement.name), frozenset(requirement.extras))
+            if more not in seen:
+                seen.add(more)
+                asked.append(more)
+    return needed
+
+
+# Each rule can fail, and does not fail on what it allows.
+
+
+def _function(lines: int, docstring_lines: int = 1) -> str:
+    doc = ['    """First line.', *["    more"] * (docstring_lines - 2), '    """']
+    return "\n".join(["def f():", *doc[:docstring_lines], *["    pass"] * lines])
+
+
+BREACHES = {
+    "long file": (files_are_short, "src/a.py", "x = 1\n" * 501),
+    "long body": (functions_are_short, "src/a.py", _function(61, 2)),
+    "long function": (functions_are_short, "tests/a.py", _function(68, 3)),
+    "long method": (functions_are_short, "src/a.py", "class A:\n def f():\n" + "  pass\n" * 61),
+    "many parameters": (
+        functions_take_few_parameters,
+        "src/a.py",
+        "def f(a, /, b, c, d, e, *, g, h, i, j): pass",
+    ),
+    "utils file": (names_say_something, "src/a/_utils.py", ""),
+    "helpers folder": (names_say_something, "tests/helpers/a.py", ""),
+    "bare except": (errors_are_caught_by_name, "src/a.py", "try: f()\nexcept: pass"),
+    "except Exception": (
+        errors_are_caught_by_name,
+        "src/a.py",
+        "def g():\n try: f()\n except Exception as e: print(e)",
+    ),
+    "except tuple": (
+        errors_are_caught_by_name,
+        "tests/a.py",
+        "try: f()\nexcept (OSError, BaseException): pass",
+    ),
+    "suppress": (errors_are_caught_by_name, "src/a.py", "contextlib.suppress(Exception)"),
+    "bare skip": (
+        skips_have_a_reason,
+        "tests/a.py",
+        "@pytest.mark.skip\ndef test(): pass",
+    ),
+    "skipif": (skips_have_a_reason, "tests/a.py", "pytest.mark.skipif(True)"),
+    "empty reason": (skips_have_a_reason, "tests/a.py", "pytest.skip('')"),
+    "importorskip": (skips_have_a_reason, "tests/a.py", "pytest.importorskip('a')"),
+    "machine path": (no_path_of_a_machine, "docs/a.md", f"see `/{'root'}/a`"),
+    "home path": (no_path_of_a_machine, "Makefile", f"cd /{'home'}/me/a"),
+    "registry": (no_package_registry, "constraints.txt", f"--extra-{'index'}-url a"),
+    "registry host": (no_package_registry, "README.md", f"https://{'pypi'}.org/simple"),
+}
+
+FINE = {
+    "full body": (functions_are_short, "src/a.py", _function(60, 3)),
+    "docstring alone": (functions_are_short, "src/a.py", 'def f():\n    """Does f."""'),
+    "long test body": (functions_are_short, "tests/a.py", _function(66, 3)),
+    "long text": (files_are_short, "docs/a.md", "x\n" * 501),
+    "named error": (errors_are_caught_by_name, "src/a.py", "try: f()\nexcept OSError: pass"),
+    "skip with reason": (skips_have_a_reason, "tests/a.py", "pytest.skip('why')"),
+    "mark with reason": (
+        skips_have_a_reason,
+        "tests/a.py",
+        "@pytest.mark.skipif(True, reason='why')\ndef test(): pass",
+    ),
+    "relative path": (no_path_of_a_machine, "docs/a.md", f"runs/{'work'}/a and ../{'work'}/a"),
+}
+
+
+@pytest.mark.parametrize(("rule", "path", "text"), BREACHES.values(), ids=BREACHES)
+def test_the_rule_finds_a_breach(
+    rule: Callable[[Source], Iterator[str]], path: str, text: str
+) -> None:
+    assert len(list(rule(Source(path, text)))) == 1
+
+
+@pytest.mark.parametrize(("rule", "path", "text"), FINE.values(), ids=FINE)
+def test_the_rule_allows_what_is_fine(
+    rule: Callable[[Source], Iterator[str]], path: str, text: str
+) -> None:
+    assert not list(rule(Source(path, text)))
+
+
+def test_an_allowed_broad_except_is_no_breach(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Source("src/a.py", "class A:\n def g():\n  try: f()\n  except Exception: pass")
+    assert len(list(errors_are_caught_by_name(source))) == 1
+    monkeypatch.setitem(BROAD_EXCEPTS, "src/a.py:A.g", "the top of a thread")
+    assert not list(errors_are_caught_by_name(source))
