@@ -1,0 +1,88 @@
+"""Checks of records that come from outside, before anything is computed or allocated from them.
+
+What passes here can be laid out in memory and time that are bounded by the record's own size and by
+the sizes of the files it speaks of.
+"""
+
+from __future__ import annotations
+
+import math
+
+from holdfast.errors import CheckpointDamagedError
+from holdfast.format.digests import DIGEST_HEX_LENGTH
+from holdfast.format.dtypes import numpy_dtype
+from holdfast.format.grid import chunk_count
+from holdfast.format.names import PART_COUNT_MAX
+from holdfast.format.records import ArraySpec, CheckpointSpec, Manifest, PartRecord
+
+AXES_MAX = 64
+CHUNK_COUNT_MAX = 1 << 24
+ARRAY_SIZE_MAX_BYTES = 1 << 60
+
+
+def check_spec(spec: CheckpointSpec, part_count: int, where: str) -> None:
+    """Checks what a checkpoint says it holds.
+
+    Raises:
+        CheckpointDamagedError: it contradicts itself; `where` names the record.
+    """
+    names = set()
+    chunks_total = 0
+    for array in spec.arrays:
+        _check_array(array, part_count, where)
+        names.add(array.name)
+        chunks_total += chunk_count(array.shape, array.chunk_shape)
+    if len(names) != len(spec.arrays):
+        raise CheckpointDamagedError(f"read {where}: two arrays have one name")
+    if chunks_total > CHUNK_COUNT_MAX:
+        raise CheckpointDamagedError(
+            f"read {where}: {chunks_total} chunks, expected at most {CHUNK_COUNT_MAX}"
+        )
+
+
+def _check_array(array: ArraySpec, part_count: int, where: str) -> None:
+    def damaged(what: str) -> CheckpointDamagedError:
+        return CheckpointDamagedError(f"read {where}: array {array.name}: {what}")
+
+    dtype = numpy_dtype(array.dtype)
+    if dtype is None:
+        raise damaged(f"unknown dtype {array.dtype!r}")
+    if len(array.shape) != len(array.chunk_shape) or len(array.shape) > AXES_MAX:
+        raise damaged(f"shape {array.shape} does not go with chunk shape {array.chunk_shape}")
+    if any(
+        d < 0 or c < min(d, 1) or c > d for d, c in zip(array.shape, array.chunk_shape, strict=True)
+    ):
+        raise damaged(f"shape {array.shape} does not go with chunk shape {array.chunk_shape}")
+    if math.prod(array.shape) * dtype.itemsize > ARRAY_SIZE_MAX_BYTES:
+        raise damaged(f"shape {array.shape} is larger than {ARRAY_SIZE_MAX_BYTES} bytes")
+    if any(not 0 <= rank < part_count or count < 1 for rank, count in array.owners):
+        raise damaged(f"owners {array.owners[:8]} are not ranks below {part_count}")
+    if sum(count for _, count in array.owners) != chunk_count(array.shape, array.chunk_shape):
+        raise damaged("its owners do not cover its chunks")
+
+
+def check_manifest(manifest: Manifest, where: str) -> None:
+    """Checks a manifest as `check_spec` does, and its parts.
+
+    Raises:
+        CheckpointDamagedError: it contradicts itself.
+    """
+    if not 1 <= len(manifest.parts) <= PART_COUNT_MAX:
+        raise CheckpointDamagedError(f"read {where}: {len(manifest.parts)} parts")
+    check_spec(manifest.checkpoint, len(manifest.parts), where)
+
+
+def check_part(part: PartRecord, where: str) -> None:
+    """Checks a part record for itself.
+
+    Raises:
+        CheckpointDamagedError: it contradicts itself.
+    """
+    if not 0 <= part.rank < part.part_count <= PART_COUNT_MAX or part.image_size_bytes < 0:
+        raise CheckpointDamagedError(f"read {where}: part {part.rank} of {part.part_count}")
+    if any(len(block) != DIGEST_HEX_LENGTH for block in part.blocks):
+        raise CheckpointDamagedError(f"read {where}: a block's digest has another length")
+    if (part.checkpoint is not None) != (part.rank == 0):
+        raise CheckpointDamagedError(f"read {where}: rank {part.rank} and the checkpoint's spec")
+    if part.checkpoint is not None:
+        check_spec(part.checkpoint, part.part_count, where)

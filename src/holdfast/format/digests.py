@@ -1,0 +1,32 @@
+"""Digests: XXH3, 128 bits, over blocks of at most 8 MiB (xxhash.com, `XXH3_128bits`, seed 0).
+
+They find wrong bytes, not forgers. 128 bits rather than 64, so that equal digests may also stand
+for equal bytes where a later image refers to an earlier one's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import xxhash
+
+from holdfast.format.buffers import Buffer
+
+BLOCK_SIZE_BYTES = 8 * 1024 * 1024
+DIGEST_HEX_LENGTH = 32
+
+
+def digest(data: Buffer) -> str:
+    """The digest of `data`: 32 lower-case hexadecimal digits, most significant first."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def block_count(size_bytes: int) -> int:
+    """How many blocks a chunk of `size_bytes` has; a chunk without bytes has none."""
+    return -(-size_bytes // BLOCK_SIZE_BYTES)
+
+
+def block_ranges(size_bytes: int) -> Iterator[tuple[int, int]]:
+    """The half-open byte ranges of a chunk's blocks, from its start; only the last is shorter."""
+    for start in range(0, size_bytes, BLOCK_SIZE_BYTES):
+        yield start, min(start + BLOCK_SIZE_BYTES, size_bytes)

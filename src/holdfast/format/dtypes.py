@@ -1,0 +1,61 @@
+"""dtypes: Holdfast's names for them, their NumPy types, and how safetensors calls them.
+
+A dtype's name is NumPy's (`float32`) or that of the package ml_dtypes (`bfloat16`, `int4`). What
+safetensors 0.8 has no name for is stored as `U8`: one byte an element for the types of less than a
+byte, as ml_dtypes holds them in memory, and one more axis, of the item's size, for larger ones.
+"""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+
+_SAFETENSORS = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "int16": "I16",
+    "uint16": "U16",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int32": "I32",
+    "uint32": "U32",
+    "float32": "F32",
+    "complex64": "C64",
+    "float64": "F64",
+    "int64": "I64",
+    "uint64": "U64",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e8m0fnu": "F8_E8M0",
+}
+
+_ML_DTYPES = (
+    *("bfloat16", "int1", "uint1", "int2", "uint2", "int4", "uint4"),
+    *("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn", "float8_e3m4", "float8_e4m3"),
+    *("float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2"),
+    *("float8_e5m2fnuz", "float8_e8m0fnu"),
+)
+
+_BY_NAME: dict[str, np.dtype] = {
+    name: np.dtype(name) for name in [*_SAFETENSORS, "complex128"] if name not in _ML_DTYPES
+} | {name: np.dtype(getattr(ml_dtypes, name)) for name in _ML_DTYPES if hasattr(ml_dtypes, name)}
+
+
+def dtype_name(dtype: np.dtype) -> str | None:
+    """The name of `dtype`, or None where Holdfast cannot store it. Byte order is not part of it."""
+    return dtype.name if _BY_NAME.get(dtype.name) == dtype.newbyteorder("=") else None
+
+
+def numpy_dtype(name: str) -> np.dtype | None:
+    """The NumPy dtype of that name, little-endian in files, or None for an unknown name."""
+    return _BY_NAME.get(name)
+
+
+def safetensors_form(name: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+    """The (dtype, shape) under which a safetensors header lists a chunk of dtype `name`."""
+    known = _SAFETENSORS.get(name)
+    if known is not None:
+        return known, shape
+    item_size_bytes = _BY_NAME[name].itemsize
+    return "U8", shape if item_size_bytes == 1 else (*shape, item_size_bytes)

@@ -1,0 +1,102 @@
+"""The grid of an array's chunks: regular, of one chunk shape, cut off at the array's upper edges.
+
+Chunks are counted in C order (the last axis runs fastest). An array with no elements, and one with
+no axes, has exactly one chunk. Index ranges are half-open.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+Shape = tuple[int, ...]
+Region = tuple[tuple[int, ...], tuple[int, ...]]
+"""A hyper-rectangle: its start and its stop, one entry an axis."""
+
+
+def grid_shape(shape: Shape, chunk_shape: Shape) -> Shape:
+    """How many chunks there are along each axis."""
+    if math.prod(shape) == 0:
+        return (1,) * len(shape)
+    return tuple(-(-d // c) for d, c in zip(shape, chunk_shape, strict=True))
+
+
+def chunk_count(shape: Shape, chunk_shape: Shape) -> int:
+    """How many chunks the array has; at least one."""
+    return math.prod(grid_shape(shape, chunk_shape))
+
+
+def chunk_region(shape: Shape, chunk_shape: Shape, index: int) -> Region:
+    """The region of the chunk with that index in C order."""
+    if math.prod(shape) == 0:
+        return (0,) * len(shape), shape
+    start = []
+    for d, c in zip(reversed(shape), reversed(chunk_shape), strict=True):
+        index, position = divmod(index, -(-d // c))
+        start.append(position * c)
+    lower = tuple(reversed(start))
+    upper = tuple(min(a + c, d) for a, c, d in zip(lower, chunk_shape, shape, strict=True))
+    return lower, upper
+
+
+def chunks_overlapping(shape: Shape, chunk_shape: Shape, region: Region) -> Iterator[int]:
+    """The indices of the chunks that share an element with `region`, ascending."""
+    start, stop = region
+    if any(a >= b for a, b in zip(start, stop, strict=True)):
+        return
+    counts = grid_shape(shape, chunk_shape)
+    spans = [range(a // c, -(-b // c)) for a, b, c in zip(start, stop, chunk_shape, strict=True)]
+
+    def walk(axis: int, index: int) -> Iterator[int]:
+        if axis == len(spans):
+            yield index
+            return
+        for position in spans[axis]:
+            yield from walk(axis + 1, index * counts[axis] + position)
+
+    yield from walk(0, 0)
+
+
+def region_shape(region: Region) -> Shape:
+    """The extent of a region along each axis."""
+    return tuple(b - a for a, b in zip(*region, strict=True))
+
+
+def intersection(one: Region, other: Region) -> Region | None:
+    """What two regions share, or None where they share no element."""
+    start = tuple(map(max, one[0], other[0]))
+    stop = tuple(map(min, one[1], other[1]))
+    return (start, stop) if all(a < b for a, b in zip(start, stop, strict=True)) else None
+
+
+def slices_within(region: Region, outer: Region) -> tuple[slice, ...]:
+    """`region` as slices into an array that holds just `outer`."""
+    return tuple(
+        slice(a - o, b - o) for a, b, o in zip(region[0], region[1], outer[0], strict=True)
+    )
+
+
+def rectangles(shape: Shape, start: int, stop: int) -> Iterator[Region]:
+    """The elements [start, stop) of an array in C order, as disjoint regions in that order."""
+    if start >= stop:
+        return
+    if not shape:
+        yield (), ()
+        return
+    row = math.prod(shape[1:])
+    first, last = -(-start // row), stop // row
+    if first > last:
+        # The range lies within one row.
+        yield from _within_row(shape, last, start - last * row, stop - last * row)
+        return
+    if start < first * row:
+        yield from _within_row(shape, first - 1, start - (first - 1) * row, row)
+    if first < last:
+        yield (first, *(0 for _ in shape[1:])), (last, *shape[1:])
+    if last * row < stop:
+        yield from _within_row(shape, last, 0, stop - last * row)
+
+
+def _within_row(shape: Shape, index: int, start: int, stop: int) -> Iterator[Region]:
+    for lower, upper in rectangles(shape[1:], start, stop):
+        yield (index, *lower), (index + 1, *upper)

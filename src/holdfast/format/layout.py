@@ -1,0 +1,117 @@
+"""Where every chunk of an image lies: a pure function of the arrays' specs and the rank.
+
+The image is a safetensors file (github.com/huggingface/safetensors, "Format"). Chunks stand in the
+order of how many times 2 divides their byte count, 6 or more first, then by name (code points),
+with no holes: so each starts at a multiple of the power of two that divides its size, up to 64. The
+header is padded with spaces so that the data starts at a multiple of 4096. Nothing of this is
+stored; whoever has the specs has the offsets. Ranges are half-open.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from holdfast.format.digests import block_count
+from holdfast.format.dtypes import numpy_dtype, safetensors_form
+from holdfast.format.grid import chunk_count, chunk_region
+from holdfast.format.paths import chunk_name
+from holdfast.format.records import ArraySpec
+
+DATA_ALIGNMENT_BYTES = 4096
+CHUNK_ALIGNMENT_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """One chunk in one image; `offset_bytes` counts from the start of the file."""
+
+    array_index: int
+    chunk_index: int
+    name: str
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+    offset_bytes: int
+    size_bytes: int
+    first_block: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageLayout:
+    """One rank's image: its header, and its chunks by ascending offset."""
+
+    header: bytes
+    chunks: tuple[Chunk, ...]
+    size_bytes: int
+    block_count: int
+
+
+def item_size_bytes(dtype: str) -> int:
+    """The bytes of one element as stored."""
+    found = numpy_dtype(dtype)
+    if found is None:
+        raise ValueError(f"unknown dtype {dtype!r}")
+    return found.itemsize
+
+
+def owned_chunks(spec: ArraySpec, rank: int) -> Iterator[int]:
+    """The indices of the chunks of `spec` that `rank` owns, ascending."""
+    first = 0
+    for owner, count in spec.owners:
+        if owner == rank:
+            yield from range(first, first + count)
+        first += count
+
+
+def image_layout(arrays: Sequence[ArraySpec], rank: int) -> ImageLayout:
+    """The layout of the image that `rank` contributes to a checkpoint of `arrays`."""
+    unplaced = []
+    for array_index, spec in enumerate(arrays):
+        item = item_size_bytes(spec.dtype)
+        whole = chunk_count(spec.shape, spec.chunk_shape) == 1
+        for chunk_index in owned_chunks(spec, rank):
+            start, stop = chunk_region(spec.shape, spec.chunk_shape, chunk_index)
+            name = spec.name if whole else chunk_name(spec.name, start, stop)
+            size = item * math.prod(b - a for a, b in zip(start, stop, strict=True))
+            # A size of 0 is divided by every power of two.
+            alignment = min(size & -size or CHUNK_ALIGNMENT_BYTES, CHUNK_ALIGNMENT_BYTES)
+            unplaced.append((-alignment, name, array_index, chunk_index, start, stop, size))
+    unplaced.sort(key=lambda entry: entry[:2])
+    header, data_start = _header(arrays, unplaced)
+    chunks, offset, block = [], data_start, 0
+    for _, name, array_index, chunk_index, start, stop, size in unplaced:
+        chunks.append(
+            Chunk(
+                array_index=array_index,
+                chunk_index=chunk_index,
+                name=name,
+                start=start,
+                stop=stop,
+                offset_bytes=offset,
+                size_bytes=size,
+                first_block=block,
+            )
+        )
+        offset += size
+        block += block_count(size)
+    return ImageLayout(header=header, chunks=tuple(chunks), size_bytes=offset, block_count=block)
+
+
+_Unplaced = tuple[int, str, int, int, tuple[int, ...], tuple[int, ...], int]
+
+
+def _header(arrays: Sequence[ArraySpec], ordered: Sequence[_Unplaced]) -> tuple[bytes, int]:
+    entries: dict[str, object] = {"__metadata__": {"holdfast": "1"}}
+    offset = 0
+    for _, name, array_index, _, start, stop, size in ordered:
+        extent = tuple(b - a for a, b in zip(start, stop, strict=True))
+        dtype, shape = safetensors_form(arrays[array_index].dtype, extent)
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": (offset, offset + size)}
+        offset += size
+    text = msgspec.json.encode(entries)
+    data_start = -(-(8 + len(text)) // DATA_ALIGNMENT_BYTES) * DATA_ALIGNMENT_BYTES
+    text = text.ljust(data_start - 8)
+    return len(text).to_bytes(8, "little") + text, data_start

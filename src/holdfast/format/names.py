@@ -1,0 +1,91 @@
+"""The names of everything in a run's directory, made and parsed.
+
+Invariant: a name that parses is the one name of what it names; `parse(make(x)) == x` and nothing
+else parses. Names from outside are matched whole, so that none of them can leave the run's folder.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+RUN_FILE = "holdfast.json"
+CHECKPOINTS = "checkpoints"
+ATTEMPTS = "attempts"
+EVENTS = "events"
+MANIFEST = "manifest.json"
+
+STEP_MAX = 10**15
+ATTEMPT_MAX = 10**9
+PART_COUNT_MAX = 10**6
+
+_CHECKPOINT = re.compile(r"([0-9]{9,16})\.([1-9][0-9]{0,9})")
+_ATTEMPT = re.compile(r"([0-9]{9})\.json")
+_PART = re.compile(r"part-([0-9]{5,7})-of-([0-9]{5,7})\.json")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CheckpointId:
+    """One checkpoint: the step whose result it holds, and the attempt that took it."""
+
+    step: int
+    attempt: int
+
+    def __str__(self) -> str:
+        return checkpoint_name(self)
+
+
+def checkpoint_name(checkpoint: CheckpointId) -> str:
+    """`000000120.3` for step 120 of attempt 3."""
+    return f"{checkpoint.step:09d}.{checkpoint.attempt}"
+
+
+def parse_checkpoint_name(name: str) -> CheckpointId | None:
+    """The checkpoint that `name` names, or None where it names none."""
+    match = _CHECKPOINT.fullmatch(name)
+    if match is None:
+        return None
+    found = CheckpointId(int(match[1]), int(match[2]))
+    in_bounds = found.step <= STEP_MAX and found.attempt <= ATTEMPT_MAX
+    return found if in_bounds and checkpoint_name(found) == name else None
+
+
+def checkpoint_folder(checkpoint: CheckpointId) -> str:
+    """The key of a checkpoint's folder, without a slash at the end."""
+    return f"{CHECKPOINTS}/{checkpoint_name(checkpoint)}"
+
+
+def image_key(checkpoint: CheckpointId, rank: int, part_count: int) -> str:
+    """The key of the image that `rank` contributes."""
+    return f"{checkpoint_folder(checkpoint)}/image-{rank:05d}-of-{part_count:05d}.safetensors"
+
+
+def part_key(checkpoint: CheckpointId, rank: int, part_count: int) -> str:
+    """The key of the record beside that image."""
+    return f"{checkpoint_folder(checkpoint)}/part-{rank:05d}-of-{part_count:05d}.json"
+
+
+def manifest_key(checkpoint: CheckpointId) -> str:
+    """The key of the commit record."""
+    return f"{checkpoint_folder(checkpoint)}/{MANIFEST}"
+
+
+def parse_part_name(name: str) -> tuple[int, int] | None:
+    """(rank, part count) of a part record's file name, or None where it is no such name."""
+    match = _PART.fullmatch(name)
+    if match is None:
+        return None
+    rank, count = int(match[1]), int(match[2])
+    whole = f"part-{rank:05d}-of-{count:05d}.json" == name
+    return (rank, count) if whole and rank < count <= PART_COUNT_MAX else None
+
+
+def attempt_key(attempt: int) -> str:
+    """The key of an attempt's record."""
+    return f"{ATTEMPTS}/{attempt:09d}.json"
+
+
+def parse_attempt_name(name: str) -> int | None:
+    """The attempt whose record has this file name, or None."""
+    match = _ATTEMPT.fullmatch(name)
+    return int(match[1]) or None if match else None

@@ -1,0 +1,34 @@
+"""Paths of leaves in the state's tree, and the names that chunks carry for them.
+
+A path is a tuple of keys: a string for a dict key or an attribute, an int for a dict key or the
+index in a sequence. A name is the keys joined by `/`, with `%`, `/`, `[` and control characters of
+string keys escaped as in URLs, so that a name tells where its keys end and a chunk's index begins.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TypeAlias
+
+Path: TypeAlias = tuple[str | int, ...]
+
+ROOT_NAME = "."
+_ESCAPED = re.compile(r"[%/\[\x00-\x1f\x7f]")
+
+
+def _segment(key: str | int) -> str:
+    if isinstance(key, int):
+        return str(key)
+    return _ESCAPED.sub(lambda match: f"%{ord(match[0]):02X}", key)
+
+
+def path_name(path: Path) -> str:
+    """`params/dense/kernel` for ('params', 'dense', 'kernel'); `.` for the tree's root."""
+    name = "/".join(map(_segment, path)) or ROOT_NAME
+    return "%5F" + name[1:] if name == "__metadata__" else name
+
+
+def chunk_name(name: str, start: tuple[int, ...], stop: tuple[int, ...]) -> str:
+    """`name[0:512,128:256]`: the name of a piece of an array; ranges are half-open."""
+    index = ",".join(f"{a}:{b}" for a, b in zip(start, stop, strict=True))
+    return f"{name}[{index}]"

@@ -1,0 +1,28 @@
+"""Where arrays' pieces are held when saved, and where they go when restored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from holdfast.format.grid import Region
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """One array's chunks: for each chunk in C order, the ranks that hold a replica, ascending."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    chunk_shape: tuple[int, ...]
+    holders: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A buffer to fill: `buffer` has the dtype of the array as stored and the shape of `region`."""
+
+    array_index: int
+    region: Region
+    buffer: np.ndarray

@@ -1,0 +1,155 @@
+"""The JSON records of a run: of the run itself, of attempts, of parts, and the manifest.
+
+`CheckpointSpec` is what one checkpoint is, apart from its bytes. Rank 0's part record carries it,
+so that whoever finds all parts can write the manifest; the manifest is the spec and the digests of
+the part records. Per-process values stand in the part records alone.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+
+from holdfast.format.names import CheckpointId
+from holdfast.format.paths import path_name
+from holdfast.format.sealed import FORMAT_VERSION
+
+ContainerKind = Literal["dict", "list", "tuple", "object"]
+Key = str | int
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """`holdfast.json`: that a directory is a run, and which."""
+
+    format_version: int = FORMAT_VERSION
+    run_id: str
+    time: datetime
+
+
+class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """`attempts/N.json`: one start of the run's processes, and where in the run it began.
+
+    `origin` is the (step, attempt) of the checkpoint it goes on from, None from nothing. Steps of
+    the origin's attempt beyond the origin's step are not on this attempt's timeline.
+    """
+
+    format_version: int = FORMAT_VERSION
+    run_id: str
+    attempt: int
+    origin: tuple[int, int] | None
+    host: str
+    pid: int
+    time: datetime
+
+
+class ArraySpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One array: its elements as stored, the grid of its chunks, and who owns each chunk.
+
+    `owners` is run-length encoded over the chunks in C order: (rank, how many chunks).
+    `prng_impl` is set for typed PRNG keys, whose key data (uint32) is what is stored.
+    `scalar` tells a NumPy scalar from an array without axes.
+    """
+
+    path: tuple[Key, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    chunk_shape: tuple[int, ...]
+    owners: tuple[tuple[int, int], ...]
+    prng_impl: str | None = None
+    scalar: bool = False
+
+    @property
+    def name(self) -> str:
+        """The path as chunks carry it."""
+        return path_name(self.path)
+
+
+class Container(msgspec.Struct, frozen=True, kw_only=True):
+    """One inner node of the state's tree; `object` for namedtuples, dataclasses and the like."""
+
+    path: tuple[Key, ...]
+    kind: ContainerKind
+
+
+class SavedValue(msgspec.Struct, frozen=True, kw_only=True):
+    """A Python value at a path, encoded by `holdfast.format.values`."""
+
+    path: tuple[Key, ...]
+    value: Any
+
+
+class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint holds, on all ranks together.
+
+    `process_values` are the paths of objects whose state stands in each rank's part record.
+    """
+
+    time: datetime
+    metrics: dict[str, float | str] | None
+    arrays: tuple[ArraySpec, ...]
+    containers: tuple[Container, ...]
+    values: tuple[SavedValue, ...]
+    process_values: tuple[tuple[Key, ...], ...]
+
+
+class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """`part-R-of-N.json`: what one rank contributed, written once its image is whole.
+
+    `blocks` are the digests of all blocks of all chunks, in the order of the image's layout.
+    `checkpoint` stands in rank 0's record alone.
+    """
+
+    format_version: int = FORMAT_VERSION
+    run_id: str
+    step: int
+    attempt: int
+    rank: int
+    part_count: int
+    image_size_bytes: int
+    header_digest: str
+    blocks: tuple[str, ...]
+    values: tuple[SavedValue, ...]
+    checkpoint: CheckpointSpec | None = None
+
+    @property
+    def id(self) -> CheckpointId:
+        """The checkpoint this is a part of."""
+        return CheckpointId(self.step, self.attempt)
+
+
+class PartReference(msgspec.Struct, frozen=True, kw_only=True):
+    """What the manifest says of one part: its record's digest, and how large its image is."""
+
+    record_digest: str
+    image_size_bytes: int
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """`manifest.json`, the commit: where it exists the checkpoint exists, else not."""
+
+    format_version: int = FORMAT_VERSION
+    run_id: str
+    step: int
+    attempt: int
+    parts: tuple[PartReference, ...]
+    checkpoint: CheckpointSpec
+
+    @property
+    def id(self) -> CheckpointId:
+        """The checkpoint this commits."""
+        return CheckpointId(self.step, self.attempt)
+
+
+def encode_metrics(metrics: dict[str, float] | None) -> dict[str, float | str] | None:
+    """Metrics as JSON holds them: NaN and the infinities as their names."""
+    if metrics is None:
+        return None
+    # `x - x` is 0 for a finite x alone.
+    return {k: v if v - v == 0 else repr(v) for k, v in metrics.items()}
+
+
+def decode_metrics(metrics: dict[str, float | str] | None) -> dict[str, float] | None:
+    """The metrics that `encode_metrics` was given."""
+    return None if metrics is None else {k: float(v) for k, v in metrics.items()}

@@ -1,0 +1,75 @@
+"""Sealed JSON: a record that carries the digest of itself, so that no flipped bit goes unseen.
+
+The file is one JSON object whose last member is `"digest"`. The digest is taken over all bytes
+before `,"digest":"`; the file ends with the digest, `"}` and a newline, and nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from holdfast.errors import CheckpointDamagedError, NewerFormatError
+from holdfast.format.digests import DIGEST_HEX_LENGTH, digest
+
+FORMAT_VERSION = 1
+RECORD_SIZE_MAX_BYTES = 1 << 30
+
+_MARK = b',"digest":"'
+_TAIL_LENGTH = len(_MARK) + DIGEST_HEX_LENGTH + len(b'"}\n')
+
+T = TypeVar("T")
+
+
+class _Version(msgspec.Struct):
+    format_version: int
+
+
+def seal(record: msgspec.Struct) -> bytes:
+    """The bytes of `record` with its digest; `record` has at least one field."""
+    body = msgspec.json.encode(record)[:-1]
+    return body + _MARK + digest(body).encode() + b'"}\n'
+
+
+def record_digest(data: bytes) -> str:
+    """The digest that stands for a sealed record elsewhere: over all its bytes."""
+    return digest(data)
+
+
+def unseal(data: bytes, kind: type[T], name: str) -> T:
+    """The record in `data`.
+
+    Args:
+        data: all bytes of the file.
+        kind: the struct that is expected; it has a field `format_version`.
+        name: what the bytes are called, for messages.
+
+    Raises:
+        CheckpointDamagedError: the bytes are not what was written.
+        NewerFormatError: they are sound, and of a later format version.
+    """
+    body, tail = data[:-_TAIL_LENGTH], data[-_TAIL_LENGTH:]
+    if len(data) > RECORD_SIZE_MAX_BYTES or not tail.startswith(_MARK) or tail[-3:] != b'"}\n':
+        raise CheckpointDamagedError(
+            f"read {name}: expected a JSON record that ends with its digest, found {len(data)} "
+            f"bytes that end with {data[-24:]!r}; the file is cut off or was not written by "
+            "Holdfast"
+        )
+    found = digest(body)
+    expected = tail[len(_MARK) : -3].decode("ascii", "replace")
+    if found != expected:
+        raise CheckpointDamagedError(
+            f"read {name}: digest of bytes [0, {len(body)}) expected {expected}, found {found}; "
+            "the file was changed after it was written"
+        )
+    try:
+        version = msgspec.json.decode(body + b"}", type=_Version).format_version
+        if version > FORMAT_VERSION:
+            raise NewerFormatError(
+                f"read {name}: it has format version {version}, this Holdfast reads versions up to "
+                f"{FORMAT_VERSION}; upgrade Holdfast"
+            )
+        return msgspec.json.decode(body + b"}", type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CheckpointDamagedError(f"read {name}: not a record of its kind: {error}") from error

@@ -1,0 +1,147 @@
+"""Python values as JSON and back, each coming back as the type it was. Never pickle.
+
+None, bool, str, ints of 64 bits and finite floats stand as themselves and a list as an array. All
+else is an object of one member that names the type: `{"int": "-0x1f"}`, `{"float": "nan"}`,
+`{"bytes": base64}`, `{"tuple": [...]}`, `{"dict": [[key, value], ...]}`, and for what iterators
+keep, `{"array": {"dtype", "shape", "data"}}` and `{"scalar": ...}` for NumPy's arrays and scalars.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections import OrderedDict
+from typing import TypeAlias
+
+import numpy as np
+
+from holdfast.errors import CheckpointDamagedError, UnsupportedLeafError
+from holdfast.format.dtypes import dtype_name, numpy_dtype
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+DEPTH_MAX = 100
+_INT64 = range(-(2**63), 2**63)
+
+
+def encode_value(value: object, where: str, depth: int = 0) -> Json:
+    """`value` as JSON; `where` is its path, for messages.
+
+    Raises:
+        UnsupportedLeafError: it is, or holds, an object of another type, or is nested too deep.
+    """
+    if depth > DEPTH_MAX:
+        raise UnsupportedLeafError(
+            f"save {where}: values are nested deeper than {DEPTH_MAX} levels"
+        )
+    kind = type(value)
+    if value is None or kind is bool:
+        return value  # type: ignore[return-value]
+    if isinstance(value, str) and kind is str:
+        return _checked_text(value, where)
+    if isinstance(value, int) and kind is int:
+        return value if value in _INT64 else {"int": hex(value)}
+    if isinstance(value, float) and kind is float:
+        return value if math.isfinite(value) else {"float": repr(value)}
+    if isinstance(value, bytes | bytearray):
+        return {"bytes": base64.b64encode(value).decode()}
+    if isinstance(value, list | tuple) and kind in (list, tuple):
+        items = [encode_value(v, f"{where}/{i}", depth + 1) for i, v in enumerate(value)]
+        return items if kind is list else {"tuple": items}
+    if isinstance(value, dict) and kind in (dict, OrderedDict):
+        pairs: list[Json] = [
+            [encode_value(k, where, depth + 1), encode_value(v, f"{where}/{k}", depth + 1)]
+            for k, v in value.items()
+        ]
+        return {"dict": pairs}
+    if isinstance(value, np.ndarray | np.generic):
+        return _encode_array(value, where)
+    raise UnsupportedLeafError(
+        f"save {where}: expected an array, a Python value (int, float, bool, str, None, bytes, and "
+        "lists, tuples and dicts of them) or an object with get_state/set_state or state_dict/"
+        f"load_state_dict, found {kind.__module__}.{kind.__qualname__}; convert it or take it out "
+        "of the state"
+    )
+
+
+def _checked_text(value: str, where: str) -> str:
+    if not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
+        raise UnsupportedLeafError(
+            f"save {where}: the string holds a lone surrogate, which UTF-8 has no bytes for; "
+            "save it as bytes"
+        )
+    return value
+
+
+def _encode_array(value: np.ndarray | np.generic, where: str) -> Json:
+    array = np.asarray(value)
+    name = dtype_name(array.dtype)
+    if name is None:
+        raise UnsupportedLeafError(
+            f"save {where}: NumPy dtype {array.dtype} cannot be stored; convert it"
+        )
+    stored = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    body: Json = {
+        "dtype": name,
+        "shape": list(array.shape),
+        "data": base64.b64encode(stored.tobytes()).decode(),
+    }
+    return {"scalar" if isinstance(value, np.generic) else "array": body}
+
+
+def decode_value(json: Json, depth: int = 0) -> object:
+    """The value that `encode_value` made `json` of.
+
+    Raises:
+        CheckpointDamagedError: `json` is not such a value.
+    """
+    if depth > DEPTH_MAX:
+        raise CheckpointDamagedError(f"read a value: nested deeper than {DEPTH_MAX} levels")
+    if isinstance(json, list):
+        return [decode_value(item, depth + 1) for item in json]
+    if not isinstance(json, dict):
+        return json
+    try:
+        ((kind, body),) = json.items()
+        return _decode_tagged(kind, body, depth)
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        raise CheckpointDamagedError(
+            f"read a value: {str(json)[:80]} is not one: {error}"
+        ) from error
+
+
+def _decode_tagged(kind: str, body: Json, depth: int) -> object:
+    match kind, body:
+        case "int", str():
+            return int(body, 16)
+        case "float", "nan" | "inf" | "-inf":
+            return float(body)
+        case "bytes", str():
+            return base64.b64decode(body, validate=True)
+        case "tuple", list():
+            return tuple(decode_value(item, depth + 1) for item in body)
+        case "dict", list():
+            return dict(_decode_pair(pair, depth + 1) for pair in body)
+        case "array" | "scalar", dict():
+            array = _decode_array(body)
+            return array if kind == "array" else array[()]
+        case _:
+            raise ValueError("no such kind of value")
+
+
+def _decode_pair(pair: Json, depth: int) -> tuple[object, object]:
+    if not isinstance(pair, list) or len(pair) != 2:
+        raise ValueError("a dict's entry is not a pair")
+    return decode_value(pair[0], depth), decode_value(pair[1], depth)
+
+
+def _decode_array(body: dict[str, Json]) -> np.ndarray:
+    dtype = numpy_dtype(str(body["dtype"]))
+    if dtype is None:
+        raise ValueError(f"unknown dtype {body['dtype']!r}")
+    data = base64.b64decode(str(body["data"]), validate=True)
+    shape = tuple(int(d) for d in body["shape"])  # type: ignore[union-attr,arg-type]
+    if min(shape, default=0) < 0:
+        raise ValueError(f"negative shape {shape}")
+    # The copy makes the array writable and its own.
+    return np.frombuffer(data, dtype).reshape(shape).copy()
