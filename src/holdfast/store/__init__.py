@@ -1,0 +1,1 @@
+"""Places that keep bytes: one small contract, and what stands behind it."""

@@ -1,0 +1,111 @@
+"""The contract of every store: write-once objects under keys, visible whole or not at all.
+
+Keys are relative paths with `/` between segments; no segment is empty, `.`, `..` or starts with a
+dot. What a store promises:
+
+- An object is visible after `put` returned, and never before all its bytes are in it. A crash or an
+  error during `put` leaves what stood there before.
+- After a call returned, its effect survives what the store says it survives: a disk survives the
+  loss of power, RAM the death of every process.
+- Errors are `StorageError`s. Any call that failed may be repeated; `put` and `delete` are
+  idempotent, and `put_if_absent` is not: a repeated call may find its own object.
+
+Every store passes `holdfast.testing.store_suite`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from holdfast.errors import InvalidArgumentError
+from holdfast.format.buffers import Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """One object as listed."""
+
+    key: str
+    size_bytes: int
+
+
+class Reader(Protocol):
+    """An open object. Its bytes do not change while it is open, whatever happens to its key."""
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    def read_into(self, offset_bytes: int, target: memoryview) -> None:
+        """Fills `target` with the bytes from `offset_bytes` on.
+
+        Raises:
+            StorageError: the object ends before, or cannot be read; `target` holds anything.
+        """
+        ...
+
+
+class Store(Protocol):
+    """The contract; see the module."""
+
+    tier: str
+    """What the tier is called in reports: `ram`, `durable`."""
+
+    def put(self, key: str, size_bytes: int, blocks: Iterable[Buffer]) -> None:
+        """Writes an object of `size_bytes`, the concatenation of `blocks`; replaces an old one.
+
+        Each block is used before the next one is asked for, and not after.
+
+        Raises:
+            OutOfSpaceError: there is no room.
+            StorageError: it could not be written. In both cases nothing has changed.
+        """
+        ...
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        """Writes an object where there is none; of several callers exactly one gets True."""
+        ...
+
+    def get(self, key: str) -> bytes:
+        """All bytes of a small object.
+
+        Raises:
+            ObjectNotFoundError: there is none.
+        """
+        ...
+
+    def open(self, key: str) -> AbstractContextManager[Reader]:
+        """Opens an object for ranged reads.
+
+        Raises:
+            ObjectNotFoundError: there is none.
+        """
+        ...
+
+    def list(self, prefix: str) -> Iterator[StoredObject]:
+        """All objects whose key begins with `prefix` and a slash, in the order of their keys."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Removes an object; one that is not there is no error."""
+        ...
+
+    def discard_unfinished(self, prefix: str) -> None:
+        """Removes what interrupted puts left below `prefix`; no put there may be under way."""
+        ...
+
+
+def check_key(key: str) -> str:
+    """`key`, if it is one.
+
+    Raises:
+        InvalidArgumentError: it could leave the store's folder, or hide in it.
+    """
+    segments = key.split("/")
+    if any(not s or s.startswith(".") or "\0" in s for s in segments):
+        raise InvalidArgumentError(
+            f"key {key!r}: expected segments that are not empty and do not start with a dot"
+        )
+    return key

@@ -1,0 +1,107 @@
+"""Slots: preallocated, recycled files on a tmpfs, each of which holds one image.
+
+A slot is a file in `slots/`. It is reserved with `posix_fallocate`, so that a full tmpfs is an
+error here and never a SIGBUS in whoever fills it, and its pages are there before the first fill. A
+sealed image is a second name (a hard link) of its slot, so the file system itself tells
+what each slot is:
+
+- one name, not locked: free;
+- one name, locked: somebody fills it (the lock goes with the process, however it dies);
+- two names: it holds a sealed image;
+- two names, locked shared: somebody reads that image; deleted meanwhile, it is free once unlocked.
+
+So a new owner knows all that the old one knew by looking. The pool has one owner, the host's agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from holdfast.clock import Clock
+from holdfast.errors import OutOfSpaceError
+from holdfast.store.files import translated
+
+SLOTS = "slots"
+
+
+class SlotPool:
+    """The slots below one folder, at most `limit_bytes` of them together."""
+
+    def __init__(self, root: Path, limit_bytes: int | None, clock: Clock) -> None:
+        self._folder = root / SLOTS
+        self._limit_bytes = limit_bytes
+        self._clock = clock
+
+    def reserve(self, size_bytes: int, taken: Collection[str] = ()) -> str:
+        """The name of a free slot of exactly that size, a recycled one or else a new one.
+
+        Whoever gets it locks it; until then it looks free, so a caller who reserves for several
+        says in `taken` which names it handed out and has not seen filled.
+
+        Raises:
+            OutOfSpaceError: neither the tmpfs nor the limit has room for one more.
+        """
+        for path, size in self._free():
+            if size == size_bytes and path.name not in taken:
+                return path.name
+        # A free slot of another size belongs to a layout that is no longer in use.
+        for path, size in self._free():
+            if size != size_bytes and path.name not in taken:
+                path.unlink(missing_ok=True)
+        return self._create(size_bytes).name
+
+    def free(self) -> list[str]:
+        """The names of all free slots."""
+        return [path.name for path, _ in self._free()]
+
+    def size_bytes(self) -> int:
+        """The bytes of all slots."""
+        return sum(path.stat().st_size for path in self._paths())
+
+    def _paths(self) -> list[Path]:
+        return sorted(self._folder.iterdir()) if self._folder.is_dir() else []
+
+    def _free(self) -> Iterator[tuple[Path, int]]:
+        for path in self._paths():
+            with contextlib.suppress(FileNotFoundError):
+                state = path.stat()
+                if state.st_nlink == 1 and not _is_locked(path):
+                    yield path, state.st_size
+
+    def _create(self, size_bytes: int) -> Path:
+        used = self.size_bytes()
+        if self._limit_bytes is not None and used + size_bytes > self._limit_bytes:
+            raise OutOfSpaceError(
+                f"reserve {size_bytes} bytes of RAM in {self._folder}: {used} of the limit of "
+                f"{self._limit_bytes} bytes are in use; raise RamTier(limit_bytes=...)"
+            )
+        path = self._folder / self._clock.token()
+        with translated("reserve RAM for", path):
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(fd, 0, size_bytes)
+            except OSError:
+                path.unlink(missing_ok=True)
+                raise
+            finally:
+                os.close(fd)
+        return path
+
+
+def _is_locked(path: Path) -> bool:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EAGAIN):
+            return True
+        raise
+    finally:
+        os.close(fd)
+    return False
