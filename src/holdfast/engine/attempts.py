@@ -1,0 +1,74 @@
+"""Attempts: numbered by the store's put-if-absent, so that no two starts get one number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from holdfast.errors import StorageError
+from holdfast.format.names import ATTEMPTS, CheckpointId, attempt_key, parse_attempt_name
+from holdfast.format.records import AttemptRecord
+from holdfast.format.sealed import seal, unseal
+from holdfast.store.contract import Store
+
+TRIES_MAX = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptStart:
+    """What an attempt says of itself when it begins."""
+
+    run_id: str
+    origin: CheckpointId | None
+    host: str
+    pid: int
+    time: datetime
+
+
+def attempt_numbers(store: Store) -> list[int]:
+    """The numbers of all attempts, ascending."""
+    names = (stored.key.rpartition("/")[2] for stored in store.list(ATTEMPTS))
+    return sorted(n for n in map(parse_attempt_name, names) if n is not None)
+
+
+def newest_attempt(store: Store) -> int:
+    """The number of the newest attempt; 0 where there was none."""
+    return max(attempt_numbers(store), default=0)
+
+
+def read_attempts(store: Store) -> dict[int, AttemptRecord]:
+    """All attempts' records by number.
+
+    Raises:
+        CheckpointDamagedError: one of them is damaged.
+    """
+    return {n: read_attempt(store, n) for n in attempt_numbers(store)}
+
+
+def read_attempt(store: Store, attempt: int) -> AttemptRecord:
+    """One attempt's record."""
+    key = attempt_key(attempt)
+    return unseal(store.get(key), AttemptRecord, key)
+
+
+def begin_attempt(store: Store, start: AttemptStart) -> AttemptRecord:
+    """Takes the next number; every older attempt is fenced from here on.
+
+    Raises:
+        StorageError: other processes took numbers as fast as this one could ask for them.
+    """
+    for _ in range(TRIES_MAX):
+        record = AttemptRecord(
+            run_id=start.run_id,
+            attempt=newest_attempt(store) + 1,
+            origin=(start.origin.step, start.origin.attempt) if start.origin else None,
+            host=start.host,
+            pid=start.pid,
+            time=start.time,
+        )
+        if store.put_if_absent(attempt_key(record.attempt), seal(record)):
+            return record
+    raise StorageError(
+        f"begin an attempt: {TRIES_MAX} numbers in a row were taken by others; is something "
+        "restarting in a loop?"
+    )

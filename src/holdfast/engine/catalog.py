@@ -1,0 +1,69 @@
+"""What a store holds of a run's checkpoints, told from one listing of names and sizes.
+
+A listing proves what exists, not that it is sound: that is the reader's check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from holdfast.format.names import (
+    CHECKPOINTS,
+    MANIFEST,
+    CheckpointId,
+    parse_checkpoint_name,
+    parse_part_name,
+)
+from holdfast.store.contract import Store
+
+
+@dataclass(slots=True)
+class Listing:
+    """The objects of one checkpoint in one store: file name to size, and what they amount to."""
+
+    sizes_bytes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether its manifest exists."""
+        return MANIFEST in self.sizes_bytes
+
+    @property
+    def parts(self) -> dict[int, int]:
+        """Rank to part count, for each part record that has its image."""
+        found = {}
+        for name in self.sizes_bytes:
+            parsed = parse_part_name(name)
+            if parsed is not None:
+                rank, count = parsed
+                if f"image-{rank:05d}-of-{count:05d}.safetensors" in self.sizes_bytes:
+                    found[rank] = count
+        return found
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every part is there."""
+        return has_all_parts(self.parts)
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all its objects."""
+        return sum(self.sizes_bytes.values())
+
+
+def has_all_parts(parts: Mapping[int, int]) -> bool:
+    """Whether these parts (rank to part count) are one whole checkpoint."""
+    counts = set(parts.values())
+    return len(counts) == 1 and counts == {len(parts)}
+
+
+def list_checkpoints(store: Store) -> dict[CheckpointId, Listing]:
+    """All that lies under the run's checkpoints, by ascending step, then attempt."""
+    found: dict[CheckpointId, Listing] = {}
+    for stored in store.list(CHECKPOINTS):
+        _, folder, *rest = stored.key.split("/")
+        checkpoint = parse_checkpoint_name(folder)
+        if checkpoint is not None and len(rest) == 1:
+            found.setdefault(checkpoint, Listing()).sizes_bytes[rest[0]] = stored.size_bytes
+    return dict(sorted(found.items()))

@@ -1,0 +1,61 @@
+"""Opening a run: finishing what was nearly committed, and clearing what never can be.
+
+A checkpoint without a manifest is one that an interrupted save left. Where all its parts are
+durable and it stands on the timeline, the commit is all that was missing. Where a part is missing
+it cannot become whole, unless the part still stands in RAM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from holdfast.engine.attempts import read_attempts
+from holdfast.engine.catalog import Listing, list_checkpoints
+from holdfast.engine.commit import commit, remove
+from holdfast.errors import CheckpointDamagedError, ObjectNotFoundError
+from holdfast.format.names import CHECKPOINTS, CheckpointId, checkpoint_folder
+from holdfast.format.timeline import last_steps
+from holdfast.store.contract import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """What was finished, and what was cleared."""
+
+    committed: tuple[CheckpointId, ...]
+    cleared: tuple[CheckpointId, ...]
+
+
+def recover(durable: Store, in_care: Collection[CheckpointId]) -> Recovery:
+    """Finishes or clears every uncommitted checkpoint but those `in_care`, whose parts are in RAM.
+
+    No process of an earlier attempt may be writing to `durable` any more.
+
+    Raises:
+        StorageError: some of it is not done; the call may be repeated.
+    """
+    limits = last_steps(read_attempts(durable))
+    committed, cleared = [], []
+    for checkpoint, listing in list_checkpoints(durable).items():
+        if listing.is_committed or checkpoint in in_care:
+            continue
+        counts = checkpoint.step <= limits.get(checkpoint.attempt, -1)
+        if counts and _finish(durable, checkpoint, listing):
+            committed.append(checkpoint)
+        else:
+            durable.discard_unfinished(checkpoint_folder(checkpoint))
+            remove(durable, checkpoint, listing)
+            cleared.append(checkpoint)
+    durable.discard_unfinished(CHECKPOINTS)
+    return Recovery(committed=tuple(committed), cleared=tuple(cleared))
+
+
+def _finish(durable: Store, checkpoint: CheckpointId, listing: Listing) -> bool:
+    if not listing.is_complete:
+        return False
+    try:
+        commit(durable, checkpoint, len(listing.parts))
+    except (CheckpointDamagedError, ObjectNotFoundError):
+        return False
+    return True

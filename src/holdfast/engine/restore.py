@@ -1,0 +1,225 @@
+"""Restoring: fills buffers with regions of a checkpoint's arrays, from the nearest good copies.
+
+Every block is checked before anything of it counts. A bad block sends the reader to the part's next
+copy; where there is none, the restore fails with the file, the byte range and both digests. Only
+the blocks that hold a wanted element are read, each once, however many buffers it serves.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from holdfast.engine.save import check_block
+from holdfast.engine.sources import CheckpointSources, PartSource
+from holdfast.errors import CheckpointDamagedError, StorageError
+from holdfast.format.digests import BLOCK_SIZE_BYTES, block_ranges
+from holdfast.format.grid import (
+    Region,
+    chunks_overlapping,
+    intersection,
+    rectangles,
+    region_shape,
+    slices_within,
+)
+from holdfast.format.layout import Chunk, item_size_bytes
+from holdfast.format.placement import Target
+from holdfast.store.contract import Reader
+
+THREAD_COUNT = 4
+
+
+@dataclass(slots=True)
+class RestoreTally:
+    """What was read from where, and what was passed over on the way; several threads add to it."""
+
+    bytes_by_tier: dict[str, int] = field(default_factory=dict)
+    passed_over: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, tier: str, size_bytes: int) -> None:
+        """Counts bytes that were read and found good."""
+        with self.lock:
+            self.bytes_by_tier[tier] = self.bytes_by_tier.get(tier, 0) + size_bytes
+
+
+def fill_targets(sources: CheckpointSources, targets: Sequence[Target]) -> RestoreTally:
+    """Fills all `targets`.
+
+    Raises:
+        CheckpointDamagedError: no good copy of a block that is needed; the buffers hold anything.
+        StorageError: likewise, where the last copy could not be read.
+    """
+    tally = RestoreTally(passed_over=list(sources.passed_over))
+    wanted = _chunks_wanted(sources, targets)
+    with ExitStack() as stack:
+        readers = [_PartReader(copies, tally, stack) for copies in sources.parts]
+        pool = stack.enter_context(ThreadPoolExecutor(THREAD_COUNT, "holdfast-restore"))
+        jobs = [
+            pool.submit(
+                readers[rank].fill, chunk, sources.spec.arrays[chunk.array_index].dtype, of_chunk
+            )
+            for rank, chunk, of_chunk in wanted
+        ]
+        try:
+            for job in jobs:
+                job.result()
+        finally:
+            for job in jobs:
+                job.cancel()
+    return tally
+
+
+def _chunks_wanted(
+    sources: CheckpointSources, targets: Iterable[Target]
+) -> list[tuple[int, Chunk, list[Target]]]:
+    """Each chunk that serves a target: (the rank that owns it, the chunk, its targets)."""
+    by_chunk: dict[tuple[int, int], list[Target]] = {}
+    for target in targets:
+        spec = sources.spec.arrays[target.array_index]
+        for index in chunks_overlapping(spec.shape, spec.chunk_shape, target.region):
+            by_chunk.setdefault((target.array_index, index), []).append(target)
+    return [
+        (rank, chunk, by_chunk[chunk.array_index, chunk.chunk_index])
+        for rank in range(len(sources.parts))
+        for chunk in sources.layout(rank).chunks
+        if (chunk.array_index, chunk.chunk_index) in by_chunk
+    ]
+
+
+class _PartReader:
+    """Reads chunks of one part; moves on to the next copy of it when one turns out bad.
+
+    Threads share it. Each block is read from the copy that is current when its turn comes; a thread
+    that meets a bad block moves all of them on.
+    """
+
+    def __init__(self, copies: Sequence[PartSource], tally: RestoreTally, stack: ExitStack) -> None:
+        self._copies = copies
+        self._tally = tally
+        self._stack = stack
+        self._open: dict[int, Reader] = {}
+        self._first_good = 0
+
+    def fill(self, chunk: Chunk, dtype: str, targets: Sequence[Target]) -> None:
+        region = (chunk.start, chunk.stop)
+        item = item_size_bytes(dtype)
+        whole = _whole_buffer(region, targets)
+        scratch = None if whole is not None else memoryview(bytearray(_scratch_size_bytes(chunk)))
+        for number, (start, stop) in enumerate(block_ranges(chunk.size_bytes)):
+            if whole is not None:
+                self._read_block(chunk, number, start, whole[start:stop])
+                continue
+            assert scratch is not None
+            pieces = list(_pieces(region, start // item, stop // item, targets))
+            if pieces:
+                block = scratch[: stop - start]
+                self._read_block(chunk, number, start, block)
+                elements = np.frombuffer(block, np.uint8).reshape(-1, item)
+                for flat, shape, destination in pieces:
+                    part = elements[flat : flat + math.prod(shape)]
+                    destination[...] = part.view(destination.dtype).reshape(shape)
+        if whole is not None:
+            first = next(t for t in targets if t.region == region and t.buffer.flags.c_contiguous)
+            for target in targets:
+                shared = intersection(target.region, region)
+                if target is not first and shared is not None:
+                    target.buffer[slices_within(shared, target.region)] = first.buffer[
+                        slices_within(shared, region)
+                    ]
+
+    def _read_block(self, chunk: Chunk, number: int, start: int, block: memoryview) -> None:
+        offset = chunk.offset_bytes + start
+        for index in range(self._first_good, len(self._copies)):
+            copy = self._copies[index]
+            where = f"{copy.store.tier}: {copy.image_key}"
+            try:
+                self._reader(index).read_into(offset, block)
+                check_block(block, copy.part.blocks[chunk.first_block + number], where, offset)
+            except (CheckpointDamagedError, StorageError) as error:
+                self._tally.passed_over.append(str(error))
+                self._first_good = max(self._first_good, index + 1)
+                if index + 1 >= len(self._copies):
+                    raise
+            else:
+                self._tally.add(copy.store.tier, len(block))
+                return
+        raise CheckpointDamagedError(
+            f"read {self._copies[0].image_key}: no good copy is left: {self._tally.passed_over[-1]}"
+        )
+
+    def _reader(self, index: int) -> Reader:
+        with self._tally.lock:
+            return self._open_reader(index)
+
+    def _open_reader(self, index: int) -> Reader:
+        if index not in self._open:
+            opened: AbstractContextManager[Reader] = self._copies[index].store.open(
+                self._copies[index].image_key
+            )
+            self._open[index] = self._stack.enter_context(opened)
+        return self._open[index]
+
+
+def _scratch_size_bytes(chunk: Chunk) -> int:
+    return min(chunk.size_bytes, BLOCK_SIZE_BYTES)
+
+
+def _whole_buffer(region: Region, targets: Sequence[Target]) -> memoryview | None:
+    """The bytes of a target that is just this chunk, so that it can be read in place."""
+    for target in targets:
+        if target.region == region and target.buffer.flags.c_contiguous:
+            return target.buffer.reshape(-1).view(np.uint8).data
+    return None
+
+
+def _pieces(
+    chunk: Region, start: int, stop: int, targets: Sequence[Target]
+) -> Iterable[tuple[int, tuple[int, ...], np.ndarray]]:
+    """What elements [start, stop) of a chunk give to the targets.
+
+    Each is (the first element, counted from `start`; the shape of the run; where it goes), a run
+    being contiguous in the chunk. Rows of the last axis are the runs where a target takes part of
+    them, so that what is copied is always a plain reshape.
+    """
+    for target in targets:
+        shared = intersection(chunk, target.region)
+        if shared is None:
+            continue
+        within = tuple(
+            tuple(x - o for x, o in zip(bound, chunk[0], strict=True)) for bound in shared
+        )
+        shape = region_shape(chunk)
+        for rectangle in rectangles(shape, start, stop):
+            hit = intersection(rectangle, (within[0], within[1])) if shape else rectangle
+            if hit is None:
+                continue
+            yield from _runs(shape, hit, start, chunk, target)
+
+
+def _runs(
+    shape: tuple[int, ...], hit: Region, start: int, chunk: Region, target: Target
+) -> Iterable[tuple[int, tuple[int, ...], np.ndarray]]:
+    extent = region_shape(hit)
+    # The axes from `cut` on are taken whole, so that all below them is one contiguous run.
+    cut = len(shape)
+    while cut > 0 and extent[cut - 1] == shape[cut - 1]:
+        cut -= 1
+    lead = max(cut - 1, 0)
+    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    for index in np.ndindex(*extent[:lead]):
+        lower = tuple(a + i for a, i in zip(hit[0], index, strict=False)) + hit[0][lead:]
+        upper = tuple(a + 1 for a in lower[:lead]) + hit[1][lead:]
+        flat = sum(a * s for a, s in zip(lower, strides, strict=True)) - start
+        absolute = (
+            tuple(a + o for a, o in zip(lower, chunk[0], strict=True)),
+            tuple(b + o for b, o in zip(upper, chunk[0], strict=True)),
+        )
+        view = target.buffer[slices_within(absolute, target.region)]
+        yield flat, region_shape((lower, upper)), view

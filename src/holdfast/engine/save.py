@@ -1,0 +1,126 @@
+"""Saving: one rank's share of a checkpoint, written to a store as an image and its part record.
+
+The part record is written last: where it exists, the image is whole. The bytes are the same in
+every tier, so a sealed part is copied to another store as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from holdfast.errors import CheckpointDamagedError
+from holdfast.format.buffers import Buffer
+from holdfast.format.digests import block_ranges, digest
+from holdfast.format.layout import Chunk, ImageLayout, image_layout
+from holdfast.format.names import CheckpointId, image_key, part_key
+from holdfast.format.records import CheckpointSpec, PartRecord, SavedValue
+from holdfast.format.sealed import seal
+from holdfast.store.contract import Reader, Store
+
+COPY_SIZE_BYTES = 8 * 1024 * 1024
+
+ChunkBytes = Callable[[Chunk], memoryview]
+"""The bytes of one chunk, contiguous, in C order, little-endian."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartPlan:
+    """What a part is before its bytes are known."""
+
+    run_id: str
+    id: CheckpointId
+    rank: int
+    part_count: int
+    layout: ImageLayout
+    spec: CheckpointSpec
+    process_values: tuple[SavedValue, ...]
+
+
+def write_part(store: Store, plan: PartPlan, chunk_bytes: ChunkBytes) -> PartRecord:
+    """Writes the image, digesting each block as it passes, then the record that seals it.
+
+    Raises:
+        OutOfSpaceError, StorageError: nothing of it is visible as a part.
+    """
+    blocks: list[str] = []
+    key = image_key(plan.id, plan.rank, plan.part_count)
+    store.put(key, plan.layout.size_bytes, _image_blocks(plan.layout, chunk_bytes, blocks))
+    record = PartRecord(
+        run_id=plan.run_id,
+        step=plan.id.step,
+        attempt=plan.id.attempt,
+        rank=plan.rank,
+        part_count=plan.part_count,
+        image_size_bytes=plan.layout.size_bytes,
+        header_digest=digest(plan.layout.header),
+        blocks=tuple(blocks),
+        values=plan.process_values,
+        checkpoint=plan.spec if plan.rank == 0 else None,
+    )
+    _put_record(store, part_key(plan.id, plan.rank, plan.part_count), seal(record))
+    return record
+
+
+def _image_blocks(
+    layout: ImageLayout, chunk_bytes: ChunkBytes, digests: list[str]
+) -> Iterator[Buffer]:
+    yield layout.header
+    for chunk in layout.chunks:
+        if chunk.size_bytes:
+            data = chunk_bytes(chunk)
+            for start, stop in block_ranges(chunk.size_bytes):
+                block = data[start:stop]
+                yield block
+                # The store has just read it: it is in the cache.
+                digests.append(digest(block))
+
+
+def copy_part(source: Store, target: Store, part: PartRecord, spec: CheckpointSpec) -> None:
+    """Copies a sealed part to another store; every block is checked on its way.
+
+    Raises:
+        CheckpointDamagedError: a block of the source is not what was sealed; the target has no
+        part. OutOfSpaceError, StorageError: likewise no part.
+    """
+    layout = image_layout(spec.arrays, part.rank)
+    key = image_key(part.id, part.rank, part.part_count)
+    with source.open(key) as image:
+        target.put(key, part.image_size_bytes, _checked_blocks(image, key, layout, part))
+    record_key = part_key(part.id, part.rank, part.part_count)
+    _put_record(target, record_key, source.get(record_key))
+
+
+def _put_record(store: Store, key: str, data: bytes) -> None:
+    store.put(key, len(data), [data])
+
+
+def _checked_blocks(
+    image: Reader, key: str, layout: ImageLayout, part: PartRecord
+) -> Iterator[Buffer]:
+    scratch = memoryview(bytearray(COPY_SIZE_BYTES))
+    header = memoryview(bytearray(len(layout.header)))
+    image.read_into(0, header)
+    check_block(header, part.header_digest, key, 0)
+    yield header
+    for chunk in layout.chunks:
+        for number, (start, stop) in enumerate(block_ranges(chunk.size_bytes)):
+            block = scratch[: stop - start]
+            offset = chunk.offset_bytes + start
+            image.read_into(offset, block)
+            check_block(block, part.blocks[chunk.first_block + number], key, offset)
+            yield block
+
+
+def check_block(data: Buffer, expected: str, where: str, offset_bytes: int) -> None:
+    """Checks one block against its digest.
+
+    Raises:
+        CheckpointDamagedError: says the file, the byte range, and both digests.
+    """
+    found = digest(data)
+    if found != expected:
+        raise CheckpointDamagedError(
+            f"read {where}: bytes [{offset_bytes}, {offset_bytes + len(data)}) have digest "
+            f"{found}, expected {expected}; the bytes were changed after they were written"
+        )

@@ -1,0 +1,180 @@
+"""Where one checkpoint can be read from: for each part, its copies in the order of nearness.
+
+A checkpoint can be read when the durable tier has its manifest, or when the tiers together have all
+its parts sealed. A copy whose record is not the one that was committed is no copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from holdfast.engine.catalog import Listing, has_all_parts
+from holdfast.engine.commit import parse_part
+from holdfast.errors import (
+    CheckpointDamagedError,
+    HoldfastError,
+    ObjectNotFoundError,
+    StepUncommittedError,
+)
+from holdfast.format.check import check_manifest
+from holdfast.format.layout import ImageLayout, image_layout
+from holdfast.format.names import CheckpointId, image_key, manifest_key, part_key
+from holdfast.format.records import CheckpointSpec, Manifest, PartRecord
+from holdfast.format.sealed import record_digest, unseal
+from holdfast.store.contract import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartSource:
+    """One copy of one part."""
+
+    store: Store
+    part: PartRecord
+
+    @property
+    def image_key(self) -> str:
+        """The key of its image in the store."""
+        return image_key(self.part.id, self.part.rank, self.part.part_count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSources:
+    """A checkpoint that can be read. `parts[r]` are the copies of rank r's part, nearest first."""
+
+    id: CheckpointId
+    spec: CheckpointSpec
+    parts: tuple[tuple[PartSource, ...], ...]
+    passed_over: tuple[str, ...]
+
+    def layout(self, rank: int) -> ImageLayout:
+        """The layout of that rank's image."""
+        return image_layout(self.spec.arrays, rank)
+
+
+Listings = Mapping[str, Mapping[CheckpointId, Listing]]
+"""What each tier holds: tier to checkpoint to listing."""
+
+
+def find_sources(
+    checkpoint: CheckpointId, stores: Sequence[Store], listings: Listings
+) -> CheckpointSources:
+    """Finds and reads the records of `checkpoint`; `stores` from the nearest to the durable one.
+
+    Raises:
+        StepUncommittedError: it was begun, and neither committed nor complete in RAM.
+        CheckpointDamagedError: a record, or every copy of a part, is damaged or missing.
+    """
+    listed = [(store, listings[store.tier].get(checkpoint, Listing())) for store in stores]
+    manifest = _read_manifest(checkpoint, listed)
+    part_count = len(manifest.parts) if manifest else _part_count(checkpoint, listed)
+    parts, passed_over = [], []
+    for rank in range(part_count):
+        copies = []
+        for store, listing in listed:
+            if listing.parts.get(rank) == part_count:
+                try:
+                    copies.append(_part_source(checkpoint, rank, part_count, store, manifest))
+                except (CheckpointDamagedError, ObjectNotFoundError) as error:
+                    passed_over.append(f"{store.tier}: {error}")
+        if not copies:
+            raise CheckpointDamagedError(_no_copy(checkpoint, rank, part_count, passed_over))
+        parts.append(tuple(copies))
+    spec = manifest.checkpoint if manifest else parts[0][0].part.checkpoint
+    if spec is None:
+        raise CheckpointDamagedError(f"read {checkpoint}: rank 0's part says nothing of it")
+    sources = CheckpointSources(
+        id=checkpoint, spec=spec, parts=tuple(parts), passed_over=tuple(passed_over)
+    )
+    _check_layouts(sources)
+    return sources
+
+
+def _no_copy(checkpoint: CheckpointId, rank: int, part_count: int, seen: Sequence[str]) -> str:
+    reasons = "; ".join(seen) or "its record or its image is missing"
+    return f"read {checkpoint}: no good copy of part {rank} of {part_count}: {reasons}"
+
+
+def _read_manifest(
+    checkpoint: CheckpointId, listed: Sequence[tuple[Store, Listing]]
+) -> Manifest | None:
+    for store, listing in listed:
+        if listing.is_committed:
+            key = manifest_key(checkpoint)
+            manifest = unseal(store.get(key), Manifest, key)
+            check_manifest(manifest, key)
+            if manifest.id != checkpoint:
+                raise CheckpointDamagedError(f"read {key}: it is the manifest of {manifest.id}")
+            return manifest
+    return None
+
+
+def _part_count(checkpoint: CheckpointId, listed: Sequence[tuple[Store, Listing]]) -> int:
+    together: dict[int, int] = {}
+    for _, listing in listed:
+        together |= listing.parts
+    if not has_all_parts(together):
+        expected = max(together.values(), default=0)
+        raise StepUncommittedError(
+            f"restore step {checkpoint.step}: attempt {checkpoint.attempt} began to save it and "
+            f"did not finish ({len(together)} of {expected or '?'} parts); choose another step"
+        )
+    return len(together)
+
+
+def _part_source(
+    checkpoint: CheckpointId, rank: int, part_count: int, store: Store, manifest: Manifest | None
+) -> PartSource:
+    key = part_key(checkpoint, rank, part_count)
+    data = store.get(key)
+    if manifest is not None:
+        expected, found = manifest.parts[rank].record_digest, record_digest(data)
+        if expected != found:
+            raise CheckpointDamagedError(
+                f"read {key}: bytes [0, {len(data)}) have digest {found}, expected {expected}; it "
+                "is not the record that was committed"
+            )
+    return PartSource(store=store, part=parse_part(data, key, checkpoint, rank, part_count))
+
+
+def _check_layouts(sources: CheckpointSources) -> None:
+    """Checks that each part is of the size, and has the digests, that the arrays call for."""
+    for rank, copies in enumerate(sources.parts):
+        layout = sources.layout(rank)
+        for copy in copies:
+            found = (copy.part.image_size_bytes, len(copy.part.blocks))
+            if found != (layout.size_bytes, layout.block_count):
+                raise CheckpointDamagedError(
+                    f"read {copy.image_key}: its record says {found[0]} bytes and {found[1]} "
+                    f"blocks, the arrays make {layout.size_bytes} and {layout.block_count}"
+                )
+
+
+def readable(listings: Listings) -> list[CheckpointId]:
+    """What is committed, or complete over all tiers, as far as names tell; ascending."""
+    every = sorted({checkpoint for tier in listings.values() for checkpoint in tier})
+    found = []
+    for checkpoint in every:
+        seen = [tier[checkpoint] for tier in listings.values() if checkpoint in tier]
+        together: dict[int, int] = {}
+        for listing in seen:
+            together |= listing.parts
+        if has_all_parts(together):
+            found.append(checkpoint)
+    return found
+
+
+def is_sound(checkpoint: CheckpointId, stores: Sequence[Store], listings: Listings) -> bool:
+    """Whether its records are whole and its images as long as they should be; reads no image."""
+    try:
+        sources = find_sources(checkpoint, stores, listings)
+    except HoldfastError:
+        return False
+    return all(
+        any(
+            listings[copy.store.tier][checkpoint].sizes_bytes[copy.image_key.rpartition("/")[2]]
+            == copy.part.image_size_bytes
+            for copy in copies
+        )
+        for copies in sources.parts
+    )
