@@ -1,0 +1,17 @@
+"""What an agent is told when it starts, on its command line as one JSON argument."""
+
+from __future__ import annotations
+
+import msgspec
+
+LINGER_SECS = 600.0
+
+
+class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One agent. `run` is the durable directory; `folder` is where it lives (`agent.location`)."""
+
+    run: str
+    run_id: str
+    host: str
+    folder: str
+    linger_secs: float = LINGER_SECS

@@ -1,0 +1,107 @@
+"""When to save: every reason becomes a target step that the trainers will reach together.
+
+A target lies above every step that was published when it was set, so all ranks meet it, unless one
+ran past it in that very moment. Then its part carries another step, the checkpoint stays incomplete
+and is dropped, and the next target lies further ahead.
+"""
+
+from __future__ import annotations
+
+from holdfast.agent import words
+from holdfast.agent.ledger import Entry
+from holdfast.agent.state import AgentState
+from holdfast.policy.contexts import CheckpointInfo, SaveContext
+from holdfast.policy.save_decision_policy import SaveDecisionPolicy
+
+MARGIN_MAX = 64
+
+
+class Decider:
+    """Sets and clears the target words."""
+
+    def __init__(self, state: AgentState) -> None:
+        self._state = state
+        self._margin = 0
+        self._last: dict[int, CheckpointInfo] = {}
+
+    def tick(self) -> None:
+        """Sets whatever target is due now."""
+        if self._state.group is None or not self._state.group.living:
+            return
+        preempted = self._is_told_to_stop()
+        if preempted and self._word(words.TARGET_PREEMPTION) == words.NEVER:
+            target = self.request(words.TARGET_DURABLE)
+            self._state.words.values[words.TARGET_PREEMPTION] = target
+            self._state.events.write("preemption", target_step=target)
+        self._decide(words.TARGET_DURABLE, self._state.durable_policies.save, preempted)
+        self._decide(words.TARGET_RAM, self._state.ram_policies.save, preempted)
+
+    def request(self, word: int) -> int:
+        """Sets a target for the first step that no rank has published, and returns it."""
+        group = self._state.group
+        living = group.living if group else []
+        published = [self._word(words.step_word(member.seat)) for member in living]
+        margin = self._margin if len(living) > 1 else 0
+        target = max(published, default=words.NO_STEP) + 1 + margin
+        self._state.words.values[word] = min(target, self._word(word))
+        return self._word(word)
+
+    def begun(self, step: int) -> None:
+        """Clears the targets that a checkpoint of `step` serves, once all ranks have read them."""
+        group = self._state.group
+        if group is None:
+            return
+        seats = [member.seat for member in group.living]
+        if all(self._word(words.step_word(seat)) >= step for seat in seats):
+            for word in (words.TARGET_DURABLE, words.TARGET_RAM):
+                if self._word(word) <= step:
+                    self._state.words.values[word] = words.NEVER
+
+    def taken(self, entry: Entry) -> None:
+        """Notes a complete checkpoint, which the policies see as the previous one."""
+        info = CheckpointInfo(entry.id.step, entry.time)
+        self._last[words.TARGET_RAM] = info
+        if entry.is_durable_due:
+            self._last[words.TARGET_DURABLE] = info
+        self._margin //= 2
+
+    def missed(self) -> None:
+        """Notes that ranks did not meet at a target."""
+        self._margin = min(max(1, self._margin * 2), MARGIN_MAX)
+
+    def reset(self) -> None:
+        """Clears everything for a new group of trainers."""
+        for word in (words.TARGET_DURABLE, words.TARGET_RAM, words.TARGET_PREEMPTION):
+            self._state.words.values[word] = words.NEVER
+        self._last.clear()
+        self._margin = 0
+
+    def _decide(self, word: int, policy: SaveDecisionPolicy | None, preempted: bool) -> None:
+        if policy is None or self._word(word) != words.NEVER:
+            return
+        is_filling = bool(self._state.filling)
+        is_saving = is_filling or (word == words.TARGET_DURABLE and self._state.ledger.is_saving())
+        context = SaveContext(
+            now=self._state.clock.now(),
+            is_saving_in_progress=is_saving,
+            reached_preemption=preempted and not self._has_saved_preemption(),
+        )
+        last = self._last.get(word)
+        group = self._state.group
+        published = [self._word(words.step_word(m.seat)) for m in group.living] if group else []
+        step = max(published, default=words.NO_STEP) + 1
+        if policy.should_save(step, [last] if last else [], context=context):
+            self.request(word)
+
+    def _has_saved_preemption(self) -> bool:
+        target = self._word(words.TARGET_PREEMPTION)
+        return any(e.id.step >= target for e in self._state.ledger)
+
+    def _is_told_to_stop(self) -> bool:
+        group = self._state.group
+        return group is not None and any(
+            self._word(words.notice_word(member.seat)) for member in group.living
+        )
+
+    def _word(self, index: int) -> int:
+        return self._state.words.values[index]

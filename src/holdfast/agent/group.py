@@ -1,0 +1,119 @@
+"""The trainers of one attempt: who they are, which of them live, and whose turn it is.
+
+A trainer is known by its process: the kernel tells the agent who connected, and wakes it when that
+process ends, however it ends. The group stands in a file too, so that an agent that was killed is
+followed by one that knows whom to expect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from holdfast.errors import RunBusyError
+from holdfast.store.files import write_all
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """One trainer process; `started` tells it from another process that got the same pid."""
+
+    rank: int
+    seat: int
+    pid: int
+    started: float
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether that very process still runs."""
+        return process_start(self.pid) == self.started
+
+
+class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What the file says of a group."""
+
+    group: str
+    attempt: int
+    count: int
+    members: tuple[Member, ...]
+
+
+@dataclass(slots=True)
+class Group:
+    """The trainers that belong together; `group` is a word that rank 0 drew."""
+
+    group: str
+    attempt: int
+    count: int
+    members: dict[int, Member] = field(default_factory=dict)
+    left: set[int] = field(default_factory=set)
+    is_broken: bool = False
+
+    @property
+    def living(self) -> list[Member]:
+        """The members that are attached and run."""
+        return [m for m in self.members.values() if m.is_alive]
+
+    def record(self) -> GroupRecord:
+        """What its file says."""
+        return GroupRecord(
+            group=self.group,
+            attempt=self.attempt,
+            count=self.count,
+            members=tuple(self.members.values()),
+        )
+
+    def check_free_for(self, group: str, host: str, run: str) -> None:
+        """Checks that a process of another group may begin an attempt.
+
+        A group that lost a member without a word cannot go on, so it does not stand in the way.
+
+        Raises:
+            RunBusyError: this group works on the run.
+        """
+        living = self.living
+        if group == self.group or self.is_broken or not living:
+            return
+        if len(living) + len(self.left) < len(self.members):
+            return
+        pids = ", ".join(f"rank {m.rank} is process {m.pid}" for m in living)
+        raise RunBusyError(
+            f"open {run}: attempt {self.attempt} is live on host {host} ({pids}); stop it first, "
+            "or open with takeover=True to fence it"
+        )
+
+
+def process_start(pid: int) -> float | None:
+    """When the process with that id began, or None where there is none (or only its remains)."""
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+    except psutil.NoSuchProcess:
+        return None
+
+
+def write_group(path: Path, group: Group | None) -> None:
+    """Puts the group into its file; None removes it."""
+    if group is None:
+        path.unlink(missing_ok=True)
+        return
+    unfinished = path.with_suffix(".unfinished")
+    fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        write_all(fd, memoryview(msgspec.json.encode(group.record())))
+    finally:
+        os.close(fd)
+    unfinished.rename(path)
+
+
+def read_group(path: Path) -> Group | None:
+    """The group that an agent before this one left, if it left one."""
+    with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
+        record = msgspec.json.decode(path.read_bytes(), type=GroupRecord)
+        members = {member.rank: member for member in record.members}
+        return Group(record.group, record.attempt, record.count, members)
+    return None

@@ -1,0 +1,143 @@
+"""The agent's process: one a run and host, at low priority, until there is nothing to keep.
+
+It holds a lock on its folder for as long as it lives, so that there is never a second one; a second
+one that starts leaves at once with `ALREADY_RUNNING`. On its way out it removes the folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+from aiohttp import web
+
+from holdfast.agent.config import AgentConfig
+from holdfast.agent.events import EventLog
+from holdfast.agent.location import LOCK, SOCKET, WORDS, make_private, socket_address
+from holdfast.agent.server import application
+from holdfast.agent.service import Service
+from holdfast.agent.state import AgentState, ram_folder
+from holdfast.agent.words import create_words
+from holdfast.clock import SystemClock
+from holdfast.format.names import EVENTS
+from holdfast.store.disk import DiskStore
+from holdfast.store.ram import RamStore
+from holdfast.store.slots import SlotPool
+
+ALREADY_RUNNING = 17
+NICENESS = 10
+SHUTDOWN_SECS = 2.0
+
+log = logging.getLogger(__name__)
+
+
+def main(argument: str) -> int:
+    """Runs the agent that `argument`, a JSON `AgentConfig`, describes; returns the exit code."""
+    config = msgspec.json.decode(argument, type=AgentConfig)
+    folder = Path(config.folder)
+    make_private(folder)
+    with _locked(folder) as is_mine:
+        if not is_mine:
+            return ALREADY_RUNNING
+        _log_into(Path(config.run), config.host)
+        _lower_priority()
+        log.info(
+            "agent of %s on %s: process %d in %s", config.run, config.host, os.getpid(), folder
+        )
+        asyncio.run(_serve(config, folder))
+        # The socket goes first: whoever finds none starts a new agent, which waits for the lock.
+        for path in (folder / SOCKET, folder / WORDS):
+            path.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        log.info("agent of %s leaves", config.run)
+    return 0
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        yield _try_lock(fd, folder / LOCK)
+    finally:
+        os.close(fd)
+
+
+def _try_lock(fd: int, path: Path) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # An agent on its way out removes its folder: a lock on a file that is gone is no lock.
+        return os.path.samestat(os.stat(path), os.fstat(fd))
+    except (BlockingIOError, FileNotFoundError):
+        return False
+
+
+def _log_into(run: Path, host: str) -> None:
+    (run / EVENTS).mkdir(exist_ok=True)
+    logging.basicConfig(
+        filename=run / EVENTS / f"agent-{host}.log",
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+        level=logging.INFO,
+    )
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+
+
+def _lower_priority() -> None:
+    """Training goes first, on the processor and on the disk."""
+    os.nice(NICENESS)
+    psutil.Process().ionice(psutil.IOPRIO_CLASS_BE, 7)
+
+
+async def _serve(config: AgentConfig, folder: Path) -> None:
+    clock = SystemClock()
+    ram_root = ram_folder(folder)
+    ram_root.mkdir(mode=0o700, exist_ok=True)
+    pool = SlotPool(ram_root, None, clock)
+    state = AgentState(
+        config=config,
+        clock=clock,
+        words=create_words(folder / WORDS),
+        events=EventLog(Path(config.run), config.host, clock),
+        durable=DiskStore(Path(config.run), clock),
+        ram=RamStore(ram_root, pool.reserve, clock),
+        pool=pool,
+        linger_secs=config.linger_secs,
+    )
+    service = Service(state)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, service.leave_soon)
+    state.events.write("agent_started", pid=os.getpid())
+    runner = web.AppRunner(application(service), handle_signals=False, access_log=None)
+    await runner.setup()
+    try:
+        await service.adopt()
+        await _listen(runner, folder)
+        await service.run()
+    finally:
+        await asyncio.wait_for(runner.cleanup(), SHUTDOWN_SECS * 5)
+        state.events.write("agent_left", pid=os.getpid())
+        service.close()
+        state.events.close()
+        state.words.close()
+
+
+async def _listen(runner: web.AppRunner, folder: Path) -> None:
+    (folder / SOCKET).unlink(missing_ok=True)
+    folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(socket_address(folder_fd))
+    finally:
+        os.close(folder_fd)
+    (folder / SOCKET).chmod(0o600)
+    await web.SockSite(runner, listener, shutdown_timeout=SHUTDOWN_SECS).start()

@@ -1,0 +1,229 @@
+"""What trainers and the command line say to an agent, and what it answers: JSON over HTTP.
+
+The agent listens on a Unix socket of the user's. An error is answered with the name of its class
+and its message, and is raised as that class by the client.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+
+Step = int
+Id = tuple[int, int]
+"""(step, attempt)."""
+
+
+class TierPolicies(msgspec.Struct, frozen=True, kw_only=True):
+    """One tier's policies, as far as the agent evaluates them; encoded by `holdfast.policy`."""
+
+    save: str | None
+    preserve: str | None
+    user_preserves: bool = False
+
+
+class Attach(msgspec.Struct, frozen=True, kw_only=True):
+    """A trainer joins. `attempt` is set when it was attached to an agent that is gone."""
+
+    protocol: int = PROTOCOL_VERSION
+    group: str
+    rank: int
+    count: int
+    attempt: int | None
+    takeover: bool
+    durable: TierPolicies
+    ram: TierPolicies | None
+    ram_limit_bytes: int | None
+    linger_secs: float
+
+
+class Attached(msgspec.Struct, frozen=True, kw_only=True):
+    """Its place. `origin` is the checkpoint that the attempt goes on from."""
+
+    attempt: int
+    origin: Id | None
+    seat: int
+    ram_folder: str | None
+    warnings: tuple[str, ...] = ()
+
+
+class Branch(msgspec.Struct, frozen=True, kw_only=True):
+    """A trainer restored `origin`, or overwrites its step: a new attempt begins there."""
+
+    group: str
+    rank: int
+    attempt: int
+    origin: Id | None
+
+
+class WantSlot(msgspec.Struct, frozen=True, kw_only=True):
+    """A trainer is about to fill an image."""
+
+    rank: int
+    id: Id
+    size_bytes: int
+
+
+class Slot(msgspec.Struct, frozen=True, kw_only=True):
+    """The slot to fill; None, with the reason, where RAM has no room, and `busy` for a moment."""
+
+    name: str | None
+    reason: str = ""
+    busy: bool = False
+
+
+class Sealed(msgspec.Struct, frozen=True, kw_only=True):
+    """A part is whole in a tier. `durable` tells that the checkpoint is to become durable.
+
+    `again` tells that it was said to an agent that is gone.
+    """
+
+    rank: int
+    id: Id
+    part_count: int
+    tier: str
+    durable: bool
+    again: bool = False
+
+
+class Abandoned(msgspec.Struct, frozen=True, kw_only=True):
+    """A trainer could not make its part of a checkpoint."""
+
+    rank: int
+    id: Id
+    reason: str
+
+
+class Watch(msgspec.Struct, frozen=True, kw_only=True):
+    """Asks for what happened after `cursor`; answered when there is something, or after a while."""
+
+    group: str
+    rank: int
+    cursor: int
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that happened. `kind`: committed, failed, fenced, judge."""
+
+    kind: str
+    id: Id | None = None
+    reason: str = ""
+    data: Any = None
+
+
+class Notices(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened, and the cursor to go on from."""
+
+    cursor: int
+    notices: tuple[Notice, ...]
+
+
+class Vote(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's result of one try to restore; answered when all ranks have voted."""
+
+    group: str
+    rank: int
+    round: int
+    good: bool
+    id: Id | None
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether all ranks restored that checkpoint; if not, only steps below `limit` remain."""
+
+    good: bool
+    limit: int
+
+
+class Judged(msgspec.Struct, frozen=True, kw_only=True):
+    """What a user's own preservation policy keeps."""
+
+    keep: tuple[Id, ...]
+
+
+class RequestSave(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody wants a checkpoint at the next step: a person, or a user's own policy."""
+
+    durable: bool = True
+    reason: str = "request"
+
+
+class Requested(msgspec.Struct, frozen=True, kw_only=True):
+    """The step from which on the trainers will save."""
+
+    target: int
+
+
+class Delete(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint is to be removed from every tier."""
+
+    ids: tuple[Id, ...]
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """A line for the run's events from a trainer."""
+
+    event: str
+    data: dict[str, Any]
+
+
+class Detach(msgspec.Struct, frozen=True, kw_only=True):
+    """A trainer leaves in good order."""
+
+    group: str
+    rank: int
+
+
+class Stop(msgspec.Struct, frozen=True, kw_only=True):
+    """The agent is to persist what it holds, clear its RAM and go."""
+
+
+class Empty(msgspec.Struct, frozen=True, kw_only=True):
+    """Nothing to say."""
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """An error, by the name of its class."""
+
+    error: str
+    message: str
+
+
+class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One trainer that is attached."""
+
+    rank: int
+    pid: int
+    step: int | None
+
+
+class HeldStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One checkpoint in the agent's care."""
+
+    step: int
+    attempt: int
+    parts_in_ram: int
+    part_count: int
+    committed: bool
+    durable_due: bool
+    failed: str | None
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """What the agent is doing."""
+
+    protocol: int = PROTOCOL_VERSION
+    run: str
+    run_id: str
+    host: str
+    pid: int
+    attempt: int
+    folder: str
+    ram_bytes: int
+    trainers: tuple[TrainerStatus, ...]
+    held: tuple[HeldStatus, ...]
+    pending: int
+    leaves_in_secs: float | None

@@ -1,0 +1,151 @@
+"""Saves under way: slots handed out, parts sealed, checkpoints complete, votes on a restore."""
+
+from __future__ import annotations
+
+import asyncio
+
+from holdfast.agent import protocol
+from holdfast.agent.deciding import Decider
+from holdfast.agent.keeping import Keeper
+from holdfast.agent.protocol import Notice
+from holdfast.agent.state import AgentState
+from holdfast.errors import (
+    FencedError,
+    InvalidArgumentError,
+    OutOfSpaceError,
+    StorageError,
+    WaitTimeoutError,
+)
+from holdfast.format.names import CheckpointId
+
+PENDING_COUNT_MAX = 2
+VOTE_WAIT_SECS = 3600.0
+
+
+class Saving:
+    """What trainers do step by step."""
+
+    def __init__(self, state: AgentState, decider: Decider, keeper: Keeper) -> None:
+        self._state = state
+        self._decider = decider
+        self._keeper = keeper
+        self._votes: dict[int, dict[int, protocol.Vote]] = {}
+        self._voted = asyncio.Condition()
+
+    async def want_slot(self, request: protocol.WantSlot) -> protocol.Slot:
+        """A slot for one image; none, with the reason, where RAM has no room for it."""
+        checkpoint = self._checked(request.id)
+        state = self._state
+        self._decider.begun(checkpoint.step)
+        state.filling[request.rank] = checkpoint
+        state.handed_out.pop(request.rank, None)
+        if not state.has_ram:
+            return protocol.Slot(name=None, reason="the run has no RAM tier")
+        pending = [e for e in state.ledger if e.is_pending and e.id != checkpoint]
+        if len(pending) > PENDING_COUNT_MAX:
+            return protocol.Slot(name=None, reason="the durable tier is behind", busy=True)
+        taken = set(state.handed_out.values())
+        try:
+            name = await asyncio.get_running_loop().run_in_executor(
+                None, state.pool.reserve, request.size_bytes, taken
+            )
+        except StorageError as error:
+            is_behind = isinstance(error, OutOfSpaceError) and bool(pending)
+            return protocol.Slot(name=None, reason=str(error), busy=is_behind)
+        state.handed_out[request.rank] = name
+        return protocol.Slot(name=name)
+
+    async def sealed(self, request: protocol.Sealed) -> None:
+        """A part is whole; the last one of a checkpoint completes it."""
+        checkpoint = self._checked(request.id)
+        state = self._state
+        self._decider.begun(checkpoint.step)
+        state.filling.pop(request.rank, None)
+        state.handed_out.pop(request.rank, None)
+        if request.again and await self._keeper.is_committed(checkpoint):
+            await state.notices.post(Notice(kind="committed", id=request.id))
+            return
+        entry = state.ledger.entry(checkpoint, request.part_count, state.clock.now())
+        was_complete = entry.is_complete
+        (entry.ram if request.tier == "ram" else entry.durable).add(request.rank)
+        entry.is_durable_due |= request.durable
+        if entry.is_complete and not was_complete:
+            state.events.write("sealed", checkpoint, tier=request.tier)
+            self._decider.taken(entry)
+            await self._keeper.recycle()
+        for missed in state.ledger.missed(request.rank, checkpoint.step, checkpoint.attempt):
+            await self._drop(missed.id, "the ranks did not meet at one step")
+            self._decider.missed()
+        state.wake()
+
+    async def abandoned(self, request: protocol.Abandoned) -> None:
+        """A trainer could not make its part: the checkpoint will not be."""
+        checkpoint = CheckpointId(*request.id)
+        self._state.filling.pop(request.rank, None)
+        self._state.handed_out.pop(request.rank, None)
+        self._decider.begun(checkpoint.step)
+        self._state.events.write("failed", checkpoint, reason=request.reason, rank=request.rank)
+        if checkpoint in self._state.ledger.entries:
+            await self._drop(checkpoint, request.reason)
+        self._state.wake()
+
+    async def vote(self, request: protocol.Vote) -> protocol.Verdict:
+        """Waits for every rank's vote on one try to restore; good if all are, on one checkpoint."""
+        group = self._state.group
+        if group is None or group.group != request.group:
+            raise FencedError("restore: another attempt has taken the run over; stop this process")
+        async with self._voted:
+            ballot = self._votes.setdefault(request.round, {})
+            ballot[request.rank] = request
+            self._voted.notify_all()
+
+            def is_over() -> bool:
+                return len(ballot) == group.count or self._state.group is not group
+
+            try:
+                await asyncio.wait_for(self._voted.wait_for(is_over), VOTE_WAIT_SECS)
+            except TimeoutError:
+                raise WaitTimeoutError(
+                    f"restore: {len(ballot)} of {group.count} ranks came to the vote"
+                ) from None
+            if len(ballot) < group.count or group.is_broken:
+                raise FencedError("restore: a process of this job has ended; stop this one")
+            return _verdict(list(ballot.values()))
+
+    async def group_changed(self) -> None:
+        """Wakes voters whose group is gone, and drops what it left half done."""
+        self._votes.clear()
+        async with self._voted:
+            self._voted.notify_all()
+        for entry in list(self._state.ledger):
+            if not entry.is_complete:
+                await self._drop(entry.id, "its trainers are gone")
+
+    async def _drop(self, checkpoint: CheckpointId, reason: str) -> None:
+        entry = self._state.ledger.entries.pop(checkpoint)
+        await self._keeper.drop_ram([entry])
+        self._state.events.write("dropped", checkpoint, reason=reason)
+        if entry.is_durable_due:
+            notice = Notice(kind="failed", id=(checkpoint.step, checkpoint.attempt), reason=reason)
+            await self._state.notices.post(notice)
+
+    def _checked(self, found: tuple[int, int]) -> CheckpointId:
+        checkpoint = CheckpointId(*found)
+        group = self._state.group
+        if group is None or group.attempt != checkpoint.attempt:
+            raise FencedError(
+                f"save {checkpoint}: attempt {checkpoint.attempt} is not the run's present one; "
+                "stop this process"
+            )
+        if checkpoint.step < 0:
+            raise InvalidArgumentError(f"save {checkpoint}: the step is negative")
+        return checkpoint
+
+
+def _verdict(ballot: list[protocol.Vote]) -> protocol.Verdict:
+    """Good if all restored the same; else all go on below it, or to the lowest that one chose."""
+    chosen = {vote.id for vote in ballot}
+    steps = [-1 if vote.id is None else vote.id[0] for vote in ballot]
+    if len(chosen) == 1:
+        return protocol.Verdict(good=all(vote.good for vote in ballot), limit=steps[0])
+    return protocol.Verdict(good=False, limit=min(steps) + 1)

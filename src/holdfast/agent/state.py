@@ -1,0 +1,78 @@
+"""What the agent's parts share. All of it is owned by the event loop's thread.
+
+The stores are the exception: the keeper's thread uses the durable store and reads the RAM store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast.agent.config import AgentConfig
+from holdfast.agent.events import EventLog
+from holdfast.agent.group import Group
+from holdfast.agent.ledger import Ledger
+from holdfast.agent.location import RAM
+from holdfast.agent.notices import NoticeBoard
+from holdfast.agent.words import Words
+from holdfast.clock import Clock
+from holdfast.engine.catalog import list_checkpoints
+from holdfast.engine.sources import Listings
+from holdfast.format.names import CheckpointId
+from holdfast.policy import preservation_policy, save_decision_policy
+from holdfast.store.contract import Store
+from holdfast.store.disk import DiskStore
+from holdfast.store.ram import RamStore
+from holdfast.store.slots import SlotPool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policies:
+    """The shares of a tier's policies that the agent evaluates."""
+
+    save: save_decision_policy.SaveDecisionPolicy | None = None
+    preserve: preservation_policy.PreservationPolicy | None = None
+    user_preserves: bool = False
+
+
+@dataclass(slots=True)
+class AgentState:
+    """One agent's state."""
+
+    config: AgentConfig
+    clock: Clock
+    words: Words
+    events: EventLog
+    durable: DiskStore
+    ram: RamStore
+    pool: SlotPool
+    group: Group | None = None
+    durable_policies: Policies = field(default_factory=Policies)
+    ram_policies: Policies = field(default_factory=Policies)
+    has_ram: bool = True
+    linger_secs: float = 0.0
+    ledger: Ledger = field(default_factory=Ledger)
+    notices: NoticeBoard = field(default_factory=NoticeBoard)
+    filling: dict[int, CheckpointId] = field(default_factory=dict)
+    handed_out: dict[int, str] = field(default_factory=dict)
+    wake: Callable[[], None] = lambda: None
+
+    @property
+    def folder(self) -> Path:
+        """Where the agent lives."""
+        return Path(self.config.folder)
+
+    @property
+    def stores(self) -> list[Store]:
+        """The tiers, the nearest first."""
+        return [self.ram, self.durable]
+
+    def listings(self) -> Listings:
+        """What each tier holds."""
+        return {store.tier: list_checkpoints(store) for store in self.stores}
+
+
+def ram_folder(folder: Path) -> Path:
+    """The RAM tier's root within an agent's folder."""
+    return folder / RAM
