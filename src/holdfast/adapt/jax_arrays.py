@@ -1,0 +1,154 @@
+"""JAX arrays: where their pieces are, their bytes on the host, and arrays made of host buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from holdfast.errors import UnsupportedLeafError
+from holdfast.format.dtypes import dtype_name
+from holdfast.format.grid import Region, chunk_count, chunk_region, region_shape
+from holdfast.format.paths import Path, path_name
+from holdfast.format.placement import Placement
+
+ALIGNMENT_BYTES = 64
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether an array or a ShapeDtypeStruct is of typed PRNG keys."""
+    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
+def key_impl_name(leaf: Any) -> str:
+    """The name of the implementation of typed PRNG keys."""
+    # A ShapeDtypeStruct has no values to ask; its dtype is `key<name>` in full.
+    return str(leaf.dtype._impl.name)
+
+
+def region_of(index: tuple[slice, ...], shape: tuple[int, ...]) -> Region:
+    """A device's index into an array, as a region."""
+    bounds = [s.indices(d)[:2] for s, d in zip(index, shape, strict=True)]
+    return tuple(a for a, _ in bounds), tuple(b for _, b in bounds)
+
+
+def placement(array: jax.Array, path: Path) -> Placement:
+    """The chunks of `array` and who holds them, among all processes.
+
+    Raises:
+        UnsupportedLeafError: its dtype cannot be stored, or its shards are no regular grid.
+    """
+    name = dtype_name(np.dtype(array.dtype))
+    if name is None:
+        raise UnsupportedLeafError(
+            f"save {path_name(path)}: JAX dtype {array.dtype} cannot be stored; convert it"
+        )
+    found = _placement(array.sharding, array.shape, array.is_fully_addressable)
+    if found is None:
+        raise UnsupportedLeafError(
+            f"save {path_name(path)}: expected shards that form a regular grid, found "
+            f"{array.sharding} of shape {array.shape}; reshard it to a NamedSharding"
+        )
+    chunk_shape, holders = found
+    return Placement(shape=array.shape, dtype=name, chunk_shape=chunk_shape, holders=holders)
+
+
+_Placed = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]
+
+
+@lru_cache(maxsize=4096)
+def _placement(sharding: Any, shape: tuple[int, ...], addressable: bool) -> _Placed | None:
+    if addressable and jax.process_count() > 1:
+        # Every process has an array of its own here; they are taken to be the same.
+        return shape, ((0,),)
+    ranks: dict[Region, set[int]] = {}
+    for device, index in sharding.devices_indices_map(shape).items():
+        region = region_of(index, shape)
+        ranks.setdefault(region, set()).add(device.process_index if not addressable else 0)
+    first = min(ranks)
+    chunk_shape = region_shape(first)
+    count = chunk_count(shape, chunk_shape)
+    regions = [chunk_region(shape, chunk_shape, i) for i in range(count)]
+    if set(regions) != set(ranks):
+        return (shape, ((0,),)) if addressable else None
+    return chunk_shape, tuple(tuple(sorted(ranks[region])) for region in regions)
+
+
+def held(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """Arrays with the same values that a later donation of `arrays` does not take away.
+
+    On the CPU a host view keeps its array's memory, so nothing is copied here; elsewhere the device
+    copies, in the order of its stream, before any later step can overwrite.
+    """
+    elsewhere = [i for i, a in enumerate(arrays) if _platform(a) != "cpu"]
+    result = list(arrays)
+    if elsewhere:
+        copies = _device_copies([arrays[i] for i in elsewhere])
+        for i, copy in zip(elsewhere, copies, strict=True):
+            result[i] = copy
+    return result
+
+
+def _platform(array: jax.Array) -> str:
+    device: Any = next(iter(array.sharding.device_set))
+    return str(device.platform)
+
+
+@jax.jit
+def _device_copies(arrays: list[jax.Array]) -> list[jax.Array]:
+    return [jnp.copy(a) for a in arrays]
+
+
+def host_views(array: jax.Array) -> dict[Region, np.ndarray]:
+    """The pieces of `array` that this process holds, by region; views where memory is shared."""
+    if array.is_fully_addressable and not _is_regular(array):
+        whole = ((0,) * array.ndim, tuple(array.shape))
+        return {whole: np.asarray(array)}
+    views: dict[Region, np.ndarray] = {}
+    for shard in array.addressable_shards:
+        region = region_of(shard.index, array.shape)
+        if region not in views:
+            views[region] = np.asarray(shard.data)
+    return views
+
+
+def _is_regular(array: jax.Array) -> bool:
+    found = _placement(array.sharding, array.shape, True)
+    return found is not None and (found[0] != array.shape or len(array.sharding.device_set) == 1)
+
+
+def aligned_buffer(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array whose memory XLA can take over on the CPU without a copy."""
+    size_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    raw = np.empty(size_bytes + ALIGNMENT_BYTES, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT_BYTES
+    return raw[start : start + size_bytes].view(dtype).reshape(shape)
+
+
+def assembled(shape: tuple[int, ...], like: Any, buffers: dict[Region, np.ndarray]) -> jax.Array:
+    """An array with the sharding of `like`, made of the pieces that this process needs."""
+    sharding = getattr(like, "sharding", None)
+    if sharding is None or not getattr(like, "committed", True):
+        # Uncommitted, as `like` is: a jitted step that took `like` takes this without compiling.
+        (buffer,) = buffers.values()
+        alone: jax.Array = jax.device_put(buffer)
+        return alone
+    pieces = [
+        jax.device_put(buffers[region_of(index, shape)], device)
+        for device, index in sharding.addressable_devices_indices_map(shape).items()
+    ]
+    made: jax.Array = jax.make_array_from_single_device_arrays(shape, sharding, pieces)
+    return made
+
+
+def regions_needed(shape: tuple[int, ...], like: Any) -> list[Region]:
+    """The regions of an array that this process needs to make one that is sharded like `like`."""
+    sharding = getattr(like, "sharding", None)
+    if sharding is None or not getattr(like, "committed", True):
+        return [((0,) * len(shape), shape)]
+    indices = sharding.addressable_devices_indices_map(shape).values()
+    return list(dict.fromkeys(region_of(index, shape) for index in indices))

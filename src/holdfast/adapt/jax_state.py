@@ -1,0 +1,149 @@
+"""JAX states: snapshots of them, and states built from a checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from holdfast.adapt import jax_arrays, leaves
+from holdfast.adapt.contract import ArrayOutline, Outline, Processes, Restoration, Snapshot
+from holdfast.adapt.jax_processes import JaxProcesses
+from holdfast.adapt.jax_restore import LikeRestoration
+from holdfast.adapt.jax_tree import Structure, flatten
+from holdfast.adapt.nested import NestedRestoration
+from holdfast.errors import UnsupportedLeafError
+from holdfast.format.grid import Region
+from holdfast.format.layout import Chunk
+from holdfast.format.paths import Path, path_name
+from holdfast.format.placement import Placement
+from holdfast.format.records import CheckpointSpec, SavedValue
+from holdfast.format.values import encode_value
+
+
+class JaxFramework:
+    """JAX: any pytree of arrays, values and objects that keep a state."""
+
+    def __init__(self) -> None:
+        self._outlines: dict[Any, Outline] = {}
+
+    def processes(self) -> Processes:
+        return JaxProcesses()
+
+    def snapshot(self, state: object) -> Snapshot:
+        found, structure = flatten(state)
+        return _JaxSnapshot(found, structure, self._outline(found, structure))
+
+    def outline(self, state: object) -> Outline:
+        return self._outline(*flatten(state))
+
+    def restoration(self, spec: CheckpointSpec, like: object) -> Restoration:
+        return NestedRestoration(spec) if like is None else LikeRestoration(spec, like)
+
+    def _outline(self, found: list[Any], structure: Structure) -> Outline:
+        key = (structure.treedef, tuple(map(_signature, found)))
+        known = self._outlines.get(key)
+        if known is None:
+            known = _make_outline(found, structure)
+            # A run has one structure, or few; a state that changes shape forever must not pile up.
+            if len(self._outlines) >= 8:
+                self._outlines.clear()
+            self._outlines[key] = known
+        return known
+
+
+def _signature(leaf: Any) -> Any:
+    if isinstance(leaf, jax.Array):
+        return leaf.shape, leaf.dtype, leaf.sharding
+    if leaves.is_numpy(leaf):
+        return leaf.shape, leaf.dtype.str, leaf.dtype.name, type(leaf)
+    return type(leaf)
+
+
+def _make_outline(found: list[Any], structure: Structure) -> Outline:
+    arrays, process_values = [], []
+    for path, leaf in zip(structure.paths, found, strict=True):
+        if isinstance(leaf, jax.Array):
+            stored = jax.random.key_data(leaf) if jax_arrays.is_key(leaf) else leaf
+            impl = jax_arrays.key_impl_name(leaf) if stored is not leaf else None
+            placed = jax_arrays.placement(stored, path)
+            outline = ArrayOutline(path=path, placement=placed, prng_impl=impl, scalar=False)
+            arrays.append(outline)
+        elif leaves.is_numpy(leaf):
+            arrays.append(_numpy_outline(leaf, path))
+        elif leaves.keeps_state(leaf):
+            process_values.append(path)
+        elif not leaves.is_value(leaf):
+            encode_value(leaf, path_name(path))
+            raise UnsupportedLeafError(
+                f"save {path_name(path)}: {type(leaf).__qualname__} cannot be a leaf of a state; "
+                "save what it holds"
+            )
+    return Outline(
+        arrays=tuple(arrays),
+        containers=structure.containers,
+        process_values=tuple(process_values),
+    )
+
+
+def _numpy_outline(leaf: np.ndarray | np.generic, path: Path) -> ArrayOutline:
+    placed = Placement(
+        shape=leaf.shape,
+        dtype=leaves.numpy_dtype_name(leaf, path),
+        chunk_shape=leaf.shape,
+        holders=((0,),),
+    )
+    scalar = isinstance(leaf, np.generic)
+    return ArrayOutline(path=path, placement=placed, prng_impl=None, scalar=scalar)
+
+
+class _JaxSnapshot:
+    """A JAX state, fixed.
+
+    JAX arrays do not change; what a donation would take away is held. NumPy arrays, values and the
+    states of objects are copied here, since their owners may change them as soon as this returns.
+    """
+
+    def __init__(self, found: list[Any], structure: Structure, outline: Outline) -> None:
+        self.outline = outline
+        self._pieces: list[dict[Region, np.ndarray]] = []
+        values, process_values = [], []
+        arrays: list[Any] = []
+        for path, leaf in zip(structure.paths, found, strict=True):
+            if isinstance(leaf, jax.Array):
+                arrays.append(jax.random.key_data(leaf) if jax_arrays.is_key(leaf) else leaf)
+            elif leaves.is_numpy(leaf):
+                arrays.append(leaves.owned_copy(leaf))
+            elif leaves.is_value(leaf):
+                values.append(SavedValue(path=path, value=encode_value(leaf, path_name(path))))
+            else:
+                state = encode_value(leaves.state_of(leaf), path_name(path))
+                process_values.append(SavedValue(path=path, value=state))
+        self.values = tuple(values)
+        self.process_values = tuple(process_values)
+        self._hold(arrays)
+
+    def _hold(self, arrays: list[Any]) -> None:
+        of_jax = [i for i, array in enumerate(arrays) if isinstance(array, jax.Array)]
+        kept = jax_arrays.held([arrays[i] for i in of_jax])
+        self._arrays = dict(zip(of_jax, kept, strict=True))
+        self._pieces = [
+            {} if i in self._arrays else {((0,) * array.ndim, array.shape): array}
+            for i, array in enumerate(arrays)
+        ]
+        for i, array in self._arrays.items():
+            if array is arrays[i]:
+                self._pieces[i] = jax_arrays.host_views(array)
+
+    def chunk_bytes(self, chunk: Chunk) -> memoryview:
+        pieces = self._pieces[chunk.array_index]
+        if not pieces:
+            # A device's copy comes to the host here, on the background thread.
+            pieces = jax_arrays.host_views(self._arrays[chunk.array_index])
+            self._pieces[chunk.array_index] = pieces
+        return leaves.bytes_of(pieces[chunk.start, chunk.stop])
+
+    def release(self) -> None:
+        self._pieces = []
+        self._arrays = {}

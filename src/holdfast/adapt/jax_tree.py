@@ -1,0 +1,116 @@
+"""JAX pytrees: their leaves with paths, and what their inner nodes are.
+
+The paths are computed once a structure; after that a state costs one flatten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jax
+
+from holdfast.errors import UnsupportedLeafError
+from holdfast.format.paths import Path, path_name
+from holdfast.format.records import Container, ContainerKind
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """A pytree without its leaves. None counts as a leaf, so that it comes back as None."""
+
+    treedef: Any
+    paths: tuple[Path, ...]
+    containers: tuple[Container, ...]
+
+
+def _is_none(node: object) -> bool:
+    return node is None
+
+
+def flatten(state: object) -> tuple[list[Any], Structure]:
+    """The leaves of `state` and its structure.
+
+    Raises:
+        UnsupportedLeafError: a key is neither a string nor an int, or two leaves have one name.
+    """
+    leaves, treedef = jax.tree_util.tree_flatten(state, is_leaf=_is_none)
+    return leaves, _structure(treedef)
+
+
+@lru_cache(maxsize=16)
+def _structure(treedef: Any) -> Structure:
+    # Leaves play no part, so any object serves; numbers keep the tree's own order.
+    skeleton = jax.tree_util.tree_unflatten(treedef, list(range(treedef.num_leaves)))
+    with_paths, _ = jax.tree_util.tree_flatten_with_path(skeleton, is_leaf=_is_none)
+    if len(with_paths) != treedef.num_leaves:
+        raise UnsupportedLeafError(
+            f"save: the tree {str(treedef)[:200]} does not unflatten to what it was flattened "
+            "from; one of its node types changes its leaves"
+        )
+    paths = tuple(tuple(_key(entry, path) for entry in path) for path, _ in with_paths)
+    _check_names(paths)
+    containers: list[Container] = []
+    _walk(treedef, (), paths, containers)
+    return Structure(treedef, paths, tuple(containers))
+
+
+def _key(entry: Any, path: Any) -> str | int:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(entry, attribute):
+            key: Any = getattr(entry, attribute)
+            if type(key) is str or type(key) is int:
+                return key
+            break
+    raise UnsupportedLeafError(
+        f"save {jax.tree_util.keystr(path)}: expected keys that are strings or ints, found "
+        f"{entry!r}; rename the key"
+    )
+
+
+def _check_names(paths: Sequence[Path]) -> None:
+    seen: dict[str, Path] = {}
+    for path in paths:
+        other = seen.setdefault(path_name(path), path)
+        if other is not path:
+            raise UnsupportedLeafError(
+                f"save {path_name(path)}: the paths {other} and {path} have one name; rename a key"
+            )
+
+
+def _walk(treedef: Any, path: Path, leaves: Sequence[Path], into: list[Container]) -> None:
+    """Adds the inner nodes at and below `path`; `leaves` are the paths of the leaves there."""
+    node = treedef.node_data()
+    if node is None:
+        return
+    kind, auxiliary = node
+    if kind is type(None):
+        return
+    into.append(Container(path=path, kind=_container_kind(kind)))
+    first = 0
+    for index, child in enumerate(treedef.children()):
+        of_child = leaves[first : first + child.num_leaves]
+        first += child.num_leaves
+        key = of_child[0][len(path)] if of_child else _key_without_leaves(kind, auxiliary, index)
+        _walk(child, (*path, key), of_child, into)
+
+
+def _container_kind(kind: type) -> ContainerKind:
+    if issubclass(kind, dict):
+        return "dict"
+    if kind is list:
+        return "list"
+    return "tuple" if kind is tuple else "object"
+
+
+def _key_without_leaves(kind: type, auxiliary: Any, index: int) -> str | int:
+    """The key of an empty child, which no leaf's path tells."""
+    if issubclass(kind, dict):
+        # defaultdict's auxiliary data is (factory, keys).
+        keys = auxiliary if isinstance(auxiliary, list) else auxiliary[1]
+        key: Any = keys[index]
+        return key if type(key) is int else str(key)
+    fields: tuple[str, ...] = getattr(kind, "_fields", ())
+    return fields[index] if fields else index

@@ -1,0 +1,74 @@
+"""Leaves that belong to no framework: NumPy arrays, Python values, objects that keep a state."""
+
+from __future__ import annotations
+
+from typing import TypeGuard
+
+import numpy as np
+
+from holdfast.errors import UnsupportedLeafError
+from holdfast.format.dtypes import dtype_name
+from holdfast.format.paths import Path, path_name
+
+_VALUE_TYPES = (type(None), bool, int, float, str, bytes)
+
+
+def is_value(leaf: object) -> bool:
+    """Whether `leaf` is a plain Python value."""
+    return type(leaf) in _VALUE_TYPES
+
+
+def is_numpy(leaf: object) -> TypeGuard[np.ndarray | np.generic]:
+    """Whether `leaf` is a NumPy array or scalar."""
+    return isinstance(leaf, np.ndarray | np.generic)
+
+
+def keeps_state(leaf: object) -> bool:
+    """Whether `leaf` is an object with a state to get and to set."""
+    return not isinstance(leaf, type) and (
+        _has(leaf, "get_state", "set_state") or _has(leaf, "state_dict", "load_state_dict")
+    )
+
+
+def _has(leaf: object, *names: str) -> bool:
+    return all(callable(getattr(leaf, name, None)) for name in names)
+
+
+def state_of(leaf: object) -> object:
+    """The state that an object keeps, as values."""
+    if _has(leaf, "get_state", "set_state"):
+        return leaf.get_state()  # type: ignore[attr-defined]
+    return leaf.state_dict()  # type: ignore[attr-defined]
+
+
+def give_state(leaf: object, state: object) -> None:
+    """Sets the state of an object that keeps one."""
+    if _has(leaf, "get_state", "set_state"):
+        leaf.set_state(state)  # type: ignore[attr-defined]
+    else:
+        leaf.load_state_dict(state)  # type: ignore[attr-defined]
+
+
+def numpy_dtype_name(leaf: np.ndarray | np.generic, path: Path) -> str:
+    """The name of a NumPy leaf's dtype.
+
+    Raises:
+        UnsupportedLeafError: it is one that cannot be stored (object, structured, datetime, text).
+    """
+    name = dtype_name(leaf.dtype)
+    if name is None:
+        raise UnsupportedLeafError(
+            f"save {path_name(path)}: expected a numeric NumPy dtype, found {leaf.dtype}; convert "
+            "it"
+        )
+    return name
+
+
+def owned_copy(leaf: np.ndarray | np.generic) -> np.ndarray:
+    """A copy in C order and little-endian, which the caller's later writes do not reach."""
+    return np.array(leaf, dtype=leaf.dtype.newbyteorder("<"), order="C", copy=True)
+
+
+def bytes_of(array: np.ndarray) -> memoryview:
+    """The bytes of `array` in C order, without a copy where it is contiguous."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -1,0 +1,471 @@
+"""`CheckpointManager`: saves a training run's state continuously, off the training thread.
+
+Invariants:
+- `save` costs a step that is not due a few reads of shared words, and never waits for storage.
+- What `save` accepted is in `Progress` until it is durable or its failure was raised, once.
+- The state is fixed before `save` returns; nothing that the caller does afterwards reaches it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import signal
+import weakref
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from holdfast.adapt.contract import Framework
+from holdfast.agent import protocol
+from holdfast.agent.words import ATTEMPT, TARGET_DURABLE, TARGET_RAM
+from holdfast.clock import Clock, SystemClock
+from holdfast.errors import FencedError, HoldfastError, StepExistsError, WaitTimeoutError
+from holdfast.format.names import CheckpointId
+from holdfast.manager import arguments
+from holdfast.manager.attaching import agent_config, attach_request
+from holdfast.manager.link import Link
+from holdfast.manager.metadata import CheckpointMetadata, metadata_of
+from holdfast.manager.opening import open_run, run_directory
+from holdfast.manager.options import Options, RamTier, checked_signals
+from holdfast.manager.own_policies import OwnPolicyThread, history, own_policies
+from holdfast.manager.planning import Planner, Taking
+from holdfast.manager.preemption import PreemptionSignals
+from holdfast.manager.progress import Progress
+from holdfast.manager.restoring import Restored, RestoreReport, Rounds, restore_newest, restore_step
+from holdfast.manager.saver import Job, Saver
+from holdfast.manager.stepping import Stepping
+from holdfast.manager.view import View, look
+from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
+from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy, SaveDecisionPolicy
+from holdfast.store.contract import Store
+from holdfast.store.ram import RamStore
+
+SEAL_SECS = 600.0
+EXIT_SECS = 60.0
+
+log = logging.getLogger(__name__)
+
+
+class CheckpointManager:
+    """Checkpoints one run, from one process of it.
+
+    Args:
+        directory: the run's durable directory; made where there is none.
+        save_decision_policy: when the durable tier gets a checkpoint.
+        preservation_policy: which checkpoints the durable tier keeps; the newest always.
+        ram: the tier in this host's memory; None does without.
+        takeover: fences another live attempt on the run instead of being refused.
+        preemption_signals: the signals that announce a preemption.
+
+    Raises:
+        NotARunError, NewerFormatError, StorageError: the directory; nothing was changed.
+        RunBusyError: another attempt is live; its host and processes are told.
+        AgentUnavailableError: the host's agent does not start.
+        InvalidArgumentError: an argument.
+
+    One thread, the training thread, calls its methods.
+    """
+
+    last_restore: RestoreReport | None
+    """What the last restore did, None before the first one."""
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        save_decision_policy: SaveDecisionPolicy | None = None,
+        preservation_policy: PreservationPolicy | None = None,
+        ram: RamTier | None = RamTier(),  # noqa: B008 - frozen, so that one default serves all
+        takeover: bool = False,
+        preemption_signals: Sequence[int] = (signal.SIGTERM,),
+    ) -> None:
+        arguments.check_ram(ram)
+        self._options = Options(
+            save=save_decision_policy or ContinuousCheckpointingPolicy(),
+            preservation=preservation_policy or LatestN(3),
+            ram=ram,
+            takeover=takeover,
+            preemption_signals=checked_signals(preemption_signals),
+        )
+        self.last_restore = None
+        self._clock: Clock = SystemClock()
+        self._framework = _framework()
+        self._processes = self._framework.processes()
+        self._run = open_run(run_directory(directory), self._processes, self._clock)
+        self._progress = Progress()
+        self._own: OwnPolicyThread | None = None
+        self._is_closed = False
+        self._vote_round = 0
+        self._link = Link(
+            agent_config(self._run, self._options),
+            attach_request(self._run, self._options, self._processes),
+            self._clock,
+            self._noticed,
+            self._returned,
+        )
+        place = self._link.place
+        self._steps = Stepping(place.origin[0] if place.origin else -1, self._options)
+        self._planner = Planner(self._run.run_id, self._processes.rank, self._processes.count)
+        self._saver = Saver(self._link, self._run.durable, self._progress, self._clock)
+        self._signals = PreemptionSignals(self._options.preemption_signals, self._told_to_stop)
+        self._own = self._begin_own_policies()
+        self._link.start()
+        # A manager that is never closed still gets what it accepted into RAM.
+        self._at_exit = weakref.finalize(self, _seal_all, self._saver, self._progress)
+        atexit.register(self._at_exit)
+
+    def __enter__(self) -> CheckpointManager:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except HoldfastError as own:
+            # The error that ends the training is the one to be seen.
+            log.warning("while closing after an error: %s", own)
+
+    def save(
+        self,
+        step: int,
+        state: object,
+        *,
+        metrics: Mapping[str, float] | None = None,
+        force: bool = False,
+    ) -> bool:
+        """Takes a checkpoint of `state` if one is due at `step`; to be called at every step.
+
+        Args:
+            step: the training step whose result `state` is; it grows from call to call.
+            state: any pytree of arrays, Python values and objects that keep a state.
+            metrics: numbers by name, for policies and for `ls`.
+            force: whatever the policies say, and over a checkpoint of the same step, which stays
+                until the new one is committed.
+
+        Returns:
+            True where a checkpoint of this step is being taken.
+
+        Raises:
+            SaveFailedError: an earlier save failed in the background; told once, with its step.
+            FencedError: a newer attempt has taken the run over.
+            StepExistsError, StepOrderError, InvalidArgumentError: the step.
+            UnsupportedLeafError: a leaf cannot be saved; nothing was written.
+        """
+        steps, place = self._steps, self._link.place
+        words = place.words.values
+        if type(step) is not int or step <= steps.last:
+            self._check_step(step, force)
+        steps.last = words[place.step_word] = step
+        if not (
+            force
+            or step >= words[TARGET_DURABLE]
+            or step >= words[TARGET_RAM]
+            or words[place.notice_word]
+            or words[ATTEMPT] != place.attempt
+            or self._progress.has_failed
+            or steps.is_due_by_step(step)
+        ):
+            return False
+        return self._save_if_due(step, state, metrics, force)
+
+    def resume(self, state: Any) -> tuple[int, Any]:
+        """The next step and the state of the newest checkpoint that can be restored.
+
+        Returns:
+            (step + 1, that step's state), in the structure and sharding of `state`; (0, `state`)
+            where there is nothing to resume.
+
+        Raises:
+            StructureMismatchError: all differences between `state` and what was saved.
+            CheckpointDamagedError: there are checkpoints, and none of them can be read.
+        """
+        self._framework.outline(state)
+        restored = self._restore_newest(state)
+        if restored is None:
+            return 0, state
+        return restored.id.step + 1, restored.state
+
+    def restore(self, step: int | None = None, *, like: Any = None) -> Any:
+        """The state of `step`, else of the newest checkpoint that can be restored.
+
+        From here on the run goes on from that step: later ones are an abandoned branch.
+
+        Args:
+            step: None: the newest; older ones are tried where it is damaged, and that is told.
+            like: arrays, ShapeDtypeStructs and values that give structure and sharding; None:
+                nested dicts of NumPy arrays.
+
+        Raises:
+            StepNotFoundError, StepUncommittedError, CheckpointDamagedError: the step.
+            StructureMismatchError: `like` is not what was saved.
+        """
+        if step is None:
+            restored = self._restore_newest(like)
+            if restored is None:
+                arguments.raise_nothing_saved(self._run.directory)
+            return restored.state
+        arguments.check_step(step)
+        self._settle()
+        restored = restore_step(
+            self._look(), step, self._framework, like, self._rounds(), self._clock
+        )
+        self._went_back(restored)
+        return restored.state
+
+    def latest_step(self) -> int | None:
+        """The newest step that can be restored now, from any tier, on the present timeline."""
+        newest = self._look().newest_sound()
+        return newest.step if newest else None
+
+    def all_steps(self) -> list[int]:
+        """All steps that can be restored now, from any tier, on the present timeline, ascending."""
+        return [checkpoint.step for checkpoint in self._look().sound()]
+
+    def reached_preemption(self, step: int) -> bool:
+        """Whether the process was told to stop and has saved `step`, or an earlier one, for it.
+
+        True on all ranks at the same step.
+        """
+        preempted_at = self._steps.preempted_at
+        return preempted_at is not None and step >= preempted_at
+
+    def wait_until_finished(self, timeout_secs: float | None = None) -> None:
+        """Waits until all accepted saves are durable, or have failed.
+
+        Raises:
+            SaveFailedError: one of them failed.
+            WaitTimeoutError: the time is up; saving goes on.
+        """
+        arguments.check_timeout(timeout_secs)
+        if not self._progress.wait(lambda sealed, finished: finished, timeout_secs):
+            steps = sorted(self._progress.steps())
+            raise WaitTimeoutError(
+                f"wait until finished: steps {steps[:10]} are not durable after {timeout_secs} s; "
+                "saving goes on"
+            )
+        self._progress.raise_failure()
+
+    def delete(self, step: int) -> None:
+        """Removes the checkpoint of `step` from every tier.
+
+        Raises:
+            StepNotFoundError, StepUncommittedError: there is none.
+            StorageError: some of it may be left; it cannot be restored any more.
+        """
+        arguments.check_step(step)
+        found = self._look().find(step)
+        request = protocol.Delete(ids=((found.step, found.attempt),))
+        self._link.call("delete", request, protocol.Empty)
+
+    def metadata(self, step: int) -> CheckpointMetadata:
+        """What the checkpoint of `step` says of itself.
+
+        Raises:
+            StepNotFoundError, StepUncommittedError, CheckpointDamagedError.
+        """
+        arguments.check_step(step)
+        view = self._look()
+        return metadata_of(view.sources(view.find(step)))
+
+    def close(self) -> None:
+        """Waits until all accepted saves are durable, then leaves the agent. Once is enough.
+
+        Where the process is killed meanwhile, the agent goes on with what is sealed in RAM.
+
+        Raises:
+            SaveFailedError: a save failed and was not told yet.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._at_exit.detach()
+        try:
+            self._progress.wait(lambda sealed, finished: finished, None)
+        finally:
+            self._saver.close()
+            self._signals.close()
+            if self._own is not None:
+                self._own.close()
+            self._link.close()
+        self._progress.raise_failure()
+
+    # How a save that may be due is taken.
+
+    def _check_step(self, step: object, force: bool) -> None:
+        number = arguments.check_step(step)
+        saved = [c for c in self._look().timeline if c.step == number]
+        is_known = bool(saved) or number in self._steps.accepted
+        if is_known and not force:
+            raise StepExistsError(
+                f"save step {number}: it is saved already; save a later one, or pass force=True to "
+                "overwrite it"
+            )
+        if is_known:
+            self._settle()
+            saved = [c for c in self._look().timeline if c.step == number]
+            origin = (saved[0].step, saved[0].attempt) if saved else None
+            self._steps.went_back(number)
+            self._link.branch(origin)
+        elif number < self._steps.last or number == self._steps.floor:
+            arguments.raise_step_order(number, self._steps.last)
+
+    def _save_if_due(
+        self, step: int, state: object, metrics: Mapping[str, float] | None, force: bool
+    ) -> bool:
+        self._progress.raise_failure()
+        place = self._link.place
+        if place.words.values[ATTEMPT] != place.attempt:
+            place = self._link.renew()
+        due = self._steps.due(step, place.words.values, self._is_told_alone(), force)
+        if not due.is_any:
+            return False
+        if not due.must_save and self._steps.is_behind(self._progress.outstanding()):
+            self._steps.tell_skipped(step)
+            return False
+        checked = arguments.check_metrics(metrics)
+        snapshot = self._framework.snapshot(state)
+        taking = Taking(
+            id=CheckpointId(step, place.attempt), time=self._clock.now(), metrics=checked
+        )
+        plan = self._planner.plan(snapshot, taking)
+        self._progress.accept(taking.id, durable=due.durable)
+        self._steps.took(step, due)
+        self._saver.submit(Job(plan=plan, snapshot=snapshot, is_durable_due=due.durable))
+        return True
+
+    def _is_told_alone(self) -> bool:
+        """Whether this process was told to stop, and has nobody to agree with on the step."""
+        place = self._link.place
+        return self._processes.count == 1 and bool(place.words.values[place.notice_word])
+
+    # How a restore is done.
+
+    def _restore_newest(self, like: object) -> Restored | None:
+        self._settle()
+        restored = restore_newest(self._look, self._framework, like, self._rounds(), self._clock)
+        if restored is not None:
+            self._went_back(restored)
+        return restored
+
+    def _went_back(self, restored: Restored) -> None:
+        """The run goes on from what was restored; a new attempt, unless that was its newest."""
+        self.last_restore = restored.report
+        timeline = self._look().timeline
+        found = restored.id
+        if timeline and timeline[-1] != found:
+            self._link.branch((found.step, found.attempt))
+        self._steps.went_back(found.step)
+        place = self._link.place
+        place.words.values[place.step_word] = found.step
+        report = restored.report
+        self._link.tell(
+            "restored",
+            step=report.step,
+            attempt=report.attempt,
+            sources=report.sources,
+            skipped=report.skipped,
+            passed_over=report.passed_over,
+            secs=report.seconds,
+            rank=self._processes.rank,
+        )
+
+    def _settle(self) -> None:
+        """Lets what is on its way arrive, so that a restore sees it."""
+        self._progress.wait(lambda sealed, finished: finished, SEAL_SECS)
+
+    def _rounds(self) -> Rounds:
+        return Rounds(vote=self._vote, rank=self._processes.rank, count=self._processes.count)
+
+    def _vote(self, good: bool, found: CheckpointId | None) -> tuple[bool, int]:
+        if self._processes.count == 1:
+            return good, found.step if found else -1
+        self._vote_round += 1
+        request = protocol.Vote(
+            group=self._run.group,
+            rank=self._processes.rank,
+            round=self._vote_round,
+            good=good,
+            id=(found.step, found.attempt) if found else None,
+        )
+        verdict = self._link.call("vote", request, protocol.Verdict)
+        return verdict.good, verdict.limit
+
+    def _look(self) -> View:
+        stores: list[Store] = [self._run.durable]
+        folder = self._link.place.ram_folder
+        if folder is not None:
+            stores.insert(0, RamStore(folder, _reads_only, self._clock))
+        return look(stores, self._run.durable)
+
+    # What comes from the agent, from signals, and at the start.
+
+    def _noticed(self, notice: protocol.Notice) -> None:
+        if self._own is not None:
+            self._own.notice(notice)
+        if notice.kind == "fenced":
+            self._progress.stop(FencedError(notice.reason))
+        elif notice.kind == "warning":
+            log.warning("the agent says: %s", notice.reason)
+        elif notice.id is not None:
+            checkpoint = CheckpointId(*notice.id)
+            if notice.kind == "committed":
+                self._progress.finish(checkpoint)
+            elif notice.kind == "failed":
+                self._progress.fail(checkpoint, notice.reason)
+
+    def _returned(self) -> None:
+        """A new agent is there: it is told again of what is sealed and not finished."""
+        for sealed in self._progress.sealed_again():
+            again = protocol.Sealed(
+                rank=sealed.rank,
+                id=sealed.id,
+                part_count=sealed.part_count,
+                tier=sealed.tier,
+                durable=sealed.durable,
+                again=True,
+            )
+            with contextlib.suppress(FencedError):
+                self._link.call("sealed", again, protocol.Empty)
+
+    def _told_to_stop(self) -> None:
+        place = self._link.place
+        place.words.values[place.notice_word] = 1
+
+    def _begin_own_policies(self) -> OwnPolicyThread | None:
+        policies = own_policies(self._options, self._processes.rank)
+        if not policies.is_any:
+            return None
+        if policies.asks_to_save:
+            policies.history.extend(history(self._look()))
+        return OwnPolicyThread(
+            policies,
+            self._link,
+            self._clock,
+            lambda: self._steps.last,
+            lambda: (self._progress.outstanding() > 0, self._is_told_alone()),
+            self._progress.stop,
+        )
+
+
+def _framework() -> Framework:
+    from holdfast.adapt.jax_state import JaxFramework
+
+    return JaxFramework()
+
+
+def _reads_only(size_bytes: int) -> str:
+    raise AssertionError("a view of the RAM tier does not write")
+
+
+def _seal_all(saver: Saver, progress: Progress) -> None:
+    progress.wait(lambda sealed, finished: sealed, EXIT_SECS)

@@ -1,0 +1,231 @@
+"""The trainer's link to its host's agent: calls, notices, and a new agent for one that is gone.
+
+Invariant: a checkpoint that was accepted stays in `Progress` until the agent has told that it is
+durable or has failed. A new agent is told of each of them again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from holdfast.agent import protocol
+from holdfast.agent.client import AgentClient, AgentGoneError
+from holdfast.agent.config import AgentConfig
+from holdfast.agent.location import WORDS
+from holdfast.agent.starting import ensure_agent
+from holdfast.agent.words import Words, notice_word, step_word
+from holdfast.clock import Clock
+from holdfast.errors import AgentUnavailableError, FencedError, HoldfastError
+
+TRIES_MAX = 5
+WATCH_CALL_SECS = 60.0
+
+log = logging.getLogger(__name__)
+Answer = TypeVar("Answer", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where the agent put this trainer."""
+
+    folder: Path
+    words: Words
+    attempt: int
+    origin: tuple[int, int] | None
+    seat: int
+    ram_folder: Path | None
+
+    @property
+    def step_word(self) -> int:
+        return step_word(self.seat)
+
+    @property
+    def notice_word(self) -> int:
+        return notice_word(self.seat)
+
+
+class Link:
+    """One trainer's link. `place` is replaced as a whole, under the lock."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        attach: protocol.Attach,
+        clock: Clock,
+        on_notice: Callable[[protocol.Notice], None],
+        on_return: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._attach = attach
+        self._clock = clock
+        self._on_notice = on_notice
+        self._on_return = on_return
+        self._lock = threading.RLock()
+        self._clients = threading.local()
+        self._is_closed = False
+        self._generation = 0
+        self._watch_client: AgentClient | None = None
+        self.place = self._join()
+        self._watcher = threading.Thread(target=self._watch, name="holdfast-watch", daemon=True)
+
+    def start(self) -> None:
+        """Begins to follow the agent's notices."""
+        self._watcher.start()
+
+    def call(self, name: str, message: msgspec.Struct, kind: type[Answer]) -> Answer:
+        """Calls the agent; where it is gone, starts another, joins it and calls that.
+
+        Raises:
+            AgentUnavailableError: no agent can be started, or each one dies.
+            HoldfastError: the agent's own answer.
+        """
+        for _ in range(TRIES_MAX):
+            generation = self._generation
+            try:
+                return self._client().call(name, message, kind)
+            except AgentGoneError as error:
+                gone = error
+                self._rejoin(generation)
+        raise AgentUnavailableError(
+            f"call the agent of {self._config.run}: {TRIES_MAX} agents in a row went away "
+            f"({gone}); see its log in {self._config.run}/events"
+        )
+
+    def renew(self) -> Place:
+        """Asks the agent for this trainer's attempt: a branch of its own group moves it on.
+
+        Raises:
+            FencedError: another group has taken the run over.
+        """
+        with self._lock:
+            return self._take(self.call("attach", self._rejoining(), protocol.Attached))
+
+    def branch(self, origin: tuple[int, int] | None) -> Place:
+        """Begins a new attempt from `origin`, together with the other ranks."""
+        with self._lock:
+            request = protocol.Branch(
+                group=self._attach.group,
+                rank=self._attach.rank,
+                attempt=self.place.attempt,
+                origin=origin,
+            )
+            return self._take(self.call("branch", request, protocol.Attached))
+
+    def tell(self, event: str, **data: object) -> None:
+        """Adds a line to the run's events."""
+        self.call("report", protocol.Report(event=event, data=data), protocol.Empty)
+
+    def close(self) -> None:
+        """Leaves the agent in good order and ends the watching."""
+        self._is_closed = True
+        detach = protocol.Detach(group=self._attach.group, rank=self._attach.rank)
+        # An agent that is gone needs no telling; one that comes after it sees the process.
+        with contextlib.suppress(AgentGoneError, HoldfastError):
+            self._client().call("detach", detach, protocol.Empty)
+        if self._watch_client is not None:
+            self._watch_client.abort()
+        if self._watcher.is_alive():
+            self._watcher.join()
+        self._client().close()
+
+    def _client(self) -> AgentClient:
+        known: tuple[int, AgentClient] | None = getattr(self._clients, "known", None)
+        if known is None or known[0] != self._generation:
+            if known is not None:
+                known[1].close()
+            known = (self._generation, AgentClient(self.place.folder))
+            self._clients.known = known
+        return known[1]
+
+    def _rejoining(self) -> protocol.Attach:
+        return msgspec.structs.replace(self._attach, attempt=self.place.attempt)
+
+    def _join(self) -> Place:
+        folder, reason = ensure_agent(self._config, self._clock)
+        if reason is not None:
+            log.warning("the agent lives in %s, and RAM checkpoints with it: %s", folder, reason)
+        client = AgentClient(folder)
+        try:
+            attached = client.call("attach", self._attach, protocol.Attached)
+        except AgentGoneError as error:
+            raise AgentUnavailableError(f"join the agent in {folder}: {error}") from error
+        finally:
+            client.close()
+        return _place(folder, attached)
+
+    def _rejoin(self, generation: int) -> None:
+        with self._lock:
+            if self._is_closed:
+                raise AgentUnavailableError("the manager is closed")
+            if self._generation != generation:
+                return
+            log.warning("the agent of %s is gone; starting another", self._config.run)
+            old = self.place
+            self._attach = self._rejoining()
+            self.place = self._join()
+            self._generation += 1
+            # What this trainer said of itself may not have reached the new words.
+            values, place = self.place.words.values, self.place
+            values[place.step_word] = old.words.values[old.step_word]
+            values[place.notice_word] = old.words.values[old.notice_word]
+        self._on_return()
+
+    def _take(self, attached: protocol.Attached) -> Place:
+        self.place = replace(
+            self.place, attempt=attached.attempt, origin=attached.origin, seat=attached.seat
+        )
+        return self.place
+
+    def _watch(self) -> None:
+        cursor, generation = 0, -1
+        while not self._is_closed:
+            if generation != self._generation:
+                cursor, generation = 0, self._generation
+                self._watch_client = AgentClient(self.place.folder, WATCH_CALL_SECS)
+            request = protocol.Watch(
+                group=self._attach.group, rank=self._attach.rank, cursor=cursor
+            )
+            try:
+                assert self._watch_client is not None
+                answer = self._watch_client.call("watch", request, protocol.Notices)
+            except AgentGoneError:
+                if not self._is_closed and not self._recover(generation):
+                    return
+                continue
+            cursor = answer.cursor
+            for notice in answer.notices:
+                self._on_notice(notice)
+        if self._watch_client is not None:
+            self._watch_client.close()
+
+    def _recover(self, generation: int) -> bool:
+        try:
+            self._rejoin(generation)
+        except FencedError as error:
+            self._on_notice(protocol.Notice(kind="fenced", reason=str(error)))
+            return False
+        except HoldfastError as error:
+            if self._is_closed:
+                return False
+            log.warning("no agent for %s: %s", self._config.run, error)
+            self._clock.sleep(1.0)
+        return True
+
+
+def _place(folder: Path, attached: protocol.Attached) -> Place:
+    return Place(
+        folder=folder,
+        words=Words(folder / WORDS),
+        attempt=attached.attempt,
+        origin=attached.origin,
+        seat=attached.seat,
+        ram_folder=Path(attached.ram_folder) if attached.ram_folder else None,
+    )

@@ -1,0 +1,63 @@
+"""What a checkpoint says of itself, without its bytes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import datetime
+
+from holdfast.engine.sources import CheckpointSources
+from holdfast.format.grid import grid_shape
+from holdfast.format.layout import item_size_bytes
+from holdfast.format.paths import path_name
+from holdfast.format.records import decode_metrics
+from holdfast.format.values import decode_value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayMetadata:
+    """One array: `shape` and `dtype` as stored, and how many chunks there are along each axis."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    grid: tuple[int, ...]
+    size_bytes: int
+    prng_impl: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointMetadata:
+    """One checkpoint; `arrays` and `values` by name (`params/dense/kernel`)."""
+
+    step: int
+    attempt: int
+    time: datetime
+    metrics: dict[str, float] | None
+    arrays: dict[str, ArrayMetadata]
+    values: dict[str, object]
+    process_count: int
+    size_bytes: int
+
+
+def metadata_of(sources: CheckpointSources) -> CheckpointMetadata:
+    """The metadata of a checkpoint that can be read."""
+    spec = sources.spec
+    return CheckpointMetadata(
+        step=sources.id.step,
+        attempt=sources.id.attempt,
+        time=spec.time,
+        metrics=decode_metrics(spec.metrics),
+        arrays={
+            array.name: ArrayMetadata(
+                shape=array.shape,
+                dtype=array.dtype,
+                grid=grid_shape(array.shape, array.chunk_shape),
+                size_bytes=math.prod(array.shape) * item_size_bytes(array.dtype),
+                prng_impl=array.prng_impl,
+            )
+            for array in spec.arrays
+        },
+        values={path_name(value.path): decode_value(value.value) for value in spec.values},
+        process_count=len(sources.parts),
+        size_bytes=sum(copies[0].part.image_size_bytes for copies in sources.parts),
+    )

@@ -1,0 +1,89 @@
+"""Opening a run: its directory is made or checked, and all ranks agree on what they opened."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.adapt.contract import Processes
+from holdfast.clock import Clock
+from holdfast.engine.run import create_run, read_run
+from holdfast.errors import HoldfastError, InvalidArgumentError, NotARunError, StorageError
+from holdfast.format.names import RUN_FILE
+from holdfast.store.disk import DiskStore
+from holdfast.store.files import translated
+
+_openings: Iterator[int] = itertools.count()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRun:
+    """A run that is open. `group` is the word that the processes of this start share."""
+
+    directory: Path
+    run_id: str
+    group: str
+    durable: DiskStore
+
+
+def run_directory(directory: object) -> Path:
+    """The absolute path of a run's directory.
+
+    Raises:
+        InvalidArgumentError: it is no path, or a URL of a store that there is no support for.
+    """
+    if not isinstance(directory, str | os.PathLike) or not str(directory):
+        raise InvalidArgumentError(
+            f"open a run: expected a path, found {directory!r} ({type(directory).__name__})"
+        )
+    text = os.fspath(directory)
+    if re.match(r"[a-z0-9]+://", str(text)):
+        raise InvalidArgumentError(
+            f"open {text}: this version keeps runs on file systems; give a path"
+        )
+    return Path(os.path.abspath(str(text)))
+
+
+def open_run(directory: Path, processes: Processes, clock: Clock) -> OpenRun:
+    """Opens the run in `directory` on all processes; rank 0 makes it where there is none.
+
+    Raises:
+        NotARunError, NewerFormatError, StorageError: told by name; nothing was changed.
+    """
+    durable = DiskStore(directory, clock)
+    name = f"{directory}/{next(_openings)}"
+    if processes.rank == 0:
+        try:
+            run_id = _open_or_create(directory, durable, clock)
+        except HoldfastError as error:
+            if processes.count > 1:
+                processes.agree(name, f"error {error}")
+            raise
+        word = processes.agree(name, f"{run_id} {clock.token()}")
+    else:
+        word = processes.agree(name, "")
+    run_id, _, group = word.partition(" ")
+    if run_id == "error":
+        raise StorageError(f"rank 0 could not open the run: {group}")
+    return OpenRun(directory=directory, run_id=run_id, group=group, durable=durable)
+
+
+def _open_or_create(directory: Path, durable: DiskStore, clock: Clock) -> str:
+    with translated("open", directory):
+        if directory.exists() and not directory.is_dir():
+            raise NotARunError(f"open {directory}: expected a directory, found a file")
+        is_new = not directory.exists() or not any(directory.iterdir())
+    if is_new:
+        with translated("create", directory):
+            directory.mkdir(parents=True, exist_ok=True)
+        return create_run(durable, str(directory), clock.token(), clock.now()).run_id
+    if not (directory / RUN_FILE).exists():
+        raise NotARunError(
+            f"open {directory}: it holds files and no {RUN_FILE}, so it is not a run; give a new "
+            "directory, or the run's own"
+        )
+    return read_run(durable, str(directory)).run_id

@@ -1,0 +1,48 @@
+"""Preemption: signals that say the process will have to stop soon.
+
+A handler writes one word that the agent reads, and then calls the handler that stood there before.
+The default action, which would end the process, is not taken: ending well is what this is for.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+class PreemptionSignals:
+    """Handlers for `signals` that call `notify`; `close` puts the earlier ones back."""
+
+    def __init__(self, signals: Sequence[signal.Signals], notify: Callable[[], None]) -> None:
+        self._notify = notify
+        self._earlier: dict[signal.Signals, Any] = {}
+        if signals and threading.current_thread() is not threading.main_thread():
+            log.warning(
+                "preemption signals (%s) are not watched: only the main thread can, and the "
+                "manager was made on another",
+                ", ".join(number.name for number in signals),
+            )
+            return
+        for number in signals:
+            self._earlier[number] = signal.signal(number, self._handle)
+
+    def close(self) -> None:
+        """Puts the earlier handlers back, where nobody replaced ours meanwhile."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number, earlier in self._earlier.items():
+            if signal.getsignal(number) == self._handle and earlier is not None:
+                signal.signal(number, earlier)
+        self._earlier.clear()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._notify()
+        earlier = self._earlier.get(signal.Signals(number))
+        if callable(earlier):
+            earlier(number, frame)

@@ -1,0 +1,109 @@
+"""The saves that were accepted and are not finished, and the failures that were not told yet.
+
+Shared by the training thread, the saver and the watcher; one lock guards it all.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from holdfast.agent.protocol import Sealed
+from holdfast.errors import HoldfastError, SaveFailedError
+from holdfast.format.names import CheckpointId
+
+
+@dataclass(slots=True)
+class _Save:
+    is_durable_due: bool
+    sealed: Sealed | None = None
+
+
+class Progress:
+    """What became of each save."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._saves: dict[CheckpointId, _Save] = {}
+        self._failures: deque[HoldfastError] = deque()
+        self.has_failed = False
+
+    def accept(self, checkpoint: CheckpointId, *, durable: bool) -> None:
+        """A save was accepted."""
+        with self._changed:
+            self._saves[checkpoint] = _Save(durable)
+
+    def seal(self, checkpoint: CheckpointId, message: Sealed) -> None:
+        """Its part is whole; one that is not to be durable is finished."""
+        with self._changed:
+            save = self._saves.get(checkpoint)
+            if save is not None:
+                save.sealed = message
+                if not save.is_durable_due:
+                    del self._saves[checkpoint]
+            self._changed.notify_all()
+
+    def finish(self, checkpoint: CheckpointId) -> None:
+        """It is durable, or was given up without a loss."""
+        with self._changed:
+            self._saves.pop(checkpoint, None)
+            self._changed.notify_all()
+
+    def fail(self, checkpoint: CheckpointId, reason: str) -> None:
+        """It failed; said once by `raise_failure`. Anything said of an unknown save is ignored."""
+        with self._changed:
+            if self._saves.pop(checkpoint, None) is not None:
+                message = (
+                    f"save step {checkpoint.step}: the checkpoint was not made: {reason}. Training "
+                    "may go on; the next save is tried anew"
+                )
+                self._failures.append(SaveFailedError(checkpoint.step, message))
+                self.has_failed = True
+            self._changed.notify_all()
+
+    def stop(self, error: HoldfastError) -> None:
+        """Nothing more can be saved: each further call raises `error`."""
+        with self._changed:
+            self._saves.clear()
+            self._failures.append(error)
+            self.has_failed = True
+            self._changed.notify_all()
+
+    def raise_failure(self) -> None:
+        """Raises the oldest failure that was not told yet.
+
+        Raises:
+            SaveFailedError: a background save failed.
+        """
+        with self._changed:
+            if self._failures:
+                error = self._failures.popleft()
+                self.has_failed = bool(self._failures)
+                raise error
+
+    def outstanding(self) -> int:
+        """How many saves are on their way to the durable tier."""
+        with self._changed:
+            return sum(save.is_durable_due for save in self._saves.values())
+
+    def steps(self) -> set[int]:
+        """The steps that are on their way."""
+        with self._changed:
+            return {checkpoint.step for checkpoint in self._saves}
+
+    def sealed_again(self) -> list[Sealed]:
+        """What a new agent has to be told of."""
+        with self._changed:
+            return [save.sealed for save in self._saves.values() if save.sealed is not None]
+
+    def wait(self, is_over: Callable[[bool, bool], bool], timeout_secs: float | None) -> bool:
+        """Waits until `is_over(nothing is unsealed, nothing is outstanding)`; False: time is up."""
+
+        def look() -> bool:
+            unsealed = any(save.sealed is None for save in self._saves.values())
+            return is_over(not unsealed, not self._saves)
+
+        with self._changed:
+            return self._changed.wait_for(look, timeout_secs)

@@ -1,0 +1,178 @@
+"""Restoring: the newest good checkpoint, or a given one, on all ranks the same.
+
+Each round the ranks take the newest checkpoint that is left, read what they need of it, and vote.
+Only when all could read it does any of them keep it; else all go on to an older one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from holdfast.adapt.contract import Framework, Restoration
+from holdfast.clock import Clock
+from holdfast.engine.restore import RestoreTally, fill_targets
+from holdfast.engine.sources import CheckpointSources
+from holdfast.errors import (
+    CheckpointDamagedError,
+    ObjectNotFoundError,
+    StepUncommittedError,
+    StorageError,
+    StructureMismatchError,
+)
+from holdfast.format.names import STEP_MAX, CheckpointId
+from holdfast.format.paths import Path, path_name
+from holdfast.format.values import decode_value
+from holdfast.manager.view import View
+
+log = logging.getLogger(__name__)
+
+# What says that this checkpoint cannot be had, as against a state that does not fit it.
+BAD_COPY = (CheckpointDamagedError, StorageError, StepUncommittedError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreReport:
+    """What a restore did.
+
+    Attributes:
+        step: the step that was restored.
+        attempt: the attempt that had saved it.
+        sources: bytes of arrays that were read, by tier (`ram`, `durable`).
+        skipped: (step, attempt, reason) of each newer checkpoint that could not be restored.
+        passed_over: each copy that was bad, and why, where another copy served.
+        seconds: from the call to the state.
+    """
+
+    step: int
+    attempt: int
+    sources: dict[str, int]
+    skipped: tuple[tuple[int, int, str], ...]
+    passed_over: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(slots=True)
+class Rounds:
+    """How the ranks agree: `vote` gives (good, the step below which to go on)."""
+
+    vote: Callable[[bool, CheckpointId | None], tuple[bool, int]]
+    rank: int
+    count: int
+
+
+@dataclass(slots=True)
+class Restored:
+    """A state that was restored, and how."""
+
+    state: object
+    report: RestoreReport
+    id: CheckpointId
+
+
+@dataclass(slots=True)
+class _Try:
+    id: CheckpointId
+    error: Exception | None = None
+    restoration: Restoration | None = None
+    sources: CheckpointSources | None = None
+    tally: RestoreTally = field(default_factory=RestoreTally)
+
+
+def restore_newest(
+    look: Callable[[], View], framework: Framework, like: object, rounds: Rounds, clock: Clock
+) -> Restored | None:
+    """The newest checkpoint that every rank can read; None where nothing was ever saved.
+
+    Raises:
+        StructureMismatchError: `like` does not fit the newest good one.
+        CheckpointDamagedError: there are checkpoints, and none of them can be read.
+    """
+    started = clock.monotonic()
+    limit = STEP_MAX + 1
+    skipped: list[tuple[int, int, str]] = []
+    while True:
+        view = look()
+        left = [c for c in view.timeline if c.step < limit]
+        tried = _try(view, left[-1], framework, like, rounds) if left else None
+        if tried is not None and tried.error is not None:
+            skipped.append((tried.id.step, tried.id.attempt, str(tried.error)))
+            log.warning("step %d cannot be restored, trying an older one: %s", *skipped[-1][::2])
+        good, limit = rounds.vote(
+            tried is None or tried.error is None, tried.id if tried is not None else None
+        )
+        if good and tried is not None:
+            return _finish(tried, rounds, skipped, clock.monotonic() - started)
+        if tried is None:
+            if skipped:
+                raise CheckpointDamagedError(
+                    "restore: none of the checkpoints can be read: "
+                    + "; ".join(f"step {step}: {reason}" for step, _, reason in skipped)
+                )
+            if good:
+                return None
+
+
+def restore_step(
+    view: View, step: int, framework: Framework, like: object, rounds: Rounds, clock: Clock
+) -> Restored:
+    """The checkpoint of `step`.
+
+    Raises:
+        StepNotFoundError, StepUncommittedError, CheckpointDamagedError, StructureMismatchError.
+    """
+    started = clock.monotonic()
+    tried = _try(view, view.find(step), framework, like, rounds)
+    good, _ = rounds.vote(tried.error is None, tried.id)
+    if tried.error is not None:
+        raise tried.error
+    if not good:
+        raise CheckpointDamagedError(f"restore step {step}: another process could not read it")
+    return _finish(tried, rounds, [], clock.monotonic() - started)
+
+
+def _try(
+    view: View, checkpoint: CheckpointId, framework: Framework, like: object, rounds: Rounds
+) -> _Try:
+    tried = _Try(checkpoint)
+    try:
+        tried.sources = view.sources(checkpoint)
+        tried.restoration = framework.restoration(tried.sources.spec, like)
+        _check_processes(tried.sources, rounds)
+        tried.tally = fill_targets(tried.sources, tried.restoration.targets)
+    except ObjectNotFoundError as error:
+        tried.error = CheckpointDamagedError(f"restore {checkpoint}: {error}")
+    except BAD_COPY as error:
+        tried.error = error
+    return tried
+
+
+def _check_processes(sources: CheckpointSources, rounds: Rounds) -> None:
+    paths = sources.spec.process_values
+    if paths and len(sources.parts) != rounds.count:
+        raise StructureMismatchError(
+            f"restore: {len(paths)} objects with a state ({', '.join(map(path_name, paths[:5]))}) "
+            f"were saved by {len(sources.parts)} processes, this job has {rounds.count}; their "
+            "states cannot be divided anew. Leave them out of the state and set them yourself"
+        )
+
+
+def _finish(
+    tried: _Try, rounds: Rounds, skipped: list[tuple[int, int, str]], seconds: float
+) -> Restored:
+    assert tried.sources is not None
+    assert tried.restoration is not None
+    process_values: dict[Path, object] = {}
+    if tried.sources.spec.process_values:
+        part = tried.sources.parts[rounds.rank][0].part
+        process_values = {value.path: decode_value(value.value) for value in part.values}
+    report = RestoreReport(
+        step=tried.id.step,
+        attempt=tried.id.attempt,
+        sources=dict(tried.tally.bytes_by_tier),
+        skipped=tuple(skipped),
+        passed_over=tuple(tried.tally.passed_over),
+        seconds=round(seconds, 4),
+    )
+    return Restored(tried.restoration.finish(process_values), report, tried.id)

@@ -1,0 +1,177 @@
+"""The background thread that fills images: nothing of it runs on the training thread.
+
+At most one save waits while another one is filled. A save that the policy of steps, a person or a
+preemption asked for waits for its place, at the speed of RAM; it never waits for storage.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from holdfast.adapt.contract import Snapshot
+from holdfast.agent import protocol
+from holdfast.clock import Clock
+from holdfast.engine.save import PartPlan, write_part
+from holdfast.errors import HoldfastError, StorageError
+from holdfast.manager.link import Link
+from holdfast.manager.progress import Progress
+from holdfast.store.contract import Store
+from holdfast.store.ram import RamStore
+
+BUSY_SECS = 0.02
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One save: the state, fixed; what to write; and where it is due."""
+
+    plan: PartPlan
+    snapshot: Snapshot
+    is_durable_due: bool
+
+
+class Saver:
+    """Owns the thread, and the mapped slots."""
+
+    def __init__(self, link: Link, durable: Store, progress: Progress, clock: Clock) -> None:
+        self._link = link
+        self._durable = durable
+        self._progress = progress
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._waiting: Job | None = None
+        self._is_filling = False
+        self._is_closed = False
+        self._has_told_no_ram = False
+        self._ram: RamStore | None = None
+        self._slot: Callable[[int], str] = _no_slot
+        self._thread = threading.Thread(target=self._run, name="holdfast-save", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Hands over a save; waits while another one is waiting already."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting is None or self._is_closed)
+            self._waiting = job
+            self._changed.notify_all()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no save waits and none is being filled."""
+        with self._changed:
+            return self._waiting is None and not self._is_filling
+
+    def close(self) -> None:
+        """Ends the thread after what it has; waits for it."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._thread.join()
+        if self._ram is not None:
+            self._ram.close()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting is not None or self._is_closed)
+                job, self._waiting = self._waiting, None
+                self._is_filling = job is not None
+                self._changed.notify_all()
+            if job is None:
+                return
+            try:
+                self._save(job)
+            except Exception as error:
+                # The top of a thread: whatever it was is told to the trainer, once.
+                log.debug("save %s failed", job.plan.id, exc_info=True)
+                self._give_up(job, f"{type(error).__name__}: {error}")
+            finally:
+                job.snapshot.release()
+                job = None
+                with self._changed:
+                    self._is_filling = False
+                    self._changed.notify_all()
+
+    def _save(self, job: Job) -> None:
+        tier = self._fill(job)
+        if tier is None:
+            self._progress.finish(job.plan.id)
+            return
+        message = protocol.Sealed(
+            rank=job.plan.rank,
+            id=(job.plan.id.step, job.plan.id.attempt),
+            part_count=job.plan.part_count,
+            tier=tier,
+            durable=job.is_durable_due,
+        )
+        self._progress.seal(job.plan.id, message)
+        self._link.call("sealed", message, protocol.Empty)
+
+    def _fill(self, job: Job) -> str | None:
+        """Writes the part to RAM, else to the durable tier; returns which, None for neither."""
+        slot = self._want_slot(job.plan)
+        if slot.name is not None:
+            try:
+                write_part(self._ram_store(slot.name), job.plan, job.snapshot.chunk_bytes)
+                return "ram"
+            except StorageError as error:
+                slot = protocol.Slot(name=None, reason=str(error))
+        if self._link.place.ram_folder is not None:
+            self._tell_no_ram(slot.reason)
+        if not job.is_durable_due:
+            self._abandon(job, slot.reason)
+            return None
+        write_part(self._durable, job.plan, job.snapshot.chunk_bytes)
+        return "durable"
+
+    def _want_slot(self, plan: PartPlan) -> protocol.Slot:
+        request = protocol.WantSlot(
+            rank=plan.rank,
+            id=(plan.id.step, plan.id.attempt),
+            size_bytes=plan.layout.size_bytes,
+        )
+        slot = self._link.call("slot", request, protocol.Slot)
+        while slot.busy:
+            # Each checkpoint ahead becomes durable or fails, and either makes room.
+            self._clock.sleep(BUSY_SECS)
+            slot = self._link.call("slot", request, protocol.Slot)
+        return slot
+
+    def _ram_store(self, slot: str) -> RamStore:
+        folder = self._link.place.ram_folder
+        assert folder is not None
+        if self._ram is None or self._ram.root != folder:
+            if self._ram is not None:
+                self._ram.close()
+            self._ram = RamStore(folder, lambda size: self._slot(size), self._clock)
+        self._slot = lambda size: slot
+        return self._ram
+
+    def _tell_no_ram(self, reason: str) -> None:
+        if self._has_told_no_ram:
+            return
+        self._has_told_no_ram = True
+        log.warning("no RAM for checkpoints, they go straight to the durable tier: %s", reason)
+        self._link.tell("ram_unavailable", reason=reason)
+
+    def _abandon(self, job: Job, reason: str) -> None:
+        message = protocol.Abandoned(
+            rank=job.plan.rank, id=(job.plan.id.step, job.plan.id.attempt), reason=reason
+        )
+        self._link.call("abandoned", message, protocol.Empty)
+
+    def _give_up(self, job: Job, reason: str) -> None:
+        self._progress.fail(job.plan.id, reason)
+        try:
+            self._abandon(job, reason)
+        except HoldfastError as error:
+            log.warning("the agent was not told that step %d failed: %s", job.plan.id.step, error)
+
+
+def _no_slot(size_bytes: int) -> str:
+    raise StorageError("no slot was asked for")

@@ -1,0 +1,110 @@
+"""Where the training is, what it has saved, and what is due at a step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from holdfast.agent.words import NEVER, TARGET_DURABLE, TARGET_PREEMPTION, TARGET_RAM
+from holdfast.clock import SystemClock
+from holdfast.manager.options import Options
+from holdfast.policy.contexts import SaveContext
+from holdfast.policy.save_decision_policy import SaveDecisionPolicy, split
+
+OUTSTANDING_MAX = 3
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Due:
+    """What is due. `must_save`: a person or a preemption asks, so it is taken whatever waits."""
+
+    durable: bool
+    ram: bool
+    must_save: bool
+    is_preemption: bool
+
+    @property
+    def is_any(self) -> bool:
+        """Whether a checkpoint is due in any tier."""
+        return self.durable or self.ram
+
+
+class Stepping:
+    """Owned by the training thread."""
+
+    def __init__(self, floor: int, options: Options) -> None:
+        self.floor = floor
+        self.last = floor
+        self.accepted: set[int] = set()
+        self.preempted_at: int | None = None
+        self._served = {TARGET_DURABLE: NEVER, TARGET_RAM: NEVER}
+        self._durable = split(options.save).by_step
+        ram = options.ram.save_decision_policy if options.ram is not None else None
+        self._ram = split(ram).by_step if ram is not None else None
+        self._has_told_skipped = False
+        # Policies that depend on the step alone are asked at every step; they look at nothing else.
+        self._context = SaveContext(
+            now=SystemClock().now(), is_saving_in_progress=False, reached_preemption=False
+        )
+
+    def is_due_by_step(self, step: int) -> bool:
+        """Whether a policy that depends on the step alone wants this step."""
+        return self._asks(self._durable, step) or self._asks(self._ram, step)
+
+    def due(self, step: int, words: Sequence[int], told_alone: bool, force: bool) -> Due:
+        """What is due at `step`."""
+        is_preemption = self.preempted_at is None and (
+            told_alone or step >= words[TARGET_PREEMPTION]
+        )
+        target = self._is_target(TARGET_DURABLE, step, words)
+        durable = force or is_preemption or target or self._asks(self._durable, step)
+        ram = self._is_target(TARGET_RAM, step, words) or self._asks(self._ram, step)
+        return Due(
+            durable=durable,
+            ram=ram,
+            must_save=force or is_preemption or target,
+            is_preemption=is_preemption,
+        )
+
+    def took(self, step: int, due: Due) -> None:
+        """Notes that a checkpoint of `step` is being taken."""
+        self.accepted.add(step)
+        self._has_told_skipped = False
+        if due.is_preemption:
+            self.preempted_at = step
+
+    def is_behind(self, outstanding: int) -> bool:
+        """Whether so much is on its way to storage that one more would wait for it."""
+        return outstanding >= OUTSTANDING_MAX
+
+    def tell_skipped(self, step: int) -> None:
+        """Says, once until a save is taken again, that a due save was not taken."""
+        if not self._has_told_skipped:
+            self._has_told_skipped = True
+            log.warning(
+                "step %d was due and is not saved: %d checkpoints are still on their way to the "
+                "durable tier, which is slower than they come",
+                step,
+                OUTSTANDING_MAX,
+            )
+
+    def went_back(self, step: int) -> None:
+        """The training goes on from `step`."""
+        self.floor = self.last = step
+        self.accepted = {saved for saved in self.accepted if saved < step}
+
+    def _asks(self, policy: SaveDecisionPolicy | None, step: int) -> bool:
+        return policy is not None and policy.should_save(step, (), context=self._context)
+
+    def _is_target(self, word: int, step: int, words: Sequence[int]) -> bool:
+        """Whether `step` reaches a target, which counts once."""
+        target = words[word]
+        if step < target:
+            return False
+        if target == self._served[word]:
+            return False
+        self._served[word] = target
+        return True
