@@ -24,8 +24,11 @@ ROOT = Path(__file__).parents[2]
 # The only places that may catch everything, as "path:function", each with its reason. They are the
 # tops of processes and threads, which report what they caught.
 BROAD_EXCEPTS: dict[str, str] = {
+    "src/holdfast/agent/keeping.py:Keeper._make_durable": (
+        "the top of a task of the agent, which goes on; the trainers are told"
+    ),
     "src/holdfast/manager/own_policies.py:OwnPolicyThread._act": (
-        "the top of a thread that runs a user's code; the error is raised at the trainer's next call"
+        "the top of a thread that runs a user's code; the trainer's next call raises the error"
     ),
     "src/holdfast/manager/saver.py:Saver._run": (
         "the top of a thread; the save has failed, which the trainer's next call raises"

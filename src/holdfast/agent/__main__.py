@@ -1,7 +1,29 @@
-"""`python -m holdfast.agent CONFIG`: one agent; trainers and `holdfast run` start it."""
+"""`python -m holdfast.agent CONFIG`: one agent; trainers and `holdfast run` start it.
 
+The process that was started ends as soon as the agent has its place, so that the agent is nobody's
+child: whoever started it need not wait for it, and cannot leave it a zombie.
+"""
+
+import os
 import sys
 
-from holdfast.agent.process import main
 
-sys.exit(main(sys.argv[1]))
+def _main(argument: str) -> int:
+    reading, writing = os.pipe()
+    if os.fork():
+        os.close(writing)
+        said = os.read(reading, 1)
+        # Nothing was said where the agent ended before it had its place.
+        return said[0] if said else 1
+    os.close(reading)
+
+    from holdfast.agent.process import main
+
+    def placed(code: int) -> None:
+        os.write(writing, bytes([code]))
+        os.close(writing)
+
+    return main(argument, placed)
+
+
+sys.exit(_main(sys.argv[1]))

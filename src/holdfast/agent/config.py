@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 
 LINGER_SECS = 600.0
+ALREADY_RUNNING = 17
+"""The exit code of an agent that found another one in its place."""
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):

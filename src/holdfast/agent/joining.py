@@ -127,7 +127,8 @@ class Joining:
 
     async def _new_group(self, request: protocol.Attach, pid: int) -> Group:
         state = self._state
-        if state.group is not None and not request.takeover:
+        is_new = request.attempt is None
+        if is_new and state.group is not None and not request.takeover:
             state.group.check_free_for(request.group, state.config.host, state.config.run)
         if request.attempt is not None:
             newest = await self._blocking(newest_attempt, state.durable)

@@ -7,6 +7,7 @@ told to the trainers and to the events, and does not stop what comes after it.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -31,6 +32,7 @@ from holdfast.policy.preservation_policy import PreservationPolicy, kept
 
 RETRY_SECS = 5.0
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -158,11 +160,14 @@ class Keeper:
             size = await self._run(
                 self._persist, entry.id, entry.part_count, frozenset(entry.durable)
             )
-        except HoldfastError as error:
-            entry.failure = str(error)
+        except Exception as error:
+            # The top of a task: whatever it was, the trainers are told, and the next one is tried.
+            log.warning("checkpoint %s is not durable", entry.id, exc_info=True)
+            entry.failure = str(error) or repr(error)
             self._retry_at = state.clock.monotonic() + RETRY_SECS
-            state.events.write("failed", entry.id, reason=str(error))
-            await state.notices.post(Notice(kind="failed", id=_id(entry.id), reason=str(error)))
+            state.events.write("failed", entry.id, reason=entry.failure)
+            failed = Notice(kind="failed", id=_id(entry.id), reason=entry.failure)
+            await state.notices.post(failed)
         else:
             entry.is_committed = True
             entry.durable = set(range(entry.part_count))

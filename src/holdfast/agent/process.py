@@ -14,14 +14,14 @@ import os
 import shutil
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import psutil
 from aiohttp import web
 
-from holdfast.agent.config import AgentConfig
+from holdfast.agent.config import ALREADY_RUNNING, AgentConfig
 from holdfast.agent.events import EventLog
 from holdfast.agent.location import LOCK, SOCKET, WORDS, make_private, socket_address
 from holdfast.agent.server import application
@@ -34,19 +34,22 @@ from holdfast.store.disk import DiskStore
 from holdfast.store.ram import RamStore
 from holdfast.store.slots import SlotPool
 
-ALREADY_RUNNING = 17
 NICENESS = 10
 SHUTDOWN_SECS = 2.0
 
 log = logging.getLogger(__name__)
 
 
-def main(argument: str) -> int:
-    """Runs the agent that `argument`, a JSON `AgentConfig`, describes; returns the exit code."""
+def main(argument: str, placed: Callable[[int], None]) -> int:
+    """Runs the agent that `argument`, a JSON `AgentConfig`, describes; returns the exit code.
+
+    `placed` is told 0 once the agent has its place, or `ALREADY_RUNNING` where another one has it.
+    """
     config = msgspec.json.decode(argument, type=AgentConfig)
     folder = Path(config.folder)
     make_private(folder)
     with _locked(folder) as is_mine:
+        placed(0 if is_mine else ALREADY_RUNNING)
         if not is_mine:
             return ALREADY_RUNNING
         _log_into(Path(config.run), config.host)
@@ -55,10 +58,10 @@ def main(argument: str) -> int:
             "agent of %s on %s: process %d in %s", config.run, config.host, os.getpid(), folder
         )
         asyncio.run(_serve(config, folder))
-        # The socket goes first: whoever finds none starts a new agent, which waits for the lock.
-        for path in (folder / SOCKET, folder / WORDS):
-            path.unlink(missing_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
+        # Moved away whole and only then removed, so that the next agent finds all or nothing.
+        leaving = folder.with_name(f".{folder.name}.{os.getpid()}")
+        folder.rename(leaving)
+        shutil.rmtree(leaving, ignore_errors=True)
         log.info("agent of %s leaves", config.run)
     return 0
 

@@ -12,9 +12,18 @@ import msgspec
 
 PROTOCOL_VERSION = 1
 
-Step = int
+PENDING_COUNT_MIN = 3
+PENDING_COUNT_MAX = 64
+PENDING_SIZE_BYTES = 256 * 1024 * 1024
+
 Id = tuple[int, int]
 """(step, attempt)."""
+
+
+def pending_limit(image_size_bytes: int) -> int:
+    """How many of one rank's images may wait in RAM for the durable tier; small ones may be more."""
+    affordable = PENDING_SIZE_BYTES // max(image_size_bytes, 1)
+    return min(max(affordable, PENDING_COUNT_MIN), PENDING_COUNT_MAX)
 
 
 class TierPolicies(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,6 @@ from holdfast.errors import (
 )
 from holdfast.format.names import CheckpointId
 
-PENDING_COUNT_MAX = 2
 VOTE_WAIT_SECS = 3600.0
 
 
@@ -42,7 +41,7 @@ class Saving:
         if not state.has_ram:
             return protocol.Slot(name=None, reason="the run has no RAM tier")
         pending = [e for e in state.ledger if e.is_pending and e.id != checkpoint]
-        if len(pending) > PENDING_COUNT_MAX:
+        if len(pending) >= protocol.pending_limit(request.size_bytes):
             return protocol.Slot(name=None, reason="the durable tier is behind", busy=True)
         taken = set(state.handed_out.values())
         try:

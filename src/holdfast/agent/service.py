@@ -19,6 +19,7 @@ from holdfast.format.names import CheckpointId
 
 TICK_SECS = 0.02
 IDLE_TICK_SECS = 0.5
+FIRST_TRAINER_SECS = 30.0
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ class Service:
         self._is_stopping = False
         self._alone_since = state.clock.monotonic()
         self._seen_group: Group | None = None
+        self._has_served = False
         state.wake = self._wake.set
 
     async def adopt(self) -> None:
@@ -73,6 +75,7 @@ class Service:
             if self._state.group is None:
                 await self._saving.group_changed()
         if self._state.group is not None:
+            self._has_served = True
             self._alone_since = self._state.clock.monotonic()
         self._decider.tick()
         self._keeper.tick()
@@ -85,7 +88,8 @@ class Service:
         if self._is_stopping:
             return 0.0
         alone_secs = self._state.clock.monotonic() - self._alone_since
-        return max(0.0, self._state.linger_secs - alone_secs)
+        least_secs = 0.0 if self._has_served else FIRST_TRAINER_SECS
+        return max(0.0, max(self._state.linger_secs, least_secs) - alone_secs)
 
     def _may_leave(self) -> bool:
         return self._leaves_in_secs() == 0.0

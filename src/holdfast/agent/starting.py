@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.agent.client import answers
-from holdfast.agent.config import AgentConfig
+from holdfast.agent.config import ALREADY_RUNNING, AgentConfig
 from holdfast.agent.location import agent_folders, make_private
 from holdfast.agent.words import SEAT_COUNT
 from holdfast.clock import Clock
@@ -19,6 +19,7 @@ from holdfast.format.names import EVENTS
 
 START_SECS = 60.0
 POLL_SECS = 0.02
+STDERR = "stderr"
 OWN_FILES_SIZE_BYTES = 64 * 1024 + 16 * SEAT_COUNT
 
 
@@ -39,34 +40,32 @@ def ensure_agent(config: AgentConfig, clock: Clock) -> tuple[Path, str | None]:
     found = find_agent(config.run_id, config.host)
     if found is not None:
         return found, None
-    folder, reason = _choose_folder(config)
-    config = msgspec.structs.replace(config, folder=str(folder))
     deadline = clock.monotonic() + START_SECS
-    process = _spawn(config)
+    folder, reason, process = _start(config)
     while clock.monotonic() < deadline:
         if answers(folder):
+            if process is not None:
+                # It ended when the agent had its place, or found that another has it.
+                process.wait()
             return folder, reason
-        if process.poll() is not None and not answers(folder):
-            # Another one held the lock, on its way in or out, or this one could not begin.
-            if process.returncode not in (0, ALREADY_RUNNING):
-                break
+        code = process.poll() if process is not None else ALREADY_RUNNING
+        if code == ALREADY_RUNNING:
+            # One on its way out held the lock or took the folder along, or one was just started.
             clock.sleep(POLL_SECS * 5)
-            process = _spawn(config)
+            folder, reason, process = _start(config)
+        elif code not in (None, 0):
+            break
         clock.sleep(POLL_SECS)
     log = Path(config.run) / EVENTS / f"agent-{config.host}.log"
     raise AgentUnavailableError(
         f"start the agent of {config.run} in {folder}: it did not answer within {START_SECS:.0f} s "
-        f"(exit code {process.returncode}): {_last_line(process)}; see {log}"
+        f"(exit code {process.returncode if process else None}): {_last_line(folder)}; see {log}"
     )
-
-
-# As in `agent.process`, which imports the server's libraries; a trainer needs none of them.
-ALREADY_RUNNING = 17
 
 
 def _choose_folder(config: AgentConfig) -> tuple[Path, str | None]:
     """The first folder that takes a few pages; the others' errors are told."""
-    reasons = []
+    reasons: list[str] = []
     for folder in agent_folders(config.run_id, config.host):
         try:
             make_private(folder.parent)
@@ -78,6 +77,9 @@ def _choose_folder(config: AgentConfig) -> tuple[Path, str | None]:
             finally:
                 os.close(fd)
                 probe.unlink()
+        except FileNotFoundError:
+            # An agent on its way out took the folder along: it is made anew.
+            return folder, "; ".join(reasons) or None
         except OSError as error:
             reasons.append(f"{folder.parent}: {error.strerror}")
         else:
@@ -88,9 +90,17 @@ def _choose_folder(config: AgentConfig) -> tuple[Path, str | None]:
     )
 
 
+def _start(config: AgentConfig) -> tuple[Path, str | None, subprocess.Popen[bytes] | None]:
+    folder, reason = _choose_folder(config)
+    try:
+        process = _spawn(msgspec.structs.replace(config, folder=str(folder)))
+    except FileNotFoundError:
+        process = None
+    return folder, reason, process
+
+
 def _spawn(config: AgentConfig) -> subprocess.Popen[bytes]:
-    errors = Path(config.folder) / "stderr"
-    with errors.open("ab") as stderr:
+    with (Path(config.folder) / STDERR).open("ab") as stderr:
         return subprocess.Popen(
             [sys.executable, "-m", "holdfast.agent", msgspec.json.encode(config).decode()],
             stdin=subprocess.DEVNULL,
@@ -108,12 +118,9 @@ def _environment() -> dict[str, str]:
     return os.environ | ({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})
 
 
-def _last_line(process: subprocess.Popen[bytes]) -> str:
-    import json
-
-    path = Path(json.loads(str(process.args[-1]))["folder"]) / "stderr"  # type: ignore[index]
+def _last_line(folder: Path) -> str:
     try:
-        lines = path.read_text(errors="replace").strip().splitlines()
+        lines = (folder / STDERR).read_text(errors="replace").strip().splitlines()
     except OSError:
         return "no output"
     return lines[-1] if lines else "no output"

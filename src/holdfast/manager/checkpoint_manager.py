@@ -23,7 +23,7 @@ from holdfast.agent import protocol
 from holdfast.agent.words import ATTEMPT, TARGET_DURABLE, TARGET_RAM
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import FencedError, HoldfastError, StepExistsError, WaitTimeoutError
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import STEP_MAX, CheckpointId
 from holdfast.manager import arguments
 from holdfast.manager.attaching import agent_config, attach_request
 from holdfast.manager.link import Link
@@ -45,6 +45,7 @@ from holdfast.store.ram import RamStore
 
 SEAL_SECS = 600.0
 EXIT_SECS = 60.0
+CLOSE_SECS = 3600.0
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +164,7 @@ class CheckpointManager:
         """
         steps, place = self._steps, self._link.place
         words = place.words.values
-        if type(step) is not int or step <= steps.last:
+        if type(step) is not int or not steps.last < step <= STEP_MAX:
             self._check_step(step, force)
         steps.last = words[place.step_word] = step
         if not (
@@ -290,14 +291,13 @@ class CheckpointManager:
         self._is_closed = True
         self._at_exit.detach()
         try:
-            self._progress.wait(lambda sealed, finished: finished, None)
+            self.wait_until_finished(CLOSE_SECS)
         finally:
             self._saver.close()
             self._signals.close()
             if self._own is not None:
                 self._own.close()
             self._link.close()
-        self._progress.raise_failure()
 
     # How a save that may be due is taken.
 
@@ -329,8 +329,9 @@ class CheckpointManager:
         due = self._steps.due(step, place.words.values, self._is_told_alone(), force)
         if not due.is_any:
             return False
-        if not due.must_save and self._steps.is_behind(self._progress.outstanding()):
-            self._steps.tell_skipped(step)
+        waiting = self._progress.outstanding()
+        if not due.must_save and waiting >= protocol.pending_limit(self._planner.image_size_bytes):
+            self._steps.tell_skipped(step, waiting)
             return False
         checked = arguments.check_metrics(metrics)
         snapshot = self._framework.snapshot(state)

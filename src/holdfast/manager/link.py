@@ -70,6 +70,7 @@ class Link:
         self._on_return = on_return
         self._lock = threading.RLock()
         self._clients = threading.local()
+        self._all_clients: list[AgentClient] = []
         self._is_closed = False
         self._generation = 0
         self._watch_client: AgentClient | None = None
@@ -134,7 +135,10 @@ class Link:
             self._watch_client.abort()
         if self._watcher.is_alive():
             self._watcher.join()
-        self._client().close()
+        # The other threads that called have ended.
+        for client in self._all_clients:
+            client.close()
+        self.place.words.close()
 
     def _client(self) -> AgentClient:
         known: tuple[int, AgentClient] | None = getattr(self._clients, "known", None)
@@ -143,23 +147,26 @@ class Link:
                 known[1].close()
             known = (self._generation, AgentClient(self.place.folder))
             self._clients.known = known
+            self._all_clients.append(known[1])
         return known[1]
 
     def _rejoining(self) -> protocol.Attach:
         return msgspec.structs.replace(self._attach, attempt=self.place.attempt)
 
     def _join(self) -> Place:
-        folder, reason = ensure_agent(self._config, self._clock)
-        if reason is not None:
-            log.warning("the agent lives in %s, and RAM checkpoints with it: %s", folder, reason)
-        client = AgentClient(folder)
-        try:
-            attached = client.call("attach", self._attach, protocol.Attached)
-        except AgentGoneError as error:
-            raise AgentUnavailableError(f"join the agent in {folder}: {error}") from error
-        finally:
-            client.close()
-        return _place(folder, attached)
+        for _ in range(TRIES_MAX):
+            folder, reason = ensure_agent(self._config, self._clock)
+            if reason is not None:
+                log.warning("the agent, and RAM checkpoints with it, are in %s: %s", folder, reason)
+            client = AgentClient(folder)
+            try:
+                return _place(folder, client.call("attach", self._attach, protocol.Attached))
+            except (AgentGoneError, FileNotFoundError) as error:
+                # It left between its answer and the call: the next one is started.
+                gone = error
+            finally:
+                client.close()
+        raise AgentUnavailableError(f"join the agent in {folder}: {gone}")
 
     def _rejoin(self, generation: int) -> None:
         with self._lock:

@@ -34,6 +34,11 @@ class Planner:
         self._arrays: tuple[ArraySpec, ...] = ()
         self._layout: ImageLayout | None = None
 
+    @property
+    def image_size_bytes(self) -> int:
+        """The size of this rank's last image; 0 before the first."""
+        return self._layout.size_bytes if self._layout is not None else 0
+
     def plan(self, snapshot: Snapshot, taking: Taking) -> PartPlan:
         """What this rank writes of the checkpoint."""
         outline = snapshot.outline

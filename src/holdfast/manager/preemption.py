@@ -7,6 +7,7 @@ The default action, which would end the process, is not taken: ending well is wh
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ class PreemptionSignals:
     def __init__(self, signals: Sequence[signal.Signals], notify: Callable[[], None]) -> None:
         self._notify = notify
         self._earlier: dict[signal.Signals, Any] = {}
+        self._is_closed = False
         if signals and threading.current_thread() is not threading.main_thread():
             log.warning(
                 "preemption signals (%s) are not watched: only the main thread can, and the "
@@ -34,15 +36,20 @@ class PreemptionSignals:
 
     def close(self) -> None:
         """Puts the earlier handlers back, where nobody replaced ours meanwhile."""
+        self._is_closed = True
         if threading.current_thread() is not threading.main_thread():
             return
         for number, earlier in self._earlier.items():
             if signal.getsignal(number) == self._handle and earlier is not None:
                 signal.signal(number, earlier)
-        self._earlier.clear()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._notify()
         earlier = self._earlier.get(signal.Signals(number))
+        if not self._is_closed:
+            self._notify()
+        elif earlier == signal.SIG_DFL:
+            # A handler that was set over ours kept it in place: it stands for what it replaced.
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
         if callable(earlier):
             earlier(number, frame)

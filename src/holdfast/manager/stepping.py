@@ -12,8 +12,6 @@ from holdfast.manager.options import Options
 from holdfast.policy.contexts import SaveContext
 from holdfast.policy.save_decision_policy import SaveDecisionPolicy, split
 
-OUTSTANDING_MAX = 3
-
 log = logging.getLogger(__name__)
 
 
@@ -76,11 +74,7 @@ class Stepping:
         if due.is_preemption:
             self.preempted_at = step
 
-    def is_behind(self, outstanding: int) -> bool:
-        """Whether so much is on its way to storage that one more would wait for it."""
-        return outstanding >= OUTSTANDING_MAX
-
-    def tell_skipped(self, step: int) -> None:
+    def tell_skipped(self, step: int, outstanding: int) -> None:
         """Says, once until a save is taken again, that a due save was not taken."""
         if not self._has_told_skipped:
             self._has_told_skipped = True
@@ -88,7 +82,7 @@ class Stepping:
                 "step %d was due and is not saved: %d checkpoints are still on their way to the "
                 "durable tier, which is slower than they come",
                 step,
-                OUTSTANDING_MAX,
+                outstanding,
             )
 
     def went_back(self, step: int) -> None:

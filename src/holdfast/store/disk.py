@@ -109,24 +109,25 @@ def _write_direct(fd: int, blocks: Iterable[Buffer]) -> int:
     Returns how many bytes the blocks had; the file may end up to one alignment later.
     """
     written = staged = 0
-    with mmap.mmap(-1, STAGING_SIZE_BYTES) as staging, memoryview(staging) as buffer:
-        for block in blocks:
-            rest = memoryview(block).cast("B")
-            written += len(rest)
-            while len(rest):
-                if staged == 0 and _address(rest) % DIRECT_ALIGNMENT_BYTES == 0:
-                    whole = len(rest) // DIRECT_ALIGNMENT_BYTES * DIRECT_ALIGNMENT_BYTES
-                    files.write_all(fd, rest[:whole])
-                    rest = rest[whole:]
-                taken = min(len(rest), STAGING_SIZE_BYTES - staged)
-                buffer[staged : staged + taken] = rest[:taken]
-                rest, staged = rest[taken:], staged + taken
-                if staged == STAGING_SIZE_BYTES:
-                    files.write_all(fd, buffer)
-                    staged = 0
-        if staged:
-            padded = -(-staged // DIRECT_ALIGNMENT_BYTES) * DIRECT_ALIGNMENT_BYTES
-            files.write_all(fd, buffer[:padded])
+    # Not closed by hand: after an error, slices of it live on in the error's frames.
+    buffer = memoryview(mmap.mmap(-1, STAGING_SIZE_BYTES))
+    for block in blocks:
+        rest = memoryview(block).cast("B")
+        written += len(rest)
+        while len(rest):
+            if staged == 0 and _address(rest) % DIRECT_ALIGNMENT_BYTES == 0:
+                whole = len(rest) // DIRECT_ALIGNMENT_BYTES * DIRECT_ALIGNMENT_BYTES
+                files.write_all(fd, rest[:whole])
+                rest = rest[whole:]
+            taken = min(len(rest), STAGING_SIZE_BYTES - staged)
+            buffer[staged : staged + taken] = rest[:taken]
+            rest, staged = rest[taken:], staged + taken
+            if staged == STAGING_SIZE_BYTES:
+                files.write_all(fd, buffer)
+                staged = 0
+    if staged:
+        padded = -(-staged // DIRECT_ALIGNMENT_BYTES) * DIRECT_ALIGNMENT_BYTES
+        files.write_all(fd, buffer[:padded])
     return written
 
 

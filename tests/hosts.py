@@ -1,0 +1,131 @@
+"""A host of a test's own: its RAM folder, its name, and an end to every process it started."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast.agent import protocol
+from holdfast.agent.client import AgentClient, AgentGoneError
+from holdfast.agent.location import LOCK, SOCKET
+
+WAIT_SECS = 60.0
+
+
+@dataclass
+class Host:
+    """One host: `folder` is the root of its RAM tier."""
+
+    name: str
+    folder: Path
+    trainers: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return os.environ | {"HOLDFAST_RAM": str(self.folder), "HOLDFAST_HOST": self.name}
+
+    def start(self, script: Path | str, *arguments: object, **extra: str) -> subprocess.Popen[str]:
+        """Starts a Python script on this host."""
+        process = subprocess.Popen(
+            [sys.executable, str(script), *map(str, arguments)],
+            env=self.environment | extra,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.trainers.append(process)
+        return process
+
+    def agents(self) -> list[protocol.Status]:
+        """The agents that answer on this host."""
+        found = []
+        for folder in self._agent_folders():
+            client = AgentClient(folder, timeout_secs=10.0)
+            with contextlib.suppress(AgentGoneError):
+                found.append(client.call("status", protocol.Empty(), protocol.Status))
+            client.close()
+        return found
+
+    def agent(self) -> protocol.Status:
+        """The one agent there is."""
+        (status,) = self.agents()
+        return status
+
+    def kill_agent(self) -> int:
+        """SIGKILLs the one agent, waits until it is gone, and returns its pid."""
+        pid = self.agent().pid
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not is_running(pid))
+        return pid
+
+    def end(self) -> None:
+        """Ends every process and removes the folder."""
+        for trainer in self.trainers:
+            if trainer.poll() is None:
+                trainer.kill()
+            trainer.communicate()
+        for status in self.agents():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(status.pid, signal.SIGKILL)
+            wait_until(lambda pid=status.pid: not is_running(pid))
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _agent_folders(self) -> list[Path]:
+        return [p for p in self.folder.glob("*") if (p / SOCKET).exists() and (p / LOCK).exists()]
+
+
+@contextlib.contextmanager
+def host(name: str = "host-a") -> Iterator[Host]:
+    """A host of the caller's own, ended on leaving."""
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-test-", dir="/dev/shm"))
+    made = Host(name, folder)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process runs; what is left of a dead one does not count."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def wait_until(is_true, secs: float = WAIT_SECS) -> None:
+    """Waits for a condition; fails where it does not come true in time."""
+    deadline = time.monotonic() + secs
+    while not is_true():
+        assert time.monotonic() < deadline, f"{is_true} did not come true in {secs} s"
+        time.sleep(0.01)
+
+
+def events(run: Path, *names: str) -> list[dict]:
+    """The run's events of these names, in the order of their time; a line cut short is no event."""
+    found = []
+    for path in sorted((run / "events").glob("*.jsonl")):
+        for line in path.read_text().splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                found.append(json.loads(line))
+    found.sort(key=lambda event: event["time"])
+    return [event for event in found if not names or event["event"] in names]
+
+
+def finished(process: subprocess.Popen[str], secs: float = WAIT_SECS) -> str:
+    """A process's output; it has to end well."""
+    out, err = process.communicate(timeout=secs)
+    assert process.returncode == 0, f"exit code {process.returncode}\n{out}\n{err}"
+    return out

@@ -1,0 +1,110 @@
+"""One of several processes of a job that shares a host; jax.distributed on the CPU.
+
+Arguments: coordinator's address, count, rank, directory, what to do as JSON. Prints JSON lines.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import holdfast
+from holdfast import preservation_policy, save_decision_policy
+
+WITH_POSITION = json.loads(sys.argv[5]).get("position", True)
+
+
+class Position:
+    """Each process's own place in its data."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def get_state(self) -> dict[str, int]:
+        return {"value": self.value}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        self.value = state["value"]
+
+
+def array(values: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
+
+
+def state_at(step: int, rank: int) -> dict:
+    devices = np.array(jax.devices())
+    mesh = Mesh(devices, ("x",))
+    rows = np.arange(16 * 50, dtype=np.float32).reshape(16, 50) + step
+    state = {
+        "sharded": array(rows, NamedSharding(mesh, PartitionSpec("x"))),
+        "replicated": array(rows * 2, NamedSharding(mesh, PartitionSpec())),
+        "local": jnp.float32(step),
+        "host": np.arange(5) + step,
+        "step": step,
+    }
+    if WITH_POSITION:
+        state["position"] = Position(1000 * rank + step)
+    return state
+
+
+def right(state: dict, step: int, rank: int) -> bool:
+    expected = state_at(step, rank)
+    for name in ("sharded", "replicated"):
+        for mine, other in zip(
+            state[name].addressable_shards, expected[name].addressable_shards, strict=True
+        ):
+            if not np.array_equal(np.asarray(mine.data), np.asarray(other.data)):
+                return False
+    return (
+        float(state["local"]) == step
+        and np.array_equal(state["host"], expected["host"])
+        and (not WITH_POSITION or state["position"].value == expected["position"].value)
+        and state["step"] == step
+    )
+
+
+def say(**line) -> None:
+    print(json.dumps(line), flush=True)
+
+
+def main() -> None:
+    address, count, rank, directory = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    todo = json.loads(sys.argv[5])
+    jax.distributed.initialize(address, count, rank)
+    assert jax.process_count() == count
+    policy = save_decision_policy.ContinuousCheckpointingPolicy()
+    if "interval" in todo:
+        policy = save_decision_policy.FixedIntervalPolicy(todo["interval"])
+    with holdfast.CheckpointManager(
+        directory,
+        save_decision_policy=policy,
+        preservation_policy=preservation_policy.LatestN(100),
+        ram=holdfast.RamTier(linger_secs=30) if todo.get("ram", True) else None,
+    ) as manager:
+        start, state = manager.resume(state_at(-1, rank))
+        say(start=start, right=start == 0 or right(state, start - 1, rank))
+        saved = []
+        for step in range(start, start + todo["steps"]):
+            time.sleep(todo.get("sleep", 0.002) * (1 + rank * todo.get("lag", 0)))
+            if todo.get("signal_at") == step and rank == todo.get("signal_rank", 0):
+                os.kill(os.getpid(), signal.SIGTERM)
+            if manager.save(step, state_at(step, rank)):
+                saved.append(step)
+            if manager.reached_preemption(step):
+                say(left=step)
+                break
+        manager.wait_until_finished()
+        say(saved=saved, steps=manager.all_steps())
+    jax.distributed.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""Attempts: one at a time, fenced by the next one, and branches of the timeline."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import holdfast
+from holdfast import errors, preservation_policy, save_decision_policy
+from tests.hosts import Host, events, finished, is_running, wait_until
+
+TRAINER = Path(__file__).with_name("trainer.py")
+EVERY_STEP = save_decision_policy.FixedIntervalPolicy(1)
+
+
+def manager(directory: Path, **options: Any) -> holdfast.CheckpointManager:
+    options = {"save_decision_policy": EVERY_STEP} | options
+    return holdfast.CheckpointManager(directory, **options)
+
+
+def state(value: int) -> dict[str, Any]:
+    return {"w": np.full(10, value), "n": value}
+
+
+def test_a_second_live_attempt_is_refused_with_the_firsts_host_and_process(
+    one_host: Host, tmp_path: Path
+) -> None:
+    first = one_host.start(TRAINER, tmp_path / "run", 100000, json.dumps({"sleep": 0.01}))
+    first.stdout.readline()
+    with pytest.raises(errors.RunBusyError, match=rf"host-a .*process {first.pid}"):
+        manager(tmp_path / "run")
+    first.stdout.readline()
+    assert first.poll() is None
+
+
+def test_a_second_live_attempt_is_refused_also_by_a_new_agent(
+    one_host: Host, tmp_path: Path
+) -> None:
+    first = one_host.start(TRAINER, tmp_path / "run", 100000, json.dumps({"sleep": 0.01}))
+    first.stdout.readline()
+    one_host.kill_agent()
+    with pytest.raises(errors.RunBusyError, match=f"process {first.pid}"):
+        manager(tmp_path / "run")
+
+
+def test_two_managers_of_one_process_are_two_attempts(one_host: Host, tmp_path: Path) -> None:
+    with manager(tmp_path / "run"), pytest.raises(errors.RunBusyError, match=str(os.getpid())):
+        manager(tmp_path / "run")
+    manager(tmp_path / "run").close()
+
+
+def test_a_takeover_fences_the_first_attempt_and_nothing_of_it_is_committed_after(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    first = manager(run)
+    first.save(0, state(0))
+    first.save(1, state(1))
+    first.wait_until_finished()
+    second = manager(run, takeover=True)
+    assert second.resume(state(-1))[0] == 2
+    with pytest.raises(errors.FencedError, match="attempt"):
+        first.save(2, state(2))
+    with pytest.raises(errors.FencedError):
+        first.save(3, state(3))
+    assert second.save(2, state(22))
+    second.wait_until_finished()
+    assert second.all_steps() == [0, 1, 2]
+    assert second.restore(2)["n"] == 22
+    first.close()
+    second.close()
+    names = {p.name for p in (run / "checkpoints").iterdir()}
+    assert names == {"000000000.1", "000000001.1", "000000002.2"}
+
+
+def test_a_save_that_is_being_filled_when_the_takeover_comes_is_not_committed(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    first = manager(run, ram=None)
+    for step in range(5):
+        # Large enough to be under way still when the other attempt begins.
+        first.save(step, {"w": np.zeros(30_000_000), "n": step})
+    second = manager(run, takeover=True, ram=None)
+    origin = second.latest_step()
+    with pytest.raises(errors.HoldfastError):
+        first.close()
+    second.save(100, {"w": np.zeros(3), "n": 100})
+    second.close()
+    committed = [e["step"] for e in events(run, "committed") if e["attempt"] == 1]
+    started = events(run, "attempt_started")[1]["time"]
+    late = [e for e in events(run, "committed") if e["attempt"] == 1 and e["time"] > started]
+    assert all(e["step"] <= (origin if origin is not None else -1) for e in late), (committed, late)
+
+
+def test_after_a_deliberate_restore_later_steps_are_an_abandoned_branch(
+    one_host: Host, tmp_path: Path
+) -> None:
+    keep_all = preservation_policy.LatestN(100)
+    run = tmp_path / "run"
+    with manager(run, preservation_policy=keep_all) as first:
+        for step in (50, 60, 70):
+            first.save(step, state(step))
+        first.wait_until_finished()
+        assert first.all_steps() == [50, 60, 70]
+        assert first.restore(50)["n"] == 50
+        assert first.latest_step() == 50
+        assert first.all_steps() == [50]
+        with pytest.raises(errors.StepNotFoundError, match="abandoned"):
+            first.restore(60)
+        assert first.save(55, state(55))
+        first.wait_until_finished()
+        assert first.all_steps() == [50, 55]
+        names = {p.name for p in (run / "checkpoints").iterdir()}
+        assert {"000000060.1", "000000070.1"} <= names
+        assert first.save(61, state(61))
+        first.wait_until_finished()
+    expected = {"000000050.1", "000000055.2", "000000061.2", "000000070.1"}
+    wait_until(lambda: {p.name for p in (run / "checkpoints").iterdir()} == expected)
+    with manager(run, preservation_policy=keep_all) as second:
+        start, resumed = second.resume(state(0))
+        assert (start, resumed["n"]) == (62, 61)
+
+
+def test_the_old_checkpoint_stays_until_the_forced_one_is_committed(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with manager(run) as saving:
+        for step in range(3):
+            saving.save(step, state(step))
+        saving.wait_until_finished()
+        assert saving.save(2, state(200), force=True)
+        saving.wait_until_finished()
+        assert saving.all_steps() == [0, 1, 2]
+        assert saving.restore(2)["n"] == 200
+        assert saving.save(3, state(3))
+    wait_until(lambda: not (run / "checkpoints" / "000000002.1").exists())
+    committed = next(e for e in events(run, "committed") if (e["step"], e["attempt"]) == (2, 2))
+    wait_until(lambda: events(run, "deleted"))
+    deleted = next(e for e in events(run, "deleted") if (e["step"], e["attempt"]) == (2, 1))
+    assert committed["time"] < deleted["time"]
+
+
+def test_force_saves_a_step_that_no_policy_wants(one_host: Host, tmp_path: Path) -> None:
+    never = save_decision_policy.SpecificStepsPolicy([10**9])
+    with manager(tmp_path / "run", save_decision_policy=never) as saving:
+        assert not saving.save(0, state(0))
+        assert not saving.save(1, state(1))
+        assert saving.save(2, state(2), force=True)
+        saving.wait_until_finished()
+        assert saving.all_steps() == [2]
+
+
+def test_delete_removes_a_checkpoint_from_every_tier(one_host: Host, tmp_path: Path) -> None:
+    with manager(tmp_path / "run") as saving:
+        for step in range(3):
+            saving.save(step, state(step))
+        saving.wait_until_finished()
+        saving.delete(1)
+        assert saving.all_steps() == [0, 2]
+        saving.delete(2)
+        assert saving.latest_step() == 0
+        with pytest.raises(errors.StepNotFoundError):
+            saving.delete(1)
+
+
+def test_an_attempt_whose_agent_was_killed_saves_on_with_another_agent(
+    one_host: Host, tmp_path: Path
+) -> None:
+    with manager(tmp_path / "run") as saving:
+        for step in range(10):
+            if step in (3, 6):
+                one_host.kill_agent()
+            assert saving.save(step, state(step))
+        saving.wait_until_finished()
+        assert saving.latest_step() == 9
+    assert len(events(tmp_path / "run", "agent_started")) == 3
+
+
+def test_the_agent_finishes_what_is_sealed_and_leaves_nothing_in_ram(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    options = {"ram": {"linger_secs": 0.3, "every": 1}, "interval": 10**9}
+    trainer = one_host.start(TRAINER, run, 100000, json.dumps(options | {"sleep": 0.01}))
+    wait_until(lambda: events(run, "sealed"))
+    agent = one_host.agent()
+    trainer.send_signal(signal.SIGKILL)
+    wait_until(lambda: not is_running(agent.pid))
+    sealed = [e["step"] for e in events(run, "sealed")]
+    committed = [e["step"] for e in events(run, "committed")]
+    assert committed[-1] == sealed[-1]
+    assert list(one_host.folder.iterdir()) == []
+    again = one_host.start(TRAINER, run, sealed[-1] + 5, json.dumps(options))
+    first = json.loads(finished(again).splitlines()[0])
+    assert first["start"] == sealed[-1] + 1
+    assert set(first["sources"]) == {"durable"}

@@ -1,0 +1,120 @@
+"""Preemption: told by a signal, saved at the next step, and left without a loss."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import holdfast
+from holdfast import save_decision_policy
+from tests.hosts import Host, events, finished, wait_until
+
+TRAINER = Path(__file__).with_name("trainer.py")
+NEVER = save_decision_policy.SpecificStepsPolicy([10**9])
+
+
+def lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_sigterm_saves_the_next_step_whatever_the_policy(one_host: Host, tmp_path: Path) -> None:
+    with holdfast.CheckpointManager(tmp_path / "run", save_decision_policy=NEVER) as manager:
+        assert not manager.save(0, {"n": 0})
+        assert not manager.reached_preemption(0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert manager.save(1, {"n": 1})
+        assert manager.reached_preemption(1)
+        assert not manager.save(2, {"n": 2})
+    with holdfast.CheckpointManager(tmp_path / "run") as again:
+        assert again.resume({"n": -1}) == (2, {"n": 1})
+
+
+def test_other_signals_can_be_named_and_earlier_handlers_are_still_called(
+    one_host: Host, tmp_path: Path
+) -> None:
+    called = []
+    earlier = signal.signal(signal.SIGUSR1, lambda number, frame: called.append(number))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        handler = signal.getsignal(signal.SIGUSR1)
+        with holdfast.CheckpointManager(
+            tmp_path / "run", save_decision_policy=NEVER, preemption_signals=(signal.SIGUSR1,)
+        ) as manager:
+            assert signal.getsignal(signal.SIGTERM) == before
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert called == [signal.SIGUSR1]
+            assert manager.save(0, {"n": 0})
+            assert manager.reached_preemption(0)
+        assert signal.getsignal(signal.SIGUSR1) is handler
+    finally:
+        signal.signal(signal.SIGUSR1, earlier)
+
+
+def test_a_preemption_during_a_save_still_saves_the_newest_step(
+    one_host: Host, tmp_path: Path
+) -> None:
+    state = {"w": np.zeros(20_000_000)}
+    with holdfast.CheckpointManager(tmp_path / "run", ram=None) as manager:
+        assert manager.save(0, state, force=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        state["w"][:] = 1
+        assert manager.save(1, state)
+        assert manager.reached_preemption(1)
+        manager.wait_until_finished()
+        assert manager.latest_step() == 1
+        assert manager.restore(1)["w"].max() == 1
+
+
+def test_a_trainer_killed_at_the_end_of_its_grace_period_loses_nothing(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    options = json.dumps({"interval": 10**9, "sleep": 0.01})
+    trainer = one_host.start(TRAINER, run, 10**9, options)
+    trainer.stdout.readline()
+    trainer.stdout.readline()
+    trainer.send_signal(signal.SIGTERM)
+    wait_until(lambda: [e for e in events(run, "sealed") if e["step"] > 0])
+    trainer.kill()
+    sealed = events(run, "sealed")[-1]["step"]
+    wait_until(lambda: [e["step"] for e in events(run, "committed")][-1:] == [sealed])
+    left = [line["left"] for line in lines(trainer.communicate()[0]) if "left" in line]
+    assert left in ([], [sealed])
+
+
+def test_a_preempted_trainer_leaves_by_itself_with_its_step_saved(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    trainer = one_host.start(TRAINER, run, 10**9, json.dumps({"interval": 10**9, "sleep": 0.01}))
+    trainer.stdout.readline()
+    trainer.stdout.readline()
+    trainer.send_signal(signal.SIGTERM)
+    said = lines(finished(trainer))
+    (left,) = [line["left"] for line in said if "left" in line]
+    assert [line["saved"] for line in said if line.get("step") == left] == [True]
+    again = one_host.start(TRAINER, run, left + 3, json.dumps({"interval": 10**9}))
+    first = lines(finished(again))[0]
+    assert first["start"] == left + 1
+    assert first["fingerprint"] == said[-1]["fingerprint"]
+
+
+def test_signals_are_not_watched_off_the_main_thread_and_that_is_said(
+    one_host: Host, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    import threading
+
+    def work() -> None:
+        holdfast.CheckpointManager(tmp_path / "run").close()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert "SIGTERM" in caplog.text
+    assert "not watched" in caplog.text

@@ -1,0 +1,142 @@
+"""Several processes on one host share an agent and make one checkpoint."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import errors
+from tests.hosts import Host, events, wait_until
+
+PROCESS = Path(__file__).with_name("process.py")
+DEVICES = "--xla_force_host_platform_device_count=4"
+
+
+def free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def start_job(host: Host, run: Path, count: int, **todo: Any) -> list[subprocess.Popen[str]]:
+    address = free_address()
+    return [
+        host.start(PROCESS, address, count, rank, run, json.dumps(todo), XLA_FLAGS=DEVICES)
+        for rank in range(count)
+    ]
+
+
+def results(job: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
+    """What each process said, as one dict each; all have to end well."""
+    found = []
+    for process in job:
+        out, err = process.communicate(timeout=90)
+        assert process.returncode == 0, err[-3000:]
+        said: dict[str, Any] = {}
+        for line in out.splitlines():
+            if line.startswith("{"):
+                said |= json.loads(line)
+        found.append(said)
+    return found
+
+
+def test_two_processes_make_one_checkpoint_and_both_come_back(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    first = results(start_job(one_host, run, 2, steps=9, interval=4))
+    assert [r["saved"] for r in first] == [[0, 4, 8], [0, 4, 8]]
+    assert first[0]["steps"] == [0, 4, 8]
+    folder = run / "checkpoints" / "000000008.1"
+    assert len(list(folder.glob("image-*-of-00002.safetensors"))) == 2
+    sizes = [p.stat().st_size for p in folder.glob("image-*")]
+    # No chunk is larger than the replicated array, so no better balance can be asked for.
+    assert max(sizes) - min(sizes) <= 16 * 50 * 4
+    again = results(start_job(one_host, run, 2, steps=4, interval=4))
+    assert [(r["start"], r["right"]) for r in again] == [(9, True)] * 2
+    assert {tier for e in events(run, "restored") for tier in e["sources"]} == {"ram"}
+
+
+def test_continuous_targets_are_met_by_all_ranks_at_one_step(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    found = results(start_job(one_host, run, 2, steps=300, sleep=0.004))
+    saved = [set(r["saved"]) for r in found]
+    complete = {e["step"] for e in events(run, "committed")}
+    assert len(complete) >= 3
+    assert complete <= saved[0] & saved[1]
+    assert complete == set(found[0]["steps"])
+
+
+def test_a_signal_to_one_rank_saves_and_leaves_on_all_ranks_at_one_step(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    job = start_job(
+        one_host, run, 2, steps=400, sleep=0.02, interval=10**6, signal_at=20, signal_rank=1
+    )
+    found = results(job)
+    assert found[0]["left"] == found[1]["left"] >= 20
+    assert found[0]["steps"] == [0, found[0]["left"]]
+
+
+def test_a_job_that_lost_one_process_starts_again_from_its_last_whole_checkpoint(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    job = start_job(one_host, run, 2, steps=10**6, interval=5, sleep=0.01)
+    wait_until(lambda: len(events(run, "sealed")) >= 3)
+    job[1].kill()
+    job[1].wait()
+    sealed = max(e["step"] for e in events(run, "sealed"))
+    again = start_job(one_host, run, 2, steps=3, interval=5)
+    job[0].kill()
+    found = results(again)
+    assert [r["right"] for r in found] == [True, True]
+    assert found[0]["start"] == found[1]["start"] >= sealed + 1
+
+
+def test_a_bad_block_that_one_rank_needs_sends_all_ranks_to_the_older_checkpoint(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    results(start_job(one_host, run, 2, steps=5, interval=2))
+    one_host.kill_agent()
+    for folder in one_host.folder.iterdir():
+        shutil.rmtree(folder)
+    image = run / "checkpoints" / "000000004.1" / "image-00001-of-00002.safetensors"
+    data = bytearray(image.read_bytes())
+    data[-1] ^= 1
+    image.write_bytes(data)
+    found = results(start_job(one_host, run, 2, steps=1, interval=100))
+    assert [(r["start"], r["right"]) for r in found] == [(3, True)] * 2
+
+
+def test_what_two_processes_saved_is_not_divided_anew_among_one_in_silence(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    results(start_job(one_host, run, 2, steps=1, interval=1))
+    with holdfast.CheckpointManager(run) as manager:
+        with pytest.raises(errors.StructureMismatchError, match="position.*2 processes.* has 1"):
+            manager.restore()
+        metadata = manager.metadata(0)
+    assert metadata.process_count == 2
+    assert metadata.arrays["sharded"].grid == (8, 1)
+
+
+def test_four_processes_read_what_two_have_saved(one_host: Host, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    results(start_job(one_host, run, 2, steps=1, interval=1, position=False))
+    found = results(start_job(one_host, run, 4, steps=2, interval=1, position=False))
+    assert [(r["start"], r["right"]) for r in found] == [(1, True)] * 4
+    last = run / "checkpoints" / "000000002.2"
+    assert len(list(last.glob("image-*-of-00004.safetensors"))) == 4

@@ -1,0 +1,227 @@
+"""Each tier has its own policies, and the run goes on when one of them is not to be had."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from io import FileIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import holdfast
+from holdfast import preservation_policy, save_decision_policy
+from tests.hosts import Host, events, wait_until
+
+EVERY_STEP = save_decision_policy.FixedIntervalPolicy(1)
+STATE = {"w": np.arange(300_000.0)}
+
+
+def test_ram_is_saved_as_often_as_its_own_policy_says(one_host: Host, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    ram = holdfast.RamTier(save_decision_policy=EVERY_STEP)
+    durable = save_decision_policy.FixedIntervalPolicy(10)
+    with holdfast.CheckpointManager(run, save_decision_policy=durable, ram=ram) as manager:
+        for step in range(25):
+            assert manager.save(step, STATE)
+        wait_until(lambda: manager.latest_step() == 24)
+        manager.wait_until_finished()
+        assert manager.all_steps() == [0, 10, 20, 24]
+    assert [e["step"] for e in events(run, "sealed")] == list(range(25))
+    # The last one is made durable when its trainer leaves.
+    wait_until(lambda: [e["step"] for e in events(run, "committed")] == [0, 10, 20, 24])
+
+
+def test_continuous_never_overlaps_saves(one_host: Host, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with holdfast.CheckpointManager(run) as manager:
+        for step in range(300):
+            manager.save(step, STATE)
+            time.sleep(0.002)
+    story = [(e["event"], e["step"]) for e in events(run, "sealed", "committed")]
+    assert len(story) >= 6
+    assert [event for event, _ in story] == ["sealed", "committed"] * (len(story) // 2)
+    assert all(a[1] == b[1] for a, b in zip(story[::2], story[1::2], strict=True))
+
+
+def test_continuous_respects_the_minimum_interval(one_host: Host, tmp_path: Path) -> None:
+    policy = save_decision_policy.ContinuousCheckpointingPolicy(minimum_interval_secs=0.4)
+    times = []
+    with holdfast.CheckpointManager(tmp_path / "run", save_decision_policy=policy) as manager:
+        for step in range(400):
+            if manager.save(step, {"n": step}):
+                times.append(time.monotonic())
+            time.sleep(0.004)
+    gaps = np.diff(times)
+    assert len(gaps) >= 3
+    assert gaps.min() > 0.35
+    assert np.median(gaps) < 0.6
+
+
+def test_preservation_keeps_what_it_says_and_always_the_newest(
+    one_host: Host, tmp_path: Path
+) -> None:
+    keep = preservation_policy.AnyPreservationPolicy(
+        [
+            preservation_policy.EveryNSteps(4),
+            preservation_policy.BestN(1, metric="loss"),
+        ]
+    )
+    losses = [5.0, 4.0, float("nan"), 1.0, 6.0, 7.0, 8.0, 9.0, 9.5, 9.9]
+    with holdfast.CheckpointManager(
+        tmp_path / "run", save_decision_policy=EVERY_STEP, preservation_policy=keep
+    ) as manager:
+        for step, loss in enumerate(losses):
+            assert manager.save(step, {"n": step}, metrics={"loss": loss})
+            manager.wait_until_finished()
+        wait_until(lambda: manager.all_steps() == [0, 3, 4, 8, 9])
+
+
+class OnFirstOfTen:
+    """A policy of a user's own: the step after each multiple of ten."""
+
+    def should_save(self, step, previous_steps, *, context) -> bool:
+        assert context.now.tzinfo is not None
+        assert [c.step for c in previous_steps] == sorted(c.step for c in previous_steps)
+        return step % 10 == 0
+
+
+class KeepEven:
+    """A preservation policy of a user's own."""
+
+    def should_preserve(self, checkpoints, *, context) -> list[bool]:
+        return [checkpoint.step % 2 == 0 for checkpoint in checkpoints]
+
+
+def test_a_users_own_save_policy_is_asked_for_every_step(one_host: Host, tmp_path: Path) -> None:
+    saved = []
+    with holdfast.CheckpointManager(
+        tmp_path / "run",
+        save_decision_policy=OnFirstOfTen(),
+        preservation_policy=preservation_policy.LatestN(100),
+    ) as manager:
+        for step in range(41):
+            if manager.save(step, {"n": step}):
+                saved.append(step)
+            time.sleep(0.05)
+    assert len(saved) == 5 - (saved[-1] < 40)
+    assert [step // 10 for step in saved][:4] == [0, 1, 2, 3]
+
+
+def test_a_users_own_preservation_policy_decides_and_the_newest_stays(
+    one_host: Host, tmp_path: Path
+) -> None:
+    with holdfast.CheckpointManager(
+        tmp_path / "run", save_decision_policy=EVERY_STEP, preservation_policy=KeepEven()
+    ) as manager:
+        for step in range(6):
+            manager.save(step, {"n": step})
+            manager.wait_until_finished()
+        wait_until(lambda: manager.all_steps() == [0, 2, 4, 5])
+
+
+def test_a_users_policy_that_raises_is_told_at_the_next_save(
+    one_host: Host, tmp_path: Path
+) -> None:
+    class Broken:
+        def should_save(self, step, previous_steps, *, context) -> bool:
+            raise RuntimeError("my own mistake")
+
+    def train() -> None:
+        with holdfast.CheckpointManager(tmp_path / "run", save_decision_policy=Broken()) as manager:
+            for step in range(200):
+                manager.save(step, {"n": step})
+                time.sleep(0.01)
+
+    with pytest.raises(holdfast.errors.HoldfastError, match="my own mistake"):
+        train()
+
+
+def test_without_a_ram_tier_the_run_checkpoints_straight_to_disk(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with holdfast.CheckpointManager(run, save_decision_policy=EVERY_STEP, ram=None) as manager:
+        for step in range(5):
+            manager.save(step, STATE | {"n": step})
+            manager.wait_until_finished()
+        restored = manager.restore()
+        assert restored["n"] == 4
+        np.testing.assert_array_equal(restored["w"], STATE["w"])
+        assert manager.last_restore is not None
+        assert set(manager.last_restore.sources) == {"durable"}
+        assert one_host.agent().ram_bytes == 0
+    assert {e["tier"] for e in events(run, "sealed")} == {"durable"}
+
+
+@pytest.fixture
+def small_ram(one_host: Host) -> Iterator[Path]:
+    """The host's RAM folder as a tmpfs of two megabytes."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a tmpfs needs root")
+    options = ["-o", "size=2m,mode=700"]
+    subprocess.run(["mount", "-t", "tmpfs", *options, "tmpfs", str(one_host.folder)], check=True)
+    try:
+        yield one_host.folder
+    finally:
+        one_host.end()
+        subprocess.run(["umount", "-l", str(one_host.folder)], check=True)
+
+
+def test_a_tmpfs_that_is_too_small_sends_the_run_straight_to_disk_and_says_so_once(
+    small_ram: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    with holdfast.CheckpointManager(run, save_decision_policy=EVERY_STEP) as manager:
+        for step in range(4):
+            assert manager.save(step, STATE | {"n": step})
+            manager.wait_until_finished()
+        assert manager.restore()["n"] == 3
+    assert caplog.text.count("no RAM for checkpoints") == 1
+    assert len(events(run, "ram_unavailable")) == 1
+    assert {e["tier"] for e in events(run, "sealed")} == {"durable"}
+
+
+def fill_up(file: FileIO) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+def test_a_tmpfs_that_fills_up_between_saves_is_no_end_and_room_is_used_again(
+    small_ram: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    small = {"w": np.arange(100_000.0)}
+    with holdfast.CheckpointManager(run, save_decision_policy=EVERY_STEP) as manager:
+        manager.save(0, small)
+        manager.wait_until_finished()
+        with (small_ram / "filler").open("wb", buffering=0) as filler:
+            fill_up(filler)
+        manager.save(1, small)
+        manager.wait_until_finished()
+        manager.save(2, small)
+        manager.wait_until_finished()
+        (small_ram / "filler").unlink()
+        manager.save(3, small)
+        manager.wait_until_finished()
+        assert manager.latest_step() == 3
+    tiers = [e["tier"] for e in events(run, "sealed")]
+    assert tiers[0] == tiers[3] == "ram"
+    assert "durable" in tiers
+
+
+def test_the_limit_of_the_ram_tier_is_kept(one_host: Host, tmp_path: Path) -> None:
+    ram = holdfast.RamTier(limit_bytes=6_000_000)
+    with holdfast.CheckpointManager(
+        tmp_path / "run", save_decision_policy=EVERY_STEP, ram=ram
+    ) as manager:
+        for step in range(6):
+            manager.save(step, STATE)
+            assert one_host.agent().ram_bytes <= 6_000_000
+        manager.wait_until_finished()
+        assert manager.latest_step() == 5
