@@ -1,0 +1,138 @@
+"""What a trainer of the demo writes about itself: one JSON line for each thing that happened.
+
+A record is one `write` to a file opened for appending, so that SIGKILL loses none that `append`
+returned from, and the starts of one run go on in one file. All times are seconds since 1970 on the
+machine's wall clock, and comparable between processes.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeAlias
+
+import msgspec
+
+from holdfast.errors import HoldfastError
+
+
+class Restored(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trainer resumed from.
+
+    `sources` counts bytes by the name of their tier, `skipped` says which copies were bad.
+    """
+
+    step: int
+    attempt: int
+    sources: dict[str, int]
+    skipped: list[str]
+    secs: float
+
+
+class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
+    """The trainer is ready; `first_step` is the step that it does first."""
+
+    time: float
+    pid: int
+    first_step: int
+    restored: Restored | None
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
+    """A step is finished. `loss` is a float in hexadecimal, `batch` the digest of its batch."""
+
+    time: float
+    step: int
+    loss: str
+    batch: str
+    secs: float
+
+    @property
+    def loss_value(self) -> float:
+        """The loss as a number."""
+        return float.fromhex(self.loss)
+
+
+class Saved(msgspec.Struct, frozen=True, kw_only=True, tag="saved"):
+    """`save` returned after `secs`; `taken` is what it returned."""
+
+    step: int
+    taken: bool
+    secs: float
+
+
+class Preempted(msgspec.Struct, frozen=True, kw_only=True, tag="preempted"):
+    """The trainer left by itself after this step, all of its saves durable."""
+
+    time: float
+    step: int
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
+    """The last step is done; digests of what came out of the training.
+
+    `batches` is a digest over the digests of all batches in their order.
+    """
+
+    time: float
+    params: str
+    opt_state: str
+    rng: str
+    batches: str
+    tokens_seen: int
+
+
+Record: TypeAlias = Started | Step | Saved | Preempted | Finished
+
+_DECODER = msgspec.json.Decoder(Record)
+
+
+class Journal:
+    """The writing end. One thread appends."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def append(self, record: Record) -> None:
+        """Adds a record; when it returns, the record outlives this process."""
+        line = msgspec.json.encode(record) + b"\n"
+        written = os.write(self._file, line)
+        if written != len(line):
+            raise HoldfastError(f"writing a journal record: {written} of {len(line)} bytes written")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        os.close(self._file)
+
+
+class Tail:
+    """The reading end, which may follow a file while it is written. One thread reads."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset_bytes = 0
+
+    def read(self) -> list[Record]:
+        """The records that came since the last call; none while there is no file."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset_bytes)
+                text = file.read()
+        except FileNotFoundError:
+            return []
+        whole = text[: text.rfind(b"\n") + 1]
+        self._offset_bytes += len(whole)
+        try:
+            return [_DECODER.decode(line) for line in whole.splitlines()]
+        except msgspec.DecodeError as error:
+            raise HoldfastError(
+                f"reading {self._path}: a line is no journal record: {error}"
+            ) from error

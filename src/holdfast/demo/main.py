@@ -1,0 +1,167 @@
+"""The demo from its options to its exit code.
+
+One run is interrupted by failures, the other one is not; then their journals are compared. All
+processes that the demo started, trainers and agents, are ended when it ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+from rich.console import Console
+
+from holdfast.clock import Clock, SystemClock
+from holdfast.demo.failures import choose_failures, stop_agents
+from holdfast.demo.progress import Display, make_display
+from holdfast.demo.report import make_report, read_commits
+from holdfast.demo.runner import Plan, RunLog, drive
+from holdfast.demo.table import print_report, verdict
+from holdfast.errors import HoldfastError, InvalidArgumentError
+
+_NEEDED = ("jax", "optax", "grain", "matplotlib")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    """What a person chooses.
+
+    Attributes:
+        directory: where everything goes; None for a new temporary folder.
+        steps: training steps of each of the two runs.
+        seed: chooses the failures, the initial weights and the order of batches.
+        kill_agent: whether the agent is killed too.
+        interval_secs: the least time between two checkpoints.
+        chart: where the picture goes; None for `losses.png` in the directory.
+        json_path: where the report goes as JSON; None for `report.json` in the directory.
+    """
+
+    directory: Path | None = None
+    steps: int = 256
+    seed: int = 0
+    kill_agent: bool = False
+    interval_secs: float = 1.0
+    chart: Path | None = None
+    json_path: Path | None = None
+
+
+def run_demo(options: DemoOptions, *, console: Console | None = None) -> int:
+    """Runs the demo and prints what it found.
+
+    Returns:
+        0: the interrupted run is bit-identical to the other one; 1: it is not; 2: the demo could
+        not be carried out, and said why; 130: it was interrupted from outside.
+    """
+    console = Console() if console is None else console
+    folder: Path | None = None
+    try:
+        _check_packages()
+        folder = _prepare_folder(options.directory)
+        _say(console, f"holdfast demo: everything goes to {folder}")
+        with _sigterm_as_interrupt():
+            return _run(options, folder, console)
+    except HoldfastError as error:
+        where = "" if folder is None else f"\nThe logs of the trainers are {folder}/*.log"
+        _say(console, f"{error}{where}")
+        return 2
+    except KeyboardInterrupt:
+        _say(console, f"interrupted; what the demo started is ended, its logs are in {folder}")
+        return 130
+
+
+def _run(options: DemoOptions, folder: Path, console: Console) -> int:
+    from holdfast.demo.chart import draw  # Imports Matplotlib, whose presence is known only now.
+
+    clock = SystemClock()
+    began = clock.monotonic()
+    failures = choose_failures(options.seed, options.steps, kill_agent=options.kill_agent)
+    plans = [
+        Plan(
+            name=name,
+            folder=folder,
+            steps=options.steps,
+            seed=options.seed,
+            interval_secs=options.interval_secs,
+            failures=dealt,
+        )
+        for name, dealt in (("interrupted", failures), ("uninterrupted", ()))
+    ]
+    with make_display(console) as display:
+        logs = [_drive_and_stop(plan, display, clock) for plan in plans]
+
+    commits = read_commits(plans[0].run)
+    report = make_report(options.seed, logs[0], logs[1], commits)
+    chart = options.chart or folder / "losses.png"
+    draw(report, logs[0], logs[1], chart)
+    json_path = options.json_path or folder / "report.json"
+    json_path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
+
+    print_report(report, console)
+    _say(console, f"chart:  {chart}\nreport: {json_path}")
+    _say(console, f"the whole demo took {clock.monotonic() - began:.0f} s")
+    _say(console, verdict(report.identity))
+    return 0 if report.identity.holds else 1
+
+
+def _drive_and_stop(plan: Plan, display: Display, clock: Clock) -> RunLog:
+    """Drives a run; the agents that it left are stopped in any case."""
+    try:
+        return drive(plan, display, clock)
+    finally:
+        try:
+            stop_agents(plan.run)
+        except HoldfastError as error:
+            display.tell(f"stopping what {plan.name} left behind failed: {error}")
+
+
+def _check_packages() -> None:
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InvalidArgumentError(
+            f"holdfast demo: expected {', '.join(_NEEDED)} to be installed, found no "
+            f"{', '.join(missing)}; install `holdfast[demo]`"
+        )
+
+
+def _prepare_folder(wanted: Path | None) -> Path:
+    if wanted is None:
+        return Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
+    try:
+        wanted.mkdir(parents=True, exist_ok=True)
+        is_empty = next(wanted.iterdir(), None) is None
+    except OSError as error:
+        raise InvalidArgumentError(f"holdfast demo: cannot use {wanted}: {error}") from error
+    if not is_empty:
+        raise InvalidArgumentError(
+            f"holdfast demo: expected {wanted} to be empty, found files; choose another folder"
+        )
+    return wanted.resolve()
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """Lets a SIGTERM unwind the demo as Ctrl-C does, so that nothing is left running."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,109 @@
+"""What the demo shows while it runs: a live bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Protocol, Self, final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+
+class Display(Protocol):
+    """Where the runs tell how they get on. One thread calls."""
+
+    def begin(self, name: str, steps: int) -> None:
+        """A run begins; the one before is over."""
+        ...
+
+    def step(self, step: int, loss: float) -> None:
+        """A step of the run is finished. After a failure, steps come again."""
+        ...
+
+    def tell(self, text: str) -> None:
+        """Something happened that stays on the screen."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+
+def make_display(console: Console) -> Display:
+    """The display that suits a console."""
+    return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)
+
+
+@final
+class LiveDisplay:
+    """One bar for each run, redrawn in place; what is told scrolls by above it."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description:<14}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]}"),
+            TimeElapsedColumn(),
+            console=console,
+            refresh_per_second=8,
+        )
+        self._task = self._progress.add_task("", visible=False, loss="")
+
+    def begin(self, name: str, steps: int) -> None:
+        self._task = self._progress.add_task(name, total=steps, loss="-")
+
+    def step(self, step: int, loss: float) -> None:
+        self._progress.update(self._task, completed=step + 1, loss=f"{loss:.3f}")
+
+    def tell(self, text: str) -> None:
+        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+
+@final
+class PlainDisplay:
+    """A line for every eighth of a run, and for what is told."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._name = ""
+        self._steps = 0
+
+    def begin(self, name: str, steps: int) -> None:
+        self._name, self._steps = name, steps
+
+    def step(self, step: int, loss: float) -> None:
+        done = step + 1
+        if done == self._steps or done % max(1, self._steps // 8) == 0:
+            self.tell(f"{self._name}: step {done} of {self._steps}, loss {loss:.3f}")
+
+    def tell(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        pass

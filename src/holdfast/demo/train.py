@@ -1,0 +1,167 @@
+"""The trainer of the demo: a training loop that Holdfast keeps from losing work.
+
+`python -m holdfast.demo.train --run DIR --log FILE --steps N` trains until step N is reached, from
+wherever the run stands, or until it is preempted. The calls on `manager` are all that Holdfast asks
+of a training loop; what else happens here is training, and the journal, which the demo watches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import xxhash
+
+import holdfast
+from holdfast import preservation_policy, save_decision_policy
+from holdfast.clock import SystemClock
+from holdfast.demo import journal, model
+from holdfast.demo.corpus import load_corpus
+from holdfast.demo.data import BatchShape, batch_iterator
+from holdfast.manager.restoring import RestoreReport
+
+_CLOCK = SystemClock()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Trains; 0 when the last step is done or the trainer left at a preemption."""
+    options = _parse(arguments)
+    with journal.Journal(options.log) as log:
+        train(options, log)
+    return 0
+
+
+def train(options: argparse.Namespace, log: journal.Journal) -> None:
+    """The training loop."""
+    shape = BatchShape()
+    config = model.ModelConfig(context=shape.context)
+    optimizer = model.make_optimizer(options.steps)
+    train_step = model.make_train_step(config, optimizer)
+
+    init_rng, rng = jax.random.split(jax.random.key(options.seed))
+    params, opt_state = model.make_init(config, optimizer)(init_rng)
+    state: dict[str, Any] = {
+        "params": params,
+        "opt_state": opt_state,
+        "rng": rng,
+        "data": batch_iterator(load_corpus(), shape, seed=options.seed),
+        "batches": "",
+        "tokens_seen": 0,
+    }
+
+    with holdfast.CheckpointManager(
+        options.run,
+        save_decision_policy=save_decision_policy.ContinuousCheckpointingPolicy(
+            minimum_interval_secs=options.interval_secs
+        ),
+        preservation_policy=preservation_policy.LatestN(3),
+    ) as manager:
+        start, state = manager.resume(state)
+        log.append(_started(start, manager.last_restore))
+
+        preempted_at = None
+        for step in range(start, options.steps):
+            state, record = _do_step(step, state, train_step, shape)
+            log.append(record)
+
+            began = time.perf_counter()
+            taken = manager.save(step, state)
+            log.append(journal.Saved(step=step, taken=taken, secs=time.perf_counter() - began))
+            if manager.reached_preemption(step):
+                preempted_at = step
+                break
+
+    if preempted_at is None:
+        log.append(_finished(state))
+    else:
+        log.append(journal.Preempted(time=_now(), step=preempted_at))
+
+
+def _do_step(
+    step: int, state: dict[str, Any], train_step: model.TrainStep, shape: BatchShape
+) -> tuple[dict[str, Any], journal.Step]:
+    began = time.perf_counter()
+    batch = next(state["data"])
+    params, opt_state, rng, loss = train_step(
+        state["params"], state["opt_state"], state["rng"], batch
+    )
+    loss_value = float(loss)  # Waits for the step to be finished.
+    batch_digest = xxhash.xxh3_64_hexdigest(batch.tobytes())
+    record = journal.Step(
+        time=_now(),
+        step=step,
+        loss=loss_value.hex(),
+        batch=batch_digest,
+        secs=time.perf_counter() - began,
+    )
+    state = {
+        "params": params,
+        "opt_state": opt_state,
+        "rng": rng,
+        "data": state["data"],
+        "batches": xxhash.xxh3_128_hexdigest((state["batches"] + batch_digest).encode()),
+        "tokens_seen": state["tokens_seen"] + shape.tokens,
+    }
+    return state, record
+
+
+def _started(start: int, restore: RestoreReport | None) -> journal.Started:
+    restored = None
+    if restore is not None:
+        restored = journal.Restored(
+            step=restore.step,
+            attempt=restore.attempt,
+            sources=dict(restore.sources),
+            skipped=[
+                *(f"step {step}, attempt {by}: {why}" for step, by, why in restore.skipped),
+                *restore.passed_over,
+            ],
+            secs=restore.seconds,
+        )
+    return journal.Started(time=_now(), pid=os.getpid(), first_step=start, restored=restored)
+
+
+def _finished(state: dict[str, Any]) -> journal.Finished:
+    return journal.Finished(
+        time=_now(),
+        params=digest(state["params"]),
+        opt_state=digest(state["opt_state"]),
+        rng=digest(jax.random.key_data(state["rng"])),
+        batches=state["batches"],
+        tokens_seen=state["tokens_seen"],
+    )
+
+
+def digest(tree: Any) -> str:
+    """A digest over paths, dtypes, shapes and bits of all arrays of a tree."""
+    state = xxhash.xxh3_128()
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        array = np.asarray(leaf)
+        state.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}\n".encode())
+        state.update(array.tobytes())
+    return state.hexdigest()
+
+
+def _now() -> float:
+    return _CLOCK.now().timestamp()
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m holdfast.demo.train", description=__doc__)
+    parser.add_argument("--run", required=True, type=Path, help="the run's durable directory")
+    parser.add_argument("--log", required=True, type=Path, help="the journal, appended to")
+    parser.add_argument("--steps", required=True, type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--interval-secs", type=float, default=1.0)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

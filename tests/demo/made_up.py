@@ -1,0 +1,63 @@
+"""Two made-up runs of a few steps, for the tests of what is made from journals."""
+
+from __future__ import annotations
+
+from holdfast.demo.failures import Failure, Kind
+from holdfast.demo.journal import Finished, Preempted, Record, Restored, Saved, Started, Step
+from holdfast.demo.runner import RunLog, Start, Strike
+
+STEPS = 30
+
+
+def step(number: int, time: float) -> Step:
+    loss = 5.0 - number / 10
+    return Step(time=time, step=number, loss=loss.hex(), batch=f"batch {number}", secs=0.5)
+
+
+def finished(time: float, **changed: str) -> Finished:
+    digests = {"params": "p", "opt_state": "o", "rng": "r", "batches": "b", **changed}
+    return Finished(time=time, tokens_seen=99, **digests)
+
+
+def started(spawned: float, first_step: int, sources: dict[str, int] | None = None) -> Started:
+    restored = sources and Restored(
+        step=first_step - 1, attempt=1, sources=sources, skipped=[], secs=0.25
+    )
+    return Started(time=spawned + 3, pid=7, first_step=first_step, restored=restored or None)
+
+
+def life(spawned: float, begin: Started, end: int, last: Record | None = None) -> Start:
+    """Steps from where `begin` says up to `end`, one a second from four seconds after the spawn."""
+    records: list[Record] = [begin]
+    for index, number in enumerate(range(begin.first_step, end)):
+        records.append(step(number, spawned + 4 + index))
+        records.append(Saved(step=number, taken=number % 5 == 0, secs=0.01))
+    return Start(spawned=spawned, records=tuple(records) + ((last,) if last else ()))
+
+
+def interrupted_run() -> RunLog:
+    """Killed after step 11, taken up at 8; preempted after step 20; the agent killed after 24."""
+    starts = (
+        life(1000.0, started(1000.0, 0), 12),
+        life(1020.0, started(1020.0, 8, {"ram": 1_000_000}), 21, Preempted(time=1037.0, step=20)),
+        life(
+            1040.0,
+            started(1040.0, 21, {"ram": 1_000_000, "durable": 2_000_000}),
+            STEPS,
+            finished(1060.0),
+        ),
+    )
+    dealt = (
+        (Kind.KILL, 11, 1015.5, 0),
+        (Kind.TERMINATE, 20, 1036.5, 1),
+        (Kind.KILL_AGENT, 24, 1047.25, 2),
+    )
+    strikes = tuple(
+        Strike(failure=Failure(kind=kind, step=at, phase=0.5), time=time, pid=7, start=start)
+        for kind, at, time, start in dealt
+    )
+    return RunLog(starts=starts, strikes=strikes)
+
+
+def uninterrupted_run() -> RunLog:
+    return RunLog(starts=(life(2000.0, started(2000.0, 0), STEPS, finished(2040.0)),), strikes=())

@@ -1,0 +1,53 @@
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from holdfast.demo.main import DemoOptions, run_demo
+from holdfast.demo.progress import LiveDisplay, PlainDisplay, make_display
+
+
+def _console() -> tuple[Console, io.StringIO]:
+    text = io.StringIO()
+    return Console(file=text, width=80), text
+
+
+def test_a_folder_with_files_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    console, text = _console()
+    assert run_demo(DemoOptions(directory=tmp_path), console=console) == 2
+    assert "choose another folder" in text.getvalue()
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_too_few_steps_end_the_demo_before_anything_is_started(tmp_path: Path) -> None:
+    console, text = _console()
+    assert run_demo(DemoOptions(directory=tmp_path / "new", steps=3), console=console) == 2
+    assert "at least" in text.getvalue()
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_lines_are_shown_where_there_is_no_terminal() -> None:
+    console, text = _console()
+    with make_display(console) as display:
+        assert isinstance(display, PlainDisplay)
+        display.begin("a run", 83)
+        for step in range(83):
+            display.step(step, 2.0)
+        display.tell("[told]")
+    lines = text.getvalue().splitlines()
+    assert lines[0] == "a run: step 10 of 83, loss 2.000"
+    assert lines[-2:] == ["a run: step 83 of 83, loss 2.000", "[told]"]
+    assert len(lines) == 10
+
+
+def test_a_bar_is_shown_on_a_terminal() -> None:
+    text = io.StringIO()
+    console = Console(file=text, width=100, force_terminal=True, color_system=None)
+    with make_display(console) as display:
+        assert isinstance(display, LiveDisplay)
+        display.begin("a run", 80)
+        display.step(39, 2.5)
+        display.tell("[told]")
+    assert "40/80 loss 2.500" in text.getvalue()
+    assert "[told]" in text.getvalue()

@@ -1,0 +1,149 @@
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from holdfast.demo.failures import Kind
+from holdfast.demo.journal import Finished, Record, Step
+from holdfast.demo.report import compare, intervals_secs, make_report, percentile, read_commits
+from holdfast.demo.table import describe_sources, print_report, verdict
+from tests.demo.made_up import STEPS, finished, interrupted_run, uninterrupted_run
+
+
+def test_each_failure_is_charged_what_it_cost() -> None:
+    report = make_report(0, interrupted_run(), uninterrupted_run(), [])
+    kill, terminate, agent = report.failures
+
+    assert kill.kind is Kind.KILL
+    assert (kill.last_step, kill.next_step, kill.steps_lost) == (11, 8, 4)
+    assert kill.recovery_secs == 4.0
+    assert kill.restore_secs == 0.25
+    assert kill.sources == {"ram": 1_000_000}
+
+    assert (terminate.last_step, terminate.next_step, terminate.steps_lost) == (20, 21, 0)
+    assert terminate.sources == {"ram": 1_000_000, "durable": 2_000_000}
+
+    assert (agent.last_step, agent.next_step, agent.steps_lost) == (24, 25, 0)
+    assert agent.recovery_secs == 0.75
+    assert agent.sources is None
+
+
+def test_steps_done_twice_count_twice_as_training_time() -> None:
+    report = make_report(0, interrupted_run(), uninterrupted_run(), [])
+    assert report.steps == STEPS
+    assert report.save_calls_secs == pytest.approx(0.01 * (STEPS + 4))
+    assert report.training_secs == pytest.approx(0.51 * (STEPS + 4))
+    assert report.first_loss == 5.0
+
+
+def test_intervals_are_taken_within_an_attempt() -> None:
+    commits = [(1, 10.0), (1, 11.0), (2, 50.0), (1, 13.0), (2, 51.5)]
+    assert intervals_secs(commits) == [1.0, 2.0, 1.5]
+
+
+def test_percentiles_interpolate() -> None:
+    assert percentile([4.0, 1.0, 3.0, 2.0], 50) == 2.5
+    assert percentile([0.0, 10.0], 95) == pytest.approx(9.5)
+    assert percentile([], 50) is None
+
+
+def test_commits_are_read_from_all_events_but_torn_lines_and_recoveries(tmp_path: Path) -> None:
+    (tmp_path / "events").mkdir()
+    (tmp_path / "events" / "000000002-a.jsonl").write_text(
+        '{"time":"2026-11-20T10:00:05Z","event":"committed","step":9,"attempt":2}\n'
+        '{"time":"2026-11-20T10:00:01Z","event":"committed","step":5,"attempt":1,"by":"recovery"}\n'
+        '{"time":"2026-11-20T10:00:06Z","event":"comm'
+    )
+    (tmp_path / "events" / "000000001-a.jsonl").write_text(
+        '{"time":"2026-11-20T10:00:00.5Z","event":"sealed","step":4,"attempt":1}\n'
+        '{"time":"2026-11-20T10:00:01.5Z","event":"committed","step":4,"attempt":1}\n'
+    )
+    commits = read_commits(tmp_path)
+    assert [attempt for attempt, _ in commits] == [1, 2]
+    assert commits[1][1] - commits[0][1] == 3.5
+
+
+def _records(change: Callable[[Record], Record] = lambda record: record) -> list[Record]:
+    return [change(record) for start in interrupted_run().starts for record in start.records]
+
+
+def _change_step(field: str, time: float) -> Callable[[Record], Record]:
+    def change(record: Record) -> Record:
+        if isinstance(record, Step) and record.time == time:
+            return msgspec.structs.replace(record, **{field: "0x0.0p+0"})
+        return record
+
+    return change
+
+
+def _change_end(field: str) -> Callable[[Record], Record]:
+    def change(record: Record) -> Record:
+        return finished(0.0, **{field: "x"}) if isinstance(record, Finished) else record
+
+    return change
+
+
+def test_equal_runs_are_identical() -> None:
+    whole = uninterrupted_run().starts[0].records
+    same = compare(_records(), whole)
+    assert same.holds
+    assert (same.equal_losses, same.steps) == (STEPS, STEPS)
+    assert verdict(same) == (
+        "bit-identical: parameters yes, optimizer state yes, RNG yes, order of batches yes, "
+        "losses yes"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (_change_end("params"), "parameters NO"),
+        (_change_end("opt_state"), "optimizer state NO"),
+        (_change_end("rng"), "RNG NO"),
+        (_change_end("batches"), "order of batches NO"),
+        # Step 10 was done twice: at 1014, which was lost, and at 1026.
+        (_change_step("batch", 1014), "order of batches NO"),
+        (_change_step("batch", 1026), "order of batches NO"),
+        (_change_step("loss", 1014), "losses NO"),
+        (_change_step("loss", 1026), "losses NO"),
+    ],
+)
+def test_any_difference_is_found_and_told(change: Callable[[Record], Record], told: str) -> None:
+    found = compare(_records(change), uninterrupted_run().starts[0].records)
+    assert not found.holds
+    assert verdict(found).count("NO") == 1
+    assert told in verdict(found)
+
+
+def test_a_missing_step_is_a_difference() -> None:
+    whole = uninterrupted_run().starts[0].records
+    without = [r for r in whole if not (isinstance(r, Step) and r.step == 29)]
+    for found in (compare(without, whole), compare(whole, without)):
+        assert not found.holds
+        assert (found.equal_losses, found.steps) == (STEPS - 1, STEPS)
+
+
+def test_sources_are_told_by_size() -> None:
+    sources = {"ram": 1_000_000, "durable": 2_500_000}
+    assert describe_sources(sources) == "disk 2.5 MB + RAM 1.0 MB"
+    assert describe_sources(None) == "nowhere"
+
+
+def test_the_table_fits_a_terminal_of_80_columns() -> None:
+    report = make_report(0, interrupted_run(), uninterrupted_run(), [(1, 0.0), (1, 2.0)])
+    report.failures[0].skipped.append("step 9, attempt 1: [a part] is missing")
+    console = Console(file=io.StringIO(), width=80)
+    print_report(replace(report, save_calls_secs=123.0, training_secs=4567.8), console)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "trainer SIGKILL      11       4      4.00 s    0.25 s   RAM 1.0 MB" in text
+    assert "trainer SIGTERM      20       0      4.00 s    0.25 s   disk 2.0 MB" in text
+    assert "+ RAM 1.0 MB" in text
+    assert "agent SIGKILL        24       0      0.75 s         –   the trainer ran on" in text
+    assert "123.00 s of 4567.8 s, 2.69%" in text
+    assert "P50 2.00 s, P95 2.00 s" in text
+    assert "[a part] is missing" in text
