@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -54,6 +55,28 @@ def test_other_signals_can_be_named_and_earlier_handlers_are_still_called(
         assert signal.getsignal(signal.SIGUSR1) is handler
     finally:
         signal.signal(signal.SIGUSR1, earlier)
+
+
+def test_a_handler_that_c_code_had_set_is_still_called_and_put_back(
+    one_host: Host, tmp_path: Path
+) -> None:
+    called = []
+    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(called.append)
+    libc = ctypes.CDLL(None)
+    libc.signal.restype = ctypes.c_void_p
+    libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    address = ctypes.cast(handler, ctypes.c_void_p).value
+    libc.signal(signal.SIGUSR2, address)
+    try:
+        with holdfast.CheckpointManager(
+            tmp_path / "run", save_decision_policy=NEVER, preemption_signals=(signal.SIGUSR2,)
+        ) as manager:
+            os.kill(os.getpid(), signal.SIGUSR2)
+            assert called == [signal.SIGUSR2]
+            assert manager.save(0, {"n": 0})
+        assert libc.signal(signal.SIGUSR2, None) == address
+    finally:
+        signal.signal(signal.SIGUSR2, signal.SIG_DFL)
 
 
 def test_a_preemption_during_a_save_still_saves_the_newest_step(

@@ -126,7 +126,7 @@ def test_what_two_processes_saved_is_not_divided_anew_among_one_in_silence(
     run = tmp_path / "run"
     results(start_job(one_host, run, 2, steps=1, interval=1))
     with holdfast.CheckpointManager(run) as manager:
-        with pytest.raises(errors.StructureMismatchError, match="position.*2 processes.* has 1"):
+        with pytest.raises(errors.StructureMismatchError, match=r"position.*2 processes.* has 1"):
             manager.restore()
         metadata = manager.metadata(0)
     assert metadata.process_count == 2

@@ -30,6 +30,8 @@ class Saving:
         self._keeper = keeper
         self._votes: dict[int, dict[int, protocol.Vote]] = {}
         self._voted = asyncio.Condition()
+        self._reserving = asyncio.Lock()
+        self._sizes_bytes: dict[int, int] = {}
 
     async def want_slot(self, request: protocol.WantSlot) -> protocol.Slot:
         """A slot for one image; none, with the reason, where RAM has no room for it."""
@@ -43,15 +45,21 @@ class Saving:
         pending = [e for e in state.ledger if e.is_pending and e.id != checkpoint]
         if len(pending) >= protocol.pending_limit(request.size_bytes):
             return protocol.Slot(name=None, reason="the durable tier is behind", busy=True)
-        taken = set(state.handed_out.values())
+        self._sizes_bytes[request.rank] = request.size_bytes
         try:
-            name = await asyncio.get_running_loop().run_in_executor(
-                None, state.pool.reserve, request.size_bytes, taken
-            )
+            # One at a time, so that each sees what the one before was given.
+            async with self._reserving:
+                name = await asyncio.get_running_loop().run_in_executor(
+                    None,
+                    state.pool.reserve,
+                    request.size_bytes,
+                    set(state.handed_out.values()),
+                    set(self._sizes_bytes.values()),
+                )
+                state.handed_out[request.rank] = name
         except StorageError as error:
             is_behind = isinstance(error, OutOfSpaceError) and bool(pending)
             return protocol.Slot(name=None, reason=str(error), busy=is_behind)
-        state.handed_out[request.rank] = name
         return protocol.Slot(name=name)
 
     async def sealed(self, request: protocol.Sealed) -> None:
@@ -114,6 +122,7 @@ class Saving:
     async def group_changed(self) -> None:
         """Wakes voters whose group is gone, and drops what it left half done."""
         self._votes.clear()
+        self._sizes_bytes.clear()
         async with self._voted:
             self._voted.notify_all()
         for entry in list(self._state.ledger):

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
+from holdfast.manager.native_signals import NativeHandler, native_handler
+
 log = logging.getLogger(__name__)
 
 
@@ -32,7 +34,9 @@ class PreemptionSignals:
             )
             return
         for number in signals:
-            self._earlier[number] = signal.signal(number, self._handle)
+            native = native_handler(number)
+            earlier = signal.signal(number, self._handle)
+            self._earlier[number] = native or earlier
 
     def close(self) -> None:
         """Puts the earlier handlers back, where nobody replaced ours meanwhile."""
@@ -40,7 +44,12 @@ class PreemptionSignals:
         if threading.current_thread() is not threading.main_thread():
             return
         for number, earlier in self._earlier.items():
-            if signal.getsignal(number) == self._handle and earlier is not None:
+            if signal.getsignal(number) != self._handle or earlier is None:
+                continue
+            if isinstance(earlier, NativeHandler):
+                signal.signal(number, signal.SIG_DFL)
+                earlier.put_back()
+            else:
                 signal.signal(number, earlier)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -51,5 +60,7 @@ class PreemptionSignals:
             # A handler that was set over ours kept it in place: it stands for what it replaced.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        if callable(earlier):
+        if isinstance(earlier, NativeHandler):
+            earlier.call()
+        elif callable(earlier):
             earlier(number, frame)

@@ -37,11 +37,14 @@ class SlotPool:
         self._limit_bytes = limit_bytes
         self._clock = clock
 
-    def reserve(self, size_bytes: int, taken: Collection[str] = ()) -> str:
+    def reserve(
+        self, size_bytes: int, taken: Collection[str] = (), in_use_bytes: Collection[int] = ()
+    ) -> str:
         """The name of a free slot of exactly that size, a recycled one or else a new one.
 
         Whoever gets it locks it; until then it looks free, so a caller who reserves for several
-        says in `taken` which names it handed out and has not seen filled.
+        says in `taken` which names it handed out and has not seen filled. Free slots of a size
+        that is neither asked for nor among `in_use_bytes` are given up to make room.
 
         Raises:
             OutOfSpaceError: neither the tmpfs nor the limit has room for one more.
@@ -51,7 +54,7 @@ class SlotPool:
                 return path.name
         # A free slot of another size belongs to a layout that is no longer in use.
         for path, size in self._free():
-            if size != size_bytes and path.name not in taken:
+            if size not in {size_bytes, *in_use_bytes} and path.name not in taken:
                 path.unlink(missing_ok=True)
         return self._create(size_bytes).name
 
@@ -61,7 +64,12 @@ class SlotPool:
 
     def size_bytes(self) -> int:
         """The bytes of all slots."""
-        return sum(path.stat().st_size for path in self._paths())
+        total = 0
+        for path in self._paths():
+            # A slot may be given up between the look at the folder and the look at it.
+            with contextlib.suppress(FileNotFoundError):
+                total += path.stat().st_size
+        return total
 
     def _paths(self) -> list[Path]:
         return sorted(self._folder.iterdir()) if self._folder.is_dir() else []
