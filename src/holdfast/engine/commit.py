@@ -89,6 +89,8 @@ def check_not_fenced(durable: Store, checkpoint: CheckpointId) -> None:
     Raises:
         FencedError: a newer attempt went on from an earlier step.
     """
+    if newest_attempt(durable) == checkpoint.attempt:
+        return
     if checkpoint.step > last_steps(read_attempts(durable)).get(checkpoint.attempt, -1):
         raise FencedError(
             f"commit {checkpoint}: attempt {newest_attempt(durable)} has taken the run over from "

@@ -6,6 +6,7 @@ every tier, so a sealed part is copied to another store as it is.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -98,8 +99,9 @@ def _put_record(store: Store, key: str, data: bytes) -> None:
 def _checked_blocks(
     image: Reader, key: str, layout: ImageLayout, part: PartRecord
 ) -> Iterator[Buffer]:
-    scratch = memoryview(bytearray(COPY_SIZE_BYTES))
-    header = memoryview(bytearray(len(layout.header)))
+    # Pages of their own are aligned, so that a store can write them past the page cache.
+    scratch = memoryview(mmap.mmap(-1, COPY_SIZE_BYTES))
+    header = memoryview(mmap.mmap(-1, len(layout.header)))
     image.read_into(0, header)
     check_block(header, part.header_digest, key, 0)
     yield header

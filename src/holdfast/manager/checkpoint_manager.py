@@ -188,11 +188,13 @@ class CheckpointManager:
 
         Raises:
             StructureMismatchError: all differences between `state` and what was saved.
+            UnsupportedLeafError: nothing is saved yet, and a leaf of `state` never can be.
             CheckpointDamagedError: there are checkpoints, and none of them can be read.
         """
-        self._framework.outline(state)
         restored = self._restore_newest(state)
         if restored is None:
+            # A leaf that cannot be saved is told now, not when the first save is due.
+            self._framework.outline(state)
             return 0, state
         return restored.id.step + 1, restored.state
 
