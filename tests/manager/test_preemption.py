@@ -79,6 +79,29 @@ def test_a_handler_that_c_code_had_set_is_still_called_and_put_back(
         signal.signal(signal.SIGUSR2, signal.SIG_DFL)
 
 
+def test_managers_closed_in_any_order_leave_the_default_action_behind(
+    one_host: Host, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, signal, sys, holdfast\n"
+        "one = holdfast.CheckpointManager(sys.argv[1])\n"
+        "two = holdfast.CheckpointManager(sys.argv[2])\n"
+        "one.close(); two.close()\n"
+        "three = holdfast.CheckpointManager(sys.argv[1])\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "assert three.save(5, {'n': 1}) and three.reached_preemption(5)\n"
+        "three.close()\n"
+        "print('told', flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "print('survived', flush=True)\n"
+    )
+    process = one_host.start(script, tmp_path / "a", tmp_path / "b")
+    out, err = process.communicate(timeout=60)
+    assert out.split() == ["told"], err
+    assert process.returncode == -signal.SIGTERM
+
+
 def test_a_preemption_during_a_save_still_saves_the_newest_step(
     one_host: Host, tmp_path: Path
 ) -> None:

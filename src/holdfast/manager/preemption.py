@@ -56,8 +56,8 @@ class PreemptionSignals:
         earlier = self._earlier.get(signal.Signals(number))
         if not self._is_closed:
             self._notify()
-        elif earlier == signal.SIG_DFL:
-            # A handler that was set over ours kept it in place: it stands for what it replaced.
+        elif earlier == signal.SIG_DFL and signal.getsignal(number) == self._handle:
+            # A handler that was set over ours has put it back: it stands for what it replaced.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         if isinstance(earlier, NativeHandler):
