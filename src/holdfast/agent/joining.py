@@ -229,10 +229,6 @@ class Joining:
             state.group = None
             groups.write_group(state.folder / GROUP, None)
             self._decider.reset()
-            newest = state.ledger.newest_complete()
-            if newest is not None and not newest.is_committed:
-                newest.is_durable_due = True
-                newest.failure = None
         state.wake()
 
     def _take_policies(self, request: protocol.Attach) -> None:

@@ -24,7 +24,7 @@ from holdfast.engine.retain import Branches, branches, to_drop
 from holdfast.engine.save import copy_part
 from holdfast.errors import CheckpointDamagedError, HoldfastError
 from holdfast.format.check import check_manifest
-from holdfast.format.names import CheckpointId, manifest_key
+from holdfast.format.names import CHECKPOINTS, CheckpointId, manifest_key
 from holdfast.format.records import Manifest, decode_metrics, encode_metrics
 from holdfast.format.sealed import unseal
 from holdfast.policy.contexts import CheckpointInfo, PreservationContext
@@ -51,17 +51,7 @@ class Keeper:
     async def adopt(self) -> None:
         """Reads what an agent before this one left in RAM, and finishes what is nearly durable."""
         state = self._state
-        listings = await self._run(state.listings)
-        for checkpoint, listing in listings["ram"].items():
-            counts = set(listing.parts.values())
-            if len(counts) != 1:
-                await self._run(remove, state.ram, checkpoint, listing)
-                continue
-            entry = state.ledger.entry(checkpoint, counts.pop(), state.clock.now())
-            durable = listings["durable"].get(checkpoint, Listing())
-            entry.ram, entry.durable = set(listing.parts), set(durable.parts)
-            entry.is_committed = durable.is_committed
-            entry.is_durable_due = entry.is_complete
+        await self.take_stock()
         in_care = [e.id for e in state.ledger if e.is_complete]
         if state.group is None:
             try:
@@ -73,9 +63,35 @@ class Keeper:
                     state.events.write("committed", checkpoint, by="recovery")
                 for checkpoint in recovery.cleared:
                     state.events.write("cleared", checkpoint)
-        adopted = [str(e.id) for e in state.ledger]
-        if adopted:
-            state.events.write("adopted", checkpoints=adopted)
+
+    async def take_stock(self) -> None:
+        """Enters into the ledger what stands in RAM and is not in it, without having been told.
+
+        Where no trainer is left, what cannot become whole is removed.
+        """
+        state = self._state
+        listings = await self._run(state.listings)
+        found = []
+        for checkpoint, listing in listings["ram"].items():
+            counts = set(listing.parts.values())
+            if checkpoint in state.ledger.entries or len(counts) != 1:
+                continue
+            entry = state.ledger.entry(checkpoint, counts.pop(), state.clock.now())
+            durable = listings["durable"].get(checkpoint, Listing())
+            entry.ram, entry.durable = set(listing.parts), set(durable.parts)
+            entry.is_committed = durable.is_committed
+            entry.is_durable_due = entry.is_complete
+            found.append(str(checkpoint))
+        if found:
+            state.events.write("adopted", checkpoints=found)
+        if state.group is None:
+            for checkpoint, listing in listings["ram"].items():
+                known = state.ledger.entries.get(checkpoint)
+                if known is None or not known.is_complete:
+                    state.ledger.entries.pop(checkpoint, None)
+                    await self._run(remove, state.ram, checkpoint, listing)
+            # A trainer that died between filling a slot and naming it leaves it unfinished.
+            await self._run(state.ram.discard_unfinished, CHECKPOINTS)
 
     @property
     def is_busy(self) -> bool:

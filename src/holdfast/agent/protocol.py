@@ -21,7 +21,7 @@ Id = tuple[int, int]
 
 
 def pending_limit(image_size_bytes: int) -> int:
-    """How many of one rank's images may wait in RAM for the durable tier; small ones may be more."""
+    """How many of one rank's images may wait for the durable tier; of small ones, more."""
     affordable = PENDING_SIZE_BYTES // max(image_size_bytes, 1)
     return min(max(affordable, PENDING_COUNT_MIN), PENDING_COUNT_MAX)
 

@@ -28,7 +28,7 @@ class Saving:
         self._state = state
         self._decider = decider
         self._keeper = keeper
-        self._votes: dict[int, dict[int, protocol.Vote]] = {}
+        self._votes: dict[tuple[str, int], dict[int, protocol.Vote]] = {}
         self._voted = asyncio.Condition()
         self._reserving = asyncio.Lock()
         self._sizes_bytes: dict[int, int] = {}
@@ -102,7 +102,7 @@ class Saving:
         if group is None or group.group != request.group:
             raise FencedError("restore: another attempt has taken the run over; stop this process")
         async with self._voted:
-            ballot = self._votes.setdefault(request.round, {})
+            ballot = self._votes.setdefault((request.group, request.round), {})
             ballot[request.rank] = request
             self._voted.notify_all()
 
@@ -120,14 +120,22 @@ class Saving:
             return _verdict(list(ballot.values()))
 
     async def group_changed(self) -> None:
-        """Wakes voters whose group is gone, and drops what it left half done."""
-        self._votes.clear()
+        """Wakes voters whose group is gone, and takes care of what it left behind."""
+        state = self._state
+        current = state.group.group if state.group is not None else None
+        attempt = state.group.attempt if state.group is not None else None
+        self._votes = {k: ballot for k, ballot in self._votes.items() if k[0] == current}
         self._sizes_bytes.clear()
         async with self._voted:
             self._voted.notify_all()
-        for entry in list(self._state.ledger):
-            if not entry.is_complete:
+        for entry in list(state.ledger):
+            if not entry.is_complete and entry.id.attempt != attempt:
                 await self._drop(entry.id, "its trainers are gone")
+        if state.group is None:
+            await self._keeper.take_stock()
+            newest = state.ledger.newest_complete()
+            if newest is not None and not newest.is_committed:
+                newest.is_durable_due, newest.failure = True, None
 
     async def _drop(self, checkpoint: CheckpointId, reason: str) -> None:
         entry = self._state.ledger.entries.pop(checkpoint)

@@ -47,8 +47,11 @@ class Service:
 
     async def run(self) -> None:
         """Acts until it is time to leave."""
-        while not self._may_leave():
+        while True:
             await self._tick()
+            # Only what a look at the present state said may end it.
+            if self._may_leave():
+                return
             secs = TICK_SECS if self._state.group is not None else IDLE_TICK_SECS
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), secs)
@@ -72,8 +75,7 @@ class Service:
         if self._seen_group is not self._state.group:
             self._seen_group = self._state.group
             self._alone_since = self._state.clock.monotonic()
-            if self._state.group is None:
-                await self._saving.group_changed()
+            await self._saving.group_changed()
         if self._state.group is not None:
             self._has_served = True
             self._alone_since = self._state.clock.monotonic()

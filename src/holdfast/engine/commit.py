@@ -106,6 +106,7 @@ def remove(store: Store, checkpoint: CheckpointId, listing: Listing) -> None:
             gone, and the call may be repeated.
     """
     store.delete(manifest_key(checkpoint))
+    store.discard_unfinished(checkpoint_folder(checkpoint))
     # Part records before images, so that none of them speaks of bytes that are gone.
     for name in sorted(listing.sizes_bytes, key=lambda name: not name.startswith("part-")):
         store.delete(f"{checkpoint_folder(checkpoint)}/{name}")

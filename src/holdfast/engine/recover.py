@@ -14,7 +14,7 @@ from holdfast.engine.attempts import read_attempts
 from holdfast.engine.catalog import Listing, list_checkpoints
 from holdfast.engine.commit import commit, remove
 from holdfast.errors import CheckpointDamagedError, ObjectNotFoundError
-from holdfast.format.names import CHECKPOINTS, CheckpointId, checkpoint_folder
+from holdfast.format.names import CHECKPOINTS, CheckpointId
 from holdfast.format.timeline import last_steps
 from holdfast.store.contract import Store
 
@@ -44,7 +44,6 @@ def recover(durable: Store, in_care: Collection[CheckpointId]) -> Recovery:
         if counts and _finish(durable, checkpoint, listing):
             committed.append(checkpoint)
         else:
-            durable.discard_unfinished(checkpoint_folder(checkpoint))
             remove(durable, checkpoint, listing)
             cleared.append(checkpoint)
     durable.discard_unfinished(CHECKPOINTS)

@@ -155,22 +155,29 @@ def delete_object(root: Path, key: str, *, durable: bool) -> None:
             return
         if durable:
             sync_folder(path.parent)
-        for folder in path.parents:
-            if folder == root:
-                break
-            try:
-                folder.rmdir()
-            except OSError:
-                # Not empty, or another process was faster: either way it is not ours to remove.
-                break
+        _remove_empty(path.parent, root)
+
+
+def _remove_empty(folder: Path, root: Path) -> None:
+    """Removes `folder`, and those above it up to `root`, as far as they are empty."""
+    while folder != root:
+        try:
+            folder.rmdir()
+        except OSError:
+            # Not empty, or another process was faster: either way it is not ours to remove.
+            return
+        folder = folder.parent
 
 
 def discard_unfinished(root: Path, prefix: str) -> None:
     """Removes the files of interrupted writes below `prefix`."""
     folder = object_path(root, prefix)
     with translated("clear", folder):
+        if not folder.is_dir():
+            return
         for path in sorted(folder.rglob(f".*{UNFINISHED}")):
             path.unlink(missing_ok=True)
+            _remove_empty(path.parent, root)
 
 
 class FileReader:
