@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -21,14 +20,11 @@ from holdfast.policy.save_decision_policy import (
     SaveDecisionPolicy,
     SpecificStepsPolicy,
     due,
-    next_due_secs,
     split,
 )
 from tests.policy.strategies import (
-    START,
     UserSavePolicy,
     any_save,
-    at,
     by_agent,
     by_step,
     checkpoint,
@@ -109,71 +105,6 @@ def test_continuous_counts_from_the_highest_step_in_whatever_order() -> None:
     policy = ContinuousCheckpointingPolicy(30)
     history = [checkpoint(9, 100), checkpoint(4, 0)]
     assert not due(policy, 10, history, context=save_context(110))
-
-
-@given(
-    policy=st.builds(ContinuousCheckpointingPolicy, secs),
-    history=histories,
-    now=st.integers(-20, 20),
-)
-def test_continuous_is_due_when_its_wait_is_over_and_not_before(
-    policy: ContinuousCheckpointingPolicy, history: list[CheckpointInfo], now: int
-) -> None:
-    wait = next_due_secs(policy, history, at(now))
-    assert wait is not None
-    assert wait >= 0
-
-    def is_due(after: timedelta) -> bool:
-        return due(policy, 40, history, context=save_context(now + after.total_seconds()))
-
-    microsecond = timedelta(microseconds=1)
-    assert is_due(timedelta(0)) is (wait == 0)
-    assert is_due(timedelta(seconds=wait) + microsecond)
-    if wait > 1e-5:
-        assert not is_due(timedelta(seconds=wait) - microsecond)
-        assert not is_due(timedelta(seconds=wait / 2))
-
-
-@pytest.mark.parametrize(
-    ("policy", "expected"),
-    [
-        (PreemptionCheckpointingPolicy(), None),
-        (ContinuousCheckpointingPolicy(), 0.0),
-        (ContinuousCheckpointingPolicy(30), 20.0),
-        (ContinuousCheckpointingPolicy(10), 0.0),
-        (AnySavePolicy([PreemptionCheckpointingPolicy()] * 2), None),
-        (AnySavePolicy([PreemptionCheckpointingPolicy(), ContinuousCheckpointingPolicy(30)]), 20.0),
-        (
-            AnySavePolicy([ContinuousCheckpointingPolicy(30), ContinuousCheckpointingPolicy(25)]),
-            15.0,
-        ),
-    ],
-    ids=str,
-)
-def test_the_agents_timer_is_set_to_the_first_that_is_due(
-    policy: SaveDecisionPolicy, expected: float | None
-) -> None:
-    assert next_due_secs(policy, [checkpoint(1, 0)], at(10)) == expected
-
-
-@pytest.mark.parametrize(
-    "policy",
-    [
-        FixedIntervalPolicy(1),
-        UserSavePolicy(True),
-        AnySavePolicy([ContinuousCheckpointingPolicy(), SpecificStepsPolicy([1])]),
-        3,
-    ],
-    ids=str,
-)
-def test_the_agents_timer_is_for_its_own_share_only(policy: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"^next_due_secs: expected policy to be"):
-        next_due_secs(policy, [], START)
-
-
-def test_the_agents_timer_needs_an_aware_time() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"^next_due_secs: expected now to be"):
-        next_due_secs(PreemptionCheckpointingPolicy(), [], START.replace(tzinfo=None))
 
 
 @given(

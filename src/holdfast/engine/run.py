@@ -5,12 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 
 from holdfast.errors import CheckpointDamagedError, NotARunError, ObjectNotFoundError
-from holdfast.format.names import ATTEMPTS, CHECKPOINTS, EVENTS, RUN_FILE
+from holdfast.format.names import RUN_FILE
 from holdfast.format.records import RunRecord
 from holdfast.format.sealed import seal, unseal
 from holdfast.store.contract import Store
-
-OURS = {RUN_FILE, CHECKPOINTS, ATTEMPTS, EVENTS}
 
 
 def read_run(store: Store, where: str) -> RunRecord:

@@ -216,33 +216,6 @@ def split(policy: SaveDecisionPolicy) -> SplitPolicy:
     )
 
 
-def next_due_secs(
-    policy: SaveDecisionPolicy, previous_steps: Sequence[CheckpointInfo], now: datetime
-) -> float | None:
-    """Seconds from `now` until time alone makes `policy` true, where no save is in progress.
-
-    Args:
-        policy: the `by_agent` share of a split.
-        previous_steps: the checkpoints of this timeline.
-        now: the present time, aware.
-
-    Returns:
-        0.0 where it is true now, None where time alone never makes it so.
-
-    Raises:
-        InvalidArgumentError: `policy` is not such a share, or `now` has no time zone.
-    """
-    now = arguments.instant("next_due_secs", "now", now)
-    waits_secs = []
-    for member in _members(policy):
-        if type(member) is ContinuousCheckpointingPolicy:
-            waits_secs.append(member._wait_secs(previous_steps, now))
-        elif type(member) is not PreemptionCheckpointingPolicy:
-            expected = "policies that the agent evaluates"
-            raise arguments.refusal("next_due_secs", "policy", expected, member)
-    return min(waits_secs, default=None)
-
-
 def encode(policy: SaveDecisionPolicy) -> bytes:
     """The JSON of a built-in policy.
 

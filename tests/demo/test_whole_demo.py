@@ -1,0 +1,33 @@
+"""The demo as a user runs it, in small: killed, its agent killed, preempted, and nothing lost."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.hosts import host
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_demo_is_bit_identical_with_the_agent_killed_as_well(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "holdfast", "demo", "--kill-agent", "--json"]
+    options = ["--directory", str(tmp_path / "demo"), "--steps", "36", "--interval-secs", "0.3"]
+    with host() as made:
+        done = subprocess.run(
+            [*command, *options],
+            env={k: v for k, v in made.environment.items() if k != "XLA_FLAGS"},
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+        assert made.agents() == []
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stderr.rstrip().splitlines()[-1].startswith("bit-identical: parameters yes")
+    report = json.loads(done.stdout)
+    assert isinstance(report, dict)
+    assert (tmp_path / "demo" / "losses.png").read_bytes().startswith(b"\x89PNG")
