@@ -202,3 +202,48 @@ def test_the_agent_finishes_what_is_sealed_and_leaves_nothing_in_ram(
     first = json.loads(finished(again).splitlines()[0])
     assert first["start"] == sealed[-1] + 1
     assert set(first["sources"]) == {"durable"}
+
+
+def test_what_cannot_become_durable_stays_in_ram_for_the_next_agent(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    ram = holdfast.RamTier(linger_secs=0)
+    saving = manager(run, ram=ram)
+    saving.save(0, state(0))
+    saving.wait_until_finished()
+    # A file where the folder should be: no checkpoint can be written any more.
+    (run / "checkpoints").rename(tmp_path / "aside")
+    (run / "checkpoints").write_text("in the way")
+    saving.save(1, state(1))
+    with pytest.raises(errors.SaveFailedError):
+        saving.wait_until_finished()
+    agent = one_host.agent()
+    saving.close()
+    wait_until(lambda: not is_running(agent.pid))
+    (run / "checkpoints").unlink()
+    (tmp_path / "aside").rename(run / "checkpoints")
+    with manager(run, ram=ram) as again:
+        assert again.resume(state(-1))[0] == 2
+    wait_until(lambda: list(one_host.folder.iterdir()) == [])
+    assert (run / "checkpoints" / "000000001.1" / "manifest.json").exists()
+
+
+def test_a_damaged_record_of_an_abandoned_attempt_does_no_harm(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with manager(run) as saving:
+        saving.save(0, state(0))
+        saving.save(1, state(1))
+        saving.restore(0)
+        saving.save(1, state(10))
+        saving.restore(0)
+        saving.save(1, state(100))
+    (run / "attempts" / "000000002.json").write_text("{")
+    with manager(run) as again:
+        assert again.resume(state(-1)) is not None
+        assert again.restore(1)["n"] == 100
+    (run / "attempts" / "000000001.json").write_text("{")
+    with pytest.raises(errors.CheckpointDamagedError, match=r"000000001\.json"):
+        manager(run)

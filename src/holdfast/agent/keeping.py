@@ -16,13 +16,13 @@ from holdfast.agent.deciding import Decider
 from holdfast.agent.ledger import Entry
 from holdfast.agent.protocol import Notice
 from holdfast.agent.state import AgentState
-from holdfast.engine.attempts import read_attempts
+from holdfast.engine.attempts import newest_attempt, read_attempts
 from holdfast.engine.catalog import Listing, list_checkpoints
 from holdfast.engine.commit import check_not_fenced, commit, read_part, remove
 from holdfast.engine.recover import recover
 from holdfast.engine.retain import Branches, branches, to_drop
 from holdfast.engine.save import copy_part
-from holdfast.errors import CheckpointDamagedError, HoldfastError
+from holdfast.errors import CheckpointDamagedError, HoldfastError, StorageError
 from holdfast.format.check import check_manifest
 from holdfast.format.names import CHECKPOINTS, CheckpointId, manifest_key
 from holdfast.format.records import Manifest, decode_metrics, encode_metrics
@@ -52,6 +52,10 @@ class Keeper:
         """Reads what an agent before this one left in RAM, and finishes what is nearly durable."""
         state = self._state
         await self.take_stock()
+        try:
+            state.events.attempt = await self._run(newest_attempt, state.durable)
+        except StorageError as error:
+            state.events.write("durable_unreadable", reason=str(error))
         in_care = [e.id for e in state.ledger if e.is_complete]
         if state.group is None:
             try:
@@ -70,14 +74,20 @@ class Keeper:
         Where no trainer is left, what cannot become whole is removed.
         """
         state = self._state
-        listings = await self._run(state.listings)
+        in_ram = await self._run(list_checkpoints, state.ram)
+        try:
+            on_disk = await self._run(list_checkpoints, state.durable)
+        except StorageError as error:
+            # Nothing is taken for durable then; making it so again does no harm.
+            on_disk = {}
+            state.events.write("durable_unreadable", reason=str(error))
         found = []
-        for checkpoint, listing in listings["ram"].items():
+        for checkpoint, listing in in_ram.items():
             counts = set(listing.parts.values())
             if checkpoint in state.ledger.entries or len(counts) != 1:
                 continue
             entry = state.ledger.entry(checkpoint, counts.pop(), state.clock.now())
-            durable = listings["durable"].get(checkpoint, Listing())
+            durable = on_disk.get(checkpoint, Listing())
             entry.ram, entry.durable = set(listing.parts), set(durable.parts)
             entry.is_committed = durable.is_committed
             entry.is_durable_due = entry.is_complete
@@ -85,7 +95,7 @@ class Keeper:
         if found:
             state.events.write("adopted", checkpoints=found)
         if state.group is None:
-            for checkpoint, listing in listings["ram"].items():
+            for checkpoint, listing in in_ram.items():
                 known = state.ledger.entries.get(checkpoint)
                 if known is None or not known.is_complete:
                     state.ledger.entries.pop(checkpoint, None)
@@ -105,9 +115,8 @@ class Keeper:
         state = self._state
         now = state.clock.monotonic()
         if state.group is None and now >= self._retry_at:
-            newest = state.ledger.newest_complete()
-            if newest is not None and newest.failure is not None:
-                newest.failure, newest.is_durable_due = None, True
+            state.ledger.want_newest_durable()
+            self._retry_at = now + RETRY_SECS
         entry = state.ledger.next_to_persist()
         if entry is not None:
             self._task = asyncio.create_task(self._make_durable(entry))

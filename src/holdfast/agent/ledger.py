@@ -71,6 +71,12 @@ class Ledger:
         """The oldest complete checkpoint that has to become durable and is not."""
         return next((e for e in self if e.is_pending and e.is_complete), None)
 
+    def want_newest_durable(self) -> None:
+        """Makes the newest complete checkpoint due, also where it failed before."""
+        newest = self.newest_complete()
+        if newest is not None and not newest.is_committed:
+            newest.is_durable_due, newest.failure = True, None
+
     def is_saving(self) -> bool:
         """Whether a checkpoint is on its way to the durable tier."""
         return any(e.is_pending for e in self.entries.values())

@@ -35,7 +35,7 @@ from holdfast.store.ram import RamStore
 from holdfast.store.slots import SlotPool
 
 NICENESS = 10
-SHUTDOWN_SECS = 2.0
+SHUTDOWN_SECS = 0.2
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,10 @@ def main(argument: str, placed: Callable[[int], None]) -> int:
         log.info(
             "agent of %s on %s: process %d in %s", config.run, config.host, os.getpid(), folder
         )
-        asyncio.run(_serve(config, folder))
+        if not asyncio.run(_serve(config, folder)):
+            log.warning("what is not durable stays in %s, for the next agent of the run", folder)
+            (folder / SOCKET).unlink(missing_ok=True)
+            return 0
         # Moved away whole and only then removed, so that the next agent finds all or nothing.
         leaving = folder.with_name(f".{folder.name}.{os.getpid()}")
         folder.rename(leaving)
@@ -100,7 +103,8 @@ def _lower_priority() -> None:
     psutil.Process().ionice(psutil.IOPRIO_CLASS_BE, 7)
 
 
-async def _serve(config: AgentConfig, folder: Path) -> None:
+async def _serve(config: AgentConfig, folder: Path) -> bool:
+    """Serves until it is time to leave; returns whether RAM holds nothing that is not durable."""
     clock = SystemClock()
     ram_root = ram_folder(folder)
     ram_root.mkdir(mode=0o700, exist_ok=True)
@@ -127,11 +131,12 @@ async def _serve(config: AgentConfig, folder: Path) -> None:
         await _listen(runner, folder)
         await service.run()
     finally:
-        await asyncio.wait_for(runner.cleanup(), SHUTDOWN_SECS * 5)
+        await asyncio.wait_for(runner.cleanup(), SHUTDOWN_SECS * 50)
         state.events.write("agent_left", pid=os.getpid())
         service.close()
         state.events.close()
         state.words.close()
+    return service.is_all_durable
 
 
 async def _listen(runner: web.AppRunner, folder: Path) -> None:

@@ -133,9 +133,7 @@ class Saving:
                 await self._drop(entry.id, "its trainers are gone")
         if state.group is None:
             await self._keeper.take_stock()
-            newest = state.ledger.newest_complete()
-            if newest is not None and not newest.is_committed:
-                newest.is_durable_due, newest.failure = True, None
+            state.ledger.want_newest_durable()
 
     async def _drop(self, checkpoint: CheckpointId, reason: str) -> None:
         entry = self._state.ledger.entries.pop(checkpoint)

@@ -66,10 +66,14 @@ class Service:
         """Makes durable what is held, then leaves, whoever is still attached."""
         log.info("asked to leave")
         self._is_stopping = True
-        newest = self._state.ledger.newest_complete()
-        if newest is not None and not newest.is_committed:
-            newest.is_durable_due = True
+        self._state.ledger.want_newest_durable()
         self._wake.set()
+
+    @property
+    def is_all_durable(self) -> bool:
+        """Whether the newest checkpoint, if there is one, is committed."""
+        newest = self._state.ledger.newest_complete()
+        return newest is None or newest.is_committed
 
     async def _tick(self) -> None:
         if self._seen_group is not self._state.group:

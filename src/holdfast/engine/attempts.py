@@ -37,12 +37,19 @@ def newest_attempt(store: Store) -> int:
 
 
 def read_attempts(store: Store) -> dict[int, AttemptRecord]:
-    """All attempts' records by number.
+    """The records of the newest attempt and of those that it goes back to, by number.
 
     Raises:
-        CheckpointDamagedError: one of them is damaged.
+        CheckpointDamagedError: one of them is damaged: the timeline cannot be told. A damaged
+            record of an abandoned attempt does no harm.
     """
-    return {n: read_attempt(store, n) for n in attempt_numbers(store)}
+    found: dict[int, AttemptRecord] = {}
+    number = newest_attempt(store)
+    while number > 0 and number not in found:
+        found[number] = read_attempt(store, number)
+        origin = found[number].origin
+        number = origin[1] if origin is not None else 0
+    return found
 
 
 def read_attempt(store: Store, attempt: int) -> AttemptRecord:

@@ -200,7 +200,7 @@ class FileReader:
                 if count == 0:
                     raise StorageError(
                         f"read {self._path}: expected bytes up to {stop}, found its end at "
-                        f"{offset_bytes}; the file is cut off"
+                        f"{os.fstat(self._fd).st_size}; the file is cut off"
                     )
                 target = target[count:]
                 offset_bytes += count

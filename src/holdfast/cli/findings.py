@@ -1,0 +1,171 @@
+"""What `verify` finds: every record and every block of every copy, each problem with its range.
+
+Unlike a restore, which gives up at the first bad record, this goes on with all that can still be
+checked without it: the other parts' images, the other copies, the other checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from holdfast.cli.runs import Run
+from holdfast.engine.attempts import attempt_numbers, read_attempt
+from holdfast.engine.catalog import Listing, list_checkpoints
+from holdfast.engine.commit import parse_part
+from holdfast.engine.sources import CheckpointSources, PartSource
+from holdfast.engine.verify import BlockCheck, verify
+from holdfast.errors import CheckpointDamagedError, HoldfastError
+from holdfast.format.check import check_manifest
+from holdfast.format.layout import image_layout
+from holdfast.format.names import (
+    CheckpointId,
+    attempt_key,
+    checkpoint_folder,
+    manifest_key,
+    parse_part_name,
+    part_key,
+)
+from holdfast.format.records import CheckpointSpec, Manifest, PartRecord
+from holdfast.format.sealed import record_digest, unseal
+from holdfast.store.contract import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """One checkpoint in one tier, as listed."""
+
+    store: Store
+    id: CheckpointId
+    listing: Listing
+
+
+def copies_of(run: Run) -> list[Copy]:
+    """All that is to be verified, by step: what is committed, and what this host's RAM holds."""
+    found = [
+        Copy(store=store, id=checkpoint, listing=listing)
+        for store in run.stores
+        for checkpoint, listing in list_checkpoints(store).items()
+        if listing.is_committed or (store.tier == "ram" and listing.parts)
+    ]
+    return sorted(found, key=lambda copy: (copy.id, copy.store.tier))
+
+
+def check_attempts(run: Run) -> Iterator[BlockCheck]:
+    """Reads the record of every attempt; the numbers have no gap."""
+    numbers = attempt_numbers(run.durable)
+    for number in range(1, max(numbers, default=0) + 1):
+        key = attempt_key(number)
+        try:
+            read_attempt(run.durable, number)
+        except HoldfastError as error:
+            yield bad_record(run.durable, key, error)
+
+
+def check_copy(copy: Copy) -> Iterator[BlockCheck]:
+    """Reads all of one copy; yields a result for each bad record and for each block."""
+    problems: list[BlockCheck] = []
+    sources = _sources(copy, problems)
+    yield from problems
+    if sources is not None:
+        yield from verify(sources)
+
+
+def is_gone(copy: Copy) -> bool:
+    """Whether it was deleted, or its memory given up, since it was listed."""
+    left = Listing()
+    for stored in copy.store.list(checkpoint_folder(copy.id)):
+        left.sizes_bytes[stored.key.rpartition("/")[2]] = stored.size_bytes
+    return not (left.is_committed if copy.listing.is_committed else left.sizes_bytes)
+
+
+def bad_record(store: Store, key: str, error: HoldfastError | str) -> BlockCheck:
+    """The result for a record that is damaged or missing: all of its file."""
+    try:
+        size_bytes = len(store.get(key))
+    except HoldfastError:
+        size_bytes = 0
+    return BlockCheck(
+        tier=store.tier,
+        key=key,
+        start_bytes=0,
+        stop_bytes=size_bytes,
+        expected="",
+        found=None,
+        problem=str(error).removeprefix(f"read {key}: "),
+    )
+
+
+def _sources(copy: Copy, problems: list[BlockCheck]) -> CheckpointSources | None:
+    """The parts whose records are good; what is wrong with the others goes to `problems`."""
+    manifest = _manifest(copy, problems)
+    named = [found for name in copy.listing.sizes_bytes if (found := parse_part_name(name))]
+    if manifest is not None:
+        count, ranks = len(manifest.parts), set(range(len(manifest.parts)))
+    else:
+        count = max((count for _, count in named), default=0)
+        ranks = {rank for rank, of in named if of == count}
+    parts = {rank: _part(copy, rank, count, manifest, problems) for rank in sorted(ranks)}
+    first = parts.get(0)
+    spec = manifest.checkpoint if manifest else first.checkpoint if first else None
+    if spec is None:
+        return None
+    sources = []
+    for rank in range(count):
+        part = parts.get(rank)
+        fits = part is not None and _fits(copy, part, spec, problems)
+        sources.append((PartSource(store=copy.store, part=part),) if part and fits else ())
+    return CheckpointSources(id=copy.id, spec=spec, parts=tuple(sources), passed_over=())
+
+
+def _manifest(copy: Copy, problems: list[BlockCheck]) -> Manifest | None:
+    if not copy.listing.is_committed:
+        return None
+    key = manifest_key(copy.id)
+    try:
+        manifest = unseal(copy.store.get(key), Manifest, key)
+        check_manifest(manifest, key)
+        if manifest.id != copy.id:
+            raise CheckpointDamagedError(f"read {key}: it is the manifest of {manifest.id}")
+    except HoldfastError as error:
+        problems.append(bad_record(copy.store, key, error))
+        return None
+    return manifest
+
+
+def _part(
+    copy: Copy, rank: int, count: int, manifest: Manifest | None, problems: list[BlockCheck]
+) -> PartRecord | None:
+    key = part_key(copy.id, rank, count)
+    try:
+        data = copy.store.get(key)
+        part = parse_part(data, key, copy.id, rank, count)
+        found = record_digest(data)
+        expected = manifest.parts[rank].record_digest if manifest else found
+        if expected != found:
+            raise CheckpointDamagedError(
+                f"read {key}: digest of bytes [0, {len(data)}) expected {expected}, found {found}; "
+                "it is not the record that was committed"
+            )
+    except HoldfastError as error:
+        problems.append(bad_record(copy.store, key, error))
+        return None
+    return part
+
+
+def _fits(copy: Copy, part: PartRecord, spec: CheckpointSpec, problems: list[BlockCheck]) -> bool:
+    """Whether the record has the sizes that the arrays call for, so that it can be read by them."""
+    layout = image_layout(spec.arrays, part.rank)
+    expected, found = (
+        (layout.size_bytes, layout.block_count),
+        (part.image_size_bytes, len(part.blocks)),
+    )
+    if expected == found:
+        return True
+    key = part_key(copy.id, part.rank, part.part_count)
+    reason = (
+        f"the arrays make {expected[0]} bytes and {expected[1]} blocks, it says {found[0]} bytes "
+        f"and {found[1]} blocks"
+    )
+    problems.append(bad_record(copy.store, key, reason))
+    return False

@@ -1,0 +1,121 @@
+"""`holdfast ls`: every checkpoint of a run that the durable tier or this host's memory knows of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.text import Text
+
+from holdfast.cli import output
+from holdfast.cli.inventory import Inventory, Row, State, take_inventory
+from holdfast.cli.output import Column, counted, secs_text, size_text
+from holdfast.cli.runs import read_only
+from holdfast.clock import SystemClock
+
+_STYLES = {
+    State.COMMITTED: "green",
+    State.IN_RAM: "cyan",
+    State.UNCOMMITTED: "yellow",
+    State.DAMAGED: "bold red",
+}
+
+
+@click.command()
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--limit", metavar="N", type=click.IntRange(min=1), help="Only the N newest steps are listed."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def ls(directory: Path, limit: int | None, as_json: bool) -> None:
+    """List the checkpoints of the run in DIR, by ascending step.
+
+    Those off the present timeline, which a deliberate restore of an earlier step left behind, are
+    marked as abandoned. Images are not read: `holdfast verify` does that.
+    """
+    run = read_only(directory)
+    found = take_inventory(run, limit)
+    for problem in found.problems:
+        output.warn(problem)
+    if as_json:
+        output.print_json(
+            {
+                "run": str(run.directory),
+                "run_id": run.run_id,
+                "latest_step": found.latest_step,
+                "count": found.count,
+                "checkpoints": [_document(row) for row in found.rows],
+            }
+        )
+        return
+    if not found.rows:
+        output.say(f"{run.directory}: no checkpoints yet")
+        return
+    _print(found)
+
+
+def _document(row: Row) -> dict[str, object]:
+    return {
+        "step": row.id.step,
+        "attempt": row.id.attempt,
+        "time": row.time,
+        "age_secs": _age_secs(row),
+        "size_bytes": row.size_bytes,
+        "tiers": row.tiers,
+        "state": row.state.value,
+        "on_timeline": row.is_on_timeline,
+        "metrics": row.metrics,
+        "problem": row.problem,
+    }
+
+
+def _age_secs(row: Row) -> float | None:
+    if row.time is None:
+        return None
+    return round(max(0.0, (SystemClock().now() - row.time).total_seconds()), 3)
+
+
+def _print(found: Inventory) -> None:
+    columns = [
+        Column("step", "right"),
+        Column("attempt", "right"),
+        Column("age", "right"),
+        Column("size", "right"),
+        Column("tiers"),
+        Column("state"),
+        Column("metrics", folds=True),
+    ]
+    if not any(row.metrics for row in found.rows):
+        columns.pop()
+    output.print_table(columns, [_cells(row)[: len(columns)] for row in found.rows])
+    for row in found.rows:
+        if row.problem is not None:
+            output.say(Text(f"step {row.id.step}, attempt {row.id.attempt}: {row.problem}", "red"))
+    hidden = found.count - len(found.rows)
+    total = size_text(sum(row.size_bytes for row in found.rows))
+    parts = [f"{counted(len(found.rows), 'checkpoint')}, {total}"]
+    if hidden:
+        parts.append(f"{hidden:,} older not shown")
+    if found.latest_step is not None:
+        parts.append(f"newest on the timeline: step {found.latest_step}")
+    output.say("; ".join(parts))
+
+
+def _cells(row: Row) -> list[str | Text]:
+    state = Text(row.state.value, _STYLES[row.state])
+    if row.is_on_timeline is False:
+        state.append(" (abandoned)", "dim")
+    age = _age_secs(row)
+    return [
+        str(row.id.step),
+        str(row.id.attempt),
+        "?" if age is None else secs_text(age),
+        size_text(row.size_bytes),
+        ", ".join(row.tiers) or "–",
+        state,
+        " ".join(f"{name}={_number(value)}" for name, value in (row.metrics or {}).items()),
+    ]
+
+
+def _number(value: float | str) -> str:
+    return f"{value:.5g}" if isinstance(value, float | int) else value

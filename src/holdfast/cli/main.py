@@ -1,0 +1,59 @@
+"""The command `holdfast`: its subcommands, and what becomes of errors.
+
+Exit codes: 0, all is well; 1, an error, told in one line, or `verify` found bad bytes; 2, wrong
+usage; 130, interrupted. `run` exits with its command's code.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+from holdfast import __version__
+from holdfast.cli.demo import demo
+from holdfast.cli.ls import ls
+from holdfast.cli.output import print_error
+from holdfast.cli.run import run
+from holdfast.cli.save import save
+from holdfast.cli.show import show
+from holdfast.cli.status import status
+from holdfast.cli.stop import stop
+from holdfast.cli.verify import verify
+from holdfast.errors import HoldfastError
+
+INTERRUPTED = 130
+
+
+class _InOrder(click.Group):
+    """A group whose help lists the commands in the order in which they were added."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(cls=_InOrder, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="holdfast")
+def commands() -> None:
+    """Keeps a training run from losing work: continuous checkpoints, off the training thread."""
+
+
+for _command in (ls, show, verify, save, status, stop, run, demo):
+    commands.add_command(_command)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit code."""
+    try:
+        code = commands.main(arguments, prog_name="holdfast", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except HoldfastError as error:
+        print_error(str(error))
+        return 1
+    except (click.Abort, KeyboardInterrupt):
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    return code if isinstance(code, int) else 0

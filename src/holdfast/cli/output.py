@@ -1,0 +1,125 @@
+"""How the command line writes: tables, JSON, sizes and times.
+
+Names of arrays and paths of files are data: they are never read as markup. Where stdout is no
+terminal, nothing is cut off or folded, and nothing is coloured.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+WIDE = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column; `folds`: where the terminal is narrow, its cells go on in another line."""
+
+    title: str
+    justify: Literal["left", "right"] = "left"
+    folds: bool = False
+
+
+def stdout() -> Console:
+    """Where results go."""
+    is_narrow = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(width=None if is_narrow else WIDE, highlight=False, markup=False, emoji=False)
+
+
+def stderr() -> Console:
+    """Where warnings and progress go."""
+    return Console(stderr=True, highlight=False, markup=False, emoji=False)
+
+
+def say(text: str | Text) -> None:
+    """One line on stdout, however long it is."""
+    stdout().print(text, soft_wrap=True)
+
+
+def note(text: str) -> None:
+    """One line on stderr."""
+    stderr().print(text, soft_wrap=True)
+
+
+def warn(text: str) -> None:
+    """One line on stderr, of something that is amiss and does not stop the command."""
+    note(f"warning: {text}")
+
+
+def print_error(text: str) -> None:
+    """One line on stderr that says what went wrong."""
+    print("error:", " ".join(text.split()), file=sys.stderr)
+
+
+def print_json(document: object) -> None:
+    """The one JSON document of a command."""
+    text = msgspec.json.format(msgspec.json.encode(document), indent=2)
+    sys.stdout.write(text.decode() + "\n")
+
+
+def print_table(
+    columns: Sequence[Column], rows: Iterable[Sequence[str | Text]], *, indent: int = 0
+) -> None:
+    """A table, as narrow as its cells; columns without any title get no header."""
+    table = Table(
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+        show_header=any(column.title for column in columns),
+        header_style="bold",
+    )
+    for column in columns:
+        table.add_column(
+            column.title,
+            justify=column.justify,
+            no_wrap=not column.folds,
+            overflow="fold" if column.folds else "ellipsis",
+        )
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+    console = stdout()
+    console.width -= indent
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().splitlines():
+        sys.stdout.write(" " * indent + line.rstrip() + "\n")
+
+
+def size_text(size_bytes: int) -> str:
+    """A size for people, in powers of 1000."""
+    size, units = float(size_bytes), ["kB", "MB", "GB", "TB", "PB"]
+    if size < 1000:
+        return f"{size_bytes} B"
+    unit = "B"
+    while size >= 999.95 and units:
+        size, unit = size / 1000, units.pop(0)
+    return f"{size:.1f} {unit}"
+
+
+def secs_text(secs: float) -> str:
+    """A span of time for people, in the one unit that suits it."""
+    secs = max(0.0, secs)
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if secs >= 2 * length:
+            return f"{secs / length:.0f} {unit}"
+    return f"{secs:.0f} s"
+
+
+def time_text(time: datetime) -> str:
+    """A moment for people, in UTC."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """`1 file`, `2 files`; `plural` for nouns that take more than an s."""
+    return f"1 {noun}" if count == 1 else f"{count:,} {plural or noun + 's'}"

@@ -1,0 +1,149 @@
+"""`holdfast run`: runs a command, restarts it, and waits until what it saved is durable."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from holdfast.agent.config import AgentConfig
+from holdfast.agent.location import host_name
+from holdfast.agent.starting import ensure_agent
+from holdfast.cli import output
+from holdfast.cli.child import Child, CommandNotRunError, Signals
+from holdfast.cli.draining import Agents, Served
+from holdfast.cli.runs import made_where_missing
+from holdfast.clock import Clock, SystemClock
+
+RESTART_VARIABLE = "HOLDFAST_RESTART_COUNT"
+NOTICE_SECS = 0.25
+BACKOFF_SECS_MAX = 10.0
+
+
+@click.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS] --")
+@click.argument("command", metavar="CMD…", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option(
+    "--max-restarts",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="How often to start the command again when it fails.",
+)
+@click.option(
+    "--directory",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Start the agent of this run, which is made where there is none, before the command.",
+)
+@click.option(
+    "--drain-secs",
+    metavar="SECS",
+    type=click.FloatRange(min=0),
+    default=600.0,
+    show_default=True,
+    help="How long to wait, after the command has ended, for its saves to become durable.",
+)
+def run(
+    command: tuple[str, ...], max_restarts: int, directory: Path | None, drain_secs: float
+) -> int:
+    """Run CMD and exit with its exit code, once all that it saved is durable.
+
+    Signals are passed on to the command. When it fails it is started again, up to N times, with the
+    count in HOLDFAST_RESTART_COUNT; not when it was told to end. The exit code is 0 only if the
+    command's is and everything that it saved became durable; where a signal ended the command, it
+    is 128 and the signal's number. It may be the first process of a container.
+    """
+    clock = SystemClock()
+    agents = Agents(clock)
+    signals = Signals()
+    with signals.handled():
+        if directory is not None:
+            agents.add(_start_agent(directory, clock))
+        if signals.is_told_to_end:
+            return 128 + signals.received[-1]
+        supervisor = _Supervisor(command, signals, agents, clock)
+        try:
+            ended = supervisor.run(max_restarts)
+        except CommandNotRunError as error:
+            output.print_error(str(error))
+            return error.code
+        signals.received.clear()
+        problems = agents.drain(drain_secs, ended.started, lambda: signals.is_told_to_end)
+    for problem in problems:
+        output.print_error(problem)
+    return ended.code or (1 if problems else 0)
+
+
+def _start_agent(directory: Path, clock: Clock) -> Served:
+    opened = made_where_missing(directory)
+    config = AgentConfig(
+        run=str(opened.directory), run_id=opened.run_id, host=host_name(), folder=""
+    )
+    folder, reason = ensure_agent(config, clock)
+    if reason is not None:
+        output.warn(f"the agent lives in {folder}, and RAM checkpoints with it: {reason}")
+    return Served(run=config.run, run_id=config.run_id, host=config.host)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """The last process of the command: its exit code, and when it was started."""
+
+    code: int
+    started: datetime
+
+
+class _Supervisor:
+    """Starts the command, again and again."""
+
+    def __init__(
+        self, command: Sequence[str], signals: Signals, agents: Agents, clock: Clock
+    ) -> None:
+        self._command = command
+        self._signals = signals
+        self._agents = agents
+        self._clock = clock
+
+    def run(self, max_restarts: int) -> _Ended:
+        """Runs the command until it ends well, was told to end, or has failed too often."""
+        for restart_count in range(max_restarts + 1):
+            child, ended = self._run_once(restart_count)
+            if ended.code == 0 or restart_count == max_restarts or self._is_over(ended.code):
+                break
+            secs = min(BACKOFF_SECS_MAX, 0.5 * 2**restart_count)
+            output.note(
+                f"holdfast run: exit code {ended.code}; restart {restart_count + 1} of "
+                f"{max_restarts} in {secs:g} s"
+            )
+            child.end_rest(self._clock)
+            if not self._rested(secs):
+                break
+        return ended
+
+    def _run_once(self, restart_count: int) -> tuple[Child, _Ended]:
+        started = self._clock.now()
+        environment = os.environ | {RESTART_VARIABLE: str(restart_count)}
+        with self._signals.passed_on(lambda: Child(self._command, environment)) as child:
+            code = None
+            while code is None:
+                self._agents.notice(child.pid)
+                code = child.wait(NOTICE_SECS)
+        return child, _Ended(code, started)
+
+    def _is_over(self, code: int) -> bool:
+        """Whether a signal that was passed on asked the command to end, or ended it."""
+        return self._signals.is_told_to_end or code - 128 in self._signals.received
+
+    def _rested(self, secs: float) -> bool:
+        """Waits before a restart; whether that was not interrupted."""
+        deadline = self._clock.monotonic() + secs
+        while self._clock.monotonic() < deadline:
+            if self._signals.is_told_to_end:
+                return False
+            self._clock.sleep(0.05)
+        return True

@@ -1,0 +1,105 @@
+"""A run as the command line opens it: for reading, with this host's RAM tier where there is one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.agent.location import agent_folders, host_name
+from holdfast.agent.starting import find_agent
+from holdfast.agent.state import ram_folder
+from holdfast.clock import Clock, SystemClock
+from holdfast.engine.run import read_run
+from holdfast.errors import NotARunError
+from holdfast.format.names import CHECKPOINTS
+from holdfast.manager.opening import open_run, run_directory
+from holdfast.manager.view import View, look
+from holdfast.store.contract import Store
+from holdfast.store.disk import DiskStore
+from holdfast.store.ram import RamStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run; `ram` is None where this host's memory holds nothing of it."""
+
+    directory: Path
+    run_id: str
+    durable: DiskStore
+    ram: RamStore | None
+
+    @property
+    def stores(self) -> list[Store]:
+        """The tiers, the nearest first."""
+        return [self.ram, self.durable] if self.ram is not None else [self.durable]
+
+    def look(self) -> View:
+        """What the tiers hold now.
+
+        Raises:
+            CheckpointDamagedError: an attempt's record is damaged, so there is no telling the
+                timeline.
+        """
+        return look(self.stores, self.durable)
+
+
+def read_only(directory: Path) -> Run:
+    """The run in `directory`; nothing is changed.
+
+    Raises:
+        NotARunError, NewerFormatError, StorageError, InvalidArgumentError.
+    """
+    clock = SystemClock()
+    path = run_directory(directory)
+    durable = DiskStore(path, clock)
+    run_id = read_run(durable, str(path)).run_id
+    return Run(
+        directory=path, run_id=run_id, durable=durable, ram=ram_store(run_id, host_name(), clock)
+    )
+
+
+def read_damaged(directory: Path) -> tuple[Run, NotARunError | None]:
+    """The same, also where the run's own record is bad; then with what is wrong with it.
+
+    Raises:
+        NotARunError: nothing there looks like a run.
+        NewerFormatError, StorageError, InvalidArgumentError.
+    """
+    try:
+        return read_only(directory), None
+    except NotARunError as error:
+        path = run_directory(directory)
+        durable = DiskStore(path, SystemClock())
+        if not any(durable.list(CHECKPOINTS)):
+            raise
+        return Run(directory=path, run_id="", durable=durable, ram=None), error
+
+
+def made_where_missing(directory: Path) -> Run:
+    """The same, of a run that is made where there is none."""
+    clock = SystemClock()
+    opened = open_run(run_directory(directory), _Alone(), clock)
+    ram = ram_store(opened.run_id, host_name(), clock)
+    return Run(directory=opened.directory, run_id=opened.run_id, durable=opened.durable, ram=ram)
+
+
+def ram_store(run_id: str, host: str, clock: Clock) -> RamStore | None:
+    """The RAM tier of a run on `host`: a living agent's, else what a dead one left."""
+    agent = find_agent(run_id, host)
+    candidates = [agent] if agent is not None else agent_folders(run_id, host)
+    folder = next((f for f in map(ram_folder, candidates) if f.is_dir()), None)
+    return RamStore(folder, _reads_only, clock) if folder is not None else None
+
+
+def _reads_only(size_bytes: int) -> str:
+    raise AssertionError("the command line does not write to RAM")
+
+
+class _Alone:
+    """The processes of a job of one."""
+
+    rank = 0
+    count = 1
+
+    def agree(self, name: str, value: str) -> str:
+        return value

@@ -1,0 +1,145 @@
+"""`holdfast save`: asks a live run for a checkpoint now, and waits until it is committed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from holdfast.agent import protocol
+from holdfast.agent.client import AgentGoneError
+from holdfast.cli import output
+from holdfast.cli.agents import agent_folder, ask, status_of
+from holdfast.cli.runs import Run, read_only
+from holdfast.clock import Clock, SystemClock
+from holdfast.engine.catalog import list_checkpoints
+from holdfast.errors import AgentUnavailableError, SaveFailedError, WaitTimeoutError
+from holdfast.format.names import CheckpointId
+
+POLL_SECS = 0.1
+LOOK_SECS = 1.0
+AGENT_SECS = 30.0
+
+
+@click.command()
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--no-wait", is_flag=True, help="Return as soon as the run knows of it.")
+@click.option(
+    "--timeout",
+    "timeout_secs",
+    metavar="SECS",
+    type=click.FloatRange(min=0),
+    default=600.0,
+    show_default=True,
+    help="How long to wait until it is committed.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def save(directory: Path, no_wait: bool, timeout_secs: float, as_json: bool) -> None:
+    """Ask the live run in DIR for a checkpoint now.
+
+    Its trainers save at the next step that none of them has reached yet. The command waits until
+    that checkpoint is committed to durable storage.
+    """
+    run = read_only(directory)
+    request = _Request(run, agent_folder(run, "save"), SystemClock())
+    target = request.target.step
+    committed = None
+    if not no_wait:
+        with output.stderr().status(f"waiting for a checkpoint of step {target} or later"):
+            committed = request.wait(timeout_secs)
+    if as_json:
+        output.print_json(
+            {
+                "run": str(run.directory),
+                "target_step": target,
+                "committed": committed is not None,
+                "step": committed.step if committed else None,
+                "attempt": committed.attempt if committed else None,
+            }
+        )
+    elif committed is not None:
+        output.say(f"step {committed.step} (attempt {committed.attempt}) is committed")
+    else:
+        output.say(f"asked for: the trainers save at step {target} or the first one after it")
+
+
+def _gone(run: Run, error: AgentGoneError) -> AgentUnavailableError:
+    return AgentUnavailableError(f"save {run.directory}: its agent went away: {error}")
+
+
+class _Request:
+    """One checkpoint that was asked for: of `target` or a later step."""
+
+    def __init__(self, run: Run, folder: Path, clock: Clock) -> None:
+        self._run = run
+        self._folder = folder
+        self._clock = clock
+        self._look_at = self._seen_at = clock.monotonic()
+        try:
+            attempt = status_of(folder).attempt
+            answer = ask(
+                folder, "request", protocol.RequestSave(reason="person"), protocol.Requested
+            )
+        except AgentGoneError as error:
+            raise _gone(run, error) from error
+        self.target = CheckpointId(answer.target, attempt)
+
+    def wait(self, timeout_secs: float) -> CheckpointId:
+        """The first checkpoint seen committed that serves.
+
+        Raises:
+            SaveFailedError: it could not be made durable.
+            AgentUnavailableError: nobody is left who would take it.
+            WaitTimeoutError: not in time.
+        """
+        deadline = self._clock.monotonic() + timeout_secs
+        while True:
+            status = self._status()
+            found = self._held_committed(status)
+            # The agent forgets what newer checkpoints have replaced; the directory does not.
+            is_over = status is not None and not status.trainers and not status.pending
+            if found is None and (is_over or self._clock.monotonic() >= self._look_at):
+                found = self._committed()
+                self._look_at = self._clock.monotonic() + LOOK_SECS
+            if found is not None:
+                return found
+            if is_over:
+                raise AgentUnavailableError(
+                    f"save {self._run.directory}: its trainers ended before they reached step "
+                    f"{self.target.step}"
+                )
+            if self._clock.monotonic() >= deadline:
+                raise WaitTimeoutError(
+                    f"save {self._run.directory}: no checkpoint of step {self.target.step} or "
+                    f"later was committed within {timeout_secs:g} s; it may still come"
+                )
+            self._clock.sleep(POLL_SECS)
+
+    def _status(self) -> protocol.Status | None:
+        """The agent's status; None while a new agent may take over from one that was lost."""
+        now = self._clock.monotonic()
+        try:
+            status = status_of(self._folder)
+        except AgentGoneError as error:
+            if now - self._seen_at > AGENT_SECS:
+                raise _gone(self._run, error) from error
+            return None
+        self._seen_at = now
+        return status
+
+    def _held_committed(self, status: protocol.Status | None) -> CheckpointId | None:
+        for held in status.held if status is not None else ():
+            if held.step >= self.target.step and held.attempt >= self.target.attempt:
+                if held.committed:
+                    return CheckpointId(held.step, held.attempt)
+                if held.failed is not None:
+                    reason = f"save {self._run.directory}: step {held.step}: {held.failed}"
+                    raise SaveFailedError(held.step, reason)
+        return None
+
+    def _committed(self) -> CheckpointId | None:
+        for checkpoint, listing in list_checkpoints(self._run.durable).items():
+            is_new = checkpoint.attempt >= self.target.attempt
+            if listing.is_committed and is_new and checkpoint.step >= self.target.step:
+                return checkpoint
+        return None

@@ -1,0 +1,149 @@
+"""`holdfast show`: what one checkpoint holds, told without its bytes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from holdfast.cli import output
+from holdfast.cli.output import Column, counted, secs_text, size_text, time_text
+from holdfast.cli.runs import Run, read_only
+from holdfast.clock import SystemClock
+from holdfast.engine.sources import CheckpointSources
+from holdfast.errors import StepNotFoundError
+from holdfast.format.paths import path_name
+from holdfast.format.values import decode_value
+from holdfast.manager.metadata import ArrayMetadata, CheckpointMetadata, metadata_of
+
+VALUE_LENGTH_MAX = 200
+
+
+@click.command()
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("step", metavar="[STEP]", type=click.IntRange(min=0), required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def show(directory: Path, step: int | None, as_json: bool) -> None:
+    """Show the arrays and values of one checkpoint of the run in DIR.
+
+    Without STEP it is the newest one on the present timeline. Of each array: its shape, its dtype,
+    the grid of the chunks that it was sharded into, and its bytes.
+    """
+    run = read_only(directory)
+    sources = _find(run, step)
+    if as_json:
+        output.print_json(_document(run, sources))
+    else:
+        _print(run, sources)
+
+
+def _find(run: Run, step: int | None) -> CheckpointSources:
+    view = run.look()
+    if step is None:
+        if not view.timeline:
+            raise StepNotFoundError(f"show {run.directory}: it has no checkpoints yet")
+        return view.sources(view.timeline[-1])
+    return view.sources(view.find(step))
+
+
+def _tiers(sources: CheckpointSources) -> list[str]:
+    """The tiers that have a whole copy, the nearest first."""
+    of_ranks = [[copy.store.tier for copy in copies] for copies in sources.parts]
+    return [tier for tier in of_ranks[0] if all(tier in tiers for tiers in of_ranks)]
+
+
+def _document(run: Run, sources: CheckpointSources) -> dict[str, object]:
+    metadata = metadata_of(sources)
+    return {
+        "run": str(run.directory),
+        "run_id": run.run_id,
+        "step": metadata.step,
+        "attempt": metadata.attempt,
+        "time": metadata.time,
+        "metrics": sources.spec.metrics,
+        "process_count": metadata.process_count,
+        "size_bytes": metadata.size_bytes,
+        "tiers": _tiers(sources),
+        "arrays": [{"name": name, **asdict(array)} for name, array in metadata.arrays.items()],
+        "values": [
+            {
+                "name": path_name(value.path),
+                "type": type(decode_value(value.value)).__name__,
+                "value": value.value,
+            }
+            for value in sources.spec.values
+        ],
+        "process_values": [path_name(path) for path in sources.spec.process_values],
+    }
+
+
+def _print(run: Run, sources: CheckpointSources) -> None:
+    metadata = metadata_of(sources)
+    age = secs_text((SystemClock().now() - metadata.time).total_seconds())
+    metrics = " ".join(f"{k}={v:.5g}" for k, v in (metadata.metrics or {}).items())
+    facts = {
+        "run": f"{run.directory}",
+        "checkpoint": f"step {metadata.step}, attempt {metadata.attempt}",
+        "taken": f"{time_text(metadata.time)}, {age} ago",
+        "size": f"{size_text(metadata.size_bytes)} of {_processes(metadata)}",
+        "tiers": ", ".join(_tiers(sources)) or "in parts",
+        "metrics": metrics,
+    }
+    output.print_table(
+        [Column(""), Column("", folds=True)],
+        [(name, fact) for name, fact in facts.items() if fact],
+    )
+    _print_arrays(metadata)
+    _print_values(metadata, sources)
+
+
+def _processes(metadata: CheckpointMetadata) -> str:
+    return counted(metadata.process_count, "process", "processes")
+
+
+def _print_arrays(metadata: CheckpointMetadata) -> None:
+    total = size_text(sum(array.size_bytes for array in metadata.arrays.values()))
+    output.say(f"\n{counted(len(metadata.arrays), 'array')}, {total}")
+    columns = [
+        Column("name", folds=True),
+        Column("shape", "right"),
+        Column("dtype"),
+        Column("grid", "right"),
+        Column("bytes", "right"),
+    ]
+    rows = [
+        (name, str(array.shape), _dtype(array), _grid(array), _bytes(array))
+        for name, array in metadata.arrays.items()
+    ]
+    if rows:
+        output.print_table(columns, rows, indent=2)
+
+
+def _dtype(array: ArrayMetadata) -> str:
+    return array.dtype if array.prng_impl is None else f"{array.dtype}, {array.prng_impl} key"
+
+
+def _grid(array: ArrayMetadata) -> str:
+    """`2×4` chunks; `1` for an array in one piece."""
+    return "×".join(map(str, array.grid)) if any(n > 1 for n in array.grid) else "1"
+
+
+def _bytes(array: ArrayMetadata) -> str:
+    return f"{array.size_bytes:,}"
+
+
+def _print_values(metadata: CheckpointMetadata, sources: CheckpointSources) -> None:
+    columns = [Column("", folds=True), Column("", folds=True)]
+    if metadata.values:
+        output.say(f"\n{counted(len(metadata.values), 'value')}")
+        rows = [(name, _shortened(repr(value))) for name, value in metadata.values.items()]
+        output.print_table(columns, rows, indent=2)
+    paths = sources.spec.process_values
+    if paths:
+        output.say(f"\n{counted(len(paths), 'object')} with a state of each process's own")
+        output.print_table(columns[:1], [(path_name(path),) for path in paths], indent=2)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= VALUE_LENGTH_MAX else text[:VALUE_LENGTH_MAX] + "…"

@@ -1,0 +1,127 @@
+"""`holdfast status`: the agents of this user on this host, and what is in their care."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import msgspec
+
+from holdfast.agent import protocol
+from holdfast.agent.state import ram_folder
+from holdfast.cli import output
+from holdfast.cli.agents import agent_folders_here, is_locked, living, run_of
+from holdfast.cli.output import Column, counted, secs_text, size_text
+from holdfast.cli.runs import read_only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """A folder with memory of a run in it and no agent: the next start of the run takes it over."""
+
+    folder: Path
+    run_id: str
+    ram_bytes: int
+
+
+@click.command()
+@click.argument("directory", metavar="[DIR]", type=click.Path(path_type=Path), required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def status(directory: Path | None, as_json: bool) -> None:
+    """Show the agents on this host, or those of the run in DIR.
+
+    Of each: its run and process, the trainers that are attached, the checkpoints in its care, and
+    when it leaves.
+    """
+    run_id = read_only(directory).run_id if directory is not None else None
+    problems: list[str] = []
+    agents = [status for status in living(problems) if run_id in (None, status.run_id)]
+    for problem in problems:
+        output.warn(problem)
+    left = [
+        found
+        for found in _left_behind({Path(status.folder) for status in agents})
+        if run_id in (None, found.run_id)
+    ]
+    if as_json:
+        output.print_json(
+            {
+                "agents": [msgspec.to_builtins(agent) for agent in agents],
+                "left_behind": [_document(found) for found in left],
+            }
+        )
+        return
+    if not agents and not left:
+        output.say("no agents on this host" if directory is None else f"no agent of {directory}")
+    for number, agent in enumerate(agents):
+        if number:
+            output.say("")
+        _print(agent)
+    for found in left:
+        output.say(
+            f"{found.folder}: {size_text(found.ram_bytes)} of memory and no agent; the next start "
+            f"of run {found.run_id} takes it over"
+        )
+
+
+def _document(found: Left) -> dict[str, object]:
+    return {"folder": str(found.folder), "run_id": found.run_id, "ram_bytes": found.ram_bytes}
+
+
+def _left_behind(of_agents: set[Path]) -> list[Left]:
+    found = []
+    for folder in agent_folders_here():
+        run_id = run_of(folder)
+        if run_id is None or folder in of_agents or is_locked(folder):
+            continue
+        files = [path.stat() for path in ram_folder(folder).rglob("*") if path.is_file()]
+        # An image is a second name of its slot.
+        size_bytes = sum({state.st_ino: state.st_size for state in files}.values())
+        if size_bytes:
+            found.append(Left(folder=folder, run_id=run_id, ram_bytes=size_bytes))
+    return found
+
+
+def _print(agent: protocol.Status) -> None:
+    facts = [
+        ("run", f"{agent.run}, attempt {agent.attempt}"),
+        ("agent", f"process {agent.pid} on host {agent.host}, {_leaving(agent)}"),
+        ("memory", f"{size_text(agent.ram_bytes)} in {agent.folder}"),
+        *_named("trainers", [_trainer(trainer) for trainer in agent.trainers]),
+        *_named("holds", [_held(held) for held in agent.held]),
+    ]
+    if agent.pending:
+        facts.append(("pending", f"{counted(agent.pending, 'checkpoint')} to be made durable"))
+    output.print_table([Column(""), Column("", folds=True)], facts)
+
+
+def _named(name: str, lines: Sequence[str]) -> list[tuple[str, str]]:
+    return [("" if number else name, line) for number, line in enumerate(lines or ["none"])]
+
+
+def _leaving(agent: protocol.Status) -> str:
+    if agent.leaves_in_secs is not None:
+        return f"leaves in {secs_text(agent.leaves_in_secs)}"
+    return "stays while trainers work" if agent.trainers else "stays until all is durable"
+
+
+def _trainer(trainer: protocol.TrainerStatus) -> str:
+    step = "at no step yet" if trainer.step is None else f"at step {trainer.step}"
+    return f"rank {trainer.rank}: process {trainer.pid}, {step}"
+
+
+def _held(held: protocol.HeldStatus) -> str:
+    ram = f"{held.parts_in_ram} of {held.part_count} parts in RAM"
+    if held.parts_in_ram == held.part_count:
+        ram = "in RAM"
+    if held.committed:
+        fate = "durable"
+    elif held.failed is not None:
+        fate = f"not durable: {held.failed}"
+    else:
+        fate = "to be made durable" if held.durable_due else "in RAM alone"
+    return f"step {held.step}, attempt {held.attempt}: " + (
+        fate if fate == "in RAM alone" else f"{ram}, {fate}"
+    )

@@ -1,0 +1,156 @@
+"""`holdfast stop`: lets agents make durable what they hold, clear their memory and leave."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from holdfast.agent import protocol
+from holdfast.agent.client import AgentGoneError
+from holdfast.agent.group import process_start
+from holdfast.cli import output
+from holdfast.cli.agents import ask, leaving, living
+from holdfast.cli.output import counted
+from holdfast.cli.runs import read_only
+from holdfast.clock import Clock, SystemClock
+from holdfast.engine.catalog import list_checkpoints
+from holdfast.errors import (
+    AgentUnavailableError,
+    HoldfastError,
+    SaveFailedError,
+    WaitTimeoutError,
+)
+from holdfast.format.names import CheckpointId
+from holdfast.store.disk import DiskStore
+
+POLL_SECS = 0.05
+
+
+@click.command()
+@click.argument("directory", metavar="[DIR]", type=click.Path(path_type=Path), required=False)
+@click.option("--all", "is_all", is_flag=True, help="Stop every agent on this host.")
+@click.option(
+    "--timeout",
+    "timeout_secs",
+    metavar="SECS",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    show_default=True,
+    help="How long to wait until they have left.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def stop(directory: Path | None, is_all: bool, timeout_secs: float, as_json: bool) -> int:
+    """Stop the agents of the run in DIR on this host, or all of them.
+
+    An agent that is told to stop first makes durable what it holds. It refuses while trainers are
+    attached to it. Without DIR and --all there must be just one agent.
+    """
+    if directory is not None and is_all:
+        raise click.UsageError("DIR and --all exclude each other.", click.get_current_context())
+    run_id = read_only(directory).run_id if directory is not None else None
+    agents = [agent for agent in living() if run_id in (None, agent.run_id)]
+    if len(agents) > 1 and directory is None and not is_all:
+        runs = ", ".join(agent.run for agent in agents)
+        raise click.UsageError(
+            f"There are {len(agents)} agents on this host, of {runs}: name a DIR, or --all.",
+            click.get_current_context(),
+        )
+    clock = SystemClock()
+    deadline = clock.monotonic() + timeout_secs
+    stopped, problems = [], []
+    for agent in agents:
+        try:
+            with output.stderr().status(f"waiting for the agent of {agent.run} to leave"):
+                _stop(agent, deadline, clock)
+            stopped.append(agent)
+        except HoldfastError as error:
+            if len(agents) == 1 and not as_json:
+                raise
+            problems.append((agent, str(error)))
+    _await_leaving(run_id, deadline, clock)
+    _tell(stopped, problems, as_json)
+    return 1 if problems else 0
+
+
+def _await_leaving(run_id: str | None, deadline: float, clock: Clock) -> None:
+    """Waits for agents that were on their way out before anybody told them to stop.
+
+    Raises:
+        WaitTimeoutError: one is still there.
+    """
+    while folders := leaving(run_id):
+        if clock.monotonic() >= deadline:
+            raise WaitTimeoutError(
+                f"stop the agent in {folders[0]}: it is leaving, and still there"
+            )
+        clock.sleep(POLL_SECS)
+
+
+def _stop(agent: protocol.Status, deadline: float, clock: Clock) -> None:
+    """Tells one agent to stop and waits until its process has ended.
+
+    Raises:
+        RunBusyError: its trainers live.
+        SaveFailedError: it left, and its newest checkpoint was not made durable.
+        WaitTimeoutError: it is still there.
+    """
+    started = process_start(agent.pid)
+    try:
+        ask(Path(agent.folder), "stop", protocol.Stop(), protocol.Empty)
+    except AgentGoneError as error:
+        # It was on its way out already, or it was killed.
+        if process_start(agent.pid) == started and started is not None:
+            raise AgentUnavailableError(
+                f"stop the agent of {agent.run}: process {agent.pid} does not answer: {error}"
+            ) from error
+    while started is not None and process_start(agent.pid) == started:
+        if clock.monotonic() >= deadline:
+            raise WaitTimeoutError(
+                f"stop the agent of {agent.run}: process {agent.pid} was told to and is still "
+                f"there; {counted(agent.pending, 'checkpoint')} had to be made durable"
+            )
+        clock.sleep(POLL_SECS)
+    _check_nothing_lost(agent, clock)
+
+
+def _check_nothing_lost(agent: protocol.Status, clock: Clock) -> None:
+    complete = [held for held in agent.held if held.parts_in_ram == held.part_count]
+    if not complete:
+        return
+    newest = max(complete, key=lambda held: (held.attempt, held.step))
+    if newest.committed:
+        return
+    found = list_checkpoints(DiskStore(Path(agent.run), clock))
+    listing = found.get(CheckpointId(newest.step, newest.attempt))
+    if listing is None or not listing.is_committed:
+        raise SaveFailedError(
+            newest.step,
+            f"stop the agent of {agent.run}: it left, and step {newest.step} (attempt "
+            f"{newest.attempt}) was not made durable; see its log in {agent.run}/events",
+        )
+
+
+def _tell(
+    stopped: list[protocol.Status], problems: list[tuple[protocol.Status, str]], as_json: bool
+) -> None:
+    for _, reason in problems:
+        output.print_error(reason)
+    if as_json:
+        output.print_json(
+            {
+                "stopped": [
+                    {"run": agent.run, "pid": agent.pid, "folder": agent.folder}
+                    for agent in stopped
+                ],
+                "problems": [
+                    {"run": agent.run, "pid": agent.pid, "problem": reason}
+                    for agent, reason in problems
+                ],
+            }
+        )
+        return
+    for agent in stopped:
+        output.say(f"{agent.run}: its agent (process {agent.pid}) has left")
+    if not stopped and not problems:
+        output.say("no agent to stop")

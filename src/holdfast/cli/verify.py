@@ -1,0 +1,206 @@
+"""`holdfast verify`: reads every block and says which bytes of which file are bad."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import click
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.text import Text
+
+from holdfast.cli import output
+from holdfast.cli.findings import Copy, bad_record, check_attempts, check_copy, copies_of, is_gone
+from holdfast.cli.output import counted, size_text
+from holdfast.cli.runs import Run, read_damaged
+from holdfast.engine.verify import BlockCheck
+from holdfast.errors import HoldfastError
+from holdfast.format.names import RUN_FILE
+
+
+@dataclass(slots=True)
+class Result:
+    """What was read of one copy; `copy` is None for the records of the run itself."""
+
+    copy: Copy | None
+    size_bytes: int = 0
+    problems: list[BlockCheck] = field(default_factory=list)
+
+
+@click.command()
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("step", metavar="[STEP]", type=click.IntRange(min=0), required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def verify(directory: Path, step: int | None, as_json: bool) -> int:
+    """Read every block of the run in DIR and check it.
+
+    Without STEP: every committed checkpoint, the copies in this host's memory, and the records of
+    the run and its attempts. Each problem is told with its file and byte range; then the exit code
+    is 1.
+    """
+    run, own_problem = read_damaged(directory)
+    copies = [copy for copy in copies_of(run) if step is None or copy.id.step == step]
+    if step is not None and not copies:
+        run.look().find(step)
+    results: list[Result] = []
+    with _bar(copies) as bar:
+        of_run = [] if step is not None else [_of_run(run, own_problem)]
+        for result in itertools.chain(of_run, _results(copies, bar)):
+            results.append(result)
+            if not as_json and bar.disable:
+                _print_result(run, result)
+    if as_json:
+        output.print_json(_document(run, results))
+        return _exit_code(results)
+    if not bar.disable:
+        for result in results:
+            _print_result(run, result)
+    _print_end(results)
+    return _exit_code(results)
+
+
+def _exit_code(results: Iterable[Result]) -> int:
+    return 1 if any(result.problems for result in results) else 0
+
+
+def _of_run(run: Run, own_problem: HoldfastError | None) -> Result:
+    problems = list(check_attempts(run))
+    if own_problem is not None:
+        problems.insert(0, bad_record(run.durable, RUN_FILE, own_problem))
+    return Result(None, 0, problems)
+
+
+def _bar(copies: Sequence[Copy]) -> Progress:
+    """A bar on a terminal. The results wait for its end, as it would be drawn over them."""
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=output.stderr(),
+        disable=not output.stderr().is_terminal,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    bar.add_task("", total=sum(copy.listing.size_bytes for copy in copies))
+    return bar
+
+
+def _results(copies: Iterable[Copy], bar: Progress) -> Iterator[Result]:
+    (task,) = bar.task_ids
+    done_bytes = 0
+    for copy in copies:
+        bar.update(task, description=f"step {copy.id.step}, {copy.store.tier}")
+        result = Result(copy)
+        for check in check_copy(copy):
+            if check.problem is not None:
+                result.problems.append(check)
+            if check.found is not None:
+                result.size_bytes += check.stop_bytes - check.start_bytes
+            bar.update(task, completed=done_bytes + result.size_bytes)
+        done_bytes += copy.listing.size_bytes
+        bar.update(task, completed=done_bytes)
+        # What was deleted while it was read was not bad.
+        if not (result.problems and is_gone(copy)):
+            yield result
+
+
+def _document(run: Run, results: Sequence[Result]) -> dict[str, object]:
+    return {
+        "run": str(run.directory),
+        "ok": not any(result.problems for result in results),
+        "checked_bytes": sum(result.size_bytes for result in results),
+        "copies": [
+            {
+                "step": result.copy.id.step,
+                "attempt": result.copy.id.attempt,
+                "tier": result.copy.store.tier,
+                "checked_bytes": result.size_bytes,
+                "ok": not result.problems,
+            }
+            for result in results
+            if result.copy is not None
+        ],
+        "problems": [
+            {
+                "step": result.copy.id.step if result.copy else None,
+                "attempt": result.copy.id.attempt if result.copy else None,
+                "tier": check.tier,
+                "file": str(_path(run, check)),
+                "start_bytes": check.start_bytes,
+                "stop_bytes": check.stop_bytes,
+                "expected": check.expected or None,
+                "found": check.found,
+                "problem": check.problem,
+            }
+            for result in results
+            for check in result.problems
+        ],
+    }
+
+
+def _path(run: Run, check: BlockCheck) -> Path:
+    in_ram = run.ram is not None and check.tier == run.ram.tier
+    root = run.ram.root if run.ram is not None and in_ram else run.directory
+    return root / check.key
+
+
+def _print_result(run: Run, result: Result) -> None:
+    copy = result.copy
+    if copy is None and result.problems:
+        output.say(Text.assemble("records of the run: ", ("BAD", "bold red")))
+    if copy is not None:
+        line = Text(f"step {copy.id.step}, attempt {copy.id.attempt}, {copy.store.tier}: ")
+        line.append(
+            "BAD" if result.problems else "good", "bold red" if result.problems else "green"
+        )
+        line.append(f", {size_text(result.size_bytes)}")
+        output.say(line)
+    for check in merged(result.problems):
+        output.say(f"  {_path(run, check)}")
+        output.say(f"    bytes [{check.start_bytes}, {check.stop_bytes}): {check.problem}")
+        if check.found is not None:
+            output.say(f"    expected digest {check.expected}\n    found digest    {check.found}")
+
+
+def merged(problems: Iterable[BlockCheck]) -> Iterator[BlockCheck]:
+    """Bad ranges that touch or overlap become one, without digests; all else stays as it is."""
+    last: BlockCheck | None = None
+    count = 1
+    for check in problems:
+        if last is not None and last.key == check.key and check.start_bytes <= last.stop_bytes:
+            count += 1
+            last = replace(
+                last,
+                start_bytes=min(last.start_bytes, check.start_bytes),
+                stop_bytes=max(last.stop_bytes, check.stop_bytes),
+                found=None,
+                problem=f"{count} bad blocks" if check.found is not None else last.problem,
+            )
+            continue
+        if last is not None:
+            yield last
+        last, count = check, 1
+    if last is not None:
+        yield last
+
+
+def _print_end(results: Sequence[Result]) -> None:
+    copies = [result for result in results if result.copy is not None]
+    steps = {result.copy.id for result in copies if result.copy is not None}
+    total = size_text(sum(result.size_bytes for result in results))
+    checked = (
+        f"{counted(len(steps), 'checkpoint')}, {counted(len(copies), 'copy', 'copies')}, {total}"
+    )
+    bad = [check for result in results for check in result.problems]
+    if not bad:
+        output.say(Text(f"all good: {checked}", "green"))
+        return
+    files = len({(check.tier, check.key) for check in bad})
+    ranges = len(list(merged(bad)))
+    line = Text(f"BAD: {counted(ranges, 'range')} in {counted(files, 'file')}", "bold red")
+    line.append(f"; checked {checked}", "not bold default")
+    output.say(line)

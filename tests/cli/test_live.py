@@ -1,0 +1,114 @@
+"""Commands that talk to live agents."""
+
+import signal
+import time
+from pathlib import Path
+
+from tests.cli.command_line import (
+    INTERRUPTIBLE,
+    answer,
+    await_line,
+    holdfast,
+    start_training,
+    train,
+)
+from tests.hosts import Host, is_running, wait_until
+
+
+def test_status_tells_of_two_agents(one_host: Host, tmp_path: Path) -> None:
+    train(one_host, tmp_path / "one", steps=2)
+    live = start_training(one_host, tmp_path / "two", steps=10_000, sleep=0.01, every=1000)
+    await_line(live, "1")
+    one, two = answer(one_host, "status")["agents"]
+    assert (one["run"], two["run"]) == (str(tmp_path / "one"), str(tmp_path / "two"))
+    assert one["pid"] != two["pid"]
+    assert one["trainers"] == []
+    assert one["leaves_in_secs"] > 0
+    assert [held["step"] for held in one["held"]] == [1]
+    (trainer,) = two["trainers"]
+    assert (trainer["rank"], trainer["pid"]) == (0, live.pid)
+    assert trainer["step"] >= 1
+    assert two["leaves_in_secs"] is None
+    assert two["ram_bytes"] > 0
+    out = holdfast(one_host, "status", tmp_path / "two").stdout
+    assert str(tmp_path / "one") not in out
+    assert f"rank 0: process {live.pid}, at step" in out
+    assert all(len(line) <= 100 for line in out.splitlines())
+
+    # Which of the two is to be stopped has to be said, and not while its trainer lives.
+    assert "name a DIR, or --all" in holdfast(one_host, "stop", code=2).stderr
+    both = answer(one_host, "stop", "--all", code=1)
+    assert [agent["run"] for agent in both["stopped"]] == [str(tmp_path / "one")]
+    assert [agent["run"] for agent in both["problems"]] == [str(tmp_path / "two")]
+    assert not is_running(one["pid"])
+    assert is_running(two["pid"])
+
+
+def test_stop_waits_until_the_agent_has_left(one_host: Host, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(one_host, run, steps=3, every=1000, ram_every=1, leave=0.1)
+    agent = one_host.agent()
+    stopped = answer(one_host, "stop")["stopped"]
+    assert stopped == [{"run": str(run), "pid": agent.pid, "folder": agent.folder}]
+    assert not is_running(agent.pid)
+    assert not Path(agent.folder).exists()
+    # What stood in RAM alone was made durable first.
+    assert answer(one_host, "ls", run)["latest_step"] == 2
+    assert "no agent to stop" in holdfast(one_host, "stop").stdout
+    assert "no agents on this host" in holdfast(one_host, "status").stdout
+
+
+def test_save_asks_a_live_trainer_and_waits(one_host: Host, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    live = start_training(one_host, run, steps=10_000, sleep=0.02, every=100_000)
+    await_line(live, "1")
+    before = {row["step"] for row in answer(one_host, "ls", run)["checkpoints"]}
+    saved = answer(one_host, "save", run)
+    assert saved["committed"]
+    assert saved["step"] >= saved["target_step"] > 1
+    after = {row["step"] for row in answer(one_host, "ls", run)["checkpoints"]}
+    assert after - before == {saved["step"]}
+    asked = answer(one_host, "save", run, "--no-wait")
+    assert (asked["committed"], asked["step"]) == (False, None)
+    assert asked["target_step"] > saved["step"]
+    assert str(live.pid) in holdfast(one_host, "stop", run, code=1).stderr
+    live.kill()
+    live.wait(timeout=10)
+    assert "no trainer works on it" in holdfast(one_host, "save", run, code=1).stderr
+
+
+def test_save_ends_with_its_time_with_its_trainers_and_with_ctrl_c(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    live = start_training(one_host, run, steps=2, leave=1000, every=100_000)
+    await_line(live, "1")
+    done = holdfast(one_host, "save", run, "--timeout", "0.2", code=1)
+    assert "within 0.2 s" in done.stderr
+
+    waiting = one_host.start("-c", INTERRUPTIBLE, "save", run, "--json")
+    _await_request(run)
+    waiting.send_signal(signal.SIGINT)
+    out, err = waiting.communicate(timeout=10)
+    assert waiting.returncode == 130
+    assert out == ""
+    assert "Traceback" not in err
+
+    waiting = one_host.start("-m", "holdfast", "save", run)
+    _await_request(run)
+    live.kill()
+    _, err = waiting.communicate(timeout=30)
+    assert waiting.returncode == 1
+    assert "its trainers ended before they reached step 2" in err
+
+
+def _await_request(run: Path) -> None:
+    """Waits for one more `save` to have reached the agent."""
+    seen = _requests(run)
+    wait_until(lambda: _requests(run) > seen)
+    # It is in the events before its answer is written.
+    time.sleep(0.1)
+
+
+def _requests(run: Path) -> int:
+    return sum(path.read_text().count("save_requested") for path in run.glob("events/*.jsonl"))

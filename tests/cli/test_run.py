@@ -1,0 +1,206 @@
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command_line import INTERRUPTIBLE, answer, await_line, holdfast, kill_all, training
+from tests.hosts import Host, events, is_running, wait_until
+
+FAILING = "import os, sys; n = os.environ['HOLDFAST_RESTART_COUNT']; print(n); sys.exit({0})"
+WAITING = (
+    "import os, signal, sys, time\n"
+    "signal.signal(signal.{0}, lambda *_: sys.exit({1}))\n"
+    "print(os.getpid(), flush=True)\n"
+    "time.sleep(60)\n"
+)
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [("pass", 0), ("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137)],
+)
+def test_the_exit_code_is_the_commands(one_host: Host, code: str, expected: int) -> None:
+    holdfast(one_host, "run", "--", *python(code), code=expected)
+
+
+def test_its_output_and_arguments_are_the_commands_own(one_host: Host) -> None:
+    code = "import sys; print(sys.argv[1:])"
+    done = holdfast(one_host, "run", *python(code), "--json", "--", "-x")
+    assert done.stdout == "['--json', '--', '-x']\n"
+    assert done.stderr == ""
+
+
+def test_a_command_that_is_not_there_is_127(one_host: Host, tmp_path: Path) -> None:
+    done = holdfast(one_host, "run", "--max-restarts", "5", "--", "no-such-command", code=127)
+    assert done.stderr == "error: run no-such-command: command not found\n"
+    assert "Permission denied" in holdfast(one_host, "run", tmp_path, code=126).stderr
+
+
+def test_a_command_that_fails_is_restarted_as_often_as_asked(one_host: Host) -> None:
+    always = python(FAILING.format("5"))
+    done = holdfast(one_host, "run", "--max-restarts", "2", "--", *always, code=5)
+    assert done.stdout.split() == ["0", "1", "2"]
+    assert done.stderr.count("exit code 5; restart") == 2
+    once = python(FAILING.format("n == '0'"))
+    done = holdfast(one_host, "run", "--max-restarts", "5", "--", *once)
+    assert done.stdout.split() == ["0", "1"]
+
+
+def test_a_restart_finds_nothing_of_the_first_start_alive(one_host: Host, tmp_path: Path) -> None:
+    code = (
+        "import os, subprocess, sys\n"
+        "if os.environ['HOLDFAST_RESTART_COUNT'] == '0':\n"
+        "    left = subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL)\n"
+        "    print(left.pid, flush=True)\n"
+        "    os._exit(1)\n"
+    )
+    done = holdfast(one_host, "run", "--max-restarts", "1", "--", *python(code))
+    assert not is_running(int(done.stdout))
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"])
+def test_signals_are_passed_on(one_host: Host, name: str) -> None:
+    command = ["run", "--max-restarts", "3", "--", *python(WAITING.format(name, 0))]
+    process = one_host.start("-c", INTERRUPTIBLE, *command)
+    await_line(process, "")
+    process.send_signal(getattr(signal, name))
+    _, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (0, "")
+
+
+def test_a_command_that_was_told_to_end_is_not_restarted(one_host: Host) -> None:
+    for code, number, expected in [
+        (WAITING.format("SIGTERM", 9), signal.SIGTERM, 9),
+        ("import time; print(1, flush=True); time.sleep(60)", signal.SIGTERM, 143),
+        ("import time; print(1, flush=True); time.sleep(60)", signal.SIGUSR1, 138),
+    ]:
+        command = ["run", "--max-restarts", "3", "--", *python(code)]
+        process = one_host.start("-m", "holdfast", *command)
+        await_line(process, "")
+        process.send_signal(number)
+        _, err = process.communicate(timeout=20)
+        assert (process.returncode, err) == (expected, "")
+
+
+def test_a_signal_between_two_starts_ends_it(one_host: Host) -> None:
+    command = ["run", "--max-restarts", "9", "--", *python(FAILING.format("5"))]
+    process = one_host.start("-m", "holdfast", *command)
+    assert process.stderr is not None
+    while "restart 3 of 9" not in process.stderr.readline():
+        pass
+    process.terminate()
+    process.communicate(timeout=20)
+    assert process.returncode == 5
+
+
+def test_a_signal_reaches_all_that_the_command_started(one_host: Host) -> None:
+    code = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL)\n"
+        "print(child.pid, flush=True)\n"
+        "child.wait()\n"
+    )
+    process = one_host.start("-m", "holdfast", "run", "--", *python(code))
+    pid = int(await_line(process, ""))
+    process.terminate()
+    process.communicate(timeout=20)
+    wait_until(lambda: not is_running(pid))
+
+
+def test_a_killed_trainer_goes_on_and_the_agent_is_there_before_it(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    command = training(run, steps=200, sleep=0.02, every=1000, ram_every=1)
+    process = one_host.start(
+        "-m", "holdfast", "run", "--max-restarts", "1", "--directory", run, "--", *command
+    )
+    await_line(process, "3")
+    (trainer,) = answer(one_host, "status", run)["agents"][0]["trainers"]
+    os.kill(trainer["pid"], signal.SIGKILL)
+    await_line(process, "open 1")
+    resumed_at = int(await_line(process, ""))
+    assert resumed_at > 3
+    process.terminate()
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    assert "exit code 137; restart 1 of 1" in err
+    # The agent was started by `run`, before the trainer, and there was only that one.
+    started, first_attempt = events(run, "agent_started", "attempt_started")[:2]
+    assert (started["event"], first_attempt["event"]) == ("agent_started", "attempt_started")
+    assert len(events(run, "agent_started")) == 1
+    (agent,) = answer(one_host, "status", run)["agents"]
+    assert agent["pending"] == 0
+    assert all(held["committed"] for held in agent["held"])
+
+
+def test_what_stands_in_ram_alone_is_durable_when_it_returns(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    # So large that it takes the agent a while; step 1 stands in RAM alone when the trainer ends.
+    command = training(run, steps=2, every=9, ram_every=1, leave=1, megabytes=200)
+    holdfast(one_host, "run", "--", *command)
+    assert (run / "checkpoints" / "000000001.1" / "manifest.json").exists()
+
+
+def test_what_a_killed_agent_left_is_made_durable_too(one_host: Host, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = training(run, steps=3, every=9, ram_every=1, leave=60)
+    process = one_host.start("-m", "holdfast", "run", "--directory", run, "--", *command)
+    kill_all(one_host, process)
+    assert process.returncode == 137
+    newest = answer(one_host, "ls", run)["checkpoints"][-1]
+    assert (newest["step"], newest["state"]) == (2, "committed")
+
+
+@pytest.mark.parametrize("linger", [0, 600], ids=["agent leaves", "agent stays"])
+def test_a_failed_checkpoint_is_never_exit_code_0(
+    one_host: Host, tmp_path: Path, linger: int
+) -> None:
+    run = tmp_path / "run"
+    command = training(run, steps=1, break_storage="writing", leave=0.5, linger=linger)
+    began = time.monotonic()
+    done = holdfast(one_host, "run", "--drain-secs", "1", "--", *command, code=1)
+    assert time.monotonic() - began < 15
+    assert "error: step 0 (attempt 1)" in done.stderr
+    assert "durable: write" in done.stderr
+
+
+def test_storage_that_is_lost_altogether_is_never_exit_code_0(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    command = training(run, steps=1, break_storage="listing", leave=0.5)
+    done = holdfast(one_host, "run", "--drain-secs", "1", "--", *command, code=1)
+    assert "error: " in done.stderr
+    assert str(run) in done.stderr
+
+
+def test_a_failure_that_the_trainer_was_told_of_is_its_exit_code(
+    one_host: Host, tmp_path: Path
+) -> None:
+    command = training(tmp_path / "run", steps=1, break_storage="writing")
+    process = one_host.start("-m", "holdfast", "run", "--drain-secs", "0", "--", *command)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "SaveFailedError" in err
+
+
+def test_a_second_signal_ends_the_wait(one_host: Host, tmp_path: Path) -> None:
+    command = training(tmp_path / "run", steps=1, break_storage="writing", leave=0.5)
+    process = one_host.start("-m", "holdfast", "run", "--", *command)
+    assert process.stderr is not None
+    while "waiting: step 0" not in (line := process.stderr.readline()):
+        assert line
+    process.terminate()
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 1
+    assert "is not durable" in err

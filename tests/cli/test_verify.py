@@ -1,0 +1,164 @@
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from holdfast.cli.verify import merged
+from holdfast.engine.verify import BlockCheck
+from holdfast.format.records import PartRecord
+from holdfast.format.sealed import seal, unseal
+from tests.cli.command_line import answer, holdfast, train
+from tests.hosts import Host, host
+
+HEADER = range(4096)
+KERNEL = range(4096, 4096 + 64 * 32 * 4)
+
+
+@pytest.fixture(scope="module")
+def made(shared_host: Host, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of eight checkpoints, whose agent has left with its memory."""
+    directory = tmp_path_factory.mktemp("verify") / "run"
+    train(shared_host, directory, steps=8, linger=0)
+    holdfast(shared_host, "stop", directory)
+    return directory
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> Iterator[Path]:
+    """A copy to do harm to."""
+    copy = tmp_path / "run"
+    shutil.copytree(made, copy)
+    yield copy
+    shutil.rmtree(copy)
+
+
+def image(run: Path, step: int = 1) -> Path:
+    return run / f"checkpoints/{step:09d}.1/image-00000-of-00001.safetensors"
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_sound_run_is_all_good(shared_host: Host, run: Path) -> None:
+    found = answer(shared_host, "verify", run)
+    assert found["ok"]
+    assert found["problems"] == []
+    assert [copy["step"] for copy in found["copies"]] == list(range(8))
+    assert found["checked_bytes"] == sum(image(run, step).stat().st_size for step in range(8))
+    assert "all good: 8 checkpoints" in holdfast(shared_host, "verify", run).stdout
+
+
+@pytest.mark.parametrize(("offset", "extent"), [(100, HEADER), (5000, KERNEL)])
+def test_a_flipped_byte_is_found_with_its_file_and_range(
+    shared_host: Host, run: Path, offset: int, extent: range
+) -> None:
+    flip(image(run), offset)
+    found = answer(shared_host, "verify", run, code=1)
+    (problem,) = found["problems"]
+    assert problem["file"] == str(image(run))
+    assert (problem["start_bytes"], problem["stop_bytes"]) == (extent.start, extent.stop)
+    assert (problem["step"], problem["tier"]) == (1, "durable")
+    assert problem["expected"] != problem["found"]
+    assert [copy["ok"] for copy in found["copies"]] == [step != 1 for step in range(8)]
+    out = holdfast(shared_host, "verify", run, code=1).stdout
+    assert f"{image(run)}\n    bytes [{extent.start}, {extent.stop}): wrong digest" in out
+    assert problem["expected"] in out
+    assert problem["found"] in out
+    assert "BAD: 1 range in 1 file" in out
+
+
+IMAGE = "image-00000-of-00001.safetensors"
+PART = "part-00000-of-00001.json"
+DAMAGES: list[tuple[str, Callable[[Path], None]]] = [
+    ("checkpoints/000000000.1/" + IMAGE, lambda path: path.write_bytes(path.read_bytes()[:5000])),
+    ("checkpoints/000000001.1/" + IMAGE, lambda path: path.write_bytes(path.read_bytes() + b"x")),
+    ("checkpoints/000000002.1/" + IMAGE, Path.unlink),
+    ("checkpoints/000000003.1/" + PART, lambda path: flip(path, 50)),
+    ("checkpoints/000000004.1/" + PART, Path.unlink),
+    ("checkpoints/000000005.1/manifest.json", lambda path: flip(path, 50)),
+    ("attempts/000000001.json", lambda path: flip(path, 50)),
+]
+
+
+def test_every_kind_of_damage_is_found(shared_host: Host, run: Path) -> None:
+    for name, harm in DAMAGES:
+        harm(run / name)
+    found = answer(shared_host, "verify", run, code=1)
+    assert {problem["file"] for problem in found["problems"]} == {
+        str(run / name) for name, _ in DAMAGES
+    }
+    # What can still be checked is checked.
+    assert [copy["step"] for copy in found["copies"]] == list(range(8))
+    assert [copy["step"] for copy in found["copies"] if copy["ok"]] == [6, 7]
+
+
+@pytest.mark.parametrize("harm", [lambda path: flip(path, 30), Path.unlink], ids=["bad", "gone"])
+def test_a_run_whose_own_record_is_bad_is_read_all_the_same(
+    shared_host: Host, run: Path, harm: Callable[[Path], None]
+) -> None:
+    harm(run / "holdfast.json")
+    found = answer(shared_host, "verify", run, code=1)
+    assert [problem["file"] for problem in found["problems"]] == [str(run / "holdfast.json")]
+    assert all(copy["ok"] for copy in found["copies"])
+    assert len(found["copies"]) == 8
+
+
+def test_a_bad_record_hides_no_bad_image(shared_host: Host, run: Path) -> None:
+    flip(image(run).with_name("manifest.json"), 50)
+    flip(image(run), 5000)
+    flip(image(run, 2), 5000)
+    found = answer(shared_host, "verify", run, code=1)
+    assert len({problem["file"] for problem in found["problems"]}) == 3
+
+
+def test_a_part_record_that_was_not_the_committed_one_is_bad(shared_host: Host, run: Path) -> None:
+    path = image(run).with_name(PART)
+    part = unseal(path.read_bytes(), PartRecord, PART)
+    path.write_bytes(seal(msgspec.structs.replace(part, values=())))
+    (problem,) = answer(shared_host, "verify", run, code=1)["problems"]
+    assert problem["file"] == str(path)
+    assert "not the record that was committed" in problem["problem"]
+
+
+def test_only_the_given_step_is_read(shared_host: Host, run: Path) -> None:
+    flip(image(run), 5000)
+    assert holdfast(shared_host, "verify", run, "2").stdout.startswith("step 2")
+    holdfast(shared_host, "verify", run, "1", code=1)
+
+
+def test_the_copy_in_ram_is_read_too(tmp_path: Path) -> None:
+    with host() as own:
+        run = tmp_path / "run"
+        train(own, run, steps=2)
+        assert answer(own, "verify", run)["copies"][-1]["tier"] == "ram"
+        (copy,) = own.folder.glob("*/ram/checkpoints/000000001.1/image*")
+        with copy.open("r+b") as file:
+            file.seek(5000)
+            file.write(b"\xff")
+        (problem,) = answer(own, "verify", run, code=1)["problems"]
+        assert problem["file"] == str(copy)
+        assert problem["tier"] == "ram"
+
+
+def _check(start: int, stop: int, key: str = "a", found: str | None = "f") -> BlockCheck:
+    return BlockCheck(
+        tier="durable",
+        key=key,
+        start_bytes=start,
+        stop_bytes=stop,
+        expected="e",
+        found=found,
+        problem="wrong digest",
+    )
+
+
+def test_bad_blocks_that_touch_are_one_range() -> None:
+    checks = [_check(0, 8), _check(8, 16), _check(16, 20), _check(24, 32), _check(32, 40, "b")]
+    ranges = [(check.key, check.start_bytes, check.stop_bytes) for check in merged(checks)]
+    assert ranges == [("a", 0, 20), ("a", 24, 32), ("b", 32, 40)]
+    assert next(merged(checks)).problem == "3 bad blocks"

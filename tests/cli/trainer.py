@@ -1,0 +1,80 @@
+"""A small training run for the command line's tests. Arguments: directory, options as JSON.
+
+It prints a line once it has opened the run and one for each step. Options: `steps`; `every`, the
+interval of durable saves; `sleep`, seconds a step; `restore`, a step to go back to first;
+`linger`, the agent's; `ram_every`; `break_storage`, after opening, for `writing` or for `listing`
+too; `leave`, without closing the manager, after so many seconds; `megabytes` of more state.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+import holdfast
+from holdfast import preservation_policy, save_decision_policy
+
+
+class Iterator:
+    def __init__(self) -> None:
+        self.position = 0
+
+    def get_state(self) -> dict:
+        return {"position": self.position}
+
+    def set_state(self, state: dict) -> None:
+        self.position = state["position"]
+
+
+def policy(interval: int):
+    return save_decision_policy.FixedIntervalPolicy(interval)
+
+
+def main() -> None:
+    directory, options = sys.argv[1], json.loads(sys.argv[2])
+    state = {
+        "params": {"kernel": np.zeros((64, 32), np.float32), "bias": np.zeros(32, np.int8)},
+        "note": "[bold]",
+        "data": Iterator(),
+        "ballast": np.zeros(options.get("megabytes", 0) * 10**6, np.int8),
+    }
+    ram = holdfast.RamTier(
+        linger_secs=options.get("linger", 30),
+        save_decision_policy=policy(options["ram_every"]) if "ram_every" in options else None,
+    )
+    manager = holdfast.CheckpointManager(
+        directory,
+        save_decision_policy=policy(options.get("every", 1)),
+        preservation_policy=preservation_policy.LatestN(100),
+        ram=ram,
+    )
+    start, state = manager.resume(state)
+    if "restore" in options:
+        start, state = options["restore"] + 1, manager.restore(options["restore"], like=state)
+    folder = Path(directory) / "checkpoints"
+    if options.get("break_storage") == "writing":
+        folder.mkdir()
+        (folder / "000000000.1").write_text("in the way of step 0")
+    elif options.get("break_storage") == "listing":
+        folder.write_text("not a folder")
+    print("open", os.environ.get("HOLDFAST_RESTART_COUNT", ""), flush=True)
+    for step in range(start, options["steps"]):
+        state["params"]["kernel"] += 1
+        manager.save(step, state, metrics={"loss": 1 / (step + 1), "bad": float("nan")})
+        print(step, flush=True)
+        time.sleep(options.get("sleep", 0))
+        if manager.reached_preemption(step):
+            break
+    if options.get("leave"):
+        time.sleep(options["leave"])
+        os._exit(0)
+    manager.close()
+
+
+if __name__ == "__main__":
+    main()
