@@ -356,3 +356,13 @@ def test_an_unsupported_leaf_is_told_with_path_and_type_before_anything_is_writt
         assert saving.all_steps() == []
         assert saving.save(1, {"w": jnp.ones(3)})
     assert {p.name for p in (tmp_path / "run" / "checkpoints").iterdir()} == {"000000001.1"}
+
+
+@pytest.mark.parametrize("key", ["\ud800", 1.5, True, None, (1, 2)])
+def test_a_key_that_is_neither_text_nor_int_is_told_before_anything_is_written(
+    one_host: Host, tmp_path: Path, key: Any
+) -> None:
+    with manager(tmp_path / "run") as saving:
+        with pytest.raises(UnsupportedLeafError, match="rename the key"):
+            saving.save(0, {"params": {key: jnp.ones(3)}})
+        assert saving.all_steps() == []

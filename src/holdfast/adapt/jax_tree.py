@@ -61,13 +61,17 @@ def _key(entry: Any, path: Any) -> str | int:
     for attribute in ("key", "idx", "name"):
         if hasattr(entry, attribute):
             key: Any = getattr(entry, attribute)
-            if type(key) is str or type(key) is int:
+            if type(key) is int or (type(key) is str and _is_text(key)):
                 return key
             break
     raise UnsupportedLeafError(
-        f"save {jax.tree_util.keystr(path)}: expected keys that are strings or ints, found "
-        f"{entry!r}; rename the key"
+        f"save {ascii(jax.tree_util.keystr(path))}: expected keys that are ints, or strings that "
+        f"UTF-8 has bytes for, found {ascii(entry)}; rename the key"
     )
+
+
+def _is_text(key: str) -> bool:
+    return key.isascii() or not any("\ud800" <= c <= "\udfff" for c in key)
 
 
 def _check_names(paths: Sequence[Path]) -> None:

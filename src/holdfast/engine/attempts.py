@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from holdfast.errors import StorageError
+from holdfast.errors import CheckpointDamagedError, ObjectNotFoundError, StorageError
 from holdfast.format.names import ATTEMPTS, CheckpointId, attempt_key, parse_attempt_name
 from holdfast.format.records import AttemptRecord
 from holdfast.format.sealed import seal, unseal
@@ -27,8 +27,9 @@ class AttemptStart:
 
 def attempt_numbers(store: Store) -> list[int]:
     """The numbers of all attempts, ascending."""
-    names = (stored.key.rpartition("/")[2] for stored in store.list(ATTEMPTS))
-    return sorted(n for n in map(parse_attempt_name, names) if n is not None)
+    keys = (stored.key for stored in store.list(ATTEMPTS))
+    numbers = ((key, parse_attempt_name(key.rpartition("/")[2])) for key in keys)
+    return sorted(n for key, n in numbers if n is not None and key == attempt_key(n))
 
 
 def newest_attempt(store: Store) -> int:
@@ -46,16 +47,26 @@ def read_attempts(store: Store) -> dict[int, AttemptRecord]:
     found: dict[int, AttemptRecord] = {}
     number = newest_attempt(store)
     while number > 0 and number not in found:
-        found[number] = read_attempt(store, number)
+        try:
+            found[number] = read_attempt(store, number)
+        except ObjectNotFoundError:
+            break
         origin = found[number].origin
         number = origin[1] if origin is not None else 0
     return found
 
 
 def read_attempt(store: Store, attempt: int) -> AttemptRecord:
-    """One attempt's record."""
+    """One attempt's record.
+
+    Raises:
+        ObjectNotFoundError, CheckpointDamagedError, NewerFormatError.
+    """
     key = attempt_key(attempt)
-    return unseal(store.get(key), AttemptRecord, key)
+    record = unseal(store.get(key), AttemptRecord, key)
+    if record.attempt != attempt:
+        raise CheckpointDamagedError(f"read {key}: it is the record of attempt {record.attempt}")
+    return record
 
 
 def begin_attempt(store: Store, start: AttemptStart) -> AttemptRecord:

@@ -33,6 +33,7 @@ from holdfast.format.placement import Target
 from holdfast.store.contract import Reader
 
 THREAD_COUNT = 4
+REASONS_MAX = 100
 
 
 @dataclass(slots=True)
@@ -42,6 +43,12 @@ class RestoreTally:
     bytes_by_tier: dict[str, int] = field(default_factory=dict)
     passed_over: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def pass_over(self, reason: str) -> None:
+        """Notes a copy, or a block of one, that was bad; each reason once, and not without end."""
+        with self.lock:
+            if reason not in self.passed_over and len(self.passed_over) < REASONS_MAX:
+                self.passed_over.append(reason)
 
     def add(self, tier: str, size_bytes: int) -> None:
         """Counts bytes that were read and found good."""
@@ -58,9 +65,9 @@ def fill_targets(sources: CheckpointSources, targets: Sequence[Target]) -> Resto
     """
     tally = RestoreTally(passed_over=list(sources.passed_over))
     wanted = _chunks_wanted(sources, targets)
-    with ExitStack() as stack:
-        readers = [_PartReader(copies, tally, stack) for copies in sources.parts]
-        pool = stack.enter_context(ThreadPoolExecutor(THREAD_COUNT, "holdfast-restore"))
+    # The threads end before the images are closed, also after an error.
+    with ExitStack() as images, ThreadPoolExecutor(THREAD_COUNT, "holdfast-restore") as pool:
+        readers = [_PartReader(copies, tally, images) for copies in sources.parts]
         jobs = [
             pool.submit(
                 readers[rank].fill, chunk, sources.spec.arrays[chunk.array_index].dtype, of_chunk
@@ -96,8 +103,8 @@ def _chunks_wanted(
 class _PartReader:
     """Reads chunks of one part; moves on to the next copy of it when one turns out bad.
 
-    Threads share it. Each block is read from the copy that is current when its turn comes; a thread
-    that meets a bad block moves all of them on.
+    Threads share it. Each block is read from the first copy that has it whole; a copy that cannot
+    be read at all is not asked again.
     """
 
     def __init__(self, copies: Sequence[PartSource], tally: RestoreTally, stack: ExitStack) -> None:
@@ -105,7 +112,7 @@ class _PartReader:
         self._tally = tally
         self._stack = stack
         self._open: dict[int, Reader] = {}
-        self._first_good = 0
+        self._unreadable: set[int] = set()
 
     def fill(self, chunk: Chunk, dtype: str, targets: Sequence[Target]) -> None:
         region = (chunk.start, chunk.stop)
@@ -136,15 +143,17 @@ class _PartReader:
 
     def _read_block(self, chunk: Chunk, number: int, start: int, block: memoryview) -> None:
         offset = chunk.offset_bytes + start
-        for index in range(self._first_good, len(self._copies)):
-            copy = self._copies[index]
+        for index, copy in enumerate(self._copies):
+            if index in self._unreadable:
+                continue
             where = f"{copy.store.tier}: {copy.image_key}"
             try:
                 self._reader(index).read_into(offset, block)
                 check_block(block, copy.part.blocks[chunk.first_block + number], where, offset)
             except (CheckpointDamagedError, StorageError) as error:
-                self._tally.passed_over.append(str(error))
-                self._first_good = max(self._first_good, index + 1)
+                self._tally.pass_over(str(error))
+                if isinstance(error, StorageError):
+                    self._unreadable.add(index)
                 if index + 1 >= len(self._copies):
                     raise
             else:

@@ -85,6 +85,7 @@ def copy_part(source: Store, target: Store, part: PartRecord, spec: CheckpointSp
         part. OutOfSpaceError, StorageError: likewise no part.
     """
     layout = image_layout(spec.arrays, part.rank)
+    check_layout(part, layout)
     key = image_key(part.id, part.rank, part.part_count)
     with source.open(key) as image:
         target.put(key, part.image_size_bytes, _checked_blocks(image, key, layout, part))
@@ -112,6 +113,20 @@ def _checked_blocks(
             image.read_into(offset, block)
             check_block(block, part.blocks[chunk.first_block + number], key, offset)
             yield block
+
+
+def check_layout(part: PartRecord, layout: ImageLayout) -> None:
+    """Checks that a part is of the size, and has the digests, that the arrays call for.
+
+    Raises:
+        CheckpointDamagedError: it is not.
+    """
+    found = (part.image_size_bytes, len(part.blocks))
+    if found != (layout.size_bytes, layout.block_count):
+        raise CheckpointDamagedError(
+            f"read part {part.rank} of {part.id}: its record says {found[0]} bytes and {found[1]} "
+            f"blocks, the arrays make {layout.size_bytes} and {layout.block_count}"
+        )
 
 
 def check_block(data: Buffer, expected: str, where: str, offset_bytes: int) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from holdfast.engine.catalog import Listing, has_all_parts
 from holdfast.engine.commit import parse_part
+from holdfast.engine.save import check_layout
 from holdfast.errors import (
     CheckpointDamagedError,
     HoldfastError,
@@ -66,9 +67,16 @@ def find_sources(
         CheckpointDamagedError: a record, or every copy of a part, is damaged or missing.
     """
     listed = [(store, listings[store.tier].get(checkpoint, Listing())) for store in stores]
-    manifest = _read_manifest(checkpoint, listed)
-    part_count = len(manifest.parts) if manifest else _part_count(checkpoint, listed)
     parts, passed_over = [], []
+    try:
+        manifest = _read_manifest(checkpoint, listed)
+    except CheckpointDamagedError as error:
+        # The commit record is for the durable tier; what is whole in RAM needs none.
+        if not any(listing.is_complete and not listing.is_committed for _, listing in listed):
+            raise
+        manifest = None
+        passed_over.append(str(error))
+    part_count = len(manifest.parts) if manifest else _part_count(checkpoint, listed)
     for rank in range(part_count):
         copies = []
         for store, listing in listed:
@@ -86,7 +94,9 @@ def find_sources(
     sources = CheckpointSources(
         id=checkpoint, spec=spec, parts=tuple(parts), passed_over=tuple(passed_over)
     )
-    _check_layouts(sources)
+    for rank in range(part_count):
+        for copy in sources.parts[rank]:
+            check_layout(copy.part, sources.layout(rank))
     return sources
 
 
@@ -137,19 +147,6 @@ def _part_source(
     return PartSource(store=store, part=parse_part(data, key, checkpoint, rank, part_count))
 
 
-def _check_layouts(sources: CheckpointSources) -> None:
-    """Checks that each part is of the size, and has the digests, that the arrays call for."""
-    for rank, copies in enumerate(sources.parts):
-        layout = sources.layout(rank)
-        for copy in copies:
-            found = (copy.part.image_size_bytes, len(copy.part.blocks))
-            if found != (layout.size_bytes, layout.block_count):
-                raise CheckpointDamagedError(
-                    f"read {copy.image_key}: its record says {found[0]} bytes and {found[1]} "
-                    f"blocks, the arrays make {layout.size_bytes} and {layout.block_count}"
-                )
-
-
 def readable(listings: Listings) -> list[CheckpointId]:
     """What is committed, or complete over all tiers, as far as names tell; ascending."""
     every = sorted({checkpoint for tier in listings.values() for checkpoint in tier})
@@ -159,7 +156,8 @@ def readable(listings: Listings) -> list[CheckpointId]:
         together: dict[int, int] = {}
         for listing in seen:
             together |= listing.parts
-        if has_all_parts(together):
+        # A committed one that lost a part is damaged, which is to be told, not passed over.
+        if has_all_parts(together) or any(listing.is_committed for listing in seen):
             found.append(checkpoint)
     return found
 

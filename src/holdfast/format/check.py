@@ -26,6 +26,14 @@ def check_spec(spec: CheckpointSpec, part_count: int, where: str) -> None:
     Raises:
         CheckpointDamagedError: it contradicts itself; `where` names the record.
     """
+    leaves = [*(a.path for a in spec.arrays), *(v.path for v in spec.values), *spec.process_values]
+    if len(set(leaves)) != len(leaves):
+        raise CheckpointDamagedError(f"read {where}: two leaves stand at one path")
+    for name, value in (spec.metrics or {}).items():
+        if isinstance(value, str) and value not in ("nan", "inf", "-inf"):
+            raise CheckpointDamagedError(
+                f"read {where}: metric {name} is no number: {value[:80]!r}"
+            )
     names = set()
     chunks_total = 0
     for array in spec.arrays:

@@ -16,10 +16,10 @@ EVENTS = "events"
 MANIFEST = "manifest.json"
 
 STEP_MAX = 10**15
-ATTEMPT_MAX = 10**9
+ATTEMPT_MAX = 10**9 - 1
 PART_COUNT_MAX = 10**6
 
-_CHECKPOINT = re.compile(r"([0-9]{9,16})\.([1-9][0-9]{0,9})")
+_CHECKPOINT = re.compile(r"([0-9]{9,16})\.([1-9][0-9]{0,8})")
 _ATTEMPT = re.compile(r"([0-9]{9})\.json")
 _PART = re.compile(r"part-([0-9]{5,7})-of-([0-9]{5,7})\.json")
 

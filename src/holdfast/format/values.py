@@ -4,6 +4,7 @@ None, bool, str, ints of 64 bits and finite floats stand as themselves and a lis
 else is an object of one member that names the type: `{"int": "-0x1f"}`, `{"float": "nan"}`,
 `{"bytes": base64}`, `{"tuple": [...]}`, `{"dict": [[key, value], ...]}`, and for what iterators
 keep, `{"array": {"dtype", "shape", "data"}}` and `{"scalar": ...}` for NumPy's arrays and scalars.
+Of subclasses, OrderedDicts come back as dicts and bytearrays as bytes; others are refused.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def encode_value(value: object, where: str, depth: int = 0) -> Json:
         return value if value in _INT64 else {"int": hex(value)}
     if isinstance(value, float) and kind is float:
         return value if math.isfinite(value) else {"float": repr(value)}
-    if isinstance(value, bytes | bytearray):
+    if isinstance(value, bytes | bytearray) and kind in (bytes, bytearray):
         return {"bytes": base64.b64encode(value).decode()}
     if isinstance(value, list | tuple) and kind in (list, tuple):
         items = [encode_value(v, f"{where}/{i}", depth + 1) for i, v in enumerate(value)]

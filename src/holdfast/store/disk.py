@@ -41,9 +41,11 @@ class DiskStore:
         path = files.object_path(self.root, key)
         unfinished = files.unfinished_path(path, self._clock.token())
         with files.translated("write", path):
-            files.make_folder(path.parent, self.root, durable=True)
             try:
-                _write_file(unfinished, size_bytes, blocks)
+                fd, is_direct = files.in_folder(
+                    path, self.root, lambda: _open_for_writing(unfinished), durable=True
+                )
+                _write_file(fd, is_direct, size_bytes, blocks)
                 files.show(unfinished, path, durable=True)
             finally:
                 unfinished.unlink(missing_ok=True)
@@ -67,13 +69,13 @@ class DiskStore:
         files.discard_unfinished(self.root, prefix)
 
 
-def _write_file(path: Path, size_bytes: int, blocks: Iterable[Buffer]) -> None:
-    fd, direct = _open_for_writing(path)
+def _write_file(fd: int, is_direct: bool, size_bytes: int, blocks: Iterable[Buffer]) -> None:
+    """Writes and syncs the open file, and closes it."""
     try:
-        written = _write_direct(fd, blocks) if direct else _write_plain(fd, blocks)
+        written = _write_direct(fd, blocks) if is_direct else _write_plain(fd, blocks)
         if written != size_bytes:
             raise InvalidArgumentError(
-                f"write {path}: expected blocks of {size_bytes} bytes together, found {written}"
+                f"put: expected blocks of {size_bytes} bytes together, found {written}"
             )
         # A direct write ends on a multiple of its alignment; the file ends where its bytes do.
         os.ftruncate(fd, size_bytes)

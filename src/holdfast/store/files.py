@@ -10,13 +10,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from holdfast.errors import ObjectNotFoundError, OutOfSpaceError, StorageError
 from holdfast.store.contract import StoredObject, check_key
 
 UNFINISHED = ".unfinished"
+TRIES_MAX = 100
+
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -24,7 +28,7 @@ def translated(action: str, path: Path) -> Iterator[None]:
     """Turns an OSError into a StorageError that says what failed, on what, and what to do."""
     try:
         yield
-    except FileNotFoundError as error:
+    except (FileNotFoundError, IsADirectoryError) as error:
         raise ObjectNotFoundError(f"{action} {path}: there is no such object") from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -52,8 +56,19 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def make_folder(folder: Path, root: Path, *, durable: bool) -> None:
-    """Makes `folder`, which lies in `root`, and what is missing between."""
+def in_folder(path: Path, root: Path, make: Callable[[], T], *, durable: bool) -> T:
+    """What `make` makes at `path`, whose folder in `root` is made where it is missing.
+
+    A delete elsewhere may remove the folder again while it is still empty; then it is made anew.
+    """
+    for _ in range(TRIES_MAX):
+        with contextlib.suppress(FileNotFoundError):
+            _make_folder(path.parent, root, durable=durable)
+            return make()
+    raise StorageError(f"write {path}: its folder was removed {TRIES_MAX} times while it was made")
+
+
+def _make_folder(folder: Path, root: Path, *, durable: bool) -> None:
     missing = []
     while not folder.is_dir():
         missing.append(folder)
@@ -91,10 +106,21 @@ def object_path(root: Path, key: str) -> Path:
 def read_object(root: Path, key: str) -> bytes:
     """All bytes of an object."""
     path = object_path(root, key)
-    with translated("read", path):
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        with os.fdopen(fd, "rb") as file:
-            return file.read()
+    with translated("read", path), path_not_under_object(), open(path, "rb", opener=_open) as file:
+        return file.read()
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW)
+
+
+@contextlib.contextmanager
+def path_not_under_object() -> Iterator[None]:
+    """For reads: an object is no folder, so nothing is below it."""
+    try:
+        yield
+    except NotADirectoryError as error:
+        raise FileNotFoundError(*error.args) from error
 
 
 def put_object_if_absent(root: Path, key: str, data: bytes, token: str, *, durable: bool) -> bool:
@@ -102,9 +128,8 @@ def put_object_if_absent(root: Path, key: str, data: bytes, token: str, *, durab
     path = object_path(root, key)
     unfinished = unfinished_path(path, token)
     with translated("write", path):
-        make_folder(path.parent, root, durable=durable)
         try:
-            with unfinished.open("xb") as file:
+            with in_folder(path, root, lambda: unfinished.open("xb"), durable=durable) as file:
                 file.write(data)
                 file.flush()
                 if durable:
@@ -130,8 +155,9 @@ def list_objects(root: Path, prefix: str) -> Iterator[StoredObject]:
 def _walk(folder: Path | str, prefix: str) -> Iterator[StoredObject]:
     try:
         with os.scandir(folder) as scan:
-            entries = sorted(scan, key=lambda entry: entry.name)
-    except FileNotFoundError:
+            # By keys: what is in a folder is named by the folder and a slash.
+            entries = sorted(scan, key=lambda e: e.name + "/" * e.is_dir(follow_symlinks=False))
+    except (FileNotFoundError, NotADirectoryError):
         return
     for entry in entries:
         key = f"{prefix}/{entry.name}"
@@ -151,10 +177,12 @@ def delete_object(root: Path, key: str, *, durable: bool) -> None:
     with translated("delete", path):
         try:
             path.unlink()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return
-        if durable:
-            sync_folder(path.parent)
+        # Another delete may have removed the folder, and the name with it.
+        with contextlib.suppress(FileNotFoundError):
+            if durable:
+                sync_folder(path.parent)
         _remove_empty(path.parent, root)
 
 
@@ -185,7 +213,7 @@ class FileReader:
 
     def __init__(self, path: Path, fd: int) -> None:
         self._path = path
-        self._fd = fd
+        self.fd = fd
         self._size_bytes = os.fstat(fd).st_size
 
     @property
@@ -196,11 +224,11 @@ class FileReader:
         stop = offset_bytes + len(target)
         with translated("read", self._path):
             while len(target):
-                count = os.preadv(self._fd, [target], offset_bytes)
+                count = os.preadv(self.fd, [target], offset_bytes)
                 if count == 0:
                     raise StorageError(
                         f"read {self._path}: expected bytes up to {stop}, found its end at "
-                        f"{os.fstat(self._fd).st_size}; the file is cut off"
+                        f"{os.fstat(self.fd).st_size}; the file is cut off"
                     )
                 target = target[count:]
                 offset_bytes += count
@@ -210,9 +238,7 @@ class FileReader:
 def open_file(root: Path, key: str) -> Iterator[FileReader]:
     """Opens an object for ranged reads; closes it on leaving."""
     path = object_path(root, key)
-    with translated("open", path):
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        yield FileReader(path, fd)
-    finally:
-        os.close(fd)
+    with contextlib.ExitStack() as stack:
+        with translated("open", path), path_not_under_object():
+            file = stack.enter_context(open(path, "rb", buffering=0, opener=_open))
+        yield FileReader(path, file.fileno())

@@ -8,8 +8,8 @@ pages that are there already; it takes the image's name after its last byte.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
+import functools
 import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +24,8 @@ from holdfast.store.contract import Reader, StoredObject
 from holdfast.store.slots import SLOTS
 
 IMAGE_SUFFIX = ".safetensors"
+LOCK_SECS = 1.0
+LOCK_POLL_SECS = 0.0005
 
 
 class RamStore:
@@ -47,12 +49,15 @@ class RamStore:
         path = files.object_path(self.root, key)
         unfinished = files.unfinished_path(path, self._clock.token())
         with files.translated("write", path):
-            files.make_folder(path.parent, self.root, durable=False)
             try:
                 if key.endswith(IMAGE_SUFFIX) and size_bytes:
                     self._fill_slot(unfinished, path, size_bytes, blocks)
                 else:
-                    _write_file(unfinished, size_bytes, blocks)
+                    file = files.in_folder(
+                        path, self.root, lambda: unfinished.open("xb", buffering=0), durable=False
+                    )
+                    with file:
+                        _write_file(unfinished, file.fileno(), size_bytes, blocks)
                     files.show(unfinished, path, durable=False)
             finally:
                 unfinished.unlink(missing_ok=True)
@@ -87,9 +92,10 @@ class RamStore:
     ) -> None:
         name = self._reserve(size_bytes)
         slot = self._map(name, size_bytes)
-        with slot.locked():
+        with slot.locked(self._clock):
             slot.fill(blocks)
-            os.link(self.root / SLOTS / name, unfinished)
+            link = functools.partial(os.link, self.root / SLOTS / name, unfinished)
+            files.in_folder(path, self.root, link, durable=False)
             files.show(unfinished, path, durable=False)
 
     def _map(self, name: str, size_bytes: int) -> _MappedSlot:
@@ -127,17 +133,24 @@ class _MappedSlot:
             return False
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EWOULDBLOCK, errno.EAGAIN):
-                raise
-            raise StorageError(f"fill {self._path}: another process uses this slot") from error
+    def locked(self, clock: Clock) -> Iterator[None]:
+        deadline = clock.monotonic() + LOCK_SECS
+        while not self._try_lock():
+            # Whoever looks for free slots holds the lock for a moment; a reader or filler, longer.
+            if clock.monotonic() > deadline:
+                raise StorageError(f"fill {self._path}: another process uses this slot")
+            clock.sleep(LOCK_POLL_SECS)
         try:
             yield
         finally:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def _try_lock(self) -> bool:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
     def fill(self, blocks: Iterable[Buffer]) -> None:
         offset = 0
@@ -157,13 +170,12 @@ class _MappedSlot:
         os.close(self._fd)
 
 
-def _write_file(path: Path, size_bytes: int, blocks: Iterable[Buffer]) -> None:
+def _write_file(path: Path, fd: int, size_bytes: int, blocks: Iterable[Buffer]) -> None:
     written = 0
-    with path.open("xb", buffering=0) as file:
-        for block in blocks:
-            view = memoryview(block).cast("B")
-            files.write_all(file.fileno(), view)
-            written += len(view)
+    for block in blocks:
+        view = memoryview(block).cast("B")
+        files.write_all(fd, view)
+        written += len(view)
     if written != size_bytes:
         raise InvalidArgumentError(
             f"write {path}: expected blocks of {size_bytes} bytes together, found {written}"
@@ -175,16 +187,11 @@ def _open_pinned(root: Path, key: str) -> Iterator[Reader]:
     """Opens an object; while it is open its slot is not recycled."""
     path = files.object_path(root, key)
     while True:
-        with files.translated("open", path):
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH)
+        with files.open_file(root, key) as reader:
+            fcntl.flock(reader.fd, fcntl.LOCK_SH)
             with files.translated("open", path):
-                still_there = os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(fd))
-            if not still_there:
-                # Between opening and locking it was replaced: the slot may be filled anew.
-                continue
-            yield files.FileReader(path, fd)
-            return
-        finally:
-            os.close(fd)
+                shown = os.stat(path, follow_symlinks=False)
+            if os.path.samestat(shown, os.fstat(reader.fd)):
+                yield reader
+                return
+        # Between opening and locking it was replaced: that slot may be filled anew.

@@ -49,12 +49,12 @@ class SlotPool:
         Raises:
             OutOfSpaceError: neither the tmpfs nor the limit has room for one more.
         """
-        for path, size in self._free():
-            if size == size_bytes and path.name not in taken:
+        for path, size in self._free(taken):
+            if size == size_bytes:
                 return path.name
         # A free slot of another size belongs to a layout that is no longer in use.
-        for path, size in self._free():
-            if size not in {size_bytes, *in_use_bytes} and path.name not in taken:
+        for path, size in self._free(taken):
+            if size not in {size_bytes, *in_use_bytes}:
                 path.unlink(missing_ok=True)
         return self._create(size_bytes).name
 
@@ -74,8 +74,10 @@ class SlotPool:
     def _paths(self) -> list[Path]:
         return sorted(self._folder.iterdir()) if self._folder.is_dir() else []
 
-    def _free(self) -> Iterator[tuple[Path, int]]:
+    def _free(self, taken: Collection[str] = ()) -> Iterator[tuple[Path, int]]:
         for path in self._paths():
+            if path.name in taken:
+                continue
             with contextlib.suppress(FileNotFoundError):
                 state = path.stat()
                 if state.st_nlink == 1 and not _is_locked(path):

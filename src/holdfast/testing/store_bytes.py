@@ -1,0 +1,273 @@
+"""The part of the store suite that is about the bytes of objects: whole or not at all, and right.
+
+It is a class of its own for its length alone; subclass `holdfast.testing.store_suite.StoreSuite`.
+"""
+
+from __future__ import annotations
+
+import mmap
+import random
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
+
+import pytest
+
+from holdfast.errors import HoldfastError, ObjectNotFoundError, StorageError
+from holdfast.format.buffers import Buffer
+from holdfast.store.contract import Store
+from holdfast.store.disk import DIRECT_ALIGNMENT_BYTES, STAGING_SIZE_BYTES
+
+ALIGNMENT = DIRECT_ALIGNMENT_BYTES
+STAGING = STAGING_SIZE_BYTES
+SIZES = [
+    *(0, 1, ALIGNMENT - 1, ALIGNMENT, ALIGNMENT + 1, 3 * ALIGNMENT),
+    *(STAGING - 1, STAGING, STAGING + 1, STAGING + ALIGNMENT, 2 * STAGING + 5),
+]
+
+
+class SourceFailedError(Exception):
+    """What a test's source of blocks raises."""
+
+
+def content(size_bytes: int, seed: int) -> bytes:
+    """Bytes that tell their place; other ones for every seed."""
+    # An odd period, so that no piece of it looks like its neighbour.
+    period = random.Random(seed).randbytes(65_537)
+    return (period * (size_bytes // len(period) + 1))[:size_bytes]
+
+
+def read_all(store: Store, key: str) -> bytes:
+    """All bytes of an object by way of `open`."""
+    with store.open(key) as reader:
+        data = bytearray(reader.size_bytes)
+        reader.read_into(0, memoryview(data))
+    return bytes(data)
+
+
+def _aligned(data: bytes) -> memoryview:
+    """The same bytes in memory that starts at a page."""
+    if not data:
+        return memoryview(bytearray())
+    pages = mmap.mmap(-1, len(data))
+    pages[:] = data
+    return memoryview(pages)
+
+
+def _unaligned(data: bytes) -> memoryview:
+    """The same bytes in memory that starts at no multiple of anything."""
+    return memoryview(_aligned(b"\0" + data))[1:]
+
+
+def _in_pieces(data: memoryview, *sizes: int) -> list[memoryview]:
+    """`data` cut into pieces of these sizes, over and over."""
+    pieces, start, turn = [], 0, 0
+    while start < len(data):
+        pieces.append(data[start : start + sizes[turn % len(sizes)]])
+        start, turn = start + len(pieces[-1]), turn + 1
+    return pieces
+
+
+CUTS: dict[str, Callable[[bytes], list[Buffer]]] = {
+    "one block": lambda data: [data],
+    "aligned": lambda data: [_aligned(data)],
+    "unaligned": lambda data: [_unaligned(data)],
+    "read-only": lambda data: [_aligned(data).toreadonly()],
+    "aligned pieces": lambda data: [*_in_pieces(_aligned(data), STAGING // 2)],
+    "ragged pieces": lambda data: [*_in_pieces(_aligned(data), 1, ALIGNMENT, STAGING + 1, 4095)],
+    "unaligned, then aligned": lambda data: [data[:7], _aligned(data[7:])],
+    "empty ones between": lambda data: [b"", data[:9], b"", bytearray(), data[9:], b""],
+    "a map itself": lambda data: [_mapped(data)] if data else [],
+}
+
+
+def _mapped(data: bytes) -> mmap.mmap:
+    pages = mmap.mmap(-1, len(data))
+    pages[:] = data
+    return pages
+
+
+class StoreBytesSuite:
+    """Tests of single objects; see the module."""
+
+    key_suffix: ClassVar[str] = ""
+    """At the end of every key, for a store that treats some keys in a way of their own."""
+
+    def key(self, name: str) -> str:
+        """The key for `name`."""
+        return name + self.key_suffix
+
+    @pytest.fixture
+    def opener(self) -> Callable[[], Store]:
+        """Opens the test's place anew, as another process would; empty at first, and picklable."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def store(self, opener: Callable[[], Store]) -> Store:
+        """The store under test; one that has to be closed overrides this."""
+        return opener()
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_what_was_put_is_read_whatever_its_size_and_its_blocks(
+        self, store: Store, size: int
+    ) -> None:
+        key = self.key("a/b")
+        for number, (name, cut) in enumerate(CUTS.items()):
+            data = content(size, number)
+            store.put(key, size, cut(data))
+            assert store.get(key) == data, name
+            assert read_all(store, key) == data, name
+
+    def test_a_block_is_used_before_the_next_one_is_asked_for_and_not_after(
+        self, store: Store
+    ) -> None:
+        data = content(3 * STAGING // 2, 1)
+        scratch = bytearray(10_000)
+        has_ended = False
+
+        def blocks() -> Iterator[Buffer]:
+            nonlocal has_ended
+            for start in range(0, len(data), len(scratch)):
+                piece = data[start : start + len(scratch)]
+                scratch[: len(piece)] = piece
+                yield memoryview(scratch)[: len(piece)]
+                scratch[:] = b"\xff" * len(scratch)
+            has_ended = True
+
+        store.put(self.key("a"), len(data), blocks())
+        assert store.get(self.key("a")) == data
+        # Whoever digests blocks as they pass relies on this.
+        assert has_ended
+
+    def test_an_object_is_seen_by_nobody_before_put_returns(
+        self, store: Store, opener: Callable[[], Store]
+    ) -> None:
+        other, key = opener(), self.key("a/b")
+
+        def blocks() -> Iterator[Buffer]:
+            for _ in range(3):
+                yield bytes(ALIGNMENT)
+                with pytest.raises(ObjectNotFoundError):
+                    other.get(key)
+                with pytest.raises(ObjectNotFoundError), other.open(key):
+                    pass
+                assert list(other.list("a")) == []
+
+        store.put(key, 3 * ALIGNMENT, blocks())
+        assert len(other.get(key)) == 3 * ALIGNMENT
+
+    def test_the_old_object_is_seen_until_the_new_one_is_whole(
+        self, store: Store, opener: Callable[[], Store]
+    ) -> None:
+        other, key = opener(), self.key("a/b")
+        for number, size in enumerate([5000, 5000, 100, 9000, 5000]):
+            if number == 0:
+                store.put(key, size, [content(size, 0)])
+                old = content(size, 0)
+                continue
+
+            def blocks(
+                number: int = number, size: int = size, old: bytes = old
+            ) -> Iterator[Buffer]:
+                new = content(size, number)
+                yield new[: size // 2]
+                assert other.get(key) == read_all(other, key) == old
+                yield new[size // 2 :]
+                assert [s.size_bytes for s in other.list("a")] == [len(old)]
+
+            store.put(key, size, blocks())
+            old = content(size, number)
+            assert other.get(key) == read_all(other, key) == old
+
+    @pytest.mark.parametrize("blocks_before", [0, 1, 2])
+    def test_a_put_whose_blocks_fail_leaves_what_was_there(
+        self, store: Store, blocks_before: int
+    ) -> None:
+        def failing() -> Iterator[Buffer]:
+            for _ in range(blocks_before):
+                yield bytes(ALIGNMENT + 1)
+            raise SourceFailedError
+
+        old, new = self.key("a/old"), self.key("a/new")
+        store.put(old, 3, [b"old"])
+        for key in (old, new):
+            with pytest.raises(SourceFailedError):
+                store.put(key, 2 * (ALIGNMENT + 1), failing())
+        assert [s.key for s in store.list("a")] == [old]
+        assert store.get(old) == b"old"
+
+    @pytest.mark.parametrize(
+        ("size", "given"),
+        [
+            *((0, 1), (1, 0), (10, 9), (10, 11), (ALIGNMENT, ALIGNMENT + 1), (ALIGNMENT, 1)),
+            *((STAGING + 1, STAGING), (STAGING, 2 * STAGING)),
+        ],
+    )
+    def test_blocks_of_another_size_are_refused_and_leave_what_was_there(
+        self, store: Store, size: int, given: int
+    ) -> None:
+        old, new = self.key("a/old"), self.key("a/new")
+        store.put(old, 3, [b"old"])
+        for key in (old, new):
+            with pytest.raises(HoldfastError):
+                store.put(key, size, [bytes(given)] if given else [])
+        assert [s.key for s in store.list("a")] == [old]
+        assert store.get(old) == b"old"
+
+    def test_ranges_are_read_as_they_are(self, store: Store) -> None:
+        data, chance = content(100_000, 3), random.Random(4)
+        store.put(self.key("a"), len(data), [data])
+        with store.open(self.key("a")) as reader:
+            assert reader.size_bytes == len(data)
+            ranges = [(0, 0), (0, 1), (0, len(data)), (len(data), len(data)), (4095, 4097)]
+            ranges += [sorted(chance.choices(range(len(data) + 1), k=2)) for _ in range(50)]  # type: ignore[misc]
+            for start, stop in ranges:
+                target = bytearray(stop - start)
+                reader.read_into(start, memoryview(target))
+                assert target == data[start:stop]
+
+    @pytest.mark.parametrize(("start", "count"), [(0, 101), (99, 2), (100, 1), (101, 1), (5000, 9)])
+    def test_a_range_past_the_end_is_an_error(self, store: Store, start: int, count: int) -> None:
+        store.put(self.key("a"), 100, [bytes(100)])
+        with store.open(self.key("a")) as reader, pytest.raises(StorageError):
+            reader.read_into(start, memoryview(bytearray(count)))
+
+    def test_threads_may_share_a_reader(self, store: Store) -> None:
+        data = content(200_000, 5)
+        store.put(self.key("a"), len(data), [data])
+        barrier = threading.Barrier(8, timeout=60)
+
+        def read(number: int) -> bool:
+            barrier.wait()
+            chance, right = random.Random(number), True
+            for _ in range(100):
+                start = chance.randrange(len(data) - 1000)
+                target = bytearray(1000)
+                reader.read_into(start, memoryview(target))
+                right &= target == data[start : start + 1000]
+            return right
+
+        with store.open(self.key("a")) as reader, ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(read, range(8)))
+
+    @pytest.mark.parametrize("size", [100, STAGING + 1])
+    def test_an_open_reader_keeps_its_bytes_whatever_happens_to_the_key(
+        self, store: Store, size: int
+    ) -> None:
+        key = self.key("a/b")
+        contents = [content(size, number) for number in range(4)]
+        store.put(key, size, [contents[0]])
+        with store.open(key) as first:
+            store.put(key, size, [contents[1]])
+            with store.open(key) as second:
+                store.delete(key)
+                # What is free now is what these two might be filled into.
+                store.put(key, size, [contents[2]])
+                store.put(self.key("a/c"), size, [contents[3]])
+                for reader, expected in ((first, contents[0]), (second, contents[1])):
+                    target = bytearray(size)
+                    reader.read_into(0, memoryview(target))
+                    assert target == expected
+        assert store.get(key) == contents[2]
+        assert store.get(self.key("a/c")) == contents[3]

@@ -1,0 +1,146 @@
+"""Stores around other stores: one that dies at a chosen point, one that watches what is read."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from holdfast.clock import SystemClock
+from holdfast.format.buffers import Buffer
+from holdfast.store.contract import Reader, Store, StoredObject
+from holdfast.store.ram import RamStore
+from holdfast.store.slots import SlotPool
+
+POINTS = ("before", "midway", "after")
+
+
+def ram(root: Path) -> RamStore:
+    """A RAM store in `root` with a pool of its own."""
+    return RamStore(root, SlotPool(root, None, SystemClock()).reserve, SystemClock())
+
+
+class DiedError(Exception):
+    """The process is taken to be dead from here on."""
+
+
+class DyingStore:
+    """Does `calls_left` more calls that change something; dies before, midway in or after the next.
+
+    Midway is where a put has some of its bytes, and any other call is done and has not returned.
+    """
+
+    def __init__(self, inner: Store, calls_left: int, point: str) -> None:
+        self.tier = inner.tier
+        self.has_died = False
+        self._inner = inner
+        self._calls_left = calls_left
+        self._point = point
+
+    def put(self, key: str, size_bytes: int, blocks: Iterable[Buffer]) -> None:
+        def some() -> Iterator[Buffer]:
+            for block in blocks:
+                yield block
+                self._die()
+
+        dies_midway = self._calls_left == 0 and self._point == "midway"
+        given = some() if dies_midway else blocks
+        self._change(lambda: self._inner.put(key, size_bytes, given))
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        return self._change(lambda: self._inner.put_if_absent(key, data))
+
+    def delete(self, key: str) -> None:
+        self._change(lambda: self._inner.delete(key))
+
+    def discard_unfinished(self, prefix: str) -> None:
+        self._change(lambda: self._inner.discard_unfinished(prefix))
+
+    def get(self, key: str) -> bytes:
+        return self._inner.get(key)
+
+    def open(self, key: str) -> AbstractContextManager[Reader]:
+        return self._inner.open(key)
+
+    def list(self, prefix: str) -> Iterator[StoredObject]:
+        return self._inner.list(prefix)
+
+    def _change(self, call: Callable[[], Any]) -> Any:
+        assert not self.has_died
+        self._calls_left -= 1
+        if self._calls_left >= 0:
+            return call()
+        if self._point != "before":
+            call()
+        self._die()
+        raise AssertionError
+
+    def _die(self) -> None:
+        self.has_died = True
+        raise DiedError
+
+
+class WatchingStore:
+    """Notes every range that is read, and reads of what is closed; may hold reads up."""
+
+    def __init__(self, inner: Store) -> None:
+        self.tier = inner.tier
+        self.reads: list[tuple[str, int, int]] = []
+        self.opened: list[str] = []
+        self.closed_during_reads = 0
+        self.before_read: Callable[[int], None] = lambda offset: None
+        self.closing = threading.Event()
+        self._inner = inner
+
+    @contextlib.contextmanager
+    def open(self, key: str) -> Iterator[Reader]:
+        self.opened.append(key)
+        with self._inner.open(key) as reader:
+            watching = _WatchingReader(self, key, reader)
+            try:
+                yield watching
+            finally:
+                self.closing.set()
+                self.closed_during_reads += watching.under_way
+
+    def put(self, key: str, size_bytes: int, blocks: Iterable[Buffer]) -> None:
+        self._inner.put(key, size_bytes, blocks)
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        return self._inner.put_if_absent(key, data)
+
+    def get(self, key: str) -> bytes:
+        return self._inner.get(key)
+
+    def list(self, prefix: str) -> Iterator[StoredObject]:
+        return self._inner.list(prefix)
+
+    def delete(self, key: str) -> None:
+        self._inner.delete(key)
+
+    def discard_unfinished(self, prefix: str) -> None:
+        self._inner.discard_unfinished(prefix)
+
+
+class _WatchingReader:
+    def __init__(self, store: WatchingStore, key: str, inner: Reader) -> None:
+        self._store = store
+        self._key = key
+        self._inner = inner
+        self.under_way = 0
+
+    @property
+    def size_bytes(self) -> int:
+        return self._inner.size_bytes
+
+    def read_into(self, offset_bytes: int, target: memoryview) -> None:
+        self.under_way += 1
+        try:
+            self._store.reads.append((self._key, offset_bytes, offset_bytes + len(target)))
+            self._store.before_read(offset_bytes)
+            self._inner.read_into(offset_bytes, target)
+        finally:
+            self.under_way -= 1

@@ -1,0 +1,150 @@
+"""Attempts and the run's own record."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from holdfast.engine.attempts import (
+    TRIES_MAX,
+    AttemptStart,
+    attempt_numbers,
+    begin_attempt,
+    newest_attempt,
+    read_attempt,
+    read_attempts,
+)
+from holdfast.engine.run import create_run, read_run
+from holdfast.errors import (
+    CheckpointDamagedError,
+    NewerFormatError,
+    NotARunError,
+    ObjectNotFoundError,
+    StorageError,
+)
+from holdfast.format.names import RUN_FILE, STEP_MAX, CheckpointId, attempt_key
+from holdfast.format.records import RunRecord
+from holdfast.format.sealed import seal
+from holdfast.format.timeline import last_steps
+from holdfast.store.disk import DiskStore
+from tests.engine.making import RUN_ID, TIME, begin, disk, flip_bit
+
+START = AttemptStart(run_id=RUN_ID, origin=CheckpointId(7, 1), host="h", pid=3, time=TIME)
+
+
+def test_attempts_are_numbered_from_1_and_say_where_they_began(durable: DiskStore) -> None:
+    assert newest_attempt(durable) == 0
+    begin(durable, None)
+    second = begin_attempt(durable, START)
+    assert (second.attempt, second.origin, second.host, second.pid) == (2, (7, 1), "h", 3)
+    assert attempt_numbers(durable) == [1, 2]
+    assert read_attempt(durable, 2) == second
+    assert {n: r.origin for n, r in read_attempts(durable).items()} == {1: None, 2: (7, 1)}
+
+
+def test_no_two_starts_get_one_number(durable: DiskStore) -> None:
+    barrier = threading.Barrier(8, timeout=60)
+    numbers = []
+
+    def start() -> None:
+        store = disk(durable.root)
+        barrier.wait()
+        numbers.extend(begin_attempt(store, START).attempt for _ in range(3))
+
+    threads = [threading.Thread(target=start) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(numbers) == list(range(1, 25))
+
+
+def test_a_start_that_never_gets_a_number_gives_up(durable: DiskStore) -> None:
+    class Taken(DiskStore):
+        tries = 0
+
+        def put_if_absent(self, key: str, data: bytes) -> bool:
+            self.tries += 1
+            return False
+
+    store = Taken(durable.root, durable._clock)
+    with pytest.raises(StorageError, match="restarting in a loop"):
+        begin_attempt(store, START)
+    assert store.tries == TRIES_MAX
+
+
+def test_other_files_beside_the_attempts_are_ignored(durable: DiskStore) -> None:
+    begin(durable, None)
+    for name in ("2.json", "000000002.json.bak", "000000000.json", "notes.txt", "a/000000003.json"):
+        durable.put(f"attempts/{name}", 1, [b"x"])
+    assert attempt_numbers(durable) == [1]
+
+
+def test_a_damaged_attempt_is_told_and_not_guessed(durable: DiskStore) -> None:
+    begin(durable, None, (7, 1))
+    flip_bit(durable.root / attempt_key(1), 99)
+    with pytest.raises(CheckpointDamagedError, match=r"attempts/000000001\.json"):
+        read_attempts(durable)
+
+
+def test_a_damaged_record_of_an_abandoned_attempt_does_no_harm(durable: DiskStore) -> None:
+    begin(durable, None, (7, 1), (5, 1))
+    flip_bit(durable.root / attempt_key(2), 99)
+    assert [*last_steps(read_attempts(durable))] == [3, 1]
+
+
+def test_a_timeline_ends_where_an_attempt_has_no_record(durable: DiskStore) -> None:
+    begin(durable, None, (7, 1), (9, 2))
+    durable.delete(attempt_key(2))
+    assert last_steps(read_attempts(durable)) == {3: STEP_MAX, 2: 9}
+
+
+def test_a_record_under_another_attempts_name_is_damaged(durable: DiskStore) -> None:
+    begin(durable, None, (7, 1))
+    data = durable.get(attempt_key(1))
+    durable.put(attempt_key(2), len(data), [data])
+    with pytest.raises(CheckpointDamagedError, match=r"attempts/000000002\.json"):
+        read_attempts(durable)
+
+
+def test_an_attempt_that_is_not_there_is_not_found(durable: DiskStore) -> None:
+    with pytest.raises(ObjectNotFoundError):
+        read_attempt(durable, 1)
+
+
+def test_of_many_who_create_a_run_all_get_the_same(durable: DiskStore) -> None:
+    barrier = threading.Barrier(4, timeout=60)
+    found = []
+
+    def create(number: int) -> None:
+        barrier.wait()
+        found.append(create_run(disk(durable.root), "here", f"{number}", TIME).run_id)
+
+    threads = [threading.Thread(target=create, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert len({*found}) == 1
+
+
+def test_a_folder_without_the_runs_record_is_no_run(durable: DiskStore) -> None:
+    durable.put("checkpoints/a", 1, [b"x"])
+    with pytest.raises(NotARunError, match=r"^open here: expected a run.*; check the path"):
+        read_run(durable, "here")
+
+
+def test_a_damaged_record_is_no_runs(durable: DiskStore) -> None:
+    create_run(durable, "here", RUN_ID, TIME)
+    flip_bit(durable.root / RUN_FILE, 100)
+    with pytest.raises(NotARunError, match="digest"):
+        read_run(durable, "here")
+
+
+def test_a_newer_runs_record_is_told_as_newer(durable: DiskStore) -> None:
+    data = seal(RunRecord(format_version=2, run_id=RUN_ID, time=TIME))
+    durable.put(RUN_FILE, len(data), [data])
+    with pytest.raises(NewerFormatError, match="upgrade"):
+        read_run(durable, "here")

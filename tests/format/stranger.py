@@ -1,0 +1,149 @@
+"""A reader of runs that knows docs/format.md and nothing of Holdfast.
+
+It uses the standard library, NumPy and xxhash. What NumPy has no dtype for comes as bit patterns.
+Every digest is checked; where a chunk lies is taken from its image's header.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+from collections import ChainMap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+
+BLOCK = 8 * 1024 * 1024
+NUMPY = "bool complex64 complex128 float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64"  # noqa: E501
+LACKING = "int1 uint1 int2 uint2 int4 uint4 float4_e2m1fn float6_e2m3fn float6_e3m2fn float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"  # noqa: E501
+DTYPES = {name: np.dtype(name).newbyteorder("<") for name in NUMPY.split()}
+DTYPES |= dict.fromkeys(LACKING.split(), np.dtype("u1")) | {"bfloat16": np.dtype("<u2")}
+
+
+class BadRunError(Exception):
+    """Something in the run is not as the format says."""
+
+
+class Checkpoint(NamedTuple):
+    step: int
+    attempt: int
+    arrays: dict[str, np.ndarray]
+    values: dict[tuple, Any]
+    rank_values: list[dict[tuple, Any]]
+
+
+def read_newest(run: Path) -> Checkpoint:
+    _sealed(run / "holdfast.json")
+    return read_checkpoint(run, *timeline(run)[-1])
+
+
+def timeline(run: Path) -> list[tuple[int, int]]:
+    names = {p.stem for p in run.glob("attempts/*.json") if re.fullmatch(r"\d{9}", p.stem)}
+    now, step, limits = max(map(int, names)), math.inf, {}
+    while now not in limits:
+        limits[now] = step
+        record = _sealed(run / f"attempts/{now:09d}.json") if f"{now:09d}" in names else {}
+        _need(record.get("attempt", now) == now, "an attempt's own number")
+        step, origin = record.get("origin") or (0, now)
+        now = origin if origin < now else now
+    newest: dict[int, int] = {}
+    for manifest in run.glob("checkpoints/*/manifest.json"):
+        found = re.fullmatch(r"(\d{9}|[1-9]\d{9,15})\.([1-9]\d{0,8})", manifest.parent.name)
+        if found and int(found[1]) <= limits.get(int(found[2]), -1):
+            newest[int(found[1])] = max(int(found[2]), newest.get(int(found[1]), 0))
+    return sorted(newest.items())
+
+
+def read_checkpoint(run: Path, step: int, attempt: int) -> Checkpoint:
+    folder = run / "checkpoints" / f"{step:09d}.{attempt}"
+    manifest = _sealed(folder / "manifest.json")
+    _need((manifest["step"], manifest["attempt"]) == (step, attempt), "the manifest's own name")
+    held, parts = manifest["checkpoint"], manifest["parts"]
+    _need(all(spec["dtype"] in DTYPES for spec in held["arrays"]), "known dtypes")
+    arrays = {_name(s["path"]): np.zeros(s["shape"], DTYPES[s["dtype"]]) for s in held["arrays"]}
+    _need(len(arrays) == len(held["arrays"]), "one name for each array")
+    rank_values = []
+    for rank, reference in enumerate(parts):
+        ending = f"{rank:05d}-of-{len(parts):05d}"
+        part = _sealed(folder / f"part-{ending}.json", reference["record_digest"])
+        found = [part[k] for k in ("step", "attempt", "rank", "part_count", "image_size_bytes")]
+        _need(found == [step, attempt, rank, len(parts), reference["image_size_bytes"]], "the part")
+        _need(part["checkpoint"] == (None if rank else held), "rank 0's copy of the checkpoint")
+        chunks = ChainMap(*(_chunks(s, rank, arrays[_name(s["path"])]) for s in held["arrays"]))
+        _read_image(folder / f"image-{ending}.safetensors", part, chunks)
+        rank_values.append({tuple(v["path"]): _value(v["value"]) for v in part["values"]})
+    values = {tuple(v["path"]): _value(v["value"]) for v in held["values"]}
+    return Checkpoint(step, attempt, arrays, values, rank_values)
+
+
+def _chunks(spec: dict, rank: int, whole: np.ndarray) -> dict[str, np.ndarray]:
+    found, extents = {}, spec["chunk_shape"] if whole.size else whole.shape
+    axes = list(zip(extents, whole.shape, strict=True))
+    owners = [owner for owner, count in spec["owners"] for _ in range(count)]
+    cells = list(np.ndindex(*(-(-d // c) if c else 1 for c, d in axes)))
+    for owner, cell in zip(owners, cells, strict=True):
+        cut = [slice(i * c, min(i * c + c, d)) for i, (c, d) in zip(cell, axes, strict=True)]
+        index = "[" + ",".join(f"{s.start}:{s.stop}" for s in cut) + "]"
+        if owner == rank:
+            found[_name(spec["path"]) + (index if len(cells) > 1 else "")] = whole[(*cut, ...)]
+    return found
+
+
+def _read_image(path: Path, part: dict, chunks: Mapping[str, np.ndarray]) -> None:
+    data = path.read_bytes() if path.is_file() else b""
+    start = 8 + int.from_bytes(data[:8], "little")
+    _need(_digest(data[:start]) == part["header_digest"], f"the header's digest in {path.name}")
+    header, blocks, end = json.loads(data[8:start]), iter(part["blocks"]), start
+    _need(header.pop("__metadata__") == {"holdfast": "1"}, f"the header's metadata in {path.name}")
+    _need(header.keys() == chunks.keys(), f"the owned chunks in {path.name}")
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        end, stop = (start + offset for offset in entry["data_offsets"])
+        for first in range(end, stop, BLOCK):
+            found = _digest(data[first : min(first + BLOCK, stop)])
+            _need(found == next(blocks, None), f"the digest from byte {first} on in {path.name}")
+        view, end = chunks[name], stop
+        view[...] = np.frombuffer(data[stop - view.nbytes : stop], view.dtype).reshape(view.shape)
+    _need(not [*blocks] and end == len(data) == part["image_size_bytes"], f"{path.name}'s size")
+
+
+def _sealed(path: Path, expected_digest: str | None = None) -> dict:
+    data = path.read_bytes() if path.is_file() else b""
+    _need(data[-46:] == b',"digest":"%s"}\n' % _digest(data[:-46]).encode(), f"{path}'s digest")
+    _need(expected_digest in (None, _digest(data)), f"the committed {path}")
+    record = json.loads(data[:-46] + b"}")
+    _need(record["format_version"] == 1, f"format version 1 in {path}")
+    return record
+
+
+def _name(path: list) -> str:
+    keys = [re.sub(r"[%/\[\x00-\x1f\x7f]", lambda c: f"%{ord(c[0]):02X}", str(k)) for k in path]
+    name = "/".join(keys) or "."
+    return "%5F_metadata__" if name == "__metadata__" else name
+
+
+def _value(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return [_value(v) for v in value] if isinstance(value, list) else value
+    ((kind, body),) = value.items()
+    if kind in ("array", "scalar"):
+        data = np.frombuffer(base64.b64decode(body["data"]), DTYPES[body["dtype"]])
+        return data.reshape(body["shape"])[() if kind == "scalar" else ...]
+    decode: Any = {"int": lambda v: int(v, 16), "float": float, "bytes": base64.b64decode}
+    decode["tuple"] = lambda v: tuple(map(_value, v))
+    decode["dict"] = lambda v: {_value(k): _value(item) for k, item in v}
+    _need(kind in decode, f"a kind of value, not {kind}")
+    return decode[kind](body)
+
+
+def _need(holds: object, what: str) -> None:
+    if not holds:
+        raise BadRunError(f"expected {what}")
+
+
+def _digest(data: bytes) -> str:
+    return xxhash.xxh3_128_hexdigest(data)

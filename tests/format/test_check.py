@@ -1,0 +1,208 @@
+"""Records that contradict themselves are refused before anything is made of them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.errors import CheckpointDamagedError
+from holdfast.format.check import check_manifest, check_part, check_spec
+from holdfast.format.layout import image_layout
+from holdfast.format.records import (
+    ArraySpec,
+    CheckpointSpec,
+    Manifest,
+    PartRecord,
+    PartReference,
+    SavedValue,
+)
+from holdfast.format.values import encode_value
+from tests.engine.making import DTYPES, RUN_ID, Made, checkpoints, numpy_type, random_array
+
+PART = PartReference(record_digest="3" * 32, image_size_bytes=4096)
+
+
+def _spec() -> CheckpointSpec:
+    made = Made(part_count=2)
+    made.add(("a",), random_array((4, 6), "float32", 1), (2, 3), ((0, 3), (1, 1)))
+    made.add(("b",), random_array((0, 6), "int4", 1), (0, 2), ((1, 1),))
+    made.add(("1",), random_array((), "bool", 1), (), ((0, 1),))
+    return made.spec
+
+
+def _with_array(index: int = 0, **changes: Any) -> CheckpointSpec:
+    spec = _spec()
+    arrays = list(spec.arrays)
+    arrays[index] = msgspec.structs.replace(arrays[index], **changes)
+    return msgspec.structs.replace(spec, arrays=tuple(arrays))
+
+
+def _manifest(spec: CheckpointSpec, part_count: int = 2) -> Manifest:
+    return Manifest(run_id=RUN_ID, step=10, attempt=1, parts=(PART,) * part_count, checkpoint=spec)
+
+
+def _part(**changes: Any) -> PartRecord:
+    part = PartRecord(
+        run_id=RUN_ID,
+        step=10,
+        attempt=1,
+        rank=0,
+        part_count=2,
+        image_size_bytes=4096,
+        header_digest="1" * 32,
+        blocks=("2" * 32,) * 3,
+        values=(),
+        checkpoint=_spec(),
+    )
+    return msgspec.structs.replace(part, **changes)
+
+
+@given(checkpoints())
+def test_what_holdfast_makes_passes(made: Made) -> None:
+    check_spec(made.spec, made.part_count, "r")
+    check_manifest(_manifest(made.spec, made.part_count), "r")
+    for rank in range(made.part_count):
+        checkpoint = made.spec if rank == 0 else None
+        check_part(_part(rank=rank, part_count=made.part_count, checkpoint=checkpoint), "r")
+
+
+BAD_ARRAYS: dict[str, dict] = {
+    "unknown dtype": {"dtype": "float31"},
+    "safetensors' name of a dtype": {"dtype": "F32"},
+    "fewer axes of chunks": {"chunk_shape": (2,)},
+    "more axes of chunks": {"chunk_shape": (2, 3, 1)},
+    "chunk longer than the array": {"chunk_shape": (5, 3), "owners": ((0, 2),)},
+    "chunk of nothing": {"chunk_shape": (0, 3)},
+    "negative chunk": {"chunk_shape": (-2, 3)},
+    "negative shape": {"shape": (-4, 6)},
+    "negative shape and chunk": {"shape": (-4, 6), "chunk_shape": (-2, 3)},
+    "negative shape as one chunk": {
+        "shape": (-4, 6),
+        "chunk_shape": (-4, 6),
+        "owners": ((0, 1),),
+    },
+    "too many axes": {"shape": (1,) * 65, "chunk_shape": (1,) * 65, "owners": ((0, 1),)},
+    "too large": {"shape": (2**40, 2**40), "chunk_shape": (2**40, 2**40), "owners": ((0, 1),)},
+    "too few owners": {"owners": ((0, 3),)},
+    "too many owners": {"owners": ((0, 5),)},
+    "no owners": {"owners": ()},
+    "an owner that does not exist": {"owners": ((0, 3), (2, 1))},
+    "a negative owner": {"owners": ((0, 3), (-1, 1))},
+    "a run of nothing": {"owners": ((0, 4), (1, 0))},
+    "a negative run": {"owners": ((0, 5), (1, -1))},
+    "another array's name": {"path": ("b",)},
+    "another array's name by an int": {"path": (1,)},
+    "more chunks than can be": {
+        "shape": (2**25,),
+        "chunk_shape": (1,),
+        "owners": ((0, 2**25),),
+    },
+}
+
+
+@pytest.mark.parametrize("changes", BAD_ARRAYS.values(), ids=BAD_ARRAYS)
+def test_a_contradictory_array_is_refused_by_name(changes: dict) -> None:
+    spec = _with_array(0, **changes)
+    for refused in (
+        lambda: check_manifest(_manifest(spec), "r/manifest.json"),
+        lambda: check_part(_part(checkpoint=spec), "r/manifest.json"),
+    ):
+        with pytest.raises(CheckpointDamagedError, match=r"r/manifest\.json"):
+            refused()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rank": -1},
+        {"rank": 2, "checkpoint": None},
+        {"part_count": 0},
+        {"part_count": 10**6 + 1},
+        {"image_size_bytes": -1},
+        {"blocks": ("2" * 31,)},
+        {"blocks": ("2" * 33,)},
+        {"blocks": ("",)},
+        {"checkpoint": None},
+        {"rank": 1},
+    ],
+    ids=str,
+)
+def test_a_contradictory_part_record_is_refused(changes: dict) -> None:
+    with pytest.raises(CheckpointDamagedError, match="r/part"):
+        check_part(_part(**changes), "r/part")
+
+
+@pytest.mark.parametrize("count", [0, 10**6 + 1])
+def test_a_manifest_has_at_least_one_part_and_not_too_many(count: int) -> None:
+    with pytest.raises(CheckpointDamagedError):
+        check_manifest(_manifest(_spec(), count), "r")
+
+
+def test_a_manifest_whose_arrays_have_owners_that_it_has_no_part_of_is_refused() -> None:
+    with pytest.raises(CheckpointDamagedError, match="not ranks below 1"):
+        check_manifest(_manifest(_spec(), 1), "r")
+
+
+@pytest.mark.parametrize("metrics", [{"loss": "low"}, {"loss": ""}, {"loss": "0x1"}])
+def test_metrics_that_are_no_numbers_are_refused(metrics: dict) -> None:
+    spec = msgspec.structs.replace(_spec(), metrics=metrics)
+    with pytest.raises(CheckpointDamagedError):
+        check_manifest(_manifest(spec), "r")
+
+
+def _two_at_one_path() -> dict[str, dict]:
+    value = SavedValue(path=("x",), value=encode_value(1, "x"))
+    return {
+        "a value where an array is": {"values": (msgspec.structs.replace(value, path=("a",)),)},
+        "two values": {"values": (value, value)},
+        "a value where an object's state is": {"values": (value,), "process_values": (("x",),)},
+        "an object's state where an array is": {"process_values": (("a",),)},
+        "two objects' states": {"process_values": (("x",), ("x",))},
+    }
+
+
+@pytest.mark.parametrize("changes", _two_at_one_path().values(), ids=_two_at_one_path())
+def test_two_leaves_at_one_path_are_refused(changes: dict) -> None:
+    spec = msgspec.structs.replace(_spec(), **changes)
+    with pytest.raises(CheckpointDamagedError):
+        check_manifest(_manifest(spec), "r")
+
+
+SMALL = st.integers(-1, 4)
+ANY_ARRAY = st.builds(
+    ArraySpec,
+    path=st.tuples(st.sampled_from(["a", "b", 1, "1"])),
+    shape=st.lists(SMALL, max_size=3).map(tuple),
+    dtype=st.sampled_from([*DTYPES[:3], "bfloat16", "complex128", "x"]),
+    chunk_shape=st.lists(SMALL, max_size=3).map(tuple),
+    owners=st.lists(st.tuples(SMALL, SMALL), max_size=3).map(tuple),
+)
+
+
+@st.composite
+def _nearly_right_arrays(draw: Callable) -> ArraySpec:
+    made = draw(checkpoints(arrays_max=1))
+    if not made.specs:
+        return draw(ANY_ARRAY)
+    wrong = draw(ANY_ARRAY)
+    field = draw(st.sampled_from(["shape", "chunk_shape", "owners", "dtype", "path"]))
+    return msgspec.structs.replace(made.specs[0], **{field: getattr(wrong, field)})
+
+
+@given(st.lists(ANY_ARRAY | _nearly_right_arrays(), max_size=2), st.integers(1, 3))
+def test_what_passes_can_be_laid_out_and_holds_every_byte(
+    arrays: list[ArraySpec], part_count: int
+) -> None:
+    spec = msgspec.structs.replace(_spec(), arrays=tuple(arrays))
+    with contextlib.suppress(CheckpointDamagedError):
+        check_spec(spec, part_count, "r")
+        layouts = [image_layout(spec.arrays, rank) for rank in range(part_count)]
+        expected = sum(math.prod(a.shape) * numpy_type(a.dtype).itemsize for a in arrays)
+        assert sum(c.size_bytes for layout in layouts for c in layout.chunks) == expected

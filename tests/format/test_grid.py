@@ -1,0 +1,93 @@
+"""The chunk grid, against plain NumPy indexing."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.format import grid
+from tests.engine.making import cells, grids, regions, shapes
+
+
+def _slices(region: grid.Region) -> tuple[slice, ...]:
+    return tuple(slice(a, b) for a, b in zip(*region, strict=True))
+
+
+@given(grids())
+def test_chunks_are_the_cells_of_the_grid_in_c_order(of: tuple) -> None:
+    shape, chunk_shape = of
+    expected = list(cells(shape, chunk_shape))
+    assert grid.chunk_count(shape, chunk_shape) == len(expected) >= 1
+    found = [grid.chunk_region(shape, chunk_shape, i) for i in range(len(expected))]
+    assert [_slices(region) for region in found] == expected
+
+
+@given(grids())
+def test_every_element_is_in_exactly_one_chunk(of: tuple) -> None:
+    shape, chunk_shape = of
+    times = np.zeros(shape, int)
+    for index in range(grid.chunk_count(shape, chunk_shape)):
+        region = grid.chunk_region(shape, chunk_shape, index)
+        assert times[_slices(region)].shape == grid.region_shape(region)
+        times[_slices(region)] += 1
+    assert np.all(times == 1)
+
+
+@given(grids(), st.data())
+def test_the_chunks_that_overlap_a_region_are_those_that_hold_its_elements(
+    of: tuple, data: st.DataObject
+) -> None:
+    shape, chunk_shape = of
+    painted = np.zeros(shape, int)
+    for index, cell in enumerate(cells(shape, chunk_shape)):
+        painted[cell] = index
+    region = data.draw(regions(shape))
+    expected = sorted({*painted[_slices(region)].reshape(-1).tolist()})
+    assert list(grid.chunks_overlapping(shape, chunk_shape, region)) == expected
+
+
+@given(shapes(), st.data())
+def test_an_intersection_is_what_both_regions_hold(
+    shape: tuple[int, ...], data: st.DataObject
+) -> None:
+    one, other = data.draw(regions(shape)), data.draw(regions(shape))
+    marks = np.zeros(shape, int)
+    marks[_slices(one)] += 1
+    marks[_slices(other)] += 1
+    shared = grid.intersection(one, other)
+    if shared is None:
+        assert not np.any(marks == 2)
+    else:
+        assert np.all(marks[_slices(shared)] == 2)
+        assert np.count_nonzero(marks == 2) == math.prod(grid.region_shape(shared)) > 0
+
+
+@given(shapes(), st.data())
+def test_slices_within_a_region_find_the_same_elements(
+    shape: tuple[int, ...], data: st.DataObject
+) -> None:
+    numbers = np.arange(math.prod(shape)).reshape(shape)
+    outer = data.draw(regions(shape))
+    start, stop = data.draw(regions(grid.region_shape(outer)))
+    inner = tuple(
+        tuple(x + o for x, o in zip(bound, outer[0], strict=True)) for bound in (start, stop)
+    )
+    found = numbers[_slices(outer)][grid.slices_within((inner[0], inner[1]), outer)]
+    assert np.array_equal(found, numbers[_slices((inner[0], inner[1]))])
+
+
+@given(shapes(axes_max=5, extent_max=5), st.data())
+def test_rectangles_are_the_flat_range_in_order(
+    shape: tuple[int, ...], data: st.DataObject
+) -> None:
+    size = math.prod(shape)
+    start, stop = sorted(data.draw(st.tuples(st.integers(0, size), st.integers(0, size))))
+    numbers = np.arange(size).reshape(shape)
+    found = [numbers[_slices(r)].reshape(-1) for r in grid.rectangles(shape, start, stop)]
+    assert [*np.concatenate([np.zeros(0, int), *found])] == list(range(start, stop))
+    assert all(len(rectangle) for rectangle in found)
+    # A range takes at most a ragged piece at each end of each axis, and one whole piece.
+    assert len(found) <= max(2 * len(shape) - 1, 1)

@@ -1,0 +1,128 @@
+"""Names of what is in a run: one name for each thing, and nothing else is a name."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.format import names
+from holdfast.format.names import CheckpointId
+from holdfast.store.contract import check_key
+
+IDS = st.builds(CheckpointId, st.integers(0, names.STEP_MAX), st.integers(1, 999_999_999))
+COUNTS = st.integers(1, names.PART_COUNT_MAX)
+
+
+@given(IDS)
+def test_a_checkpoint_name_parses_to_what_it_was_made_of(checkpoint: CheckpointId) -> None:
+    name = names.checkpoint_name(checkpoint)
+    assert names.parse_checkpoint_name(name) == checkpoint
+    step, attempt = name.split(".")
+    assert (step, attempt) == (str(checkpoint.step).zfill(9), str(checkpoint.attempt))
+
+
+@given(IDS, COUNTS, st.data())
+def test_a_part_name_parses_to_what_it_was_made_of(
+    checkpoint: CheckpointId, count: int, data: st.DataObject
+) -> None:
+    rank = data.draw(st.integers(0, count - 1))
+    key = names.part_key(checkpoint, rank, count)
+    assert names.parse_part_name(key.split("/")[-1]) == (rank, count)
+    image = names.image_key(checkpoint, rank, count)
+    assert image == key.replace("/part-", "/image-").replace(".json", ".safetensors")
+
+
+@given(st.integers(1, 999_999_999))
+def test_an_attempt_name_parses_to_what_it_was_made_of(attempt: int) -> None:
+    key = names.attempt_key(attempt)
+    assert names.parse_attempt_name(key.split("/")[-1]) == attempt
+
+
+def test_the_last_attempt_that_a_checkpoint_may_name_has_a_record_name_too() -> None:
+    assert names.parse_checkpoint_name(f"000000001.{names.ATTEMPT_MAX}") is not None
+    record = names.attempt_key(names.ATTEMPT_MAX).split("/")[-1]
+    assert names.parse_attempt_name(record) == names.ATTEMPT_MAX
+
+
+@given(IDS, COUNTS)
+def test_every_key_stays_in_the_folder(checkpoint: CheckpointId, count: int) -> None:
+    for key in (
+        names.image_key(checkpoint, count - 1, count),
+        names.part_key(checkpoint, count - 1, count),
+        names.manifest_key(checkpoint),
+        names.attempt_key(checkpoint.attempt),
+    ):
+        assert check_key(key) == key
+
+
+@given(st.text("0123456789.", max_size=20) | st.from_regex(r"\A0*[0-9]{1,12}\.0*[0-9]{1,11}\n?"))
+def test_what_parses_as_a_checkpoint_is_its_one_name(name: str) -> None:
+    found = names.parse_checkpoint_name(name)
+    assert found is None or names.checkpoint_name(found) == name
+
+
+@given(st.from_regex(r"\Apart-0*[0-9]{1,7}-of-0*[0-9]{1,7}\.json\n?"))
+def test_what_parses_as_a_part_is_its_one_name(name: str) -> None:
+    found = names.parse_part_name(name)
+    if found is not None:
+        rank, count = found
+        assert 0 <= rank < count
+        assert names.part_key(CheckpointId(0, 1), rank, count).endswith("/" + name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        ".",
+        "120.3",
+        "000000120",
+        "000000120.",
+        "000000120.0",
+        "000000120.03",
+        "0000000120.3",
+        "000000120.3\n",
+        " 000000120.3",
+        ".000000120.3",
+        "000000120.3.4",
+        "-00000120.3",
+        "+00000120.3",
+        "0000_0120.3",
+        "٠٠٠٠٠٠١٢٠.3",
+        "1000000000000001.1",
+        "000000120.9999999999",
+        "../000000120.3",
+        "000000120.3/",
+    ],
+)
+def test_other_names_are_no_checkpoint(name: str) -> None:
+    assert names.parse_checkpoint_name(name) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "part-00000-of-00000.json",
+        "part-00001-of-00001.json",
+        "part-00002-of-00001.json",
+        "part-0-of-1.json",
+        "part-000000-of-00001.json",
+        "part-00000-of-000001.json",
+        "part-00000-of-1000001.json",
+        "part-00000-of-00001.json\n",
+        "part-00000-of-00001xjson",
+        ".part-00000-of-00001.json",
+        "image-00000-of-00001.safetensors",
+        "part-0000٠-of-00001.json",
+    ],
+)
+def test_other_names_are_no_part(name: str) -> None:
+    assert names.parse_part_name(name) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["000000000.json", "1.json", "0000000001.json", "000000001.json~", "000000001"]
+)
+def test_other_names_are_no_attempt(name: str) -> None:
+    assert names.parse_attempt_name(name) is None

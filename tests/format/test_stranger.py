@@ -1,0 +1,260 @@
+"""A reader that was written from docs/format.md alone reads what Holdfast writes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import holdfast
+from holdfast.engine.run import create_run
+from holdfast.format.names import CheckpointId
+from holdfast.format.values import encode_value
+from holdfast.policy.save_decision_policy import FixedIntervalPolicy
+from tests.engine.making import (
+    DTYPES,
+    ML_DTYPES,
+    RUN_ID,
+    TIME,
+    Made,
+    begin,
+    checkpoints,
+    disk,
+    flip_bit,
+    memory_folder,
+    random_array,
+)
+from tests.format import stranger
+from tests.format.example import write_example
+from tests.format.stranger import BadRunError, read_newest, timeline
+from tests.hosts import host, wait_until
+
+
+def _write_run(root: Path, *made: Made, origins: tuple = (None,)) -> None:
+    store = disk(root)
+    create_run(store, "run", RUN_ID, TIME)
+    begin(store, *origins)
+    for checkpoint in made:
+        checkpoint.save(store)
+
+
+def _as_bits(array: np.ndarray) -> np.ndarray:
+    """An array as the stranger gives it: bits for what NumPy alone has no dtype for."""
+    return array.view(f"u{array.itemsize}") if array.dtype.name in ML_DTYPES else array
+
+
+def _assert_read(made: Made, root: Path) -> stranger.Checkpoint:
+    found = read_newest(root)
+    assert CheckpointId(found.step, found.attempt) == made.id
+    assert {*found.arrays} == {spec.name for spec in made.specs}
+    for spec, array in zip(made.specs, made.arrays.values(), strict=True):
+        expected, read = _as_bits(array), found.arrays[spec.name]
+        assert (read.dtype, read.shape) == (expected.dtype, expected.shape)
+        assert read.tobytes() == expected.tobytes()
+    return found
+
+
+def test_the_stranger_knows_nothing_of_holdfast_and_is_short() -> None:
+    text = Path(stranger.__file__).read_text()
+    assert len(text.splitlines()) < 150
+    imported = set(re.findall(r"^(?:import|from) (\w+)", text, re.M))
+    assert imported - {"__future__"} == {
+        *("base64", "collections", "json", "math", "re", "pathlib", "typing"),
+        *("numpy", "xxhash"),
+    }
+
+
+def test_a_stranger_reads_every_dtype_and_value_of_several_ranks(tmp_path: Path) -> None:
+    made = Made(part_count=3)
+    for number, dtype in enumerate(DTYPES):
+        array = random_array((5, 7), dtype, number)
+        owners = ((number % 3, 2), ((number + 1) % 3, 1), (2, 1))
+        made.add(("params", number, dtype), array, (3, 4), owners)
+    made.add(("none",), random_array((0, 3), "float32", 1), (0, 2), ((1, 1),))
+    made.add(("one",), random_array((), "bfloat16", 1), (), ((2, 1),))
+    made.add(("50%/[x]\n", "__metadata__"), random_array((9,), "int8", 1))
+    kept = {"a": (1, [2.5, None]), 2: b"\x00", "big": -(10**30), "nan": [float("inf"), -0.0]}
+    made.values = {("seen",): encode_value(kept, "seen"), (): 5}
+    _write_run(tmp_path, made)
+    found = _assert_read(made, tmp_path)
+    assert found.values == {("seen",): kept, (): 5}
+    assert str(found.values[("seen",)]["nan"]) == "[inf, -0.0]"
+
+
+@settings(max_examples=50)
+@given(checkpoints())
+def test_a_stranger_reads_any_grid_and_any_owners(made: Made) -> None:
+    with memory_folder() as folder:
+        _write_run(Path(folder), made)
+        _assert_read(made, Path(folder))
+
+
+def test_a_stranger_reads_chunks_of_several_blocks(tmp_path: Path) -> None:
+    made = Made(part_count=2)
+    made.add(("big",), random_array((3, 1_500_001), "float32", 1), (2, 1_500_001), ((0, 1), (1, 1)))
+    _write_run(tmp_path, made)
+    _assert_read(made, tmp_path)
+
+
+def test_a_stranger_follows_the_timeline(tmp_path: Path) -> None:
+    made = {}
+    for step, attempt in [(10, 1), (20, 1), (30, 1), (20, 2), (30, 3)]:
+        one = made[step, attempt] = Made(id=CheckpointId(step, attempt))
+        one.add(("w",), random_array((4,), "float32", step * 10 + attempt))
+    _write_run(tmp_path, *made.values(), origins=(None, (10, 1), (20, 1)))
+    assert timeline(tmp_path) == [(10, 1), (20, 1), (30, 3)]
+    _assert_read(made[30, 3], tmp_path)
+    (tmp_path / "attempts" / "000000003.json").unlink()
+    assert timeline(tmp_path) == [(10, 1), (20, 2)]
+    _assert_read(made[20, 2], tmp_path)
+
+
+def test_a_stranger_passes_over_what_is_not_committed(tmp_path: Path) -> None:
+    made = Made()
+    made.add(("w",), random_array((4,), "float32", 1))
+    _write_run(tmp_path, made)
+    Made(id=CheckpointId(20, 1), specs=made.specs, arrays=made.arrays).write(disk(tmp_path))
+    for name in ("000000030.1", "0000000040.1", "junk", "000000050.01", ".000000060.1"):
+        (tmp_path / "checkpoints" / name).mkdir()
+    for name in ("0000000040.1", "junk", "000000050.01", ".000000060.1"):
+        (tmp_path / "checkpoints" / name / "manifest.json").write_bytes(b"{}")
+    _assert_read(made, tmp_path)
+
+
+EXAMPLE_FILES = [
+    "holdfast.json",
+    "attempts/000000001.json",
+    "checkpoints/000000120.1/manifest.json",
+    "checkpoints/000000120.1/part-00000-of-00002.json",
+    "checkpoints/000000120.1/part-00001-of-00002.json",
+    "checkpoints/000000120.1/image-00000-of-00002.safetensors",
+    "checkpoints/000000120.1/image-00001-of-00002.safetensors",
+]
+
+
+@pytest.fixture(scope="module")
+def example() -> Iterator[Path]:
+    with memory_folder() as folder:
+        write_example(Path(folder))
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("name", EXAMPLE_FILES)
+def test_a_stranger_notices_any_flipped_bit(name: str, example: Path) -> None:
+    read_newest(example)
+    path = example / name
+    size_bits = path.stat().st_size * 8
+    # One bit of each byte at the start, where what is most telling stands, and at the end.
+    bits = [b for b in range(size_bits) if (b < 2400 and b % 9 == 0) or b % 391 == 0]
+    bits += range(size_bits - 160, size_bits)
+    for bit in bits:
+        flip_bit(path, bit)
+        with pytest.raises(BadRunError):
+            read_newest(example)
+        flip_bit(path, bit)
+    read_newest(example)
+
+
+@pytest.mark.parametrize("name", EXAMPLE_FILES)
+def test_a_stranger_notices_a_missing_or_a_cut_file(name: str, example: Path) -> None:
+    path = example / name
+    data = path.read_bytes()
+    for content in (data[:-1], data[: len(data) // 2], b"", data + b"\n", None):
+        if content is None:
+            path.unlink()
+        else:
+            path.write_bytes(content)
+        with pytest.raises((BadRunError, IndexError, ValueError)):
+            read_newest(example)
+        path.write_bytes(data)
+
+
+def test_a_stranger_notices_parts_that_were_swapped(example: Path, tmp_path: Path) -> None:
+    shutil.copytree(example, tmp_path, dirs_exist_ok=True)
+    folder = tmp_path / "checkpoints" / "000000120.1"
+    for kind in ("part-0000{}-of-00002.json", "image-0000{}-of-00002.safetensors"):
+        shutil.copy(folder / kind.format(0), folder / kind.format(1))
+    with pytest.raises(BadRunError):
+        read_newest(tmp_path)
+
+
+class Reader:
+    """An iterator over data that keeps its place."""
+
+    def __init__(self) -> None:
+        self.place = {"file": 3, "rest": np.arange(3, dtype=np.int16), "seed": 2**100}
+
+    def get_state(self) -> dict:
+        return self.place
+
+    def set_state(self, state: dict) -> None:
+        self.place = state
+
+
+def _jax_state() -> dict[str, Any]:
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
+    sharded = NamedSharding(mesh, PartitionSpec("x", "y"))
+    return {
+        "params": {
+            "kernel": jax.device_put(jnp.arange(64.0).reshape(8, 8), sharded),
+            "bias": jnp.arange(5, dtype=jnp.bfloat16),
+        },
+        "layers": [jnp.float16(0.5), (jnp.zeros((0, 3)), np.float32(2.5))],
+        "quantized": np.array([-8, 7, 0], ml_dtypes.int4),
+        "key": jax.random.key(7),
+        "host": np.arange(4, dtype=np.complex128) * 1j,
+        "epoch": 3,
+        "rate": float("nan"),
+        "note": "grün",
+        "nothing": None,
+        "data": Reader(),
+    }
+
+
+def test_a_stranger_reads_what_the_manager_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = _jax_state()
+    with host() as here:
+        monkeypatch.setenv("HOLDFAST_RAM", str(here.folder))
+        monkeypatch.setenv("HOLDFAST_HOST", here.name)
+        with holdfast.CheckpointManager(
+            tmp_path / "run",
+            save_decision_policy=FixedIntervalPolicy(1),
+            ram=holdfast.RamTier(linger_secs=0.2),
+        ) as manager:
+            assert manager.save(5, state, metrics={"loss": 0.5})
+        wait_until(lambda: not os.listdir(here.folder))
+    found = read_newest(tmp_path / "run")
+    assert (found.step, found.attempt) == (5, 1)
+    expected = {
+        "params/kernel": np.arange(64, dtype=np.float32).reshape(8, 8),
+        "params/bias": np.asarray(state["params"]["bias"]).view(np.uint16),
+        "layers/0": np.array(0.5, np.float16),
+        "layers/1/0": np.zeros((0, 3), np.float32),
+        "layers/1/1": np.array(2.5, np.float32),
+        "key": np.asarray(jax.random.key_data(state["key"])),
+        "host": np.array([0, 1j, 2j, 3j]),
+    }
+    quantized = found.arrays.pop("quantized")
+    assert (quantized & 15).tolist() == [8, 7, 0]
+    assert {*found.arrays} == {*expected}
+    for name, array in expected.items():
+        assert found.arrays[name].dtype == array.dtype
+        assert np.array_equal(found.arrays[name], array)
+    assert np.isnan(found.values.pop(("rate",)))
+    assert found.values == {("epoch",): 3, ("note",): "grün", ("nothing",): None}
+    (of_rank,) = found.rank_values
+    place = of_rank[("data",)]
+    assert (place["file"], place["seed"], place["rest"].tolist()) == (3, 2**100, [0, 1, 2])

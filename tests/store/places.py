@@ -1,0 +1,41 @@
+"""Places for stores to be tested in, and how a process opens a store there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.clock import SystemClock
+from holdfast.store.disk import DiskStore
+from holdfast.store.ram import RamStore
+from holdfast.store.slots import SlotPool
+
+
+def open_disk(root: Path) -> DiskStore:
+    return DiskStore(root, SystemClock())
+
+
+def open_ram(root: Path) -> RamStore:
+    return RamStore(root, SlotPool(root, None, SystemClock()).reserve, SystemClock())
+
+
+@contextlib.contextmanager
+def mounted(kind: str, folder: Path, options: str = "") -> Iterator[Path]:
+    """A file system of its own in `folder`, or a skipped test where that is not allowed."""
+    if os.geteuid() != 0:
+        pytest.skip(f"only root may mount a {kind}")
+    folder.mkdir()
+    option = ["-o", options] if options else []
+    command = ["mount", "-t", kind, *option, "none", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"mount: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)

@@ -1,0 +1,187 @@
+"""What the disk store does beyond the contract: no leftovers, errors that say what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import HoldfastError, ObjectNotFoundError, OutOfSpaceError, StorageError
+from holdfast.store.disk import DiskStore
+from tests.store.places import mounted, open_disk
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def store(in_memory: Path) -> DiskStore:
+    return open_disk(in_memory / "run")
+
+
+def _names(root: Path) -> list[str]:
+    """All files there are, hidden ones too."""
+    return sorted(str(p.relative_to(root)) for p in root.rglob("*") if not p.is_dir())
+
+
+def _open_files() -> list[str]:
+    """What the descriptors of this process lead to."""
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return found
+
+
+class SourceFailedError(Exception):
+    """What a source of blocks raises here."""
+
+
+def _failing() -> Iterator[bytes]:
+    yield bytes(5000)
+    raise SourceFailedError
+
+
+def test_a_failed_put_leaves_no_file(store: DiskStore) -> None:
+    store.put("a/kept", 1, [b"x"])
+    with pytest.raises(SourceFailedError):
+        store.put("a/b", 10_000, _failing())
+    with pytest.raises(HoldfastError):
+        store.put("a/b", 10, [b"x"])
+    assert not store.put_if_absent("a/kept", b"y")
+    assert _names(store.root) == ["a/kept"]
+
+
+def test_discarding_removes_every_file_of_an_interrupted_put_and_nothing_else(
+    store: DiskStore,
+) -> None:
+    store.put("a/b/c", 1, [b"x"])
+    left = [".c.0123.unfinished", "b/.c.4567.unfinished", "b/.d.89ab.unfinished"]
+    for name in [*left, ".hidden", "b/c.unfinished"]:
+        (store.root / "a" / name).write_bytes(b"torn")
+    (store.root / ".e.unfinished").write_bytes(b"elsewhere")
+    store.discard_unfinished("a")
+    assert _names(store.root) == [".e.unfinished", "a/.hidden", "a/b/c", "a/b/c.unfinished"]
+
+
+def test_what_is_no_plain_file_is_not_listed_and_no_link_is_followed(
+    store: DiskStore, in_memory: Path
+) -> None:
+    store.put("a/b", 1, [b"x"])
+    outside = in_memory / "outside"
+    outside.mkdir()
+    (outside / "secret").write_bytes(b"secret")
+    folder = store.root / "a"
+    (folder / "link").symlink_to(outside / "secret")
+    (folder / "links").symlink_to(outside)
+    (folder / "dangling").symlink_to(outside / "nothing")
+    os.mkfifo(folder / "pipe")
+    (folder / ".dot").write_bytes(b"")
+    assert [s.key for s in store.list("a")] == ["a/b"]
+    for call in (store.get, lambda key: store.open(key).__enter__()):
+        with pytest.raises(StorageError):
+            call("a/link")
+
+
+def test_folders_go_with_their_last_object_and_the_root_stays(store: DiskStore) -> None:
+    store.put("a/b/c/d", 1, [b"x"])
+    store.put("a/e", 1, [b"x"])
+    store.delete("a/b/c/d")
+    assert not (store.root / "a" / "b").exists()
+    store.delete("a/e")
+    assert store.root.is_dir()
+    assert list(store.root.iterdir()) == []
+
+
+def test_the_root_is_made_for_its_owner_alone(store: DiskStore) -> None:
+    store.put("a", 1, [b"x"])
+    assert store.root.stat().st_mode & 0o777 == 0o700
+
+
+def test_an_object_is_readable_by_others_as_far_as_the_umask_allows(store: DiskStore) -> None:
+    old = os.umask(0o027)
+    try:
+        store.put("a", 1, [b"x"])
+        store.put_if_absent("b", b"x")
+    finally:
+        os.umask(old)
+    assert [(store.root / k).stat().st_mode & 0o777 for k in "ab"] == [0o640, 0o640]
+
+
+def test_a_failed_call_leaves_no_open_file(store: DiskStore) -> None:
+    store.put("a/b", 1, [b"x"])
+    for _ in range(5):
+        for call in (
+            lambda: store.get("a"),
+            lambda: store.get("never"),
+            lambda: store.put("a/b", 9, [b"x"]),
+            lambda: store.put("a/b/c", 1, [b"x"]),
+            lambda: store.put("a/c", 10_000, _failing()),
+        ):
+            with contextlib.suppress(HoldfastError, SourceFailedError):
+                call()
+    assert [path for path in _open_files() if path.startswith(str(store.root))] == []
+
+
+def test_an_error_says_what_failed_on_what_and_what_to_do(store: DiskStore) -> None:
+    store.put("a", 1, [b"x"])
+    with pytest.raises(StorageError, match=r"write .*/run/a/b: Not a directory .*; check the"):
+        store.put("a/b", 1, [b"x"])
+    with pytest.raises(ObjectNotFoundError, match=r"read .*/run/never: there is no such object"):
+        store.get("never")
+
+
+def test_a_full_disk_is_told_as_such_and_leaves_what_was_there(tmp_path: Path) -> None:
+    with mounted("tmpfs", tmp_path / "small", "size=1m") as folder:
+        store = open_disk(folder / "run")
+        store.put("a/old", 5, [b"whole"])
+        for call in (
+            lambda: store.put("a/old", 4 * MIB, [bytes(MIB)] * 4),
+            lambda: store.put("a/new", 4 * MIB, [bytes(MIB)] * 4),
+            lambda: store.put_if_absent("a/new", bytes(4 * MIB)),
+        ):
+            with pytest.raises(OutOfSpaceError, match=r"no space left .*; free some"):
+                call()
+        assert _names(folder) == ["run/a/old"]
+        assert store.get("a/old") == b"whole"
+        store.put("a/new", 5, [b"again"])
+
+
+def test_a_read_only_disk_is_told_as_such(tmp_path: Path) -> None:
+    with mounted("tmpfs", tmp_path / "small", "size=1m,ro") as folder:
+        store = open_disk(folder)
+        with pytest.raises(StorageError, match="check its permissions and mount") as error:
+            store.put("a", 1, [b"x"])
+        assert isinstance(error.value.__cause__, OSError)
+        assert error.value.__cause__.errno == errno.EROFS
+
+
+def test_a_truncated_object_says_where_it_ends(store: DiskStore) -> None:
+    store.put("a", 100, [bytes(100)])
+    with store.open("a") as reader:
+        os.truncate(store.root / "a", 60)
+        with pytest.raises(StorageError, match=r"bytes up to 90, found its end at 60"):
+            reader.read_into(10, memoryview(bytearray(80)))
+
+
+def test_two_puts_of_one_key_at_once_leave_one_of_the_two_whole(store: DiskStore) -> None:
+    size = 300_000
+    barrier = threading.Barrier(2, timeout=60)
+
+    def put(byte: bytes) -> None:
+        other = open_disk(store.root)
+        for _ in range(20):
+            barrier.wait()
+            other.put("a/b", size, [byte * (size // 3)] * 3)
+
+    threads = [threading.Thread(target=put, args=(byte,)) for byte in (b"1", b"2")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert store.get("a/b") in (b"1" * size, b"2" * size)
+    assert _names(store.root) == ["a/b"]

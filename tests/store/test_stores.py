@@ -1,0 +1,57 @@
+"""Every store passes the suite."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.store.contract import Store
+from holdfast.store.ram import RamStore
+from holdfast.testing.store_suite import StoreSuite
+from tests.store.places import mounted, open_disk, open_ram
+
+
+class TestDisk(StoreSuite):
+    @pytest.fixture
+    def opener(self, tmp_path: Path) -> Callable[[], Store]:
+        return functools.partial(open_disk, tmp_path / "run")
+
+
+class TestDiskOnTmpfs(StoreSuite):
+    @pytest.fixture
+    def opener(self, in_memory: Path) -> Callable[[], Store]:
+        return functools.partial(open_disk, in_memory / "run")
+
+
+class TestDiskWithoutDirectWrites(StoreSuite):
+    """A ramfs refuses O_DIRECT."""
+
+    @pytest.fixture
+    def opener(self, tmp_path: Path) -> Iterator[Callable[[], Store]]:
+        with mounted("ramfs", tmp_path / "ramfs") as folder:
+            yield functools.partial(open_disk, folder / "run")
+
+
+class TestRamRecords(StoreSuite):
+    @pytest.fixture
+    def opener(self, in_memory: Path) -> Callable[[], Store]:
+        return functools.partial(open_ram, in_memory / "ram")
+
+
+class TestRamImages(StoreSuite):
+    """Keys of images, which go into slots."""
+
+    key_suffix = ".safetensors"
+
+    @pytest.fixture
+    def opener(self, in_memory: Path) -> Callable[[], Store]:
+        return functools.partial(open_ram, in_memory / "ram")
+
+    @pytest.fixture
+    def store(self, opener: Callable[[], RamStore]) -> Iterator[Store]:
+        store = opener()
+        yield store
+        store.close()
