@@ -65,8 +65,8 @@ def _key(entry: Any, path: Any) -> str | int:
                 return key
             break
     raise UnsupportedLeafError(
-        f"save {ascii(jax.tree_util.keystr(path))}: expected keys that are ints, or strings that "
-        f"UTF-8 has bytes for, found {ascii(entry)}; rename the key"
+        f"save {jax.tree_util.keystr(path)!a}: expected keys that are ints, or strings that "
+        f"UTF-8 has bytes for, found {entry!a}; rename the key"
     )
 
 
