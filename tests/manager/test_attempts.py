@@ -247,3 +247,17 @@ def test_a_damaged_record_of_an_abandoned_attempt_does_no_harm(
     (run / "attempts" / "000000001.json").write_text("{")
     with pytest.raises(errors.CheckpointDamagedError, match=r"000000001\.json"):
         manager(run)
+
+
+def test_a_manager_that_is_never_closed_still_seals_what_it_accepted(
+    one_host: Host, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, numpy as np, holdfast\n"
+        "manager = holdfast.CheckpointManager(sys.argv[1])\n"
+        "assert manager.save(7, {'w': np.zeros(5_000_000)}, force=True)\n"
+    )
+    finished(one_host.start(script, tmp_path / "run"))
+    with manager(tmp_path / "run") as again:
+        assert again.resume({"w": np.zeros(5_000_000)})[0] == 8

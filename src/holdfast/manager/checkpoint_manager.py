@@ -4,6 +4,9 @@ Invariants:
 - `save` costs a step that is not due a few reads of shared words, and never waits for storage.
 - What `save` accepted is in `Progress` until it is durable or its failure was raised, once.
 - The state is fixed before `save` returns; nothing that the caller does afterwards reaches it.
+
+The file is longer than others because the public interface stands here whole, each call with what
+it promises; what the calls do stands in the modules beside it.
 """
 
 from __future__ import annotations
@@ -114,7 +117,8 @@ class CheckpointManager:
         self._signals = PreemptionSignals(self._options.preemption_signals, self._told_to_stop)
         self._own = self._begin_own_policies()
         self._link.start()
-        # A manager that is never closed still gets what it accepted into RAM.
+        # A manager that is never closed still gets what it accepted into RAM. Registered last, so
+        # that it comes before JAX takes its devices down.
         self._at_exit = weakref.finalize(self, _seal_all, self._saver, self._progress)
         atexit.register(self._at_exit)
 
