@@ -460,7 +460,7 @@ class CheckpointManager:
             self._clock,
             lambda: self._steps.last,
             lambda: (self._progress.outstanding() > 0, self._is_told_alone()),
-            self._progress.stop,
+            self._progress.tell,
         )
 
 

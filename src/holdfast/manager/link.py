@@ -27,6 +27,7 @@ from holdfast.errors import AgentUnavailableError, FencedError, HoldfastError
 
 TRIES_MAX = 5
 WATCH_CALL_SECS = 60.0
+JOIN_SECS = 0.02
 
 log = logging.getLogger(__name__)
 Answer = TypeVar("Answer", bound=msgspec.Struct)
@@ -131,10 +132,11 @@ class Link:
         # An agent that is gone needs no telling; one that comes after it sees the process.
         with contextlib.suppress(AgentGoneError, HoldfastError):
             self._client().call("detach", detach, protocol.Empty)
-        if self._watch_client is not None:
-            self._watch_client.abort()
-        if self._watcher.is_alive():
-            self._watcher.join()
+        # The watcher may be about to ask once more, so it is interrupted until it has ended.
+        while self._watcher.is_alive():
+            if self._watch_client is not None:
+                self._watch_client.abort()
+            self._watcher.join(JOIN_SECS)
         # The other threads that called have ended.
         for client in self._all_clients:
             client.close()

@@ -129,7 +129,7 @@ class OwnPolicyThread:
     def _ask_to_save(self) -> None:
         published = self._published()
         steps = range(max(self._asked + 1, published - CATCH_UP_STEPS_MAX), published + 1)
-        self._asked = max(published, -1) if published < self._asked else max(self._asked, published)
+        self._asked = published
         for is_durable, policy in ((True, self._policies.durable), (False, self._policies.ram)):
             if policy is not None and any(self._is_due(policy, step) for step in steps):
                 request = protocol.RequestSave(durable=is_durable, reason=type(policy).__name__)

@@ -63,6 +63,13 @@ class Progress:
                 self.has_failed = True
             self._changed.notify_all()
 
+    def tell(self, error: HoldfastError) -> None:
+        """Something besides the saves failed; one that waits to be told already counts once."""
+        with self._changed:
+            if str(error) not in map(str, self._failures):
+                self._failures.append(error)
+            self.has_failed = True
+
     def stop(self, error: HoldfastError) -> None:
         """Nothing more can be saved: each further call raises `error`."""
         with self._changed:
