@@ -261,3 +261,19 @@ def test_a_manager_that_is_never_closed_still_seals_what_it_accepted(
     finished(one_host.start(script, tmp_path / "run"))
     with manager(tmp_path / "run") as again:
         assert again.resume({"w": np.zeros(5_000_000)})[0] == 8
+
+
+def test_what_an_abandoned_branch_left_in_ram_alone_is_given_up(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    ram = holdfast.RamTier(save_decision_policy=EVERY_STEP, linger_secs=0.2)
+    never = save_decision_policy.SpecificStepsPolicy([0])
+    with manager(run, save_decision_policy=never, ram=ram) as saving:
+        for step in range(4):
+            saving.save(step, state(step))
+        wait_until(lambda: saving.latest_step() == 3)
+        assert saving.restore(0)["n"] == 0
+        assert saving.latest_step() == 0
+    wait_until(lambda: list(one_host.folder.iterdir()) == [])
+    assert {p.name for p in (run / "checkpoints").iterdir()} == {"000000000.1"}

@@ -127,10 +127,8 @@ class Joining:
 
     async def _new_group(self, request: protocol.Attach, pid: int) -> Group:
         state = self._state
-        is_new = request.attempt is None
-        if is_new and state.group is not None and not request.takeover:
-            state.group.check_free_for(request.group, state.config.host, state.config.run)
         if request.attempt is not None:
+            # It had a place with an agent that is gone; nobody else may have taken it since.
             newest = await self._blocking(newest_attempt, state.durable)
             if newest != request.attempt or state.group is not None:
                 raise FencedError(
@@ -139,6 +137,8 @@ class Joining:
                 )
             attempt = request.attempt
         else:
+            if state.group is not None and not request.takeover:
+                state.group.check_free_for(request.group, state.config.host, state.config.run)
             origin = await self._blocking(self._newest_checkpoint)
             attempt = await self._blocking(self._begin, origin, pid)
         group = Group(request.group, attempt, request.count)

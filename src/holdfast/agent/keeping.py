@@ -22,7 +22,7 @@ from holdfast.engine.commit import check_not_fenced, commit, read_part, remove
 from holdfast.engine.recover import recover
 from holdfast.engine.retain import Branches, branches, to_drop
 from holdfast.engine.save import copy_part
-from holdfast.errors import CheckpointDamagedError, HoldfastError, StorageError
+from holdfast.errors import CheckpointDamagedError, FencedError, HoldfastError, StorageError
 from holdfast.format.check import check_manifest
 from holdfast.format.names import CHECKPOINTS, CheckpointId, manifest_key
 from holdfast.format.records import Manifest, decode_metrics, encode_metrics
@@ -193,6 +193,9 @@ class Keeper:
             state.events.write("failed", entry.id, reason=entry.failure)
             failed = Notice(kind="failed", id=_id(entry.id), reason=entry.failure)
             await state.notices.post(failed)
+            if isinstance(error, FencedError):
+                # It stands on an abandoned branch: no later try can help it.
+                await self.drop_ram([entry])
         else:
             entry.is_committed = True
             entry.durable = set(range(entry.part_count))
