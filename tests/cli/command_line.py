@@ -18,10 +18,11 @@ SECS_MAX = 60.0
 INTERRUPTIBLE = (
     "import runpy, signal, sys\n"
     "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
     "sys.argv[0] = 'holdfast'\n"
     "runpy.run_module('holdfast', run_name='__main__')\n"
 )
-"""Runs the command line so that SIGINT counts even where the tests run in the background."""
+"""Runs the command line so that SIGINT and SIGHUP count even where the tests run under `nohup`."""
 
 
 def holdfast(host: Host, *arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
