@@ -62,6 +62,10 @@ def train(options: argparse.Namespace, log: journal.Journal) -> None:
             minimum_interval_secs=options.interval_secs
         ),
         preservation_policy=preservation_policy.LatestN(3),
+        # RAM is cheap to save to: it takes a checkpoint whenever it has taken the last one.
+        ram=holdfast.RamTier(
+            save_decision_policy=save_decision_policy.ContinuousCheckpointingPolicy()
+        ),
     ) as manager:
         start, state = manager.resume(state)
         log.append(_started(start, manager.last_restore))
