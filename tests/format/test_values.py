@@ -106,7 +106,7 @@ def test_a_value_comes_back_as_what_it_was(value: object) -> None:
         np.array(7),
         np.zeros((0, 3), np.int16),
         np.bool_(True),
-        np.datetime64("NaT").astype(np.int64),
+        np.datetime64("NaT", "s").astype(np.int64),
     ],
     ids=repr,
 )
