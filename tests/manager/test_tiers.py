@@ -225,3 +225,21 @@ def test_the_limit_of_the_ram_tier_is_kept(one_host: Host, tmp_path: Path) -> No
             assert one_host.agent().ram_bytes <= 6_000_000
         manager.wait_until_finished()
         assert manager.latest_step() == 5
+
+
+def test_continuous_goes_on_at_once_after_going_back(one_host: Host, tmp_path: Path) -> None:
+    keep_all = preservation_policy.LatestN(1000)
+    with holdfast.CheckpointManager(tmp_path / "run", preservation_policy=keep_all) as manager:
+        for _ in range(3):
+            first = manager.latest_step() or 0
+            if first:
+                first = manager.all_steps()[0]
+                manager.restore(first)
+            saved = []
+            for step in range(first + 1, first + 60):
+                if manager.save(step, {"n": step}):
+                    saved.append(step)
+                time.sleep(0.01)
+            assert saved[0] <= first + 20, saved
+            assert len(saved) >= 3
+            manager.wait_until_finished()

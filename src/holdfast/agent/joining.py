@@ -103,6 +103,8 @@ class Joining:
                 origin = CheckpointId(*request.origin) if request.origin else None
                 group.attempt = await self._blocking(self._begin, origin, os.getpid())
                 self._branch = request
+                # Targets that lie beyond the origin would hold the new branch up.
+                self._decider.reset()
                 self._enter(group)
             return protocol.Attached(
                 attempt=group.attempt,

@@ -367,13 +367,14 @@ class CheckpointManager:
     def _went_back(self, restored: Restored) -> None:
         """The run goes on from what was restored; a new attempt, unless that was its newest."""
         self.last_restore = restored.report
-        timeline = self._look().timeline
         found = restored.id
-        if timeline and timeline[-1] != found:
-            self._link.branch((found.step, found.attempt))
-        self._steps.went_back(found.step)
+        # Published first: targets that the agent sets from here on lie above this step.
         place = self._link.place
         place.words.values[place.step_word] = found.step
+        self._steps.went_back(found.step)
+        timeline = self._look().timeline
+        if timeline and timeline[-1] != found:
+            self._link.branch((found.step, found.attempt))
         report = restored.report
         self._link.tell(
             "restored",

@@ -89,6 +89,7 @@ class Stepping:
         """The training goes on from `step`."""
         self.floor = self.last = step
         self.accepted = {saved for saved in self.accepted if saved < step}
+        self._served = {TARGET_DURABLE: NEVER, TARGET_RAM: NEVER}
 
     def _asks(self, policy: SaveDecisionPolicy | None, step: int) -> bool:
         return policy is not None and policy.should_save(step, (), context=self._context)
