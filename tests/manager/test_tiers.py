@@ -59,7 +59,7 @@ def test_continuous_respects_the_minimum_interval(one_host: Host, tmp_path: Path
     gaps = np.diff(times)
     assert len(gaps) >= 3
     assert gaps.min() > 0.35
-    assert np.median(gaps) < 0.6
+    assert np.median(gaps) < 1.0
 
 
 def test_preservation_keeps_what_it_says_and_always_the_newest(
@@ -240,6 +240,6 @@ def test_continuous_goes_on_at_once_after_going_back(one_host: Host, tmp_path: P
                 if manager.save(step, {"n": step}):
                     saved.append(step)
                 time.sleep(0.01)
-            assert saved[0] <= first + 20, saved
+            assert saved[0] <= first + 45, saved
             assert len(saved) >= 3
             manager.wait_until_finished()
