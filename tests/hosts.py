@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from holdfast.agent import protocol
 from holdfast.agent.client import AgentClient, AgentGoneError
 from holdfast.agent.location import LOCK, SOCKET
@@ -75,11 +77,21 @@ class Host:
             if trainer.poll() is None:
                 trainer.kill()
             trainer.communicate()
-        for status in self.agents():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(status.pid, signal.SIGKILL)
-            wait_until(lambda pid=status.pid: not is_running(pid))
+        for agent in self._agent_processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                agent.kill()
+            wait_until(lambda pid=agent.pid: not is_running(pid))
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _agent_processes(self) -> list[psutil.Process]:
+        """All agents of this host, also one that is just starting and does not answer yet."""
+        found = psutil.process_iter(["cmdline"])
+        return [
+            p
+            for p in found
+            if str(self.folder) in " ".join(p.info["cmdline"] or [])[-2000:]
+            and "holdfast.agent" in (p.info["cmdline"] or [])
+        ]
 
     def _agent_folders(self) -> list[Path]:
         return [p for p in self.folder.glob("*") if (p / SOCKET).exists() and (p / LOCK).exists()]

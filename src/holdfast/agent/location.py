@@ -53,13 +53,23 @@ def make_private(folder: Path) -> None:
         OSError: it cannot be made.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_private(folder)
+    folder.chmod(0o700)
+
+
+def check_private(folder: Path) -> None:
+    """Checks that `folder` is the user's.
+
+    Raises:
+        StorageError: it is somebody else's, or a symbolic link.
+        OSError: it is not there.
+    """
     state = folder.lstat()
     if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid():
         raise StorageError(
             f"use {folder}: expected a folder of user {os.geteuid()}, found one of user "
             f"{state.st_uid}; remove it or set {RAM_VARIABLE}"
         )
-    folder.chmod(0o700)
 
 
 def socket_address(folder_fd: int) -> str:

@@ -23,7 +23,7 @@ from aiohttp import web
 
 from holdfast.agent.config import ALREADY_RUNNING, AgentConfig
 from holdfast.agent.events import EventLog
-from holdfast.agent.location import LOCK, SOCKET, WORDS, make_private, socket_address
+from holdfast.agent.location import LOCK, SOCKET, WORDS, check_private, socket_address
 from holdfast.agent.server import application
 from holdfast.agent.service import Service
 from holdfast.agent.state import AgentState, ram_folder
@@ -47,7 +47,6 @@ def main(argument: str, placed: Callable[[int], None]) -> int:
     """
     config = msgspec.json.decode(argument, type=AgentConfig)
     folder = Path(config.folder)
-    make_private(folder)
     with _locked(folder) as is_mine:
         placed(0 if is_mine else ALREADY_RUNNING)
         if not is_mine:
@@ -71,7 +70,13 @@ def main(argument: str, placed: Callable[[int], None]) -> int:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[bool]:
-    fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        check_private(folder)
+        fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        # Whoever started this agent made the folder; another agent took it along since.
+        yield False
+        return
     try:
         yield _try_lock(fd, folder / LOCK)
     finally:
