@@ -155,7 +155,8 @@ class CheckpointManager:
             state: any pytree of arrays, Python values and objects that keep a state.
             metrics: numbers by name, for policies and for `ls`.
             force: whatever the policies say, and over a checkpoint of the same step, which stays
-                until the new one is committed.
+                until the new one is committed. Such a save, and that of a preemption, waits for
+                its place where two earlier ones are on their way.
 
         Returns:
             True where a checkpoint of this step is being taken.
@@ -336,8 +337,10 @@ class CheckpointManager:
         if not due.is_any:
             return False
         waiting = self._progress.outstanding()
-        if not due.must_save and waiting >= protocol.pending_limit(self._planner.image_size_bytes):
-            self._steps.tell_skipped(step, waiting)
+        is_behind = waiting >= protocol.pending_limit(self._planner.image_size_bytes)
+        if not due.must_save and (is_behind or self._saver.would_wait_for_storage):
+            if not due.is_target:
+                self._steps.tell_skipped(step, waiting)
             return False
         checked = arguments.check_metrics(metrics)
         snapshot = self._framework.snapshot(state)
@@ -346,7 +349,7 @@ class CheckpointManager:
         )
         plan = self._planner.plan(snapshot, taking)
         self._progress.accept(taking.id, durable=due.durable)
-        self._steps.took(step, due)
+        self._steps.took(step, due, place.words.values)
         self._saver.submit(Job(plan=plan, snapshot=snapshot, is_durable_due=due.durable))
         return True
 

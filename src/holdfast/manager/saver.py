@@ -1,14 +1,13 @@
 """The background thread that fills images: nothing of it runs on the training thread.
 
-At most one save waits while another one is filled. A save that the policy of steps, a person or a
-preemption asked for waits for its place, at the speed of RAM; it never waits for storage.
+At most one save waits while another one is filled, so handing one over may wait for RAM. Where it
+would wait for storage, `would_wait_for_storage` tells so beforehand.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from holdfast.adapt.contract import Snapshot
@@ -45,11 +44,11 @@ class Saver:
         self._clock = clock
         self._changed = threading.Condition()
         self._waiting: Job | None = None
-        self._is_filling = False
+        self._is_at_storage = False
         self._is_closed = False
         self._has_told_no_ram = False
         self._ram: RamStore | None = None
-        self._slot: Callable[[int], str] = _no_slot
+        self._slot = ""
         self._thread = threading.Thread(target=self._run, name="holdfast-save", daemon=True)
         self._thread.start()
 
@@ -61,10 +60,10 @@ class Saver:
             self._changed.notify_all()
 
     @property
-    def is_idle(self) -> bool:
-        """Whether no save waits and none is being filled."""
+    def would_wait_for_storage(self) -> bool:
+        """Whether one more save would wait until the durable tier has taken an earlier one."""
         with self._changed:
-            return self._waiting is None and not self._is_filling
+            return self._waiting is not None and self._is_at_storage
 
     def close(self) -> None:
         """Ends the thread after what it has; waits for it."""
@@ -80,7 +79,6 @@ class Saver:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting is not None or self._is_closed)
                 job, self._waiting = self._waiting, None
-                self._is_filling = job is not None
                 self._changed.notify_all()
             if job is None:
                 return
@@ -93,9 +91,7 @@ class Saver:
             finally:
                 job.snapshot.release()
                 job = None
-                with self._changed:
-                    self._is_filling = False
-                    self._changed.notify_all()
+                self._set_at_storage(False)
 
     def _save(self, job: Job) -> None:
         tier = self._fill(job)
@@ -126,6 +122,7 @@ class Saver:
         if not job.is_durable_due:
             self._abandon(job, slot.reason)
             return None
+        self._set_at_storage(True)
         write_part(self._durable, job.plan, job.snapshot.chunk_bytes)
         return "durable"
 
@@ -137,10 +134,16 @@ class Saver:
         )
         slot = self._link.call("slot", request, protocol.Slot)
         while slot.busy:
+            self._set_at_storage(True)
             # Each checkpoint ahead becomes durable or fails, and either makes room.
             self._clock.sleep(BUSY_SECS)
             slot = self._link.call("slot", request, protocol.Slot)
+        self._set_at_storage(False)
         return slot
+
+    def _set_at_storage(self, is_at_storage: bool) -> None:
+        with self._changed:
+            self._is_at_storage = is_at_storage
 
     def _ram_store(self, slot: str) -> RamStore:
         folder = self._link.place.ram_folder
@@ -148,8 +151,8 @@ class Saver:
         if self._ram is None or self._ram.root != folder:
             if self._ram is not None:
                 self._ram.close()
-            self._ram = RamStore(folder, lambda size: self._slot(size), self._clock)
-        self._slot = lambda size: slot
+            self._ram = RamStore(folder, lambda size: self._slot, self._clock)
+        self._slot = slot
         return self._ram
 
     def _tell_no_ram(self, reason: str) -> None:
@@ -171,7 +174,3 @@ class Saver:
             self._abandon(job, reason)
         except HoldfastError as error:
             log.warning("the agent was not told that step %d failed: %s", job.plan.id.step, error)
-
-
-def _no_slot(size_bytes: int) -> str:
-    raise StorageError("no slot was asked for")

@@ -17,11 +17,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Due:
-    """What is due. `must_save`: a person or a preemption asks, so it is taken whatever waits."""
+    """What is due. `must_save`: taken whatever waits; `is_target`: a later step will do too."""
 
     durable: bool
     ram: bool
     must_save: bool
+    is_target: bool
     is_preemption: bool
 
     @property
@@ -57,19 +58,22 @@ class Stepping:
         is_preemption = self.preempted_at is None and (
             told_alone or step >= words[TARGET_PREEMPTION]
         )
-        target = self._is_target(TARGET_DURABLE, step, words)
-        durable = force or is_preemption or target or self._asks(self._durable, step)
-        ram = self._is_target(TARGET_RAM, step, words) or self._asks(self._ram, step)
+        durable_target = self._is_target(TARGET_DURABLE, step, words)
+        ram_target = self._is_target(TARGET_RAM, step, words)
         return Due(
-            durable=durable,
-            ram=ram,
-            must_save=force or is_preemption or target,
+            durable=force or is_preemption or durable_target or self._asks(self._durable, step),
+            ram=ram_target or self._asks(self._ram, step),
+            must_save=force or is_preemption,
+            is_target=durable_target or ram_target,
             is_preemption=is_preemption,
         )
 
-    def took(self, step: int, due: Due) -> None:
-        """Notes that a checkpoint of `step` is being taken."""
+    def took(self, step: int, due: Due, words: Sequence[int]) -> None:
+        """Notes that a checkpoint of `step` is being taken; the targets it reaches are served."""
         self.accepted.add(step)
+        for word in self._served:
+            if step >= words[word]:
+                self._served[word] = words[word]
         self._has_told_skipped = False
         if due.is_preemption:
             self.preempted_at = step
@@ -95,11 +99,5 @@ class Stepping:
         return policy is not None and policy.should_save(step, (), context=self._context)
 
     def _is_target(self, word: int, step: int, words: Sequence[int]) -> bool:
-        """Whether `step` reaches a target, which counts once."""
-        target = words[word]
-        if step < target:
-            return False
-        if target == self._served[word]:
-            return False
-        self._served[word] = target
-        return True
+        """Whether `step` reaches a target that no checkpoint has served yet."""
+        return step >= words[word] and words[word] != self._served[word]
