@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from holdfast.clock import SystemClock
 from holdfast.engine.attempts import (
     TRIES_MAX,
     AttemptStart,
@@ -68,7 +69,7 @@ def test_a_start_that_never_gets_a_number_gives_up(durable: DiskStore) -> None:
             self.tries += 1
             return False
 
-    store = Taken(durable.root, durable._clock)
+    store = Taken(durable.root, SystemClock())
     with pytest.raises(StorageError, match="restarting in a loop"):
         begin_attempt(store, START)
     assert store.tries == TRIES_MAX

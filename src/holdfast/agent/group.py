@@ -16,7 +16,6 @@ import msgspec
 import psutil
 
 from holdfast.errors import RunBusyError
-from holdfast.store.files import write_all
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,11 +101,9 @@ def write_group(path: Path, group: Group | None) -> None:
         path.unlink(missing_ok=True)
         return
     unfinished = path.with_suffix(".unfinished")
-    fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        write_all(fd, memoryview(msgspec.json.encode(group.record())))
-    finally:
-        os.close(fd)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with open(os.open(unfinished, flags | os.O_CLOEXEC, 0o600), "wb") as file:
+        file.write(msgspec.json.encode(group.record()))
     unfinished.rename(path)
 
 

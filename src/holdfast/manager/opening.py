@@ -15,7 +15,8 @@ from holdfast.engine.run import create_run, read_run
 from holdfast.errors import HoldfastError, InvalidArgumentError, NotARunError, StorageError
 from holdfast.format.names import RUN_FILE
 from holdfast.store.disk import DiskStore
-from holdfast.store.files import translated
+from holdfast.store.file_system import LOCAL
+from holdfast.store.files import make_folder, translated
 
 _openings: Iterator[int] = itertools.count()
 
@@ -79,7 +80,7 @@ def _open_or_create(directory: Path, durable: DiskStore, clock: Clock) -> str:
         is_new = not directory.exists() or not any(directory.iterdir())
     if is_new:
         with translated("create", directory):
-            directory.mkdir(parents=True, exist_ok=True)
+            make_folder(LOCAL, directory, directory.parent, durable=True)
         return create_run(durable, str(directory), clock.token(), clock.now()).run_id
     if not (directory / RUN_FILE).exists():
         raise NotARunError(

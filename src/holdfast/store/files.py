@@ -1,8 +1,9 @@
-"""What stores in folders share: write beside and rename, listing, reading, and errors' translation.
+"""What stores in folders share: write beside and show, listing, reading, and errors' translation.
 
 Objects under way are named `.NAME.TOKEN.unfinished` beside their final name; names that start with
-a dot are never objects. `durable=True` adds the syncs that make an effect survive power loss; the
-order is always: bytes, then the name that shows them, then the folder that holds the name.
+a dot are never objects. A durable folder adds the syncs that make an effect survive power loss; the
+order is always: bytes, then the name that shows them, then the folder that holds the name. Symbolic
+links below the root are not followed.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from holdfast.clock import Clock
 from holdfast.errors import ObjectNotFoundError, OutOfSpaceError, StorageError
 from holdfast.store.contract import StoredObject, check_key
+from holdfast.store.file_system import FileSystem
 
 UNFINISHED = ".unfinished"
 TRIES_MAX = 100
+READ_SIZE_BYTES = 1024 * 1024
 
 T = TypeVar("T")
 
@@ -47,71 +52,240 @@ def translated(action: str, path: Path) -> Iterator[None]:
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-def sync_folder(folder: Path) -> None:
-    """Makes the names in `folder` survive power loss."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+class FileReader:
+    """An open file for ranged reads."""
+
+    def __init__(self, path: Path, fd: int, file_system: FileSystem) -> None:
+        self._path = path
+        self._file_system = file_system
+        self.fd = fd
+        self._size_bytes = os.fstat(fd).st_size
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size_bytes
+
+    def read_into(self, offset_bytes: int, target: memoryview) -> None:
+        stop = offset_bytes + len(target)
+        with translated("read", self._path):
+            while len(target):
+                count = self._file_system.read(self.fd, target, offset_bytes)
+                if count == 0:
+                    raise StorageError(
+                        f"read {self._path}: expected bytes up to {stop}, found its end at "
+                        f"{os.fstat(self.fd).st_size}; the file is cut off"
+                    )
+                target = target[count:]
+                offset_bytes += count
 
 
-def in_folder(path: Path, root: Path, make: Callable[[], T], *, durable: bool) -> T:
-    """What `make` makes at `path`, whose folder in `root` is made where it is missing.
+class ObjectFolder:
+    """Objects as files below `root`.
 
-    A delete elsewhere may remove the folder again while it is still empty; then it is made anew.
+    Threads may share it. `_kept` holds the folders whose own name is known to survive power loss;
+    a folder that somebody else removed is found missing when it is used, and made anew.
     """
-    for _ in range(TRIES_MAX):
+
+    def __init__(self, root: Path, clock: Clock, files: FileSystem, *, durable: bool) -> None:
+        self.root = root
+        self.files = files
+        self._clock = clock
+        self._is_durable = durable
+        self._kept: set[Path] = set()
+
+    def path(self, key: str) -> Path:
+        """Where the object of `key` lies."""
+        return self.root / check_key(key)
+
+    @contextlib.contextmanager
+    def writing(self, path: Path) -> Iterator[Path]:
+        """Yields where to gather the bytes of `path`; shows them, if all went well, or drops them.
+
+        The caller makes that file by `create` or by `in_folder`, and syncs and closes it.
+        """
+        unfinished = self._unfinished(path)
+        with translated("write", path):
+            try:
+                yield unfinished
+                self.files.rename(unfinished, path)
+                self._sync_names(path.parent)
+            finally:
+                self._drop(unfinished)
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        """Writes an object where there is none, by linking a finished file to its name."""
+        path = self.path(key)
+        unfinished = self._unfinished(path)
+        with translated("write", path):
+            try:
+                fd = self.create(unfinished, 0)
+                try:
+                    self.write_all(fd, memoryview(data))
+                    if self._is_durable:
+                        self.files.sync(fd)
+                finally:
+                    self.files.close(fd)
+                try:
+                    self.files.link(unfinished, path)
+                    is_new = True
+                except FileExistsError:
+                    is_new = False
+                # Also what another caller put there has to last once this call has returned.
+                self._sync_names(path.parent)
+                return is_new
+            finally:
+                self._drop(unfinished)
+
+    def create(self, path: Path, flags: int) -> int:
+        """Opens a new file for writing; its folder is made where it is missing."""
+        flags |= os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        return self.in_folder(path, lambda: self.files.open(path, flags, 0o666))
+
+    def in_folder(self, path: Path, make: Callable[[], T]) -> T:
+        """What `make` makes at `path`, whose folder is made where it is missing.
+
+        A delete elsewhere may remove the folder again while it is still empty; then it is made
+        anew.
+        """
+        for _ in range(TRIES_MAX):
+            with contextlib.suppress(FileNotFoundError):
+                self._make_folder(path.parent)
+                return make()
+            self._kept.clear()
+        raise StorageError(
+            f"write {path}: its folder was removed {TRIES_MAX} times while it was made"
+        )
+
+    def write_all(self, fd: int, data: memoryview) -> None:
+        """Writes all of `data` at the file's position; the system may take it in pieces."""
+        while len(data):
+            taken = self.files.write(fd, data)
+            if taken == 0:
+                raise OSError(errno.EIO, "the file takes no more bytes")
+            data = data[taken:]
+
+    def read(self, key: str) -> bytes:
+        """All bytes of an object."""
+        with self.opened(key) as reader:
+            data = bytearray(reader.size_bytes)
+            reader.read_into(0, memoryview(data))
+            return bytes(data)
+
+    @contextlib.contextmanager
+    def opened(self, key: str) -> Iterator[FileReader]:
+        """Opens an object for ranged reads; closes it on leaving."""
+        path = self.path(key)
+        self._check_no_links(path.parent)
+        with translated("open", path), path_not_under_object():
+            fd = self.files.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            with translated("open", path):
+                if not stat.S_ISREG(os.fstat(fd).st_mode):
+                    raise IsADirectoryError(path)
+            yield FileReader(path, fd, self.files)
+        finally:
+            self.files.close(fd)
+
+    def list(self, prefix: str) -> Iterator[StoredObject]:
+        """All objects below `prefix`, by key. Symbolic links are neither followed nor listed."""
+        folder = self.path(prefix)
+        self._check_no_links(folder)
+        with translated("list", folder):
+            yield from _walk(folder, prefix)
+
+    def delete(self, key: str) -> None:
+        """Removes an object, and the folders that are empty without it."""
+        path = self.path(key)
+        self._check_no_links(path.parent)
+        with translated("delete", path):
+            try:
+                self.files.unlink(path)
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                return
+            # Another delete may have removed the folder, and the name with it.
+            with contextlib.suppress(FileNotFoundError):
+                self._sync_names(path.parent)
+            self._remove_empty(path.parent)
+
+    def discard_unfinished(self, prefix: str) -> None:
+        """Removes what interrupted writes and deletes left below `prefix`."""
+        folder = self.path(prefix)
+        self._check_no_links(folder)
+        with translated("clean up", folder):
+            for found, _, names in os.walk(folder, topdown=False):
+                for name in names:
+                    if name.startswith(".") and name.endswith(UNFINISHED):
+                        self._drop(Path(found, name))
+                self._remove_empty(Path(found))
+
+    def _make_folder(self, folder: Path) -> None:
+        if folder in self._kept:
+            return
+        self._check_no_links(folder)
+        make_folder(self.files, folder, self.root, durable=self._is_durable)
+        self._kept.add(folder)
+
+    def _check_no_links(self, folder: Path) -> None:
+        """Checks that no folder between the root and `folder` is a symbolic link."""
+        while folder != self.root:
+            if folder not in self._kept and folder.is_symlink():
+                raise StorageError(
+                    f"use {folder}: expected a folder, found a symbolic link; none is followed "
+                    "inside a run, put the folder itself there"
+                )
+            folder = folder.parent
+
+    def _sync_names(self, folder: Path) -> None:
+        if self._is_durable:
+            sync_folder(self.files, folder)
+
+    def _unfinished(self, path: Path) -> Path:
+        return path.with_name(f".{path.name}.{self._clock.token()}{UNFINISHED}")
+
+    def _drop(self, path: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
-            _make_folder(path.parent, root, durable=durable)
-            return make()
-    raise StorageError(f"write {path}: its folder was removed {TRIES_MAX} times while it was made")
+            self.files.unlink(path)
+
+    def _remove_empty(self, folder: Path) -> None:
+        """Removes `folder`, and those above it up to the root, as far as they are empty."""
+        while folder != self.root:
+            try:
+                self.files.remove_folder(folder)
+            except OSError:
+                # Not empty, or another process was faster: either way it is not ours to remove.
+                return
+            self._kept.discard(folder)
+            folder = folder.parent
 
 
-def _make_folder(folder: Path, root: Path, *, durable: bool) -> None:
-    missing = []
-    while not folder.is_dir():
-        missing.append(folder)
-        folder = folder.parent
-    for made in reversed(missing):
-        with contextlib.suppress(FileExistsError):
-            made.mkdir(mode=0o700 if root == made else 0o777)
-        if durable:
-            sync_folder(made.parent)
+def make_folder(files: FileSystem, folder: Path, root: Path, *, durable: bool) -> None:
+    """Makes `folder`, and what is missing above it.
+
+    Where it has to be durable, each name from below `root` down to `folder` is synced even where it
+    is there: whoever made it may have been killed before the sync.
+    """
+    chain = [folder]
+    while chain[-1] != root and chain[-1].parent != chain[-1]:
+        chain.append(chain[-1].parent)
+    while not chain[-1].parent.is_dir():
+        chain.append(chain[-1].parent)
+    for one in reversed(chain):
+        is_made = False
+        if not one.is_dir():
+            with contextlib.suppress(FileExistsError):
+                files.make_folder(one)
+                is_made = True
+        if durable and (is_made or one != root):
+            sync_folder(files, one.parent)
 
 
-def unfinished_path(path: Path, token: str) -> Path:
-    """Where the bytes of `path` are gathered before it is shown."""
-    return path.with_name(f".{path.name}.{token}{UNFINISHED}")
-
-
-def show(unfinished: Path, path: Path, *, durable: bool) -> None:
-    """Gives the gathered bytes their name, in one step, over an older object if there is one."""
-    unfinished.rename(path)
-    if durable:
-        sync_folder(path.parent)
-
-
-def write_all(fd: int, data: memoryview) -> None:
-    """Writes all of `data` at the file's position; the system may take it in pieces."""
-    while len(data):
-        data = data[os.write(fd, data) :]
-
-
-def object_path(root: Path, key: str) -> Path:
-    """Where the object of `key` lies."""
-    return root / check_key(key)
-
-
-def read_object(root: Path, key: str) -> bytes:
-    """All bytes of an object."""
-    path = object_path(root, key)
-    with translated("read", path), path_not_under_object(), open(path, "rb", opener=_open) as file:
-        return file.read()
-
-
-def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW)
+def sync_folder(files: FileSystem, folder: Path) -> None:
+    """Makes the names in `folder` survive power loss."""
+    fd = files.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        files.sync(fd)
+    finally:
+        files.close(fd)
 
 
 @contextlib.contextmanager
@@ -121,35 +295,6 @@ def path_not_under_object() -> Iterator[None]:
         yield
     except NotADirectoryError as error:
         raise FileNotFoundError(*error.args) from error
-
-
-def put_object_if_absent(root: Path, key: str, data: bytes, token: str, *, durable: bool) -> bool:
-    """Writes an object where there is none, by linking a finished file to its name."""
-    path = object_path(root, key)
-    unfinished = unfinished_path(path, token)
-    with translated("write", path):
-        try:
-            with in_folder(path, root, lambda: unfinished.open("xb"), durable=durable) as file:
-                file.write(data)
-                file.flush()
-                if durable:
-                    os.fsync(file.fileno())
-            try:
-                os.link(unfinished, path)
-            except FileExistsError:
-                return False
-            if durable:
-                sync_folder(path.parent)
-            return True
-        finally:
-            unfinished.unlink(missing_ok=True)
-
-
-def list_objects(root: Path, prefix: str) -> Iterator[StoredObject]:
-    """All objects below `prefix`, by key. Symbolic links are neither followed nor listed."""
-    folder = object_path(root, prefix)
-    with translated("list", folder):
-        yield from _walk(folder, prefix)
 
 
 def _walk(folder: Path | str, prefix: str) -> Iterator[StoredObject]:
@@ -169,76 +314,3 @@ def _walk(folder: Path | str, prefix: str) -> Iterator[StoredObject]:
             # The object may be deleted between the scan and the look at it.
             with contextlib.suppress(FileNotFoundError):
                 yield StoredObject(key, entry.stat(follow_symlinks=False).st_size)
-
-
-def delete_object(root: Path, key: str, *, durable: bool) -> None:
-    """Removes an object, and the folders that are empty without it."""
-    path = object_path(root, key)
-    with translated("delete", path):
-        try:
-            path.unlink()
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            return
-        # Another delete may have removed the folder, and the name with it.
-        with contextlib.suppress(FileNotFoundError):
-            if durable:
-                sync_folder(path.parent)
-        _remove_empty(path.parent, root)
-
-
-def _remove_empty(folder: Path, root: Path) -> None:
-    """Removes `folder`, and those above it up to `root`, as far as they are empty."""
-    while folder != root:
-        try:
-            folder.rmdir()
-        except OSError:
-            # Not empty, or another process was faster: either way it is not ours to remove.
-            return
-        folder = folder.parent
-
-
-def discard_unfinished(root: Path, prefix: str) -> None:
-    """Removes the files of interrupted writes below `prefix`."""
-    folder = object_path(root, prefix)
-    with translated("clear", folder):
-        if not folder.is_dir():
-            return
-        for path in sorted(folder.rglob(f".*{UNFINISHED}")):
-            path.unlink(missing_ok=True)
-            _remove_empty(path.parent, root)
-
-
-class FileReader:
-    """An open file for ranged reads."""
-
-    def __init__(self, path: Path, fd: int) -> None:
-        self._path = path
-        self.fd = fd
-        self._size_bytes = os.fstat(fd).st_size
-
-    @property
-    def size_bytes(self) -> int:
-        return self._size_bytes
-
-    def read_into(self, offset_bytes: int, target: memoryview) -> None:
-        stop = offset_bytes + len(target)
-        with translated("read", self._path):
-            while len(target):
-                count = os.preadv(self.fd, [target], offset_bytes)
-                if count == 0:
-                    raise StorageError(
-                        f"read {self._path}: expected bytes up to {stop}, found its end at "
-                        f"{os.fstat(self.fd).st_size}; the file is cut off"
-                    )
-                target = target[count:]
-                offset_bytes += count
-
-
-@contextlib.contextmanager
-def open_file(root: Path, key: str) -> Iterator[FileReader]:
-    """Opens an object for ranged reads; closes it on leaving."""
-    path = object_path(root, key)
-    with contextlib.ExitStack() as stack:
-        with translated("open", path), path_not_under_object():
-            file = stack.enter_context(open(path, "rb", buffering=0, opener=_open))
-        yield FileReader(path, file.fileno())

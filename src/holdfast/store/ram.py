@@ -19,8 +19,9 @@ from pathlib import Path
 from holdfast.clock import Clock
 from holdfast.errors import InvalidArgumentError, StorageError
 from holdfast.format.buffers import Buffer
-from holdfast.store import files
 from holdfast.store.contract import Reader, StoredObject
+from holdfast.store.file_system import LOCAL, FileSystem
+from holdfast.store.files import ObjectFolder, translated
 from holdfast.store.slots import SLOTS
 
 IMAGE_SUFFIX = ".safetensors"
@@ -36,50 +37,46 @@ class RamStore:
 
     tier = "ram"
 
-    def __init__(self, root: Path, reserve: Callable[[int], str], clock: Clock) -> None:
+    def __init__(
+        self,
+        root: Path,
+        reserve: Callable[[int], str],
+        clock: Clock,
+        files: FileSystem = LOCAL,
+    ) -> None:
         self.root = root
         self._reserve = reserve
         self._clock = clock
+        self._folder = ObjectFolder(root, clock, files, durable=False)
         self._mapped: dict[str, _MappedSlot] = {}
 
     def __repr__(self) -> str:
         return f"RamStore({self.root})"
 
     def put(self, key: str, size_bytes: int, blocks: Iterable[Buffer]) -> None:
-        path = files.object_path(self.root, key)
-        unfinished = files.unfinished_path(path, self._clock.token())
-        with files.translated("write", path):
-            try:
-                if key.endswith(IMAGE_SUFFIX) and size_bytes:
-                    self._fill_slot(unfinished, path, size_bytes, blocks)
-                else:
-                    file = files.in_folder(
-                        path, self.root, lambda: unfinished.open("xb", buffering=0), durable=False
-                    )
-                    with file:
-                        _write_file(unfinished, file.fileno(), size_bytes, blocks)
-                    files.show(unfinished, path, durable=False)
-            finally:
-                unfinished.unlink(missing_ok=True)
+        with self._folder.writing(self._folder.path(key)) as unfinished:
+            if key.endswith(IMAGE_SUFFIX) and size_bytes:
+                self._fill_slot(unfinished, size_bytes, blocks)
+            else:
+                self._write_file(unfinished, size_bytes, blocks)
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        token = self._clock.token()
-        return files.put_object_if_absent(self.root, key, data, token, durable=False)
+        return self._folder.put_if_absent(key, data)
 
     def get(self, key: str) -> bytes:
-        return files.read_object(self.root, key)
+        return self._folder.read(key)
 
     def open(self, key: str) -> AbstractContextManager[Reader]:
-        return _open_pinned(self.root, key)
+        return self._open_pinned(key)
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
-        return files.list_objects(self.root, prefix)
+        return self._folder.list(prefix)
 
     def delete(self, key: str) -> None:
-        files.delete_object(self.root, key, durable=False)
+        self._folder.delete(key)
 
     def discard_unfinished(self, prefix: str) -> None:
-        files.discard_unfinished(self.root, prefix)
+        self._folder.discard_unfinished(prefix)
 
     def close(self) -> None:
         """Lets go of all mappings."""
@@ -87,16 +84,49 @@ class RamStore:
             slot.close()
         self._mapped.clear()
 
-    def _fill_slot(
-        self, unfinished: Path, path: Path, size_bytes: int, blocks: Iterable[Buffer]
-    ) -> None:
+    def _fill_slot(self, unfinished: Path, size_bytes: int, blocks: Iterable[Buffer]) -> None:
         name = self._reserve(size_bytes)
         slot = self._map(name, size_bytes)
+        # Unlocked before the name is shown: that is one more name already, so it is not free.
         with slot.locked(self._clock):
             slot.fill(blocks)
-            link = functools.partial(os.link, self.root / SLOTS / name, unfinished)
-            files.in_folder(path, self.root, link, durable=False)
-            files.show(unfinished, path, durable=False)
+            link = functools.partial(self._folder.files.link, self.root / SLOTS / name, unfinished)
+            self._folder.in_folder(unfinished, link)
+
+    def _write_file(self, unfinished: Path, size_bytes: int, blocks: Iterable[Buffer]) -> None:
+        fd = self._folder.create(unfinished, 0)
+        written = 0
+        try:
+            for block in blocks:
+                view = memoryview(block).cast("B")
+                self._folder.write_all(fd, view)
+                written += len(view)
+        finally:
+            self._folder.files.close(fd)
+        if written != size_bytes:
+            raise InvalidArgumentError(
+                f"write {unfinished}: expected blocks of {size_bytes} bytes together, found "
+                f"{written}"
+            )
+
+    @contextlib.contextmanager
+    def _open_pinned(self, key: str) -> Iterator[Reader]:
+        """Opens an object; while it is open its slot is not recycled."""
+        path = self._folder.path(key)
+        deadline = self._clock.monotonic() + LOCK_SECS
+        while True:
+            with self._folder.opened(key) as reader:
+                if _try_lock(reader.fd, fcntl.LOCK_SH):
+                    with translated("open", path):
+                        shown = os.stat(path, follow_symlinks=False)
+                    if os.path.samestat(shown, os.fstat(reader.fd)):
+                        yield reader
+                        return
+            # Between opening and locking it was replaced: that slot may be filled anew. Or somebody
+            # looks for free slots, who holds the lock for a moment.
+            if self._clock.monotonic() > deadline:
+                raise StorageError(f"open {path}: another process has its slot locked")
+            self._clock.sleep(LOCK_POLL_SECS)
 
     def _map(self, name: str, size_bytes: int) -> _MappedSlot:
         known = self._mapped.get(name)
@@ -105,18 +135,19 @@ class RamStore:
         # Slots that are gone belong to an earlier layout or an earlier agent.
         for old in [n for n, slot in self._mapped.items() if not slot.is_current()]:
             self._mapped.pop(old).close()
-        self._mapped[name] = _MappedSlot(self.root / SLOTS / name, size_bytes)
+        self._mapped[name] = _MappedSlot(self.root / SLOTS / name, size_bytes, self._folder.files)
         return self._mapped[name]
 
 
 class _MappedSlot:
     """A slot, open and mapped for writing."""
 
-    def __init__(self, path: Path, size_bytes: int) -> None:
+    def __init__(self, path: Path, size_bytes: int, files: FileSystem) -> None:
         self._path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        self._files = files
+        self._fd = files.open(path, os.O_RDWR | os.O_NOFOLLOW)
         with contextlib.ExitStack() as on_error:
-            on_error.callback(os.close, self._fd)
+            on_error.callback(files.close, self._fd)
             found = os.fstat(self._fd).st_size
             if found != size_bytes:
                 # Writing past a file's end through a mapping would kill the process.
@@ -135,7 +166,7 @@ class _MappedSlot:
     @contextlib.contextmanager
     def locked(self, clock: Clock) -> Iterator[None]:
         deadline = clock.monotonic() + LOCK_SECS
-        while not self._try_lock():
+        while not _try_lock(self._fd, fcntl.LOCK_EX):
             # Whoever looks for free slots holds the lock for a moment; a reader or filler, longer.
             if clock.monotonic() > deadline:
                 raise StorageError(f"fill {self._path}: another process uses this slot")
@@ -145,20 +176,13 @@ class _MappedSlot:
         finally:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
-    def _try_lock(self) -> bool:
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
     def fill(self, blocks: Iterable[Buffer]) -> None:
         offset = 0
         for block in blocks:
             view = memoryview(block).cast("B")
             if offset + len(view) > len(self._map):
                 raise InvalidArgumentError(f"fill {self._path}: more than {len(self._map)} bytes")
-            self._map[offset : offset + len(view)] = view
+            self._files.fill(self._fd, self._map, offset, view)
             offset += len(view)
         if offset != len(self._map):
             raise InvalidArgumentError(
@@ -167,31 +191,12 @@ class _MappedSlot:
 
     def close(self) -> None:
         self._map.close()
-        os.close(self._fd)
+        self._files.close(self._fd)
 
 
-def _write_file(path: Path, fd: int, size_bytes: int, blocks: Iterable[Buffer]) -> None:
-    written = 0
-    for block in blocks:
-        view = memoryview(block).cast("B")
-        files.write_all(fd, view)
-        written += len(view)
-    if written != size_bytes:
-        raise InvalidArgumentError(
-            f"write {path}: expected blocks of {size_bytes} bytes together, found {written}"
-        )
-
-
-@contextlib.contextmanager
-def _open_pinned(root: Path, key: str) -> Iterator[Reader]:
-    """Opens an object; while it is open its slot is not recycled."""
-    path = files.object_path(root, key)
-    while True:
-        with files.open_file(root, key) as reader:
-            fcntl.flock(reader.fd, fcntl.LOCK_SH)
-            with files.translated("open", path):
-                shown = os.stat(path, follow_symlinks=False)
-            if os.path.samestat(shown, os.fstat(reader.fd)):
-                yield reader
-                return
-        # Between opening and locking it was replaced: that slot may be filled anew.
+def _try_lock(fd: int, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -24,7 +24,8 @@ from pathlib import Path
 
 from holdfast.clock import Clock
 from holdfast.errors import OutOfSpaceError
-from holdfast.store.files import translated
+from holdfast.store.file_system import LOCAL, FileSystem
+from holdfast.store.files import make_folder, translated
 
 SLOTS = "slots"
 
@@ -32,10 +33,13 @@ SLOTS = "slots"
 class SlotPool:
     """The slots below one folder, at most `limit_bytes` of them together."""
 
-    def __init__(self, root: Path, limit_bytes: int | None, clock: Clock) -> None:
+    def __init__(
+        self, root: Path, limit_bytes: int | None, clock: Clock, files: FileSystem = LOCAL
+    ) -> None:
         self._folder = root / SLOTS
         self._limit_bytes = limit_bytes
         self._clock = clock
+        self._files = files
 
     def reserve(
         self, size_bytes: int, taken: Collection[str] = (), in_use_bytes: Collection[int] = ()
@@ -55,7 +59,8 @@ class SlotPool:
         # A free slot of another size belongs to a layout that is no longer in use.
         for path, size in self._free(taken):
             if size not in {size_bytes, *in_use_bytes}:
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(FileNotFoundError):
+                    self._files.unlink(path)
         return self._create(size_bytes).name
 
     def free(self) -> list[str]:
@@ -80,7 +85,7 @@ class SlotPool:
                 continue
             with contextlib.suppress(FileNotFoundError):
                 state = path.stat()
-                if state.st_nlink == 1 and not _is_locked(path):
+                if state.st_nlink == 1 and not self._is_locked(path):
                     yield path, state.st_size
 
     def _create(self, size_bytes: int) -> Path:
@@ -92,26 +97,25 @@ class SlotPool:
             )
         path = self._folder / self._clock.token()
         with translated("reserve RAM for", path):
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            make_folder(self._files, self._folder, self._folder, durable=False)
+            fd = self._files.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             try:
-                os.posix_fallocate(fd, 0, size_bytes)
+                self._files.allocate(fd, size_bytes)
             except OSError:
-                path.unlink(missing_ok=True)
+                self._files.unlink(path)
                 raise
             finally:
-                os.close(fd)
+                self._files.close(fd)
         return path
 
-
-def _is_locked(path: Path) -> bool:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EWOULDBLOCK, errno.EAGAIN):
-            return True
-        raise
-    finally:
-        os.close(fd)
-    return False
+    def _is_locked(self, path: Path) -> bool:
+        fd = self._files.open(path, os.O_RDONLY)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EAGAIN):
+                return True
+            raise
+        finally:
+            self._files.close(fd)
+        return False
