@@ -33,8 +33,10 @@ check: $(STAMP) ## format, lint, types, layers and house rules
 bench: ## measure
 	@echo "There is nothing to measure yet."
 
-soak: $(STAMP) ## run the tests that take minutes
+soak: $(STAMP) ## break it on purpose, for an hour, and write docs/reliability.md
+	rm -rf build/soak
 	$(BIN)/python -m pytest -m soak --timeout=3600
+	$(BIN)/python -m tests.trust.figures
 
 clean: ## remove everything that is not source
 	rm -rf $(VENV) build dist src/*.egg-info \

@@ -20,7 +20,6 @@ from holdfast.errors import AgentUnavailableError, FencedError, InvalidArgumentE
 from holdfast.format.names import CheckpointId
 from holdfast.format.timeline import on_timeline
 from holdfast.policy import preservation_policy, save_decision_policy
-from holdfast.store.slots import SlotPool
 
 T = TypeVar("T")
 
@@ -34,6 +33,7 @@ class Joining:
         self._lock = asyncio.Lock()
         self._pool = ThreadPoolExecutor(1, "holdfast-join")
         self._seat = 0
+        self._followed: set[int] = set()
         self._branch: protocol.Branch | None = None
 
     def adopt(self) -> None:
@@ -121,8 +121,10 @@ class Joining:
             self._gone(group, group.members[request.rank])
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Ends the thread, and follows nobody any more."""
         self._pool.shutdown()
+        for fd in list(self._followed):
+            self._unfollow(fd)
 
     async def _blocking(self, call: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call, *arguments)
@@ -209,11 +211,16 @@ class Joining:
             loop.call_soon(self._ended, member, None)
             return
         loop.add_reader(fd, self._ended, member, fd)
+        self._followed.add(fd)
+
+    def _unfollow(self, fd: int) -> None:
+        self._followed.discard(fd)
+        asyncio.get_running_loop().remove_reader(fd)
+        os.close(fd)
 
     def _ended(self, member: Member, fd: int | None) -> None:
         if fd is not None:
-            asyncio.get_running_loop().remove_reader(fd)
-            os.close(fd)
+            self._unfollow(fd)
         group = self._state.group
         if group is None or group.members.get(member.rank) != member or member.rank in group.left:
             return
@@ -240,7 +247,7 @@ class Joining:
         if request.rank == 0:
             state.durable_policies = _policies(request.durable)
             state.ram_policies = _policies(request.ram) if request.ram else Policies()
-            state.pool = SlotPool(state.ram.root, request.ram_limit_bytes, state.clock)
+            state.pool.limit_bytes = request.ram_limit_bytes
 
 
 def _policies(tier: protocol.TierPolicies) -> Policies:

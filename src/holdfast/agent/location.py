@@ -45,6 +45,11 @@ def agent_folders(run_id: str, host: str) -> list[Path]:
     return [root / f"{run_id}-{safe_host}" for root in roots()]
 
 
+def ram_folder(folder: Path) -> Path:
+    """The RAM tier's root within an agent's folder."""
+    return folder / RAM
+
+
 def make_private(folder: Path) -> None:
     """Makes `folder` and what is missing above it; it must be the user's alone.
 

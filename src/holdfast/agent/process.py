@@ -22,17 +22,13 @@ import psutil
 from aiohttp import web
 
 from holdfast.agent.config import ALREADY_RUNNING, AgentConfig
-from holdfast.agent.events import EventLog
-from holdfast.agent.location import LOCK, SOCKET, WORDS, check_private, socket_address
+from holdfast.agent.location import LOCK, SOCKET, check_private, socket_address
 from holdfast.agent.server import application
 from holdfast.agent.service import Service
-from holdfast.agent.state import AgentState, ram_folder
-from holdfast.agent.words import create_words
+from holdfast.agent.state import open_state
 from holdfast.clock import SystemClock
 from holdfast.format.names import EVENTS
-from holdfast.store.disk import DiskStore
-from holdfast.store.ram import RamStore
-from holdfast.store.slots import SlotPool
+from holdfast.store.file_system import LOCAL, FileSystem
 
 NICENESS = 10
 SHUTDOWN_SECS = 0.2
@@ -40,10 +36,11 @@ SHUTDOWN_SECS = 0.2
 log = logging.getLogger(__name__)
 
 
-def main(argument: str, placed: Callable[[int], None]) -> int:
+def main(argument: str, placed: Callable[[int], None], files: FileSystem = LOCAL) -> int:
     """Runs the agent that `argument`, a JSON `AgentConfig`, describes; returns the exit code.
 
     `placed` is told 0 once the agent has its place, or `ALREADY_RUNNING` where another one has it.
+    All that its stores do passes through `files`.
     """
     config = msgspec.json.decode(argument, type=AgentConfig)
     folder = Path(config.folder)
@@ -56,7 +53,7 @@ def main(argument: str, placed: Callable[[int], None]) -> int:
         log.info(
             "agent of %s on %s: process %d in %s", config.run, config.host, os.getpid(), folder
         )
-        if not asyncio.run(_serve(config, folder)):
+        if not asyncio.run(_serve(config, files)):
             log.warning("what is not durable stays in %s, for the next agent of the run", folder)
             (folder / SOCKET).unlink(missing_ok=True)
             return 0
@@ -108,22 +105,9 @@ def _lower_priority() -> None:
     psutil.Process().ionice(psutil.IOPRIO_CLASS_BE, 7)
 
 
-async def _serve(config: AgentConfig, folder: Path) -> bool:
+async def _serve(config: AgentConfig, files: FileSystem) -> bool:
     """Serves until it is time to leave; returns whether RAM holds nothing that is not durable."""
-    clock = SystemClock()
-    ram_root = ram_folder(folder)
-    ram_root.mkdir(mode=0o700, exist_ok=True)
-    pool = SlotPool(ram_root, None, clock)
-    state = AgentState(
-        config=config,
-        clock=clock,
-        words=create_words(folder / WORDS),
-        events=EventLog(Path(config.run), config.host, clock),
-        durable=DiskStore(Path(config.run), clock),
-        ram=RamStore(ram_root, pool.reserve, clock),
-        pool=pool,
-        linger_secs=config.linger_secs,
-    )
+    state = open_state(config, SystemClock(), files)
     service = Service(state)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -133,7 +117,7 @@ async def _serve(config: AgentConfig, folder: Path) -> bool:
     await runner.setup()
     try:
         await service.adopt()
-        await _listen(runner, folder)
+        await _listen(runner, state.folder)
         await service.run()
     finally:
         await asyncio.wait_for(runner.cleanup(), SHUTDOWN_SECS * 50)

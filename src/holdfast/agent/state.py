@@ -13,9 +13,9 @@ from holdfast.agent.config import AgentConfig
 from holdfast.agent.events import EventLog
 from holdfast.agent.group import Group
 from holdfast.agent.ledger import Ledger
-from holdfast.agent.location import RAM
+from holdfast.agent.location import WORDS, ram_folder
 from holdfast.agent.notices import NoticeBoard
-from holdfast.agent.words import Words
+from holdfast.agent.words import Words, create_words
 from holdfast.clock import Clock
 from holdfast.engine.catalog import list_checkpoints
 from holdfast.engine.sources import Listings
@@ -23,6 +23,7 @@ from holdfast.format.names import CheckpointId
 from holdfast.policy import preservation_policy, save_decision_policy
 from holdfast.store.contract import Store
 from holdfast.store.disk import DiskStore
+from holdfast.store.file_system import FileSystem
 from holdfast.store.ram import RamStore
 from holdfast.store.slots import SlotPool
 
@@ -73,6 +74,23 @@ class AgentState:
         return {store.tier: list_checkpoints(store) for store in self.stores}
 
 
-def ram_folder(folder: Path) -> Path:
-    """The RAM tier's root within an agent's folder."""
-    return folder / RAM
+def open_state(config: AgentConfig, clock: Clock, files: FileSystem) -> AgentState:
+    """The state of an agent that has just got its place.
+
+    Raises:
+        OSError: its folder takes no files.
+    """
+    folder = Path(config.folder)
+    ram_root = ram_folder(folder)
+    ram_root.mkdir(mode=0o700, exist_ok=True)
+    pool = SlotPool(ram_root, None, clock, files)
+    return AgentState(
+        config=config,
+        clock=clock,
+        words=create_words(folder / WORDS),
+        events=EventLog(Path(config.run), config.host, clock),
+        durable=DiskStore(Path(config.run), clock, files),
+        ram=RamStore(ram_root, pool.reserve, clock, files),
+        pool=pool,
+        linger_secs=config.linger_secs,
+    )

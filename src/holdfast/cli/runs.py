@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.agent.location import agent_folders, host_name
+from holdfast.agent.location import agent_folders, host_name, ram_folder
 from holdfast.agent.starting import find_agent
-from holdfast.agent.state import ram_folder
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine.run import read_run
 from holdfast.errors import NotARunError

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from holdfast.agent import protocol
-from holdfast.agent.state import ram_folder
+from holdfast.agent.location import ram_folder
 from holdfast.cli import output
 from holdfast.cli.agents import agent_folders_here, is_locked, living, run_of
 from holdfast.cli.output import Column, counted, secs_text, size_text

@@ -31,13 +31,13 @@ SLOTS = "slots"
 
 
 class SlotPool:
-    """The slots below one folder, at most `limit_bytes` of them together."""
+    """The slots below one folder, at most `limit_bytes` of them together; None: no limit."""
 
     def __init__(
         self, root: Path, limit_bytes: int | None, clock: Clock, files: FileSystem = LOCAL
     ) -> None:
         self._folder = root / SLOTS
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._clock = clock
         self._files = files
 
@@ -90,10 +90,10 @@ class SlotPool:
 
     def _create(self, size_bytes: int) -> Path:
         used = self.size_bytes()
-        if self._limit_bytes is not None and used + size_bytes > self._limit_bytes:
+        if self.limit_bytes is not None and used + size_bytes > self.limit_bytes:
             raise OutOfSpaceError(
                 f"reserve {size_bytes} bytes of RAM in {self._folder}: {used} of the limit of "
-                f"{self._limit_bytes} bytes are in use; raise RamTier(limit_bytes=...)"
+                f"{self.limit_bytes} bytes are in use; raise RamTier(limit_bytes=...)"
             )
         path = self._folder / self._clock.token()
         with translated("reserve RAM for", path):

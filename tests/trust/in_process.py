@@ -1,0 +1,333 @@
+"""One host's agent and trainer in this process: the real stores and sequences, step by step.
+
+There is no socket and no heartbeat: a trainer calls the agent's service as the server's routes do,
+and `settle` lets the agent do what it would do by itself. A crash is an agent that is asked nothing
+more; a trainer that dies is a process that is killed. Time stands still unless it is moved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from holdfast.agent import protocol
+from holdfast.agent.config import AgentConfig
+from holdfast.agent.service import Service
+from holdfast.agent.state import open_state
+from holdfast.clock import Clock
+from holdfast.engine.restore import fill_targets
+from holdfast.engine.run import create_run
+from holdfast.engine.save import PartPlan, write_part
+from holdfast.engine.sources import CheckpointSources
+from holdfast.format.layout import image_layout
+from holdfast.format.names import CheckpointId
+from holdfast.format.placement import Target
+from holdfast.format.records import ArraySpec, CheckpointSpec, Container, SavedValue
+from holdfast.manager.view import View, look
+from holdfast.policy import preservation_policy
+from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
+from holdfast.store.contract import Store
+from holdfast.store.disk import DiskStore
+from holdfast.store.file_system import LOCAL, FileSystem
+from holdfast.store.ram import RamStore
+
+RUN_ID = "0123456789abcdef0123456789abcdef"
+TICKS_MAX = 1000
+ARRAY_SIZE = 700
+
+T = TypeVar("T")
+
+
+@dataclass
+class StepClock:
+    """Time that stands still until it is moved, and tokens that come in one order."""
+
+    secs: float = 1000.0
+    tokens: int = 0
+
+    def now(self) -> datetime:
+        return datetime(2026, 8, 1, 12, tzinfo=UTC) + timedelta(seconds=self.secs)
+
+    def monotonic(self) -> float:
+        return self.secs
+
+    def sleep(self, secs: float) -> None:
+        self.secs += secs
+
+    def token(self) -> str:
+        self.tokens += 1
+        return f"{self.tokens:032x}"
+
+
+def right_array(checkpoint: CheckpointId) -> np.ndarray:
+    """What the array of a checkpoint holds: other bits for every step of every attempt."""
+    seed = (checkpoint.step, checkpoint.attempt)
+    return np.random.default_rng(seed).integers(0, 2**32, ARRAY_SIZE, np.uint32)
+
+
+def right_plan(checkpoint: CheckpointId, rank: int, count: int, time: datetime) -> PartPlan:
+    """One rank's part: half of the array each, where there are two."""
+    chunk = -(-ARRAY_SIZE // count)
+    spec = CheckpointSpec(
+        time=time,
+        metrics=None,
+        arrays=(
+            ArraySpec(
+                path=("w",),
+                shape=(ARRAY_SIZE,),
+                dtype="uint32",
+                chunk_shape=(chunk,),
+                owners=tuple((r, 1) for r in range(count)),
+            ),
+        ),
+        containers=(Container(path=(), kind="dict"),),
+        values=(SavedValue(path=("id",), value=[checkpoint.step, checkpoint.attempt]),),
+        process_values=(),
+    )
+    return PartPlan(
+        run_id=RUN_ID,
+        id=checkpoint,
+        rank=rank,
+        part_count=count,
+        layout=image_layout(spec.arrays, rank),
+        spec=spec,
+        process_values=(),
+    )
+
+
+def read_checkpoint(sources: CheckpointSources) -> tuple[CheckpointId, np.ndarray]:
+    """What a checkpoint holds: whose it says it is, and its array; digests are checked."""
+    (step, attempt) = sources.spec.values[0].value
+    array = np.zeros(ARRAY_SIZE, np.uint32)
+    fill_targets(sources, [Target(array_index=0, region=((0,), (ARRAY_SIZE,)), buffer=array)])
+    return CheckpointId(step, attempt), array
+
+
+@dataclass
+class Trainer:
+    """One group's only rank, or all of its ranks: `process` is what the agent sees live and die."""
+
+    group: str
+    count: int
+    process: subprocess.Popen[bytes]
+    place: protocol.Attached
+    stores: list[RamStore] = field(default_factory=list)
+
+    @property
+    def attempt(self) -> int:
+        return self.place.attempt
+
+
+class InProcessHost:
+    """A run and its host; `files` may record or refuse what the stores do."""
+
+    def __init__(
+        self,
+        root: Path,
+        files: FileSystem = LOCAL,
+        clock: Clock | None = None,
+        preserve: PreservationPolicy | None = None,
+    ) -> None:
+        self.run = root / "run"
+        self.folder = root / "agent"
+        self.files = files
+        self.clock = clock or StepClock()
+        self.preserve = preserve or LatestN(2)
+        self.runner = asyncio.Runner()
+        self.service: Service | None = None
+        self.trainers: list[Trainer] = []
+        self._groups = 0
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Runs one call of the service to its end."""
+        return self.runner.run(coroutine)
+
+    # The agent.
+
+    def start_agent(self) -> None:
+        """Starts an agent, which adopts what the one before it left."""
+        durable = DiskStore(self.run, self.clock, self.files)
+        create_run(durable, str(self.run), RUN_ID, self.clock.now())
+        config = AgentConfig(
+            run=str(self.run), run_id=RUN_ID, host="host-a", folder=str(self.folder)
+        )
+        self.state = open_state(config, self.clock, self.files)
+        self.service = Service(self.state)
+        self.call(self.service.adopt())
+
+    def crash_agent(self) -> None:
+        """The agent is asked nothing more; its threads end, and nothing is cleaned up."""
+        if self.service is not None:
+            self.call(_close(self.service))
+            self.state.events.close()
+            self.state.words.close()
+            self.service = None
+            # Each agent has a loop of its own, as it has a process.
+            self.runner.close()
+            self.runner = asyncio.Runner()
+
+    def settle(self) -> None:
+        """Lets the agent act until it has nothing to do."""
+        self.call(self._settle())
+
+    async def _settle(self) -> None:
+        assert self.service is not None
+        for _ in range(TICKS_MAX):
+            await self.service._tick()
+            if not self.service._keeper.is_busy:
+                return
+            await self.service._keeper._task
+        raise AssertionError("the agent does not come to rest")
+
+    # Trainers.
+
+    def attach(self, count: int = 1, *, takeover: bool = False) -> Trainer:
+        """A new group of trainers, all of its ranks in one process."""
+        self._groups += 1
+        process = subprocess.Popen(["sleep", "1000"])
+        trainer = Trainer(f"group-{self._groups}", count, process, None)  # type: ignore[arg-type]
+        self.trainers.append(trainer)
+        self.join(trainer, takeover=takeover)
+        return trainer
+
+    def join(self, trainer: Trainer, *, takeover: bool = False, attempt: int | None = None) -> None:
+        """Attaches each rank; `attempt` where it had a place with an agent that is gone."""
+        assert self.service is not None
+        durable = protocol.TierPolicies(
+            save=None, preserve=preservation_policy.encode(self.preserve).decode()
+        )
+        ram = protocol.TierPolicies(
+            save=None, preserve=preservation_policy.encode(LatestN(1)).decode()
+        )
+        for rank in range(trainer.count):
+            request = protocol.Attach(
+                group=trainer.group,
+                rank=rank,
+                count=trainer.count,
+                attempt=attempt,
+                takeover=takeover,
+                durable=durable,
+                ram=ram,
+                ram_limit_bytes=None,
+                linger_secs=600.0,
+            )
+            trainer.place = self.call(self.service.attach(request, trainer.process.pid))
+
+    def save(self, trainer: Trainer, step: int, *, durable: bool = True) -> CheckpointId:
+        """Every rank seals its part of `step` in RAM and tells the agent."""
+        checkpoint = CheckpointId(step, trainer.attempt)
+        for rank in range(trainer.count):
+            self.seal(trainer, checkpoint, rank)
+            self.tell_sealed(trainer, checkpoint, rank, durable=durable)
+        return checkpoint
+
+    def seal(self, trainer: Trainer, checkpoint: CheckpointId, rank: int = 0) -> None:
+        """Writes one rank's part into a slot."""
+        assert self.service is not None
+        plan = right_plan(checkpoint, rank, trainer.count, self.clock.now())
+        request = protocol.WantSlot(
+            rank=rank, id=(checkpoint.step, checkpoint.attempt), size_bytes=plan.layout.size_bytes
+        )
+        slot = self.call(self.service.want_slot(request, trainer.process.pid))
+        assert slot.name is not None, slot.reason
+        name = slot.name
+        store = RamStore(self.state.ram.root, lambda size: name, self.clock, self.files)
+        array = right_array(checkpoint)
+        try:
+            write_part(store, plan, lambda c: array[c.start[0] : c.stop[0]].view(np.uint8).data)
+        finally:
+            store.close()
+
+    def tell_sealed(
+        self, trainer: Trainer, checkpoint: CheckpointId, rank: int = 0, *, durable: bool = True
+    ) -> None:
+        """Tells the agent that one rank's part is whole."""
+        assert self.service is not None
+        request = protocol.Sealed(
+            rank=rank,
+            id=(checkpoint.step, checkpoint.attempt),
+            part_count=trainer.count,
+            tier="ram",
+            durable=durable,
+        )
+        self.call(self.service.sealed(request, trainer.process.pid))
+
+    def branch(self, trainer: Trainer, origin: CheckpointId | None) -> None:
+        """Goes back to `origin`: every rank asks for a new attempt."""
+        assert self.service is not None
+        came_from = None if origin is None else (origin.step, origin.attempt)
+        before = trainer.attempt
+        for rank in range(trainer.count):
+            request = protocol.Branch(
+                group=trainer.group, rank=rank, attempt=before, origin=came_from
+            )
+            trainer.place = self.call(self.service.branch(request, trainer.process.pid))
+
+    def detach(self, trainer: Trainer) -> None:
+        """Every rank leaves in good order."""
+        assert self.service is not None
+        for rank in range(trainer.count):
+            request = protocol.Detach(group=trainer.group, rank=rank)
+            self.call(self.service.detach(request, trainer.process.pid))
+        self._end(trainer)
+
+    def kill_trainer(self, trainer: Trainer) -> None:
+        """SIGKILL; the agent sees it when it next acts."""
+        self._end(trainer)
+
+    def delete(self, step: int) -> None:
+        """As `CheckpointManager.delete`."""
+        assert self.service is not None
+        found = self.look().find(step)
+        request = protocol.Delete(ids=((found.step, found.attempt),))
+        self.call(self.service.delete(request, 0))
+
+    # What a person or a trainer sees.
+
+    def stores(self) -> tuple[Store, Store]:
+        """The tiers as a reader opens them."""
+
+        def reads_only(size_bytes: int) -> str:
+            raise AssertionError(f"a reader reserves {size_bytes} bytes")
+
+        ram = RamStore(self.folder / "ram", reads_only, self.clock, self.files)
+        return ram, DiskStore(self.run, self.clock, self.files)
+
+    def look(self) -> View:
+        """What can be read now, from every tier."""
+        ram, durable = self.stores()
+        return look((ram, durable), durable)
+
+    def close(self) -> None:
+        """Ends all that was started."""
+        for trainer in self.trainers:
+            self._end(trainer)
+        self.crash_agent()
+        self.runner.close()
+
+    def _end(self, trainer: Trainer) -> None:
+        trainer.process.kill()
+        trainer.process.wait()
+
+
+async def _close(service: Service) -> None:
+    service.close()
+
+
+@contextlib.contextmanager
+def in_process_host(root: Path, **options: Any) -> Iterator[InProcessHost]:
+    """A host that is ended on leaving."""
+    made = InProcessHost(root, **options)
+    try:
+        yield made
+    finally:
+        made.close()
