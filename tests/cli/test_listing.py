@@ -90,8 +90,9 @@ def test_ls_of_a_run_with_damage_lists_the_rest(one_host: Host, tmp_path: Path) 
     ]
     assert "digest" in rows[0]["problem"]
     assert "is missing" in rows[1]["problem"]
-    attempt = run / "attempts" / "000000001.json"
-    attempt.write_text(attempt.read_text().replace('"host"', '"hast"'))
+    for name in ("000000001.json", "000000001.copy.json"):
+        attempt = run / "attempts" / name
+        attempt.write_text(attempt.read_text().replace('"host"', '"hast"'))
     done = holdfast(one_host, "ls", run)
     assert "the timeline is not known" in done.stderr
     assert len(done.stdout.splitlines()) >= 6

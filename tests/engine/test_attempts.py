@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -12,11 +14,12 @@ from holdfast.engine.attempts import (
     AttemptStart,
     attempt_numbers,
     begin_attempt,
+    mend_attempts,
     newest_attempt,
     read_attempt,
     read_attempts,
 )
-from holdfast.engine.run import create_run, read_run
+from holdfast.engine.run import create_run, mend_run, read_run
 from holdfast.errors import (
     CheckpointDamagedError,
     NewerFormatError,
@@ -24,7 +27,7 @@ from holdfast.errors import (
     ObjectNotFoundError,
     StorageError,
 )
-from holdfast.format.names import RUN_FILE, STEP_MAX, CheckpointId, attempt_key
+from holdfast.format.names import RUN_FILE, STEP_MAX, CheckpointId, attempt_keys
 from holdfast.format.records import RunRecord
 from holdfast.format.sealed import seal
 from holdfast.format.timeline import last_steps
@@ -84,27 +87,48 @@ def test_other_files_beside_the_attempts_are_ignored(durable: DiskStore) -> None
 
 def test_a_damaged_attempt_is_told_and_not_guessed(durable: DiskStore) -> None:
     begin(durable, None, (7, 1))
-    flip_bit(durable.root / attempt_key(1), 99)
+    for key in attempt_keys(1):
+        flip_bit(durable.root / key, 99)
     with pytest.raises(CheckpointDamagedError, match=r"attempts/000000001\.json"):
         read_attempts(durable)
 
 
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("harm", [lambda path: flip_bit(path, 99), Path.unlink])
+def test_one_bad_file_does_not_lose_the_timeline_and_is_mended(
+    durable: DiskStore, which: int, harm: Callable[[Path], None]
+) -> None:
+    begin(durable, None, (7, 1), (9, 2))
+    right = read_attempts(durable)
+    files = {key: durable.get(key) for n in (1, 2, 3) for key in attempt_keys(n)}
+    for number in (1, 2, 3):
+        harm(durable.root / attempt_keys(number)[which])
+    assert attempt_numbers(durable) == [1, 2, 3]
+    assert read_attempts(durable) == right
+    assert list(mend_attempts(durable)) == [attempt_keys(n)[which] for n in (1, 2, 3)]
+    assert {key: durable.get(key) for key in files} == files
+    assert list(mend_attempts(durable)) == []
+
+
 def test_a_damaged_record_of_an_abandoned_attempt_does_no_harm(durable: DiskStore) -> None:
     begin(durable, None, (7, 1), (5, 1))
-    flip_bit(durable.root / attempt_key(2), 99)
+    for key in attempt_keys(2):
+        flip_bit(durable.root / key, 99)
     assert [*last_steps(read_attempts(durable))] == [3, 1]
 
 
 def test_a_timeline_ends_where_an_attempt_has_no_record(durable: DiskStore) -> None:
     begin(durable, None, (7, 1), (9, 2))
-    durable.delete(attempt_key(2))
+    for key in attempt_keys(2):
+        durable.delete(key)
     assert last_steps(read_attempts(durable)) == {3: STEP_MAX, 2: 9}
 
 
 def test_a_record_under_another_attempts_name_is_damaged(durable: DiskStore) -> None:
     begin(durable, None, (7, 1))
-    data = durable.get(attempt_key(1))
-    durable.put(attempt_key(2), len(data), [data])
+    data = durable.get(attempt_keys(1)[0])
+    for key in attempt_keys(2):
+        durable.put(key, len(data), [data])
     with pytest.raises(CheckpointDamagedError, match=r"attempts/000000002\.json"):
         read_attempts(durable)
 
@@ -142,6 +166,20 @@ def test_a_damaged_record_is_no_runs(durable: DiskStore) -> None:
     flip_bit(durable.root / RUN_FILE, 100)
     with pytest.raises(NotARunError, match="digest"):
         read_run(durable, "here")
+
+
+@pytest.mark.parametrize("harm", [lambda path: flip_bit(path, 100), Path.unlink])
+def test_the_attempts_tell_the_run_whose_record_is_bad(
+    durable: DiskStore, harm: Callable[[Path], None]
+) -> None:
+    create_run(durable, "here", RUN_ID, TIME)
+    data = durable.get(RUN_FILE)
+    begin(durable, None)
+    harm(durable.root / RUN_FILE)
+    assert read_run(durable, "here").run_id == RUN_ID
+    assert list(mend_run(durable)) == [RUN_FILE]
+    assert durable.get(RUN_FILE) == data
+    assert list(mend_run(durable)) == []
 
 
 def test_a_newer_runs_record_is_told_as_newer(durable: DiskStore) -> None:

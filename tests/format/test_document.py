@@ -18,9 +18,12 @@ EXAMPLE = TEXT.partition("## An example")[2]
 def _documented() -> dict[str, bytes]:
     """The files of the example as the document shows them."""
     found = {}
-    for path, kind, body in re.findall(r"^`(\S+)`\n\n```(\w+)\n(.*?)\n```$", EXAMPLE, re.M | re.S):
+    shown = r"^`(\S+)`(?:, and the same in `(\S+)`)?\n\n```(\w+)\n(.*?)\n```$"
+    for path, twin, kind, body in re.findall(shown, EXAMPLE, re.M | re.S):
         if kind == "json":
             found[path] = body.encode() + b"\n"
+            if twin:
+                found[str(Path(path).with_name(twin))] = found[path]
             continue
         data = b""
         for line in body.splitlines():

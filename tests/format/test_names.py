@@ -35,13 +35,13 @@ def test_a_part_name_parses_to_what_it_was_made_of(
 
 @given(st.integers(1, 999_999_999))
 def test_an_attempt_name_parses_to_what_it_was_made_of(attempt: int) -> None:
-    key = names.attempt_key(attempt)
-    assert names.parse_attempt_name(key.split("/")[-1]) == attempt
+    for key in names.attempt_keys(attempt):
+        assert names.parse_attempt_name(key.split("/")[-1]) == attempt
 
 
 def test_the_last_attempt_that_a_checkpoint_may_name_has_a_record_name_too() -> None:
     assert names.parse_checkpoint_name(f"000000001.{names.ATTEMPT_MAX}") is not None
-    record = names.attempt_key(names.ATTEMPT_MAX).split("/")[-1]
+    record = names.attempt_keys(names.ATTEMPT_MAX)[0].split("/")[-1]
     assert names.parse_attempt_name(record) == names.ATTEMPT_MAX
 
 
@@ -51,7 +51,7 @@ def test_every_key_stays_in_the_folder(checkpoint: CheckpointId, count: int) -> 
         names.image_key(checkpoint, count - 1, count),
         names.part_key(checkpoint, count - 1, count),
         names.manifest_key(checkpoint),
-        names.attempt_key(checkpoint.attempt),
+        *names.attempt_keys(checkpoint.attempt),
     ):
         assert check_key(key) == key
 

@@ -240,11 +240,16 @@ def test_a_damaged_record_of_an_abandoned_attempt_does_no_harm(
         saving.save(1, state(10))
         saving.restore(0)
         saving.save(1, state(100))
-    (run / "attempts" / "000000002.json").write_text("{")
+    for name in ("000000002.json", "000000002.copy.json"):
+        (run / "attempts" / name).write_text("{")
     with manager(run) as again:
         assert again.resume(state(-1)) is not None
         assert again.restore(1)["n"] == 100
     (run / "attempts" / "000000001.json").write_text("{")
+    with manager(run) as again:
+        assert again.restore(1)["n"] == 100
+    (run / "attempts" / "000000001.json").write_text("{")
+    (run / "attempts" / "000000001.copy.json").write_text("{")
     with pytest.raises(errors.CheckpointDamagedError, match=r"000000001\.json"):
         manager(run)
 

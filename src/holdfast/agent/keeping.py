@@ -67,6 +67,8 @@ class Keeper:
                     state.events.write("committed", checkpoint, by="recovery")
                 for checkpoint in recovery.cleared:
                     state.events.write("cleared", checkpoint)
+                for key in recovery.mended:
+                    state.events.write("mended", key=key)
 
     async def take_stock(self) -> None:
         """Enters into the ledger what stands in RAM and is not in it, without having been told.

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from holdfast.cli.runs import Run
-from holdfast.engine.attempts import attempt_numbers, read_attempt
+from holdfast.engine.attempts import attempt_numbers, read_attempt_at
 from holdfast.engine.catalog import Listing, list_checkpoints
 from holdfast.engine.commit import parse_part
 from holdfast.engine.sources import CheckpointSources, PartSource
@@ -20,7 +20,7 @@ from holdfast.format.check import check_manifest
 from holdfast.format.layout import image_layout
 from holdfast.format.names import (
     CheckpointId,
-    attempt_key,
+    attempt_keys,
     checkpoint_folder,
     manifest_key,
     parse_part_name,
@@ -52,14 +52,14 @@ def copies_of(run: Run) -> list[Copy]:
 
 
 def check_attempts(run: Run) -> Iterator[BlockCheck]:
-    """Reads the record of every attempt; the numbers have no gap."""
+    """Reads the record of every attempt, and its copy; the numbers have no gap."""
     numbers = attempt_numbers(run.durable)
     for number in range(1, max(numbers, default=0) + 1):
-        key = attempt_key(number)
-        try:
-            read_attempt(run.durable, number)
-        except HoldfastError as error:
-            yield bad_record(run.durable, key, error)
+        for key in attempt_keys(number):
+            try:
+                read_attempt_at(run.durable, key, number)
+            except HoldfastError as error:
+                yield bad_record(run.durable, key, error)
 
 
 def check_copy(copy: Copy) -> Iterator[BlockCheck]:

@@ -8,8 +8,13 @@ from pathlib import Path
 from holdfast.agent.location import agent_folders, host_name, ram_folder
 from holdfast.agent.starting import find_agent
 from holdfast.clock import Clock, SystemClock
-from holdfast.engine.run import read_run
-from holdfast.errors import NotARunError
+from holdfast.engine.run import read_run, read_run_record
+from holdfast.errors import (
+    CheckpointDamagedError,
+    HoldfastError,
+    NotARunError,
+    ObjectNotFoundError,
+)
 from holdfast.format.names import CHECKPOINTS
 from holdfast.manager.opening import open_run, run_directory
 from holdfast.manager.view import View, look
@@ -57,7 +62,7 @@ def read_only(directory: Path) -> Run:
     )
 
 
-def read_damaged(directory: Path) -> tuple[Run, NotARunError | None]:
+def read_damaged(directory: Path) -> tuple[Run, HoldfastError | None]:
     """The same, also where the run's own record is bad; then with what is wrong with it.
 
     Raises:
@@ -65,13 +70,18 @@ def read_damaged(directory: Path) -> tuple[Run, NotARunError | None]:
         NewerFormatError, StorageError, InvalidArgumentError.
     """
     try:
-        return read_only(directory), None
+        run = read_only(directory)
     except NotARunError as error:
         path = run_directory(directory)
         durable = DiskStore(path, SystemClock())
         if not any(durable.list(CHECKPOINTS)):
             raise
         return Run(directory=path, run_id="", durable=durable, ram=None), error
+    try:
+        read_run_record(run.durable, str(run.directory))
+    except (CheckpointDamagedError, ObjectNotFoundError) as error:
+        return run, error
+    return run, None
 
 
 def made_where_missing(directory: Path) -> Run:

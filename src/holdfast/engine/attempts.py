@@ -1,17 +1,25 @@
-"""Attempts: numbered by the store's put-if-absent, so that no two starts get one number."""
+"""Attempts: numbered by the store's put-if-absent, so that no two starts get one number.
+
+Without its record nobody knows what an attempt went on from, and so not what the timeline is. That
+is why each record has a copy, which is read where the record itself is bad.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
 from holdfast.errors import CheckpointDamagedError, ObjectNotFoundError, StorageError
-from holdfast.format.names import ATTEMPTS, CheckpointId, attempt_key, parse_attempt_name
+from holdfast.format.names import ATTEMPTS, CheckpointId, attempt_keys, parse_attempt_name
 from holdfast.format.records import AttemptRecord
 from holdfast.format.sealed import seal, unseal
 from holdfast.store.contract import Store
 
 TRIES_MAX = 100
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +35,12 @@ class AttemptStart:
 
 def attempt_numbers(store: Store) -> list[int]:
     """The numbers of all attempts, ascending."""
-    keys = (stored.key for stored in store.list(ATTEMPTS))
-    numbers = ((key, parse_attempt_name(key.rpartition("/")[2])) for key in keys)
-    return sorted(n for key, n in numbers if n is not None and key == attempt_key(n))
+    numbers = set()
+    for stored in store.list(ATTEMPTS):
+        number = parse_attempt_name(stored.key.rpartition("/")[2])
+        if number is not None and stored.key in attempt_keys(number):
+            numbers.add(number)
+    return sorted(numbers)
 
 
 def newest_attempt(store: Store) -> int:
@@ -57,16 +68,56 @@ def read_attempts(store: Store) -> dict[int, AttemptRecord]:
 
 
 def read_attempt(store: Store, attempt: int) -> AttemptRecord:
-    """One attempt's record.
+    """One attempt's record, or its copy where the record is bad.
+
+    Raises:
+        ObjectNotFoundError: there is neither.
+        CheckpointDamagedError: neither is good; says what is wrong with the record.
+        NewerFormatError.
+    """
+    problems: list[CheckpointDamagedError | ObjectNotFoundError] = []
+    for key in attempt_keys(attempt):
+        try:
+            record = read_attempt_at(store, key, attempt)
+        except (CheckpointDamagedError, ObjectNotFoundError) as error:
+            problems.append(error)
+        else:
+            if problems:
+                log.warning("%s; its copy is used", problems[0])
+            return record
+    raise next((e for e in problems if isinstance(e, CheckpointDamagedError)), problems[0])
+
+
+def read_attempt_at(store: Store, key: str, attempt: int) -> AttemptRecord:
+    """The record, or the copy, of an attempt that stands at `key`.
 
     Raises:
         ObjectNotFoundError, CheckpointDamagedError, NewerFormatError.
     """
-    key = attempt_key(attempt)
     record = unseal(store.get(key), AttemptRecord, key)
     if record.attempt != attempt:
         raise CheckpointDamagedError(f"read {key}: it is the record of attempt {record.attempt}")
     return record
+
+
+def mend_attempts(store: Store) -> Iterator[str]:
+    """Writes anew each record, and each copy, whose other one is good; yields their keys.
+
+    Raises:
+        StorageError: the rest is not done; the call may be repeated.
+    """
+    for number in attempt_numbers(store):
+        good, bad = [], []
+        for key in attempt_keys(number):
+            try:
+                read_attempt_at(store, key, number)
+                good.append(key)
+            except (CheckpointDamagedError, ObjectNotFoundError):
+                bad.append(key)
+        if good and bad:
+            data = store.get(good[0])
+            store.put(bad[0], len(data), [data])
+            yield bad[0]
 
 
 def begin_attempt(store: Store, start: AttemptStart) -> AttemptRecord:
@@ -84,7 +135,10 @@ def begin_attempt(store: Store, start: AttemptStart) -> AttemptRecord:
             pid=start.pid,
             time=start.time,
         )
-        if store.put_if_absent(attempt_key(record.attempt), seal(record)):
+        key, copy_key = attempt_keys(record.attempt)
+        data = seal(record)
+        if store.put_if_absent(key, data):
+            store.put(copy_key, len(data), [data])
             return record
     raise StorageError(
         f"begin an attempt: {TRIES_MAX} numbers in a row were taken by others; is something "

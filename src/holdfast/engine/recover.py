@@ -2,7 +2,8 @@
 
 A checkpoint without a manifest is one that an interrupted save left. Where all its parts are
 durable and it stands on the timeline, the commit is all that was missing. Where a part is missing
-it cannot become whole, unless the part still stands in RAM.
+it cannot become whole, unless the part still stands in RAM. Records of the run and of its attempts
+that are bad, and whose other copy is good, are written anew.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from holdfast.engine.attempts import read_attempts
+from holdfast.engine.attempts import mend_attempts, read_attempts
 from holdfast.engine.catalog import Listing, list_checkpoints
 from holdfast.engine.commit import commit, remove
+from holdfast.engine.run import mend_run
 from holdfast.errors import CheckpointDamagedError, ObjectNotFoundError
 from holdfast.format.names import CHECKPOINTS, CheckpointId
 from holdfast.format.timeline import last_steps
@@ -21,10 +23,11 @@ from holdfast.store.contract import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """What was finished, and what was cleared."""
+    """What was finished, what was cleared, and the keys of the records that were written anew."""
 
     committed: tuple[CheckpointId, ...]
     cleared: tuple[CheckpointId, ...]
+    mended: tuple[str, ...]
 
 
 def recover(durable: Store, in_care: Collection[CheckpointId]) -> Recovery:
@@ -35,6 +38,7 @@ def recover(durable: Store, in_care: Collection[CheckpointId]) -> Recovery:
     Raises:
         StorageError: some of it is not done; the call may be repeated.
     """
+    mended = (*mend_run(durable), *mend_attempts(durable))
     limits = last_steps(read_attempts(durable))
     committed, cleared = [], []
     for checkpoint, listing in list_checkpoints(durable).items():
@@ -47,7 +51,7 @@ def recover(durable: Store, in_care: Collection[CheckpointId]) -> Recovery:
             remove(durable, checkpoint, listing)
             cleared.append(checkpoint)
     durable.discard_unfinished(CHECKPOINTS)
-    return Recovery(committed=tuple(committed), cleared=tuple(cleared))
+    return Recovery(committed=tuple(committed), cleared=tuple(cleared), mended=mended)
 
 
 def _finish(durable: Store, checkpoint: CheckpointId, listing: Listing) -> bool:

@@ -2,35 +2,71 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+from collections.abc import Iterator
 from datetime import datetime
 
+from holdfast.engine.attempts import attempt_numbers, read_attempt
 from holdfast.errors import CheckpointDamagedError, NotARunError, ObjectNotFoundError
 from holdfast.format.names import RUN_FILE
 from holdfast.format.records import RunRecord
 from holdfast.format.sealed import seal, unseal
 from holdfast.store.contract import Store
 
+log = logging.getLogger(__name__)
+
 
 def read_run(store: Store, where: str) -> RunRecord:
     """The record of the run in `store`; `where` is what a person calls the place.
 
+    Where the record is bad or gone, what it said is taken from the attempts, which say it too.
+
     Raises:
-        NotARunError: there is none.
+        NotARunError: there is no run.
         NewerFormatError: it is of a newer format version.
-        CheckpointDamagedError: its record is damaged.
     """
     try:
-        data = store.get(RUN_FILE)
+        return read_run_record(store, where)
     except ObjectNotFoundError:
-        raise NotARunError(
-            f"open {where}: expected a run, with a file {RUN_FILE}, found none; check the path"
-        ) from None
-    try:
-        return unseal(data, RunRecord, f"{where}/{RUN_FILE}")
+        problem = f"expected a run, with a file {RUN_FILE}, found none; check the path"
     except CheckpointDamagedError as error:
-        raise NotARunError(
-            f"open {where}: its {RUN_FILE} is not a run's record: {error}"
-        ) from error
+        problem = f"its {RUN_FILE} is not a run's record: {error}"
+    found = _as_attempts_say(store)
+    if found is None:
+        raise NotARunError(f"open {where}: {problem}")
+    log.warning("%s: %s; the run's attempts tell its id", where, problem)
+    return found
+
+
+def read_run_record(store: Store, where: str) -> RunRecord:
+    """The run's record itself.
+
+    Raises:
+        ObjectNotFoundError, CheckpointDamagedError, NewerFormatError.
+    """
+    return unseal(store.get(RUN_FILE), RunRecord, f"{where}/{RUN_FILE}")
+
+
+def mend_run(store: Store) -> Iterator[str]:
+    """Writes the run's record anew where it is bad and the attempts tell it; yields its key."""
+    try:
+        read_run_record(store, "")
+    except (ObjectNotFoundError, CheckpointDamagedError):
+        found = _as_attempts_say(store)
+        if found is not None:
+            data = seal(found)
+            store.put(RUN_FILE, len(data), [data])
+            yield RUN_FILE
+
+
+def _as_attempts_say(store: Store) -> RunRecord | None:
+    """The run's record, with the time of the oldest attempt that can be read."""
+    for number in attempt_numbers(store):
+        with contextlib.suppress(CheckpointDamagedError, ObjectNotFoundError):
+            attempt = read_attempt(store, number)
+            return RunRecord(run_id=attempt.run_id, time=attempt.time)
+    return None
 
 
 def create_run(store: Store, where: str, run_id: str, time: datetime) -> RunRecord:

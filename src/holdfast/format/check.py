@@ -26,9 +26,10 @@ def check_spec(spec: CheckpointSpec, part_count: int, where: str) -> None:
     Raises:
         CheckpointDamagedError: it contradicts itself; `where` names the record.
     """
-    leaves = [*(a.path for a in spec.arrays), *(v.path for v in spec.values), *spec.process_values]
-    if len(set(leaves)) != len(leaves):
-        raise CheckpointDamagedError(f"read {where}: two leaves stand at one path")
+    nodes = [*(a.path for a in spec.arrays), *(v.path for v in spec.values), *spec.process_values]
+    nodes += (c.path for c in spec.containers)
+    if len(set(nodes)) != len(nodes):
+        raise CheckpointDamagedError(f"read {where}: two nodes stand at one path")
     for name, value in (spec.metrics or {}).items():
         if isinstance(value, str) and value not in ("nan", "inf", "-inf"):
             raise CheckpointDamagedError(
@@ -55,13 +56,15 @@ def _check_array(array: ArraySpec, part_count: int, where: str) -> None:
     dtype = numpy_dtype(array.dtype)
     if dtype is None:
         raise damaged(f"unknown dtype {array.dtype!r}")
-    if len(array.shape) != len(array.chunk_shape) or len(array.shape) > AXES_MAX:
-        raise damaged(f"shape {array.shape} does not go with chunk shape {array.chunk_shape}")
+    if not len(array.shape) == len(array.chunk_shape) <= AXES_MAX:
+        found = f"{len(array.shape)} axes, and {len(array.chunk_shape)} in its chunks"
+        raise damaged(f"{found}; expected as many, at most {AXES_MAX}")
     if any(
         d < 0 or c < min(d, 1) or c > d for d, c in zip(array.shape, array.chunk_shape, strict=True)
     ):
         raise damaged(f"shape {array.shape} does not go with chunk shape {array.chunk_shape}")
-    if math.prod(array.shape) * dtype.itemsize > ARRAY_SIZE_MAX_BYTES:
+    # Axes without extent count as 1: no library takes the others of such a shape without a limit.
+    if math.prod(d or 1 for d in array.shape) * dtype.itemsize > ARRAY_SIZE_MAX_BYTES:
         raise damaged(f"shape {array.shape} is larger than {ARRAY_SIZE_MAX_BYTES} bytes")
     if any(not 0 <= rank < part_count or count < 1 for rank, count in array.owners):
         raise damaged(f"owners {array.owners[:8]} are not ranks below {part_count}")

@@ -20,7 +20,7 @@ ATTEMPT_MAX = 10**9 - 1
 PART_COUNT_MAX = 10**6
 
 _CHECKPOINT = re.compile(r"([0-9]{9,16})\.([1-9][0-9]{0,8})")
-_ATTEMPT = re.compile(r"([0-9]{9})\.json")
+_ATTEMPT = re.compile(r"([0-9]{9})(?:\.copy)?\.json")
 _PART = re.compile(r"part-([0-9]{5,7})-of-([0-9]{5,7})\.json")
 
 
@@ -80,12 +80,12 @@ def parse_part_name(name: str) -> tuple[int, int] | None:
     return (rank, count) if whole and rank < count <= PART_COUNT_MAX else None
 
 
-def attempt_key(attempt: int) -> str:
-    """The key of an attempt's record."""
-    return f"{ATTEMPTS}/{attempt:09d}.json"
+def attempt_keys(attempt: int) -> tuple[str, str]:
+    """The keys of an attempt's record and of its copy."""
+    return f"{ATTEMPTS}/{attempt:09d}.json", f"{ATTEMPTS}/{attempt:09d}.copy.json"
 
 
 def parse_attempt_name(name: str) -> int | None:
-    """The attempt whose record has this file name, or None."""
+    """The attempt whose record, or its copy, has this file name, or None."""
     match = _ATTEMPT.fullmatch(name)
     return int(match[1]) or None if match else None

@@ -8,7 +8,7 @@ the part records. Per-process values stand in the part records alone.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -18,6 +18,7 @@ from holdfast.format.sealed import FORMAT_VERSION
 
 ContainerKind = Literal["dict", "list", "tuple", "object"]
 Key = str | int
+Time = Annotated[datetime, msgspec.Meta(tz=True)]
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +26,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     format_version: int = FORMAT_VERSION
     run_id: str
-    time: datetime
+    time: Time
 
 
 class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +42,7 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     origin: tuple[int, int] | None
     host: str
     pid: int
-    time: datetime
+    time: Time
 
 
 class ArraySpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +87,7 @@ class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True):
     `process_values` are the paths of objects whose state stands in each rank's part record.
     """
 
-    time: datetime
+    time: Time
     metrics: dict[str, float | str] | None
     arrays: tuple[ArraySpec, ...]
     containers: tuple[Container, ...]

@@ -64,12 +64,17 @@ def unseal(data: bytes, kind: type[T], name: str) -> T:
             "the file was changed after it was written"
         )
     try:
+        # msgspec does not look into members that the record does not have.
+        if not body.isascii():
+            body.decode()
         version = msgspec.json.decode(body + b"}", type=_Version).format_version
         if version > FORMAT_VERSION:
             raise NewerFormatError(
                 f"read {name}: it has format version {version}, this Holdfast reads versions up to "
                 f"{FORMAT_VERSION}; upgrade Holdfast"
             )
+        if version < 1:
+            raise CheckpointDamagedError(f"read {name}: there is no format version {version}")
         return msgspec.json.decode(body + b"}", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointDamagedError(f"read {name}: not a record of its kind: {error}") from error

@@ -51,7 +51,7 @@ def encode_value(value: object, where: str, depth: int = 0) -> Json:
         return items if kind is list else {"tuple": items}
     if isinstance(value, dict) and kind in (dict, OrderedDict):
         pairs: list[Json] = [
-            [encode_value(k, where, depth + 1), encode_value(v, f"{where}/{k}", depth + 1)]
+            [encode_value(k, where, depth + 1), encode_value(v, _below(where, k), depth + 1)]
             for k, v in value.items()
         ]
         return {"dict": pairs}
@@ -63,6 +63,11 @@ def encode_value(value: object, where: str, depth: int = 0) -> Json:
         f"load_state_dict, found {kind.__module__}.{kind.__qualname__}; convert it or take it out "
         "of the state"
     )
+
+
+def _below(where: str, key: object) -> str:
+    # Python refuses to write very large ints in decimal.
+    return f"{where}/{hex(key) if isinstance(key, int) and key not in _INT64 else key}"
 
 
 def _checked_text(value: str, where: str) -> str:
@@ -107,7 +112,7 @@ def decode_value(json: Json, depth: int = 0) -> object:
         return _decode_tagged(kind, body, depth)
     except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise CheckpointDamagedError(
-            f"read a value: {str(json)[:80]} is not one: {error}"
+            f"read a value: an object of {str(list(json))[:80]} is not one: {error}"
         ) from error
 
 
@@ -122,7 +127,10 @@ def _decode_tagged(kind: str, body: Json, depth: int) -> object:
         case "tuple", list():
             return tuple(decode_value(item, depth + 1) for item in body)
         case "dict", list():
-            return dict(_decode_pair(pair, depth + 1) for pair in body)
+            found = dict(_decode_pair(pair, depth + 1) for pair in body)
+            if len(found) != len(body):
+                raise ValueError("two of its keys are equal")
+            return found
         case "array" | "scalar", dict():
             array = _decode_array(body)
             return array if kind == "array" else array[()]
@@ -141,8 +149,8 @@ def _decode_array(body: dict[str, Json]) -> np.ndarray:
     if dtype is None:
         raise ValueError(f"unknown dtype {body['dtype']!r}")
     data = base64.b64decode(str(body["data"]), validate=True)
-    shape = tuple(int(d) for d in body["shape"])  # type: ignore[union-attr,arg-type]
-    if min(shape, default=0) < 0:
-        raise ValueError(f"negative shape {shape}")
+    shape = body["shape"]
+    if not isinstance(shape, list) or any(type(d) is not int or d < 0 for d in shape):
+        raise ValueError("its shape is none")
     # The copy makes the array writable and its own.
     return np.frombuffer(data, dtype).reshape(shape).copy()

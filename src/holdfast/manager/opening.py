@@ -82,9 +82,12 @@ def _open_or_create(directory: Path, durable: DiskStore, clock: Clock) -> str:
         with translated("create", directory):
             make_folder(LOCAL, directory, directory.parent, durable=True)
         return create_run(durable, str(directory), clock.token(), clock.now()).run_id
-    if not (directory / RUN_FILE).exists():
+    try:
+        return read_run(durable, str(directory)).run_id
+    except NotARunError as error:
+        if (directory / RUN_FILE).exists():
+            raise
         raise NotARunError(
             f"open {directory}: it holds files and no {RUN_FILE}, so it is not a run; give a new "
             "directory, or the run's own"
-        )
-    return read_run(durable, str(directory)).run_id
+        ) from error
