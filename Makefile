@@ -10,6 +10,8 @@ BIN := $(VENV)/bin
 IDENTITY := $(shell $(PYTHON) -c 'import os, sys, zlib; sys.version_info >= (3, 11) and print( \
 	"%d.%d.%d-%08x" % (*sys.version_info[:3], zlib.crc32(os.getcwd().encode())))' 2>/dev/null)
 STAMP := $(VENV)/.ready-$(IDENTITY)
+BENCH_VENV := .venv-bench
+BENCH_STAMP := $(BENCH_VENV)/.ready-$(IDENTITY)
 
 .PHONY: help demo test check bench soak clean
 
@@ -30,8 +32,8 @@ check: $(STAMP) ## format, lint, types, layers and house rules
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m pytest tests/house
 
-bench: ## measure
-	@echo "There is nothing to measure yet."
+bench: $(BENCH_STAMP) ## measure beside Orbax, for an hour, and write docs/performance.md
+	$(BENCH_VENV)/bin/python -m benchmarks $(ROWS)
 
 soak: $(STAMP) ## break it on purpose, for an hour, and write docs/reliability.md
 	rm -rf build/soak
@@ -39,7 +41,7 @@ soak: $(STAMP) ## break it on purpose, for an hour, and write docs/reliability.m
 	$(BIN)/python -m tests.trust.figures
 
 clean: ## remove everything that is not source
-	rm -rf $(VENV) build dist src/*.egg-info \
+	rm -rf $(VENV) $(BENCH_VENV) build dist src/*.egg-info \
 		.hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -52,4 +54,13 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV); this takes about a minute."
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# All but the peer is pinned: what is measured is the newest Orbax.
+$(BENCH_STAMP): pyproject.toml constraints.txt
+	@echo "Setting up $(BENCH_VENV), with the newest Orbax."
+	$(PYTHON) -m venv --clear $(BENCH_VENV)
+	mkdir -p build
+	grep -v -i '^orbax' constraints.txt > build/constraints-bench.txt
+	$(BENCH_VENV)/bin/python -m pip install -qq -c build/constraints-bench.txt -e '.[bench]'
 	@touch $@

@@ -1,0 +1,100 @@
+"""What a benchmark run leaves: a table in docs/performance.md, and beside it JSON and a chart."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import Figure
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = DOCS / "performance.md"
+RESULTS = DOCS / "performance.json"
+CHART = DOCS / "performance.png"
+BEGIN, END = "<!-- figures: made by `make bench` -->", "<!-- end of figures -->"
+
+
+def write(figures: Sequence[Figure], rounds: int) -> None:
+    """Adds these figures to what earlier runs left, and writes table and chart anew."""
+    results = _results()
+    for figure in figures:
+        results[f"{figure.row} | {figure.state}"] = {**figure.as_json(), **_where(rounds)}
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    _write_table(list(results.values()))
+    _draw(list(results.values()))
+
+
+def _results() -> dict[str, dict[str, Any]]:
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+
+
+def _where(rounds: int) -> dict[str, Any]:
+    packages = ("jax", "orbax-checkpoint", "numpy")
+    return {
+        "rounds": rounds,
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "machine": f"{os.cpu_count()} cores, Linux {platform.release().split('-')[0]}",
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in packages},
+    }
+
+
+def _write_table(results: Sequence[dict[str, Any]]) -> None:
+    lines = [
+        BEGIN,
+        "| figure | state | wanted | reached | |",
+        "| --- | --- | --- | --- | --- |",
+        *(
+            f"| {r['row']} | {r['state']} | {_sign(r)} {_number(r['wanted'])} {r['unit']} "
+            f"| {_number(r['reached'])} {r['unit']} | {'met' if r['met'] else '**missed**'} |"
+            for r in results
+        ),
+        END,
+    ]
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(before + "\n".join(lines) + rest.partition(END)[2])
+
+
+def _sign(result: dict[str, Any]) -> str:
+    return "≤" if result["at_most"] else "≥"
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _draw(results: Sequence[dict[str, Any]]) -> None:
+    """How far each figure is from what was wanted: beyond the line is better."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    names = [f"{r['row']}\n{r['state']}" for r in results]
+    better = [
+        (r["wanted"] / max(r["reached"], 1e-9)) if r["at_most"] else (r["reached"] / r["wanted"])
+        for r in results
+    ]
+    figure, axes = plt.subplots(figsize=(10, 0.42 * len(results) + 1.2))
+    places = range(len(results))
+    colors = ["#2a78b5" if r["met"] else "#c44e52" for r in results]
+    axes.barh(list(places), [max(b, 0.01) for b in better], color=colors, height=0.6)
+    axes.set_yticks(list(places), names, fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.axvline(1, color="black", linewidth=1)
+    axes.set_xlabel("reached over wanted, turned so that right of the line is better (log scale)")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for place, result in zip(places, results, strict=True):
+        text = f" {_number(result['reached'])} {result['unit']}"
+        axes.text(max(better[place], 0.01), place, text, va="center", fontsize=7)
+    figure.tight_layout()
+    figure.savefig(CHART, dpi=110)
+    plt.close(figure)

@@ -1,0 +1,285 @@
+"""The rows of the table: each is measured over all rounds, the systems taking turns in each."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from benchmarks.bench import Bench, median_of
+from benchmarks.figures import Figure
+from benchmarks.goodput import goodput
+
+GB = 10**9
+SYSTEMS = ("holdfast", "orbax")
+STATES = {"adam": 0.4, "many": 0.08, "large": 4.5}
+TRAINING_STEPS = 80
+
+Rounds = dict[str, list[dict[str, Any]]]
+
+
+def each_system(bench: Bench, measure: Callable[[str], dict[str, Any]]) -> Rounds:
+    """Every round measures each system once."""
+    found: Rounds = {system: [] for system in SYSTEMS}
+    for number in range(bench.rounds):
+        # Whoever comes second finds the machine as the first one left it; so they swap.
+        for system in SYSTEMS if number % 2 == 0 else reversed(SYSTEMS):
+            found[system].append(measure(system))
+    return found
+
+
+def training(bench: Bench, kind: str = "adam") -> Iterator[Figure]:
+    """Training time lost per checkpoint and GB; the interval of durable checkpoints; memory."""
+    size_gb = STATES[kind] * bench.scale
+    rates = bench.worker("limits", size_gb=size_gb, disk=str(bench.disk), ram=str(bench.ram))
+
+    def measure(system: str) -> dict[str, Any]:
+        with bench.directory() as directory:
+            return bench.worker(
+                "train",
+                system=system,
+                directory=directory,
+                kind=kind,
+                size_gb=size_gb,
+                matmuls=2,
+                steps=TRAINING_STEPS,
+                policy={},
+            )
+
+    found = each_system(bench, measure)
+    lost = {system: median_of(rounds, _lost_secs_per_gb) for system, rounds in found.items()}
+    copy_secs = GB / rates["copy_recycled"]
+    step = {s: median_of(r, lambda m: m["step_with_secs"]) for s, r in found.items()}
+    measured = {"rounds": found, "limits": rates, "lost_secs_per_gb": lost, "step_secs": step}
+    yield Figure(
+        row="training time lost per checkpoint and GB, of Orbax's",
+        state=kind,
+        reached=lost["holdfast"] / lost["orbax"],
+        wanted=1 / 8,
+        at_most=True,
+        measured=measured,
+    )
+    yield Figure(
+        row="training time lost per checkpoint, in plain copies of the state",
+        state=kind,
+        reached=lost["holdfast"] / copy_secs,
+        wanted=3,
+        at_most=True,
+    )
+    interval = {s: median_of(r, lambda m: m["interval_p50_secs"]) for s, r in found.items()}
+    yield Figure(
+        row="P50 interval between durable checkpoints, of Orbax's",
+        state=kind,
+        reached=interval["holdfast"] / interval["orbax"],
+        wanted=1 / 3,
+        at_most=True,
+        measured={"interval_secs": interval},
+    )
+    yield Figure(
+        row="mean step while checkpointing, of Orbax's",
+        state=kind,
+        reached=step["holdfast"] / step["orbax"],
+        wanted=1,
+        at_most=True,
+    )
+    slots = 2 * found["holdfast"][0]["size_bytes"]
+    over = median_of(found["holdfast"], lambda m: m["memory_over_bytes"] + m["size_bytes"])
+    yield Figure(
+        row="peak memory over the state, beyond two slots",
+        state=kind,
+        reached=(over - slots) / 1e6,
+        wanted=128,
+        at_most=True,
+        unit="MB",
+        measured={s: [m["memory_over_bytes"] for m in r] for s, r in found.items()},
+    )
+
+
+def _lost_secs_per_gb(measured: dict[str, Any]) -> float:
+    extra = (measured["step_with_secs"] - measured["step_without_secs"]) * measured["steps"]
+    return extra / max(measured["checkpoints"], 1) / (measured["size_bytes"] / GB)
+
+
+def safe_and_durable(bench: Bench, kind: str, size_gb: float) -> Iterator[Figure]:
+    """Seconds until safe from a crash of the process, and until durable."""
+    size_gb *= bench.scale
+    rates = bench.worker("limits", size_gb=size_gb, disk=str(bench.disk), ram=str(bench.ram))
+
+    def measure(system: str, *, in_ram: bool = False) -> dict[str, Any]:
+        with bench.directory(in_ram=in_ram) as directory:
+            return bench.worker(
+                "save", system=system, directory=directory, kind=kind, size_gb=size_gb, count=3
+            )
+
+    found = each_system(bench, measure)
+    on_tmpfs = [measure("orbax", in_ram=True) for _ in range(bench.rounds)]
+    size = found["holdfast"][0]["size_bytes"]
+    state = f"{kind} {size / GB:.2g} GB"
+    safe = median_of(found["holdfast"], lambda m: statistics.median(m["safe_secs"]))
+    done = median_of(on_tmpfs, lambda m: statistics.median(m["durable_secs"]))
+    durable = {
+        s: median_of(r, lambda m: statistics.median(m["durable_secs"])) for s, r in found.items()
+    }
+    measured = {"rounds": found, "orbax_on_tmpfs": on_tmpfs, "limits": rates}
+    yield Figure(
+        row="sealed in RAM, of the copy rate",
+        state=state,
+        reached=size / safe / rates["copy_recycled"],
+        wanted=0.6,
+        at_most=False,
+        measured=measured,
+    )
+    yield Figure(
+        row="sealed in RAM, times sooner than Orbax is done on tmpfs",
+        state=state,
+        reached=done / safe,
+        wanted=15,
+        at_most=False,
+    )
+    yield Figure(
+        row="durable, of the O_DIRECT rate",
+        state=state,
+        reached=size / durable["holdfast"] / rates["write"],
+        wanted=0.85,
+        at_most=False,
+    )
+    yield Figure(
+        row="durable, times sooner than Orbax",
+        state=state,
+        reached=durable["orbax"] / durable["holdfast"],
+        wanted=3,
+        at_most=False,
+    )
+
+
+def restoring(bench: Bench, kind: str, size_gb: float) -> Iterator[Figure]:
+    """Restores after a crash of the trainer, from RAM and from a cold disk."""
+    size_gb *= bench.scale
+    rates = bench.worker("limits", size_gb=size_gb, disk=str(bench.disk), ram=str(bench.ram))
+    arguments: dict[str, Any] = {"kind": kind, "size_gb": size_gb}
+
+    def measure(system: str) -> dict[str, Any]:
+        with bench.directory() as directory:
+            own = {"system": system, "directory": directory, **arguments}
+            saved = bench.killed_worker("fill", **own)
+            warm = bench.worker("restore", **own, cold=False)
+            bench.end_agents()
+            cold = bench.worker("restore", **own, cold=True)
+            assert saved["fingerprint"] == warm["fingerprint"] == cold["fingerprint"]
+            return {"warm": warm, "cold": cold}
+
+    found = each_system(bench, measure)
+    warm = {s: median_of(r, lambda m: m["warm"]["secs"]) for s, r in found.items()}
+    cold = {s: median_of(r, lambda m: m["cold"]["secs"]) for s, r in found.items()}
+    size = size_gb * GB
+    yield Figure(
+        row="restore after a crash, from RAM: times faster than Orbax from a warm page cache",
+        state=kind,
+        reached=warm["orbax"] / warm["holdfast"],
+        wanted=10,
+        at_most=False,
+        measured={"rounds": found, "limits": rates},
+    )
+    yield Figure(
+        row="restore from disk, cold, of the raw read rate",
+        state=kind,
+        reached=size / cold["holdfast"] / rates["read_cold"],
+        wanted=0.8,
+        at_most=False,
+    )
+    yield Figure(
+        row="restore from disk, cold: times faster than Orbax",
+        state=kind,
+        reached=cold["orbax"] / cold["holdfast"],
+        wanted=2,
+        at_most=False,
+    )
+
+
+def small(bench: Bench) -> Iterator[Figure]:
+    """A save that is not due; a run with 5,000 checkpoints; resharding."""
+    with bench.directory() as directory:
+        call = bench.worker("not_due", directory=directory, calls=20_000)
+    yield Figure(
+        row="`save` when not due",
+        state="",
+        reached=call["call_secs"] * 1e6,
+        wanted=5,
+        at_most=True,
+        unit="µs",
+    )
+    with bench.directory() as directory:
+        opened = bench.worker("open_many", directory=directory, count=5000)
+    yield Figure(
+        row="a run with 5,000 checkpoints opened",
+        state="",
+        reached=opened["secs"],
+        wanted=0.5,
+        at_most=True,
+        unit="s",
+        measured=opened,
+    )
+    size_gb = 0.4 * bench.scale
+
+    def measure(system: str) -> dict[str, Any]:
+        with bench.directory() as directory:
+            own: dict[str, Any] = {"system": system, "directory": directory, "size_gb": size_gb}
+            saved = bench.killed_worker("fill", devices=8, kind="large", rows=8, **own)
+            bench.end_agents()
+            found = bench.worker("reshard", devices=8, count=8, **own)
+            assert saved["fingerprint"] == found["fingerprint"]
+            return found
+
+    found = each_system(bench, measure)
+    read = {s: median_of(r, lambda m: m["read_bytes"] / m["size_bytes"]) for s, r in found.items()}
+    yield Figure(
+        row="8 row pieces restored as 8 column pieces: bytes read, of those needed",
+        state="large",
+        reached=read["holdfast"],
+        wanted=1.1,
+        at_most=True,
+        measured={"read": read},
+    )
+
+
+def frozen(bench: Bench) -> Iterator[Figure]:
+    """A state of which 95 percent never change."""
+    with bench.directory() as directory:
+        found = bench.worker(
+            "frozen", directory=directory, size_gb=bench.scale, share=0.95, count=bench.rounds
+        )
+        whole = bench.worker(
+            "frozen", directory=directory + "-all", size_gb=bench.scale, share=0.0, count=3
+        )
+    yield Figure(
+        row="95 percent unchanged: bytes written, of a whole checkpoint's",
+        state="adam",
+        reached=statistics.median(found["written_bytes"]) / found["first_bytes"],
+        wanted=0.1,
+        at_most=True,
+        measured={"frozen": found, "whole": whole},
+    )
+    yield Figure(
+        row="95 percent unchanged: time until durable, of a whole checkpoint's",
+        state="adam",
+        reached=statistics.median(found["secs"]) / statistics.median(whole["secs"]),
+        wanted=0.1,
+        at_most=True,
+    )
+
+
+ROWS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
+    "training": training,
+    "training-many": lambda bench: training(bench, "many"),
+    "training-large": lambda bench: training(bench, "large"),
+    "saving-1": lambda bench: safe_and_durable(bench, "adam", 1.0),
+    "saving-4": lambda bench: safe_and_durable(bench, "adam", 4.0),
+    "saving-many": lambda bench: safe_and_durable(bench, "many", STATES["many"]),
+    "saving-large": lambda bench: safe_and_durable(bench, "large", STATES["large"]),
+    "restoring": lambda bench: restoring(bench, "adam", 1.0),
+    "restoring-many": lambda bench: restoring(bench, "many", STATES["many"]),
+    "restoring-large": lambda bench: restoring(bench, "large", STATES["large"]),
+    "small": small,
+    "frozen": frozen,
+    "goodput": goodput,
+}

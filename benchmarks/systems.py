@@ -1,0 +1,159 @@
+"""The systems that are compared, each behind the same few calls, each set up as its docs say."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+
+State = dict[str, Any]
+
+
+class System(Protocol):
+    """One checkpointer, open on one directory."""
+
+    def save(self, step: int, state: State) -> bool:
+        """Offers a step, as a training loop does; the system's policy decides."""
+        ...
+
+    def save_now(self, step: int, state: State) -> None:
+        """Takes this step, whatever the policy."""
+        ...
+
+    def wait(self) -> None:
+        """Waits until all is as durable as the system makes it."""
+        ...
+
+    def sealed_at(self, step: int) -> float:
+        """Waits until a crash of the process does not lose `step`; returns when that was."""
+        ...
+
+    def restore(self, like: State) -> State:
+        """The newest checkpoint; `like` are ShapeDtypeStructs with shardings."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def abstract(state: State) -> State:
+    """What a restore is given: shapes, dtypes and shardings."""
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+    )
+
+
+class Holdfast:
+    """Continuous checkpoints into RAM and onto disk, LatestN(2)."""
+
+    def __init__(self, directory: Path, **policy: Any) -> None:
+        import holdfast
+        from holdfast import preservation_policy, save_decision_policy
+
+        self._directory = directory
+        self.manager = holdfast.CheckpointManager(
+            directory,
+            save_decision_policy=save_decision_policy.ContinuousCheckpointingPolicy(**policy),
+            preservation_policy=preservation_policy.LatestN(2),
+        )
+
+    def save(self, step: int, state: State) -> bool:
+        return self.manager.save(step, state)
+
+    def save_now(self, step: int, state: State) -> None:
+        self.manager.save(step, state, force=True)
+
+    def wait(self) -> None:
+        self.manager.wait_until_finished()
+
+    def sealed_at(self, step: int) -> float:
+        return _wait_for(lambda: _event_time(self._directory, "sealed", step))
+
+    def restore(self, like: State) -> State:
+        restored: State = self.manager.restore(like=like)
+        return restored
+
+    def close(self) -> None:
+        self.manager.close()
+
+
+class Orbax:
+    """Asynchronous, ContinuousCheckpointingPolicy, LatestN(2), as its documentation recommends."""
+
+    def __init__(self, directory: Path, **policy: Any) -> None:
+        import orbax.checkpoint as ocp
+        from orbax.checkpoint import checkpoint_managers
+
+        self._args = ocp.args
+        self.manager = ocp.CheckpointManager(
+            directory,
+            options=ocp.CheckpointManagerOptions(
+                save_decision_policy=checkpoint_managers.ContinuousCheckpointingPolicy(**policy),
+                preservation_policy=checkpoint_managers.LatestN(2),
+                enable_async_checkpointing=True,
+            ),
+        )
+
+    def save(self, step: int, state: State) -> bool:
+        return bool(self.manager.save(step, args=self._args.StandardSave(state)))
+
+    def save_now(self, step: int, state: State) -> None:
+        self.manager.save(step, args=self._args.StandardSave(state), force=True)
+
+    def wait(self) -> None:
+        self.manager.wait_until_finished()
+
+    def sealed_at(self, step: int) -> float:
+        # It has no memory that outlives the process: a checkpoint is safe when it is finished.
+        self.manager.wait_until_finished()
+        return time.time()
+
+    def restore(self, like: State) -> State:
+        step = self.manager.latest_step()
+        restored: State = self.manager.restore(step, args=self._args.StandardRestore(like))
+        return restored
+
+    def close(self) -> None:
+        self.manager.close()
+
+
+SYSTEMS: dict[str, Callable[..., System]] = {"holdfast": Holdfast, "orbax": Orbax}
+
+
+def committed(system: str, directory: Path) -> set[int]:
+    """The steps that are finished, as the names on the disk tell."""
+    if system == "orbax":
+        return {int(name) for name in _names(directory) if name.isdigit()}
+    return {
+        int(name.partition(".")[0])
+        for name in _names(directory / "checkpoints")
+        if (directory / "checkpoints" / name / "manifest.json").exists()
+    }
+
+
+def _names(folder: Path) -> list[str]:
+    return os.listdir(folder) if folder.is_dir() else []
+
+
+def _event_time(directory: Path, event: str, step: int) -> float | None:
+    from datetime import datetime
+
+    for path in (directory / "events").glob("*.jsonl"):
+        for line in path.read_text().splitlines():
+            if f'"event":"{event}"' in line and f'"step":{step},' in line:
+                return datetime.fromisoformat(json.loads(line)["time"]).timestamp()
+    return None
+
+
+def _wait_for(look: Callable[[], float | None], secs: float = 120.0) -> float:
+    deadline = time.monotonic() + secs
+    while time.monotonic() < deadline:
+        found = look()
+        if found is not None:
+            return found
+        time.sleep(0.01)
+    raise TimeoutError(f"not seen in {secs} s")

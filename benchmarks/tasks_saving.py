@@ -1,0 +1,91 @@
+"""One checkpoint at a time: how long until it is safe, and until it is durable."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks import limits as machine
+from benchmarks import states
+from benchmarks.systems import SYSTEMS
+
+
+def limits(*, size_gb: float, disk: str, ram: str) -> dict[str, Any]:
+    """The machine's rates, bytes a second."""
+    return machine.rates(int(size_gb * states.GB), Path(disk), Path(ram))
+
+
+def save(*, system: str, directory: str, kind: str, size_gb: float, count: int) -> dict[str, Any]:
+    """Takes `count` checkpoints one after another, after a first one that makes the pages."""
+    state = states.make(kind, size_gb)
+    step_function = states.any_step()
+    batch = jnp.ones(1)
+    opened = SYSTEMS[system](Path(directory))
+    blocked, safe, durable = [], [], []
+    try:
+        for step in range(count + 1):
+            state, _ = step_function(state, batch)
+            jax.block_until_ready(state)
+            began, clock = time.time(), time.perf_counter()
+            opened.save_now(step, state)
+            blocked.append(time.perf_counter() - clock)
+            opened.wait()
+            durable.append(time.perf_counter() - clock)
+            safe.append(opened.sealed_at(step) - began)
+    finally:
+        opened.close()
+    return {
+        "size_bytes": states.size_bytes(state),
+        "blocked_secs": blocked[1:],
+        "safe_secs": safe[1:],
+        "durable_secs": durable[1:],
+    }
+
+
+def not_due(*, directory: str, calls: int) -> dict[str, Any]:
+    """Seconds that one call of `save` takes when nothing is due."""
+    opened = SYSTEMS["holdfast"](Path(directory), minimum_interval_secs=3600.0)
+    state = {"w": jnp.ones(8)}
+    try:
+        opened.save_now(0, state)
+        opened.wait()
+        started = time.perf_counter()
+        for step in range(1, calls + 1):
+            opened.save(step, state)
+        secs = (time.perf_counter() - started) / calls
+    finally:
+        opened.close()
+    return {"call_secs": secs}
+
+
+def frozen(*, directory: str, size_gb: float, share: float, count: int) -> dict[str, Any]:
+    """Checkpoints of a state of which `share` never changes."""
+    base = states.make("adam", size_gb * share)
+    tuned = states.make("adam", size_gb * (1 - share), seed=1)
+    step_function = states.any_step()
+    opened = SYSTEMS["holdfast"](Path(directory))
+    secs, written = [], []
+    try:
+        for step in range(count + 1):
+            tuned, _ = step_function(tuned, jnp.ones(1))
+            jax.block_until_ready(tuned)
+            started = time.perf_counter()
+            opened.save_now(step, {"base": base, "tuned": tuned})
+            opened.wait()
+            secs.append(time.perf_counter() - started)
+            written.append(_image_bytes(Path(directory), step))
+    finally:
+        opened.close()
+    return {"secs": secs[1:], "written_bytes": written[1:], "first_bytes": written[0]}
+
+
+def _image_bytes(directory: Path, step: int) -> int:
+    return sum(
+        path.stat().st_blocks * 512
+        for folder in (directory / "checkpoints").glob(f"{step:09d}.*")
+        for path in folder.glob("image-*")
+    )

@@ -1,0 +1,33 @@
+"""`python -m benchmarks.worker TASK JSON`: one measurement in a process of its own.
+
+It prints one line of JSON. The tasks are functions of the modules named in `TASKS`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+
+TASKS = {
+    "limits": "benchmarks.tasks_saving",
+    "train": "benchmarks.tasks_training",
+    "save": "benchmarks.tasks_saving",
+    "fill": "benchmarks.tasks_restoring",
+    "restore": "benchmarks.tasks_restoring",
+    "reshard": "benchmarks.tasks_restoring",
+    "not_due": "benchmarks.tasks_saving",
+    "open_many": "benchmarks.tasks_restoring",
+    "frozen": "benchmarks.tasks_saving",
+}
+
+
+def main() -> None:
+    """Runs the task."""
+    task, arguments = sys.argv[1], json.loads(sys.argv[2])
+    module = importlib.import_module(TASKS[task])
+    print(json.dumps(getattr(module, task)(**arguments)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
