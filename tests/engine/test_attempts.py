@@ -110,6 +110,13 @@ def test_one_bad_file_does_not_lose_the_timeline_and_is_mended(
     assert list(mend_attempts(durable)) == []
 
 
+def test_only_the_newest_attempt_may_lack_its_copy(durable: DiskStore) -> None:
+    begin(durable, None)
+    durable.delete(attempt_keys(1)[1])
+    begin(durable, (7, 1))
+    assert durable.get(attempt_keys(1)[1]) == durable.get(attempt_keys(1)[0])
+
+
 def test_a_damaged_record_of_an_abandoned_attempt_does_no_harm(durable: DiskStore) -> None:
     begin(durable, None, (7, 1), (5, 1))
     for key in attempt_keys(2):

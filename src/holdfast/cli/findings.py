@@ -15,7 +15,7 @@ from holdfast.engine.catalog import Listing, list_checkpoints
 from holdfast.engine.commit import parse_part
 from holdfast.engine.sources import CheckpointSources, PartSource
 from holdfast.engine.verify import BlockCheck, verify
-from holdfast.errors import CheckpointDamagedError, HoldfastError
+from holdfast.errors import CheckpointDamagedError, HoldfastError, ObjectNotFoundError
 from holdfast.format.check import check_manifest
 from holdfast.format.layout import image_layout
 from holdfast.format.names import (
@@ -52,12 +52,19 @@ def copies_of(run: Run) -> list[Copy]:
 
 
 def check_attempts(run: Run) -> Iterator[BlockCheck]:
-    """Reads the record of every attempt, and its copy; the numbers have no gap."""
-    numbers = attempt_numbers(run.durable)
-    for number in range(1, max(numbers, default=0) + 1):
+    """Reads the record of every attempt, and its copy; the numbers have no gap.
+
+    The newest one's copy may be missing: it is written after the record, perhaps just now, or was
+    not when the power was cut.
+    """
+    newest = max(attempt_numbers(run.durable), default=0)
+    for number in range(1, newest + 1):
         for key in attempt_keys(number):
             try:
                 read_attempt_at(run.durable, key, number)
+            except ObjectNotFoundError as error:
+                if (number, key) != (newest, attempt_keys(newest)[1]):
+                    yield bad_record(run.durable, key, error)
             except HoldfastError as error:
                 yield bad_record(run.durable, key, error)
 

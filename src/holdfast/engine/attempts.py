@@ -107,17 +107,21 @@ def mend_attempts(store: Store) -> Iterator[str]:
         StorageError: the rest is not done; the call may be repeated.
     """
     for number in attempt_numbers(store):
-        good, bad = [], []
-        for key in attempt_keys(number):
-            try:
-                read_attempt_at(store, key, number)
-                good.append(key)
-            except (CheckpointDamagedError, ObjectNotFoundError):
-                bad.append(key)
-        if good and bad:
-            data = store.get(good[0])
-            store.put(bad[0], len(data), [data])
-            yield bad[0]
+        yield from _mend_attempt(store, number)
+
+
+def _mend_attempt(store: Store, number: int) -> Iterator[str]:
+    good, bad = [], []
+    for key in attempt_keys(number):
+        try:
+            read_attempt_at(store, key, number)
+            good.append(key)
+        except (CheckpointDamagedError, ObjectNotFoundError):
+            bad.append(key)
+    if good and bad:
+        data = store.get(good[0])
+        store.put(bad[0], len(data), [data])
+        yield bad[0]
 
 
 def begin_attempt(store: Store, start: AttemptStart) -> AttemptRecord:
@@ -127,9 +131,13 @@ def begin_attempt(store: Store, start: AttemptStart) -> AttemptRecord:
         StorageError: other processes took numbers as fast as this one could ask for them.
     """
     for _ in range(TRIES_MAX):
+        newest = newest_attempt(store)
+        # Whoever began that one may have been killed before its copy; only the newest may lack one.
+        for key in _mend_attempt(store, newest):
+            log.info("%s was missing or bad, and is written anew", key)
         record = AttemptRecord(
             run_id=start.run_id,
-            attempt=newest_attempt(store) + 1,
+            attempt=newest + 1,
             origin=(start.origin.step, start.origin.attempt) if start.origin else None,
             host=start.host,
             pid=start.pid,

@@ -16,7 +16,7 @@ from holdfast.errors import HoldfastError, InvalidArgumentError, NotARunError, S
 from holdfast.format.names import RUN_FILE
 from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LOCAL
-from holdfast.store.files import make_folder, translated
+from holdfast.store.files import UNFINISHED, make_folder, translated
 
 _openings: Iterator[int] = itertools.count()
 
@@ -77,7 +77,8 @@ def _open_or_create(directory: Path, durable: DiskStore, clock: Clock) -> str:
     with translated("open", directory):
         if directory.exists() and not directory.is_dir():
             raise NotARunError(f"open {directory}: expected a directory, found a file")
-        is_new = not directory.exists() or not any(directory.iterdir())
+        # A crash while the run was made may leave its record unfinished, and nothing else.
+        is_new = not directory.exists() or all(map(_is_unfinished, directory.iterdir()))
     if is_new:
         with translated("create", directory):
             make_folder(LOCAL, directory, directory.parent, durable=True)
@@ -91,3 +92,7 @@ def _open_or_create(directory: Path, durable: DiskStore, clock: Clock) -> str:
             f"open {directory}: it holds files and no {RUN_FILE}, so it is not a run; give a new "
             "directory, or the run's own"
         ) from error
+
+
+def _is_unfinished(path: Path) -> bool:
+    return path.name.startswith(".") and path.name.endswith(UNFINISHED)
