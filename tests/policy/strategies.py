@@ -25,8 +25,19 @@ def checkpoint(
     return CheckpointInfo(step, at(secs), metrics)
 
 
-def save_context(secs: float = 0, *, saving: bool = False, preempted: bool = False) -> SaveContext:
-    return SaveContext(now=at(secs), is_saving_in_progress=saving, reached_preemption=preempted)
+def save_context(
+    secs: float = 0,
+    *,
+    saving: bool = False,
+    preempted: bool = False,
+    cost_secs: float | None = None,
+) -> SaveContext:
+    return SaveContext(
+        now=at(secs),
+        is_saving_in_progress=saving,
+        reached_preemption=preempted,
+        save_cost_secs=cost_secs,
+    )
 
 
 NOW = PreservationContext(START)
@@ -85,7 +96,9 @@ by_step = st.builds(save_decision_policy.FixedIntervalPolicy, counts) | st.build
     save_decision_policy.SpecificStepsPolicy, step_lists
 )
 by_agent = st.builds(
-    save_decision_policy.ContinuousCheckpointingPolicy, st.none() | secs
+    save_decision_policy.ContinuousCheckpointingPolicy,
+    st.none() | secs,
+    st.none() | st.floats(0.001, 1),
 ) | st.just(save_decision_policy.PreemptionCheckpointingPolicy())
 user_save_policies = st.builds(UserSavePolicy, st.booleans())
 

@@ -107,6 +107,36 @@ def test_continuous_counts_from_the_highest_step_in_whatever_order() -> None:
     assert not due(policy, 10, history, context=save_context(110))
 
 
+@pytest.mark.parametrize(
+    ("interval", "budget", "cost", "elapsed", "expected"),
+    [
+        (None, 0.1, 0.5, 4.9, False),
+        (None, 0.1, 0.5, 5.0, True),
+        (None, 0.01, 0.5, 49.0, False),
+        (None, 0.01, 0.5, 50.0, True),
+        (60, 0.1, 0.5, 5.0, False),
+        (60, 0.1, 0.5, 60.0, True),
+        (1, 0.1, 0.5, 1.0, False),
+        (None, 1, 0.0, 0.0, True),
+        (None, 0.1, None, 1e6, False),  # what it costs is being found out
+        (1, None, None, 1.0, True),
+    ],
+)
+def test_continuous_stays_within_its_budget(
+    interval: float | None, budget: float | None, cost: float | None, elapsed: float, expected: bool
+) -> None:
+    policy = ContinuousCheckpointingPolicy(interval, budget)
+    context = save_context(100 + elapsed, cost_secs=cost)
+    assert due(policy, 3, [checkpoint(2, 100)], context=context) is expected
+    assert due(policy, 3, [], context=context)
+
+
+@pytest.mark.parametrize("budget", [0, -0.1, 1.1, float("nan"), True, "3", np.True_, 10**400])
+def test_a_budget_that_is_no_share_is_refused(budget: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="max_overhead to be a share above 0 and up to"):
+        ContinuousCheckpointingPolicy(max_overhead=budget)
+
+
 @given(
     members=st.lists(every_policy, min_size=1, max_size=4),
     step=steps,

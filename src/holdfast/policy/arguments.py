@@ -73,6 +73,14 @@ def positive_secs(owner: str, argument: str, value: object) -> float:
     return secs
 
 
+def share(owner: str, argument: str, value: object) -> float:
+    """A share of a whole: above 0, and at most 1."""
+    found = _real(value)
+    if found is None or not 0 < found <= 1:
+        raise refusal(owner, argument, "a share above 0 and up to 1", value)
+    return found
+
+
 def text(owner: str, argument: str, value: object) -> str:
     """A string that is not empty and can be written as UTF-8."""
     if not isinstance(value, str) or not value or not _is_utf8(value):

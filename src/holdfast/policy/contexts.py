@@ -46,6 +46,8 @@ class SaveContext(msgspec.Struct, frozen=True, kw_only=True):
         now: the present time.
         is_saving_in_progress: an earlier checkpoint is not yet durable.
         reached_preemption: somebody told the run that it will have to stop soon.
+        save_cost_secs: the training time that one checkpoint costs, as measured on the last ones;
+            None until it is known.
 
     Raises:
         InvalidArgumentError: `now` has no time zone.
@@ -54,6 +56,7 @@ class SaveContext(msgspec.Struct, frozen=True, kw_only=True):
     now: datetime
     is_saving_in_progress: bool
     reached_preemption: bool
+    save_cost_secs: float | None = None
 
     def __post_init__(self) -> None:
         force_setattr(self, "now", arguments.instant(type(self).__name__, "now", self.now))

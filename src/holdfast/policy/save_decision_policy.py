@@ -9,7 +9,6 @@ built-in ones, and rank 0's trainer the user's own.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from datetime import datetime
 from typing import NamedTuple, Protocol, final
 
 import msgspec
@@ -47,16 +46,27 @@ class ContinuousCheckpointingPolicy(codec.BuiltIn, frozen=True):
     time passed is not known: then a save is due. So a wrong clock holds saves up for at most twice
     the interval.
 
+    With a budget the checkpoints measure what they cost: how much longer the steps are while one is
+    being saved. They are spaced so that this is at most the given share of the training time. After
+    the first one the next waits until its cost is known, which takes a few steps.
+
     Args:
         minimum_interval_secs: the least time from one checkpoint to the next; None: no least time.
+        max_overhead: the share of the training time that checkpoints may cost; 0.03 is 3 percent.
+            None: whatever they cost.
 
     Raises:
-        InvalidArgumentError: the interval is not a finite number above 0.
+        InvalidArgumentError: the interval is not a finite number above 0, or the budget is not a
+            number above 0 and up to 1.
     """
 
     minimum_interval_secs: float | None = None
+    max_overhead: float | None = None
 
     def __post_init__(self) -> None:
+        if self.max_overhead is not None:
+            share = arguments.share(type(self).__name__, "max_overhead", self.max_overhead)
+            force_setattr(self, "max_overhead", share)
         if self.minimum_interval_secs is not None:
             secs = arguments.positive_secs(
                 type(self).__name__, "minimum_interval_secs", self.minimum_interval_secs
@@ -67,18 +77,24 @@ class ContinuousCheckpointingPolicy(codec.BuiltIn, frozen=True):
         self, step: int, previous_steps: Sequence[CheckpointInfo], *, context: SaveContext
     ) -> bool:
         """Whether nothing is being saved and the interval has passed."""
-        is_idle = not context.is_saving_in_progress
-        return is_idle and self._wait_secs(previous_steps, context.now) == 0
-
-    def _wait_secs(self, previous_steps: Sequence[CheckpointInfo], now: datetime) -> float:
-        """Seconds from `now` until the interval has passed; 0.0 where it has."""
-        interval_secs = self.minimum_interval_secs
-        if interval_secs is None or not previous_steps:
-            return 0.0
+        if context.is_saving_in_progress:
+            return False
+        interval_secs = self._interval_secs(context.save_cost_secs)
+        if not previous_steps or interval_secs == 0:
+            return True
+        if interval_secs is None:
+            return False
         last = max(previous_steps, key=lambda checkpoint: checkpoint.step)
-        elapsed_secs = (now - last.time).total_seconds()
+        elapsed_secs = (context.now - last.time).total_seconds()
         is_clock_wrong = elapsed_secs < -interval_secs
-        return 0.0 if is_clock_wrong else max(0.0, interval_secs - elapsed_secs)
+        return is_clock_wrong or elapsed_secs >= interval_secs
+
+    def _interval_secs(self, cost_secs: float | None) -> float | None:
+        """The least time between two checkpoints; None where it is not known yet."""
+        least_secs = self.minimum_interval_secs or 0.0
+        if self.max_overhead is None:
+            return least_secs
+        return None if cost_secs is None else max(least_secs, cost_secs / self.max_overhead)
 
 
 @final

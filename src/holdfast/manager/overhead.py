@@ -1,0 +1,58 @@
+"""What checkpoints cost the training: how much longer its steps are while one is being saved.
+
+A step lasts from one call of `save` to the next. The steps while nothing is being saved are quiet;
+their median is what a step takes by itself. What the steps from a save's acceptance to its end took
+beyond that is the save's cost. Medians, so that an evaluation now and then, or a step that
+compiles, does not count as a checkpoint's doing.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+
+QUIET_COUNT_MIN = 5
+QUIET_COUNT_MAX = 64
+COST_COUNT_MAX = 5
+
+
+class OverheadMeter:
+    """Owned by the training thread, which tells it of every step."""
+
+    def __init__(self) -> None:
+        self._quiet_secs: deque[float] = deque(maxlen=QUIET_COUNT_MAX)
+        self._costs_secs: deque[float] = deque(maxlen=COST_COUNT_MAX)
+        self._last: float | None = None
+        self._was_saving = False
+        self._count = 0
+        self._total_secs = 0.0
+
+    def stepped(self, now: float, *, is_saving: bool) -> float | None:
+        """Notes that a step ended at `now`, seconds of a steady clock.
+
+        Args:
+            now: the time.
+            is_saving: a checkpoint was accepted before and is not finished yet.
+
+        Returns:
+            What a checkpoint costs, in seconds, where that has just become known anew.
+        """
+        last, self._last = self._last, now
+        if last is None:
+            return None
+        if self._was_saving or is_saving:
+            self._count += 1
+            self._total_secs += now - last
+        else:
+            self._quiet_secs.append(now - last)
+        self._was_saving = is_saving
+        if is_saving or not self._count or len(self._quiet_secs) < QUIET_COUNT_MIN:
+            return None
+        own_secs = self._count * statistics.median(self._quiet_secs)
+        self._costs_secs.append(max(0.0, self._total_secs - own_secs))
+        self._count, self._total_secs = 0, 0.0
+        return statistics.median(self._costs_secs)
+
+    def paused(self) -> None:
+        """Something that is no step came between: a restore. The next step is not counted."""
+        self._last = None
