@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from holdfast.engine.copying import copy_part
 from holdfast.engine.restore import fill_targets
-from holdfast.engine.save import copy_part
 from holdfast.engine.sources import CheckpointSources
 from holdfast.errors import CheckpointDamagedError
 from holdfast.format.digests import digest

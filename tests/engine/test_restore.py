@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.engine.copying import copy_part
 from holdfast.engine.restore import fill_targets
-from holdfast.engine.save import copy_part
 from holdfast.engine.sources import CheckpointSources
 from holdfast.format.placement import Target
 from tests.engine.making import (

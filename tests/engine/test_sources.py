@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from holdfast.engine.catalog import list_checkpoints
+from holdfast.engine.copying import copy_part
 from holdfast.engine.restore import fill_targets
-from holdfast.engine.save import copy_part
 from holdfast.engine.sources import find_sources, is_sound, readable
 from holdfast.errors import CheckpointDamagedError, NewerFormatError, StepUncommittedError
 from holdfast.format.names import CheckpointId, image_key, manifest_key, part_key

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.engine.save import copy_part
+from holdfast.engine.copying import copy_part
 from holdfast.engine.verify import BlockCheck, size_to_verify_bytes, verify
 from holdfast.format.names import image_key
 from holdfast.store.disk import DiskStore
@@ -101,8 +101,9 @@ def test_an_image_that_is_cut_off_is_told_with_what_is_missing(
     made: Made, durable: DiskStore
 ) -> None:
     key, size = image_key(made.id, 0, 2), DATA + 17 * MIB + 3
+    sources = sources_of(made.id, durable)
     os.truncate(path(durable, made, 0), DATA + 9 * MIB)
-    assert bad(checked(made, durable)) == [
+    assert bad(list(verify(sources))) == [
         ("durable", key, DATA + 9 * MIB, size),
         ("durable", key, DATA + 8 * MIB, DATA + 16 * MIB),
         ("durable", key, DATA + 16 * MIB, DATA + 17 * MIB),

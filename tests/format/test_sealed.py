@@ -23,7 +23,7 @@ from holdfast.format.records import (
 from holdfast.format.sealed import FORMAT_VERSION, seal, unseal
 from tests.engine.making import RUN_ID, TIME, Made, checkpoints, random_array
 
-RUN = RunRecord(run_id="né", time=TIME)
+RUN = RunRecord(run_id="run-1_A", time=TIME)
 RUN_BYTES = seal(RUN)
 
 
@@ -49,7 +49,7 @@ def _records() -> dict[str, msgspec.Struct]:
     return {
         "run": RUN,
         "attempt": AttemptRecord(
-            run_id=RUN_ID, attempt=2, origin=(1, 1), host="h", pid=1, time=TIME
+            run_id=RUN_ID, attempt=2, origin=(1, 1), host="hé", pid=1, time=TIME
         ),
         "part": _part(made, 0),
         "manifest": Manifest(

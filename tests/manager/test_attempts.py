@@ -282,3 +282,18 @@ def test_what_an_abandoned_branch_left_in_ram_alone_is_given_up(
         assert saving.latest_step() == 0
     wait_until(lambda: list(one_host.folder.iterdir()) == [])
     assert {p.name for p in (run / "checkpoints").iterdir()} == {"000000000.1"}
+
+
+def test_memory_that_a_killed_agent_had_not_removed_yet_is_removed_by_the_next(
+    one_host: Host, tmp_path: Path
+) -> None:
+    with manager(tmp_path / "run") as saving:
+        saving.save(0, state(0))
+    folder = Path(one_host.agent().folder)
+    one_host.kill_agent()
+    left = folder.with_name(f".{folder.name}.{2**22 + 1}")  # no process has so high a pid
+    left.mkdir()
+    (left / "slot").write_bytes(b"x")
+    with manager(tmp_path / "run") as again:
+        assert again.latest_step() == 0
+        assert not left.exists()

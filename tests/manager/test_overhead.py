@@ -39,7 +39,12 @@ def test_one_slow_quiet_step_changes_nothing() -> None:
 
 def test_one_save_beside_an_evaluation_is_outvoted() -> None:
     save = [(0.1, True), (0.2, False)]
-    assert told([*QUIET, *save, *save, (0.1, True), (60.0, False), *save])[-1] == pytest.approx(0.1)
+    assert told([*QUIET, *save, *save, *save, (0.1, True), (60.0, False)])[-1] == pytest.approx(0.1)
+
+
+def test_the_first_save_counts_only_until_the_second() -> None:
+    first, later = [(0.1, True), (5.1, False)], [(0.1, True), (0.2, False)]
+    assert told([*QUIET, *first, *later]) == [pytest.approx(5.0), pytest.approx(0.1)]
 
 
 def test_a_save_that_costs_nothing_costs_nothing_less() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import subprocess
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,6 +20,7 @@ import numpy as np
 
 from holdfast.agent import protocol
 from holdfast.agent.config import AgentConfig
+from holdfast.agent.notices import NoticeBoard
 from holdfast.agent.service import Service
 from holdfast.agent.state import open_state
 from holdfast.clock import Clock
@@ -126,6 +127,18 @@ class Trainer:
         return self.place.attempt
 
 
+class TellingBoard(NoticeBoard):
+    """A board that also tells of each notice in the very moment when it is posted."""
+
+    def __init__(self, tell: Callable[[protocol.Notice], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    async def post(self, notice: protocol.Notice) -> None:
+        self._tell(notice)
+        await super().post(notice)
+
+
 class InProcessHost:
     """A run and its host; `files` may record or refuse what the stores do."""
 
@@ -135,9 +148,12 @@ class InProcessHost:
         files: FileSystem = LOCAL,
         clock: Clock | None = None,
         preserve: PreservationPolicy | None = None,
+        *,
+        run: Path | None = None,
+        folder: Path | None = None,
     ) -> None:
-        self.run = root / "run"
-        self.folder = root / "agent"
+        self.run = run or root / "run"
+        self.folder = folder or root / "agent"
         self.files = files
         self.clock = clock or StepClock()
         self.preserve = preserve or LatestN(2)
@@ -155,14 +171,22 @@ class InProcessHost:
 
     def start_agent(self) -> None:
         """Starts an agent, which adopts what the one before it left."""
-        durable = DiskStore(self.run, self.clock, self.files)
-        create_run(durable, str(self.run), RUN_ID, self.clock.now())
+        self.open_run()
         config = AgentConfig(
             run=str(self.run), run_id=RUN_ID, host="host-a", folder=str(self.folder)
         )
         self.state = open_state(config, self.clock, self.files)
+        self.state.notices = TellingBoard(self.posted)
         self.service = Service(self.state)
         self.call(self.service.adopt())
+
+    def open_run(self) -> None:
+        """Makes the run where there is none, as the first trainer does."""
+        durable = DiskStore(self.run, self.clock, self.files)
+        create_run(durable, str(self.run), RUN_ID, self.clock.now())
+
+    def posted(self, notice: protocol.Notice) -> None:
+        """What the agent tells its trainers; for those who want to know at once."""
 
     def crash_agent(self) -> None:
         """The agent is asked nothing more; its threads end, and nothing is cleaned up."""
@@ -193,11 +217,15 @@ class InProcessHost:
     def attach(self, count: int = 1, *, takeover: bool = False) -> Trainer:
         """A new group of trainers, all of its ranks in one process."""
         self._groups += 1
-        process = subprocess.Popen(["sleep", "1000"])
+        process = self.start_process()
         trainer = Trainer(f"group-{self._groups}", count, process, None)  # type: ignore[arg-type]
         self.trainers.append(trainer)
         self.join(trainer, takeover=takeover)
         return trainer
+
+    def start_process(self) -> subprocess.Popen[bytes]:
+        """What the agent takes for the trainer's process."""
+        return subprocess.Popen(["sleep", "1000"])
 
     def join(self, trainer: Trainer, *, takeover: bool = False, attempt: int | None = None) -> None:
         """Attaches each rank; `attempt` where it had a place with an agent that is gone."""
@@ -248,7 +276,13 @@ class InProcessHost:
             store.close()
 
     def tell_sealed(
-        self, trainer: Trainer, checkpoint: CheckpointId, rank: int = 0, *, durable: bool = True
+        self,
+        trainer: Trainer,
+        checkpoint: CheckpointId,
+        rank: int = 0,
+        *,
+        durable: bool = True,
+        tier: str = "ram",
     ) -> None:
         """Tells the agent that one rank's part is whole."""
         assert self.service is not None
@@ -256,7 +290,7 @@ class InProcessHost:
             rank=rank,
             id=(checkpoint.step, checkpoint.attempt),
             part_count=trainer.count,
-            tier="ram",
+            tier=tier,
             durable=durable,
         )
         self.call(self.service.sealed(request, trainer.process.pid))

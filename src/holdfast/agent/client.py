@@ -1,10 +1,17 @@
-"""Talking to an agent: one HTTP request over its Unix socket at a time, a connection a thread."""
+"""Talking to an agent: one HTTP request over its Unix socket at a time, a connection a thread.
+
+Every wait has two bounds. An agent that lives answers `status` at once, whatever it does: one that
+gives no sign of life for two times `PULSE_SECS` is taken for gone (it was stopped, or its host
+hangs). And what an agent that lives is asked for ends after `CALL_SECS`, which storage may need.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
+import math
 import os
+import select
 import socket
 from pathlib import Path
 from typing import TypeVar
@@ -13,9 +20,13 @@ import msgspec
 
 from holdfast import errors
 from holdfast.agent import protocol
-from holdfast.agent.location import SOCKET, socket_address
+from holdfast.agent.location import peer, socket_address
 
-CALL_SECS = 120.0
+PULSE_SECS = 10.0
+CALL_SECS = 600.0
+LONG_CALL_SECS = 3660.0
+LONG_CALLS = frozenset({"delete", "judged", "sealed", "vote"})
+"""They wait for whole images that are written before, or for the slowest rank's restore."""
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
@@ -26,35 +37,46 @@ class AgentGoneError(Exception):
 
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, folder: Path, timeout_secs: float) -> None:
-        super().__init__("agent", timeout=timeout_secs)
+        super().__init__("agent", timeout=min(timeout_secs, PULSE_SECS))
         self._folder = folder
 
     def connect(self) -> None:
-        folder_fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        folder_fd = os.open(self._folder, flags)
         try:
             self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self.sock.settimeout(self.timeout)
             self.sock.connect(socket_address(folder_fd))
         finally:
             os.close(folder_fd)
+        _, uid = peer(self.sock)
+        if uid != os.geteuid():
+            # Whoever put its socket here is told nothing.
+            self.close()
+            raise PermissionError(
+                f"the socket in {self._folder} is of user {uid}, expected user {os.geteuid()}"
+            )
 
 
 class AgentClient:
     """A connection to the agent that lives in `folder`; for one thread at a time."""
 
-    def __init__(self, folder: Path, timeout_secs: float = CALL_SECS) -> None:
+    def __init__(self, folder: Path, timeout_secs: float | None = None) -> None:
         self.folder = folder
-        self._connection = _UnixConnection(folder, timeout_secs)
+        self._timeout_secs = timeout_secs
+        self._connection = _UnixConnection(folder, timeout_secs or CALL_SECS)
 
     def call(self, name: str, message: msgspec.Struct, kind: type[Answer]) -> Answer:
         """One call.
 
         Raises:
             AgentGoneError: there is no answer; it is not known whether the call had its effect.
+            AgentUnavailableError: the agent lives, and the time is up; likewise.
             HoldfastError: the agent's own answer, as the class that it names.
         """
         try:
             self._connection.request("POST", f"/{name}", msgspec.json.encode(message))
+            self._await_answer(name)
             response = self._connection.getresponse()
             body = response.read()
         except (OSError, http.client.HTTPException) as error:
@@ -63,6 +85,26 @@ class AgentClient:
         if response.status == 200:
             return msgspec.json.decode(body, type=kind)
         raise _failure(body)
+
+    def _await_answer(self, name: str) -> None:
+        """Waits until an answer begins, as long as the agent answers others."""
+        long_secs = LONG_CALL_SECS if name in LONG_CALLS else CALL_SECS
+        timeout_secs = self._timeout_secs or long_secs
+        if timeout_secs <= PULSE_SECS:
+            # The connection's own timeout is the bound.
+            return
+        answer = select.poll()
+        answer.register(_socket(self._connection), select.POLLIN)
+        for _ in range(math.ceil(timeout_secs / PULSE_SECS)):
+            if answer.poll(PULSE_SECS * 1000):
+                return
+            if not answers(self.folder):
+                raise TimeoutError(f"no answer, and no sign of life for {2 * PULSE_SECS:.0f} s")
+        self._connection.close()
+        raise errors.AgentUnavailableError(
+            f"{name}: the agent in {self.folder} lives, and has not done it in {timeout_secs:.0f} "
+            "s; see whether its storage hangs"
+        )
 
     def close(self) -> None:
         """Closes the connection; a later call opens it again."""
@@ -76,20 +118,30 @@ class AgentClient:
                 found.shutdown(socket.SHUT_RDWR)
 
 
+def _socket(connection: http.client.HTTPConnection) -> socket.socket:
+    found: socket.socket | None = connection.sock
+    if found is None:
+        raise ConnectionError("the connection was closed")
+    return found
+
+
 def _failure(body: bytes) -> errors.HoldfastError:
     try:
         failure = msgspec.json.decode(body, type=protocol.Failure)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return errors.AgentUnavailableError(f"the agent answered {body[:200]!r}")
-    kind = getattr(errors, failure.error, errors.HoldfastError)
+    kind = getattr(errors, failure.error, None)
+    if not (isinstance(kind, type) and issubclass(kind, errors.HoldfastError)):
+        kind = errors.HoldfastError
+    if kind is errors.SaveFailedError:
+        # It has a step besides; no route of an agent answers with it.
+        kind = errors.HoldfastError
     return kind(failure.message)
 
 
 def answers(folder: Path) -> bool:
-    """Whether an agent lives in `folder` and answers."""
-    if not (folder / SOCKET).exists():
-        return False
-    client = AgentClient(folder, timeout_secs=10.0)
+    """Whether an agent of this user lives in `folder` and answers."""
+    client = AgentClient(folder, timeout_secs=PULSE_SECS)
     try:
         client.call("status", protocol.Empty(), protocol.Status)
     except AgentGoneError:

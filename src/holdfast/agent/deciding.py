@@ -14,6 +14,7 @@ from holdfast.policy.contexts import CheckpointInfo, SaveContext
 from holdfast.policy.save_decision_policy import SaveDecisionPolicy
 
 MARGIN_MAX = 64
+NANOSECONDS = 1e9
 
 
 class Decider:
@@ -85,6 +86,7 @@ class Decider:
             now=self._state.clock.now(),
             is_saving_in_progress=is_saving,
             reached_preemption=preempted and not self._has_saved_preemption(),
+            save_cost_secs=self._save_cost_secs(),
         )
         last = self._last.get(word)
         group = self._state.group
@@ -92,6 +94,13 @@ class Decider:
         step = max(published, default=words.NO_STEP) + 1
         if policy.should_save(step, [last] if last else [], context=context):
             self.request(word)
+
+    def _save_cost_secs(self) -> float | None:
+        """What a checkpoint costs the rank that it costs most; None until one of them knows."""
+        group = self._state.group
+        costs = [self._word(words.cost_word(m.seat)) for m in group.living] if group else []
+        known = [cost for cost in costs if cost != words.NO_COST]
+        return max(known) / NANOSECONDS if known else None
 
     def _has_saved_preemption(self) -> bool:
         target = self._word(words.TARGET_PREEMPTION)

@@ -1,11 +1,15 @@
 """What happened in a run, as JSON lines in its `events/` folder, one file a host and attempt.
 
-Writing never holds the agent up, and a full disk loses lines of the story, nothing else.
+Writing never holds the agent up, and a full disk loses lines of the story, nothing else. No link is
+followed: whoever may write to the run's folder must not choose what else the agent writes to.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,11 +22,33 @@ from holdfast.format.names import EVENTS, CheckpointId
 log = logging.getLogger(__name__)
 
 
+def open_story(run: Path, name: str) -> int:
+    """A descriptor that appends to the file `name` in the run's `events/`; both made if missing.
+
+    Raises:
+        OSError: one of them is a symbolic link or no plain file, or takes no bytes.
+    """
+    folder = run / EVENTS
+    folder.mkdir(exist_ok=True)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    folder_fd = os.open(folder, flags)
+    try:
+        # Not blocking: a pipe of that name would wait for a reader.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        fd = os.open(name, flags | os.O_CLOEXEC, 0o666, dir_fd=folder_fd)
+    finally:
+        os.close(folder_fd)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a plain file", str(folder / name))
+    return fd
+
+
 class EventLog:
     """Appends events; the attempt of the file is the one that is set when an event comes."""
 
     def __init__(self, run: Path, host: str, clock: Clock) -> None:
-        self._folder = run / EVENTS
+        self._run = run
         self._host = host
         self._clock = clock
         self._pool = ThreadPoolExecutor(1, "holdfast-events")
@@ -36,18 +62,17 @@ class EventLog:
             line |= {"step": checkpoint.step, "attempt": checkpoint.attempt}
         line |= data
         log.info("%s %s", event, {k: v for k, v in line.items() if k not in ("time", "event")})
-        path = self._folder / f"{self.attempt:09d}-{self._host}.jsonl"
-        self._pool.submit(self._append, path, msgspec.json.encode(line) + b"\n")
+        name = f"{self.attempt:09d}-{self._host}.jsonl"
+        self._pool.submit(self._append, name, msgspec.json.encode(line) + b"\n")
 
-    def _append(self, path: Path, line: bytes) -> None:
+    def _append(self, name: str, line: bytes) -> None:
         try:
-            path.parent.mkdir(exist_ok=True)
-            with path.open("ab") as file:
+            with open(open_story(self._run, name), "ab") as file:
                 file.write(line)
             self._has_failed = False
         except OSError as error:
             if not self._has_failed:
-                log.warning("events are not written to %s: %s", path, error)
+                log.warning("events are not written to %s in %s: %s", name, self._run, error)
             self._has_failed = True
 
     def close(self) -> None:

@@ -8,22 +8,27 @@ followed by one that knows whom to expect.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import psutil
 
+from holdfast.agent.words import SEAT_COUNT
 from holdfast.errors import RunBusyError
+
+log = logging.getLogger(__name__)
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
     """One trainer process; `started` tells it from another process that got the same pid."""
 
-    rank: int
-    seat: int
-    pid: int
+    rank: Annotated[int, msgspec.Meta(ge=0)]
+    seat: Annotated[int, msgspec.Meta(ge=0, lt=SEAT_COUNT)]
+    pid: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
     started: float
 
     @property
@@ -96,21 +101,37 @@ def process_start(pid: int) -> float | None:
 
 
 def write_group(path: Path, group: Group | None) -> None:
-    """Puts the group into its file; None removes it."""
-    if group is None:
-        path.unlink(missing_ok=True)
-        return
+    """Puts the group into its file; None removes it.
+
+    Without the room for it there is no file, and never an older group's: an agent that follows this
+    one learns of the trainers when they come back to it.
+    """
+    try:
+        if group is not None:
+            _write_record(path, group)
+            return
+    except OSError as error:
+        log.warning("%s is not written: %s", path, error)
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def _write_record(path: Path, group: Group) -> None:
     unfinished = path.with_suffix(".unfinished")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    with open(os.open(unfinished, flags | os.O_CLOEXEC, 0o600), "wb") as file:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(unfinished, flags, 0o600), "wb") as file:
         file.write(msgspec.json.encode(group.record()))
     unfinished.rename(path)
 
 
 def read_group(path: Path) -> Group | None:
-    """The group that an agent before this one left, if it left one."""
-    with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
+    """The group that an agent before this one left, if it left one that can be read."""
+    try:
         record = msgspec.json.decode(path.read_bytes(), type=GroupRecord)
-        members = {member.rank: member for member in record.members}
-        return Group(record.group, record.attempt, record.count, members)
-    return None
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        log.warning("%s is no group and is passed over: %s", path, error)
+        return None
+    members = {member.rank: member for member in record.members}
+    return Group(record.group, record.attempt, record.count, members)

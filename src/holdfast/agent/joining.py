@@ -33,7 +33,7 @@ class Joining:
         self._lock = asyncio.Lock()
         self._pool = ThreadPoolExecutor(1, "holdfast-join")
         self._seat = 0
-        self._followed: set[int] = set()
+        self._followed: dict[Member, int] = {}
         self._branch: protocol.Branch | None = None
 
     def adopt(self) -> None:
@@ -93,6 +93,8 @@ class Joining:
                 raise FencedError(
                     "branch: another attempt has taken the run over; stop this process"
                 )
+            if request.rank not in group.members:
+                raise InvalidArgumentError(f"branch: rank {request.rank} is not attached")
             known = self._branch
             is_again = (
                 known is not None
@@ -118,13 +120,13 @@ class Joining:
         group = self._state.group
         if group is not None and group.group == request.group and request.rank in group.members:
             group.left.add(request.rank)
+            self._unfollow(group.members[request.rank])
             self._gone(group, group.members[request.rank])
 
     def close(self) -> None:
         """Ends the thread, and follows nobody any more."""
         self._pool.shutdown()
-        for fd in list(self._followed):
-            self._unfollow(fd)
+        self._unfollow_all()
 
     async def _blocking(self, call: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call, *arguments)
@@ -145,6 +147,8 @@ class Joining:
                 state.group.check_free_for(request.group, state.config.host, state.config.run)
             origin = await self._blocking(self._newest_checkpoint)
             attempt = await self._blocking(self._begin, origin, pid)
+        # Nobody asks any more how the processes of the group before this one end.
+        self._unfollow_all()
         group = Group(request.group, attempt, request.count)
         state.filling.clear()
         state.handed_out.clear()
@@ -177,8 +181,12 @@ class Joining:
         return begin_attempt(self._state.durable, start).attempt
 
     def _origin_of(self, attempt: int) -> CheckpointId | None:
-        origin = read_attempts(self._state.durable)[attempt].origin
-        return CheckpointId(*origin) if origin else None
+        found = read_attempts(self._state.durable).get(attempt)
+        if found is None:
+            raise FencedError(
+                f"attach: attempt {attempt} is off the run's timeline by now; stop this process"
+            )
+        return CheckpointId(*found.origin) if found.origin else None
 
     def _seat_member(self, group: Group, rank: int, pid: int) -> Member:
         known = group.members.get(rank)
@@ -196,6 +204,7 @@ class Joining:
         self._seat += 1
         self._state.words.values[words.step_word(member.seat)] = words.NO_STEP
         self._state.words.values[words.notice_word(member.seat)] = 0
+        self._state.words.values[words.cost_word(member.seat)] = words.NO_COST
         group.members[rank] = member
         group.left.discard(rank)
         groups.write_group(self._state.folder / GROUP, group)
@@ -208,19 +217,23 @@ class Joining:
         try:
             fd = os.pidfd_open(member.pid)
         except ProcessLookupError:
-            loop.call_soon(self._ended, member, None)
+            loop.call_soon(self._ended, member)
             return
-        loop.add_reader(fd, self._ended, member, fd)
-        self._followed.add(fd)
+        loop.add_reader(fd, self._ended, member)
+        self._followed[member] = fd
 
-    def _unfollow(self, fd: int) -> None:
-        self._followed.discard(fd)
-        asyncio.get_running_loop().remove_reader(fd)
-        os.close(fd)
-
-    def _ended(self, member: Member, fd: int | None) -> None:
+    def _unfollow(self, member: Member) -> None:
+        fd = self._followed.pop(member, None)
         if fd is not None:
-            self._unfollow(fd)
+            asyncio.get_running_loop().remove_reader(fd)
+            os.close(fd)
+
+    def _unfollow_all(self) -> None:
+        for member in list(self._followed):
+            self._unfollow(member)
+
+    def _ended(self, member: Member) -> None:
+        self._unfollow(member)
         group = self._state.group
         if group is None or group.members.get(member.rank) != member or member.rank in group.left:
             return

@@ -19,9 +19,9 @@ from holdfast.agent.state import AgentState
 from holdfast.engine.attempts import newest_attempt, read_attempts
 from holdfast.engine.catalog import Listing, list_checkpoints
 from holdfast.engine.commit import check_not_fenced, commit, read_part, remove
+from holdfast.engine.copying import copy_part
 from holdfast.engine.recover import recover
 from holdfast.engine.retain import Branches, branches, to_drop
-from holdfast.engine.save import copy_part
 from holdfast.errors import CheckpointDamagedError, FencedError, HoldfastError, StorageError
 from holdfast.format.check import check_manifest
 from holdfast.format.names import CHECKPOINTS, CheckpointId, manifest_key
@@ -47,6 +47,7 @@ class Keeper:
         self._retry_at = 0.0
         self._infos: dict[CheckpointId, CheckpointInfo] = {}
         self._judged: set[CheckpointId] = set()
+        self._has_told_ram = False
 
     async def adopt(self) -> None:
         """Reads what an agent before this one left in RAM, and finishes what is nearly durable."""
@@ -76,7 +77,11 @@ class Keeper:
         Where no trainer is left, what cannot become whole is removed.
         """
         state = self._state
-        in_ram = await self._run(list_checkpoints, state.ram)
+        try:
+            in_ram = await self._run(list_checkpoints, state.ram)
+        except StorageError as error:
+            self._tell_ram(error)
+            return
         try:
             on_disk = await self._run(list_checkpoints, state.durable)
         except StorageError as error:
@@ -97,13 +102,16 @@ class Keeper:
         if found:
             state.events.write("adopted", checkpoints=found)
         if state.group is None:
-            for checkpoint, listing in in_ram.items():
-                known = state.ledger.entries.get(checkpoint)
-                if known is None or not known.is_complete:
-                    state.ledger.entries.pop(checkpoint, None)
-                    await self._run(remove, state.ram, checkpoint, listing)
-            # A trainer that died between filling a slot and naming it leaves it unfinished.
-            await self._run(state.ram.discard_unfinished, CHECKPOINTS)
+            try:
+                for checkpoint, listing in in_ram.items():
+                    known = state.ledger.entries.get(checkpoint)
+                    if known is None or not known.is_complete:
+                        state.ledger.entries.pop(checkpoint, None)
+                        await self._run(remove, state.ram, checkpoint, listing)
+                # A trainer that died between filling a slot and naming it leaves it unfinished.
+                await self._run(state.ram.discard_unfinished, CHECKPOINTS)
+            except StorageError as error:
+                self._tell_ram(error)
 
     @property
     def is_busy(self) -> bool:
@@ -124,10 +132,14 @@ class Keeper:
             self._task = asyncio.create_task(self._make_durable(entry))
 
     async def drop_ram(self, entries: Sequence[Entry]) -> None:
-        """Gives up the RAM of these checkpoints."""
+        """Gives up the RAM of these checkpoints; what fails is told, and tried again later."""
         for entry in entries:
-            listing = list_checkpoints(self._state.ram).get(entry.id, Listing())
-            remove(self._state.ram, entry.id, listing)
+            try:
+                listing = list_checkpoints(self._state.ram).get(entry.id, Listing())
+                remove(self._state.ram, entry.id, listing)
+            except StorageError as error:
+                self._tell_ram(error)
+                continue
             entry.ram.clear()
             if not entry.is_pending:
                 self._state.ledger.entries.pop(entry.id, None)
@@ -155,7 +167,14 @@ class Keeper:
         """
         for checkpoint in checkpoints:
             entry = self._state.ledger.entries.pop(checkpoint, None)
-            await self._run(self._remove_everywhere, checkpoint)
+            try:
+                await self._run(self._remove_everywhere, checkpoint)
+            except StorageError:
+                # What is left of it in RAM is given up with the next recycling.
+                if entry is not None:
+                    entry.is_durable_due = False
+                    self._state.ledger.entries.setdefault(checkpoint, entry)
+                raise
             self._infos.pop(checkpoint, None)
             if entry is not None or reason != "preservation":
                 self._state.wake()
@@ -206,7 +225,7 @@ class Keeper:
             info = self._infos[entry.id]
             data = _info_message(entry.id, info)
             await state.notices.post(Notice(kind="committed", id=_id(entry.id), data=data))
-            await self._apply_preservation()
+            await self._apply_preservation(entry.id)
         await self.recycle()
         if not entry.ram and not entry.is_pending:
             state.ledger.entries.pop(entry.id, None)
@@ -230,11 +249,14 @@ class Keeper:
         self._infos[checkpoint] = _info(manifest)
         return sum(part.image_size_bytes for part in manifest.parts)
 
-    async def _apply_preservation(self) -> None:
+    async def _apply_preservation(self, newest: CheckpointId) -> None:
         policies = self._state.durable_policies
-        if policies.preserve is None and not policies.user_preserves:
-            return
+        pending = frozenset(e.id for e in self._state.ledger if e.is_pending)
         try:
+            for checkpoint in await self._run(self._clear_leftovers, newest, pending):
+                self._state.events.write("cleared", checkpoint)
+            if policies.preserve is None and not policies.user_preserves:
+                return
             found, drops = await self._run(self._decide_drops, policies.preserve)
             if not policies.user_preserves:
                 await self.delete(drops, "preservation")
@@ -245,6 +267,24 @@ class Keeper:
         except HoldfastError as error:
             self._state.events.write("preservation_failed", reason=str(error))
             await self._state.notices.post(Notice(kind="warning", reason=str(error)))
+
+    def _clear_leftovers(
+        self, newest: CheckpointId, pending: frozenset[CheckpointId]
+    ) -> list[CheckpointId]:
+        """Removes what failed saves and deletes left of checkpoints before `newest`, a commit.
+
+        Every rank has sealed `newest`, so none writes to an earlier one of the attempt any more.
+        What an earlier attempt completed beyond it is left to the next agent, which may finish it.
+        """
+        cleared = []
+        for checkpoint, listing in list_checkpoints(self._state.durable).items():
+            is_left = checkpoint.attempt <= newest.attempt and checkpoint.step < newest.step
+            if checkpoint.attempt < newest.attempt:
+                is_left |= not listing.is_complete
+            if is_left and not listing.is_committed and checkpoint not in pending:
+                remove(self._state.durable, checkpoint, listing)
+                cleared.append(checkpoint)
+        return cleared
 
     def _decide_drops(
         self, policy: PreservationPolicy | None
@@ -265,6 +305,12 @@ class Keeper:
         manifest = unseal(self._state.durable.get(key), Manifest, key)
         check_manifest(manifest, key)
         return _info(manifest)
+
+    def _tell_ram(self, error: StorageError) -> None:
+        """Says once that the RAM tier fails what the agent does to it."""
+        if not self._has_told_ram:
+            self._has_told_ram = True
+            self._state.events.write("ram_unavailable", reason=str(error))
 
     def _remove_everywhere(self, checkpoint: CheckpointId) -> None:
         for store in reversed(self._state.stores):

@@ -82,23 +82,33 @@ class Ledger:
         return any(e.is_pending for e in self.entries.values())
 
     def recyclable(self, preserved: set[CheckpointId]) -> list[Entry]:
-        """Entries whose RAM may be given up, oldest first; `preserved` is kept besides."""
+        """Entries whose RAM may be given up, oldest first; `preserved` is kept besides.
+
+        A step above the newest one's is of a branch that was left: no policy keeps its RAM.
+        """
         newest = self.newest_complete()
         if newest is None:
             return []
         return [
             e
             for e in self
-            if e.ram and e.age < newest.age and not e.is_pending and e.id not in preserved
+            if e.ram
+            and e.age < newest.age
+            and not e.is_pending
+            and (e.id not in preserved or e.id.step > newest.id.step)
         ]
 
     def missed(self, rank: int, step: int, attempt: int) -> list[Entry]:
-        """Entries that can never be complete, now that `rank` has saved `step`."""
+        """Entries that can never be complete, now that `rank` has saved `step` of `attempt`.
+
+        Nobody goes on with what an older attempt left incomplete, whoever came to it.
+        """
         return [
             e
             for e in self
-            if e.id.attempt == attempt
-            and e.id.step < step
-            and not e.is_complete
-            and rank not in e.ram | e.durable
+            if not e.is_complete
+            and (
+                e.id.attempt < attempt
+                or (e.id.attempt == attempt and e.id.step < step and rank not in e.ram | e.durable)
+            )
         ]

@@ -11,6 +11,7 @@ import os
 import re
 import socket
 import stat
+import struct
 import tempfile
 from pathlib import Path
 
@@ -24,6 +25,8 @@ SOCKET = "agent.sock"
 WORDS = "words"
 GROUP = "group.json"
 RAM = "ram"
+
+_CREDENTIALS = struct.Struct("3i")
 
 
 def host_name() -> str:
@@ -80,3 +83,10 @@ def check_private(folder: Path) -> None:
 def socket_address(folder_fd: int) -> str:
     """An address for the socket in an open folder, short enough whatever the folder's path is."""
     return f"/proc/self/fd/{folder_fd}/{SOCKET}"
+
+
+def peer(connected: socket.socket) -> tuple[int, int]:
+    """(pid, uid) of the process at the other end of a Unix socket, as the kernel vouches for it."""
+    data = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(data)
+    return pid, uid

@@ -1,7 +1,9 @@
 """The agent's process: one a run and host, at low priority, until there is nothing to keep.
 
 It holds a lock on its folder for as long as it lives, so that there is never a second one; a second
-one that starts leaves at once with `ALREADY_RUNNING`. On its way out it removes the folder.
+one that starts leaves at once with `ALREADY_RUNNING`. On its way out it removes the folder. Where
+somebody else has removed it, or the lock in it, the agent leaves, and touches no folder there: it
+may be that of the next agent.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import functools
 import logging
 import os
 import shutil
@@ -23,11 +26,11 @@ from aiohttp import web
 
 from holdfast.agent.config import ALREADY_RUNNING, AgentConfig
 from holdfast.agent.location import LOCK, SOCKET, check_private, socket_address
+from holdfast.agent.log_file import logging_into
 from holdfast.agent.server import application
 from holdfast.agent.service import Service
 from holdfast.agent.state import open_state
 from holdfast.clock import SystemClock
-from holdfast.format.names import EVENTS
 from holdfast.store.file_system import LOCAL, FileSystem
 
 NICENESS = 10
@@ -44,59 +47,68 @@ def main(argument: str, placed: Callable[[int], None], files: FileSystem = LOCAL
     """
     config = msgspec.json.decode(argument, type=AgentConfig)
     folder = Path(config.folder)
-    with _locked(folder) as is_mine:
+    with _locked(folder) as has_place:
+        is_mine = has_place()
         placed(0 if is_mine else ALREADY_RUNNING)
         if not is_mine:
             return ALREADY_RUNNING
-        _log_into(Path(config.run), config.host)
-        _lower_priority()
-        log.info(
-            "agent of %s on %s: process %d in %s", config.run, config.host, os.getpid(), folder
-        )
-        if not asyncio.run(_serve(config, files)):
-            log.warning("what is not durable stays in %s, for the next agent of the run", folder)
-            (folder / SOCKET).unlink(missing_ok=True)
-            return 0
-        # Moved away whole and only then removed, so that the next agent finds all or nothing.
-        leaving = folder.with_name(f".{folder.name}.{os.getpid()}")
-        folder.rename(leaving)
-        shutil.rmtree(leaving, ignore_errors=True)
-        log.info("agent of %s leaves", config.run)
+        with logging_into(Path(config.run), config.host):
+            _lower_priority()
+            log.info(
+                "agent of %s on %s: process %d in %s", config.run, config.host, os.getpid(), folder
+            )
+            _remove_left_behind(folder)
+            is_all_durable = asyncio.run(_serve(config, files, has_place))
+            if has_place():
+                _leave(folder, is_all_durable)
+            log.info("agent of %s leaves", config.run)
     return 0
 
 
+def _leave(folder: Path, is_all_durable: bool) -> None:
+    if not is_all_durable:
+        log.warning("what is not durable stays in %s, for the next agent of the run", folder)
+        (folder / SOCKET).unlink(missing_ok=True)
+        return
+    # Moved away whole and only then removed, so that the next agent finds all or nothing.
+    leaving = folder.with_name(f".{folder.name}.{os.getpid()}")
+    folder.rename(leaving)
+    shutil.rmtree(leaving, ignore_errors=True)
+
+
+def _remove_left_behind(folder: Path) -> None:
+    """Removes the folders of earlier agents that were killed while they removed them."""
+    for left in folder.parent.glob(f".{folder.name}.*"):
+        pid = left.suffix[1:]
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)
+
+
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
+def _locked(folder: Path) -> Iterator[Callable[[], bool]]:
+    """Yields what tells whether this process has the lock, and the lock is the folder's still."""
     try:
         check_private(folder)
-        fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(folder / LOCK, flags, 0o600)
     except FileNotFoundError:
         # Whoever started this agent made the folder; another agent took it along since.
-        yield False
+        yield lambda: False
         return
     try:
-        yield _try_lock(fd, folder / LOCK)
+        yield functools.partial(_try_lock, fd, folder / LOCK)
     finally:
         os.close(fd)
 
 
 def _try_lock(fd: int, path: Path) -> bool:
     try:
+        # Of a lock that is held already this says so.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # An agent on its way out removes its folder: a lock on a file that is gone is no lock.
         return os.path.samestat(os.stat(path), os.fstat(fd))
-    except (BlockingIOError, FileNotFoundError):
+    except (BlockingIOError, FileNotFoundError, NotADirectoryError):
         return False
-
-
-def _log_into(run: Path, host: str) -> None:
-    (run / EVENTS).mkdir(exist_ok=True)
-    logging.basicConfig(
-        filename=run / EVENTS / f"agent-{host}.log",
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-        level=logging.INFO,
-    )
-    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
 
 
 def _lower_priority() -> None:
@@ -105,9 +117,10 @@ def _lower_priority() -> None:
     psutil.Process().ionice(psutil.IOPRIO_CLASS_BE, 7)
 
 
-async def _serve(config: AgentConfig, files: FileSystem) -> bool:
+async def _serve(config: AgentConfig, files: FileSystem, has_place: Callable[[], bool]) -> bool:
     """Serves until it is time to leave; returns whether RAM holds nothing that is not durable."""
     state = open_state(config, SystemClock(), files)
+    state.has_place = has_place
     service = Service(state)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,14 +1,17 @@
 """What trainers and the command line say to an agent, and what it answers: JSON over HTTP.
 
 The agent listens on a Unix socket of the user's. An error is answered with the name of its class
-and its message, and is raised as that class by the client.
+and its message, and is raised as that class by the client. What a message may say is bounded here,
+so that no handler is asked for what no trainer means.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+
+from holdfast.format.names import ATTEMPT_MAX, PART_COUNT_MAX, STEP_MAX
 
 PROTOCOL_VERSION = 1
 
@@ -16,8 +19,18 @@ PENDING_COUNT_MIN = 3
 PENDING_COUNT_MAX = 64
 PENDING_SIZE_BYTES = 256 * 1024 * 1024
 
-Id = tuple[int, int]
+Step = Annotated[int, msgspec.Meta(ge=0, le=STEP_MAX)]
+Attempt = Annotated[int, msgspec.Meta(ge=1, le=ATTEMPT_MAX)]
+Rank = Annotated[int, msgspec.Meta(ge=0, lt=PART_COUNT_MAX)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=PART_COUNT_MAX)]
+Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
+Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
+
+Id = tuple[Step, Attempt]
 """(step, attempt)."""
+
+# What `events` writes of itself in each line.
+_RESERVED = frozenset(("self", "event", "checkpoint", "time", "host"))
 
 
 def pending_limit(image_size_bytes: int) -> int:
@@ -39,14 +52,14 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True):
 
     protocol: int = PROTOCOL_VERSION
     group: str
-    rank: int
-    count: int
-    attempt: int | None
+    rank: Rank
+    count: Count
+    attempt: Attempt | None
     takeover: bool
     durable: TierPolicies
     ram: TierPolicies | None
-    ram_limit_bytes: int | None
-    linger_secs: float
+    ram_limit_bytes: Size | None
+    linger_secs: Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Attached(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,17 +76,17 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True):
     """A trainer restored `origin`, or overwrites its step: a new attempt begins there."""
 
     group: str
-    rank: int
-    attempt: int
+    rank: Rank
+    attempt: Attempt
     origin: Id | None
 
 
 class WantSlot(msgspec.Struct, frozen=True, kw_only=True):
     """A trainer is about to fill an image."""
 
-    rank: int
+    rank: Rank
     id: Id
-    size_bytes: int
+    size_bytes: Size
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,10 +103,10 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
     `again` tells that it was said to an agent that is gone.
     """
 
-    rank: int
+    rank: Rank
     id: Id
-    part_count: int
-    tier: str
+    part_count: Count
+    tier: Annotated[str, msgspec.Meta(pattern="^(ram|durable)$")]
     durable: bool
     again: bool = False
 
@@ -101,7 +114,7 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
 class Abandoned(msgspec.Struct, frozen=True, kw_only=True):
     """A trainer could not make its part of a checkpoint."""
 
-    rank: int
+    rank: Rank
     id: Id
     reason: str
 
@@ -110,8 +123,8 @@ class Watch(msgspec.Struct, frozen=True, kw_only=True):
     """Asks for what happened after `cursor`; answered when there is something, or after a while."""
 
     group: str
-    rank: int
-    cursor: int
+    rank: Rank
+    cursor: Number
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,8 +147,8 @@ class Vote(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's result of one try to restore; answered when all ranks have voted."""
 
     group: str
-    rank: int
-    round: int
+    rank: Rank
+    round: Number
     good: bool
     id: Id | None
 
@@ -178,12 +191,19 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     event: str
     data: dict[str, Any]
 
+    def __post_init__(self) -> None:
+        reserved = _RESERVED & self.data.keys()
+        if reserved:
+            raise ValueError(f"{sorted(reserved)} are not a trainer's to say")
+        if {"step", "attempt"} <= self.data.keys():
+            msgspec.convert([self.data["step"], self.data["attempt"]], Id)
+
 
 class Detach(msgspec.Struct, frozen=True, kw_only=True):
     """A trainer leaves in good order."""
 
     group: str
-    rank: int
+    rank: Rank
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from holdfast.agent import protocol
 from holdfast.agent.deciding import Decider
@@ -19,6 +20,7 @@ from holdfast.errors import (
 from holdfast.format.names import CheckpointId
 
 VOTE_WAIT_SECS = 3600.0
+VOTE_POLL_SECS = 0.5
 
 
 class Saving:
@@ -98,7 +100,8 @@ class Saving:
 
     async def vote(self, request: protocol.Vote) -> protocol.Verdict:
         """Waits for every rank's vote on one try to restore; good if all are, on one checkpoint."""
-        group = self._state.group
+        state = self._state
+        group = state.group
         if group is None or group.group != request.group:
             raise FencedError("restore: another attempt has taken the run over; stop this process")
         async with self._voted:
@@ -107,14 +110,18 @@ class Saving:
             self._voted.notify_all()
 
             def is_over() -> bool:
-                return len(ballot) == group.count or self._state.group is not group
+                is_gone = state.group is not group or group.is_broken or bool(group.left)
+                return len(ballot) == group.count or is_gone
 
-            try:
-                await asyncio.wait_for(self._voted.wait_for(is_over), VOTE_WAIT_SECS)
-            except TimeoutError:
-                raise WaitTimeoutError(
-                    f"restore: {len(ballot)} of {group.count} ranks came to the vote"
-                ) from None
+            deadline = state.clock.monotonic() + VOTE_WAIT_SECS
+            while not is_over():
+                if state.clock.monotonic() > deadline:
+                    raise WaitTimeoutError(
+                        f"restore: {len(ballot)} of {group.count} ranks came to the vote"
+                    )
+                # A rank that ends says nothing here, so each voter looks by itself too.
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._voted.wait(), VOTE_POLL_SECS)
             if len(ballot) < group.count or group.is_broken:
                 raise FencedError("restore: a process of this job has ended; stop this one")
             return _verdict(list(ballot.values()))

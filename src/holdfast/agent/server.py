@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-import socket
-import struct
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from holdfast.agent import protocol
+from holdfast.agent.location import peer
 from holdfast.agent.service import Service
 from holdfast.errors import HoldfastError, InvalidArgumentError
 
 BODY_SIZE_MAX_BYTES = 64 * 1024 * 1024
-_CREDENTIALS = struct.Struct("3i")
+BODY_SECS = 30.0
 
 Handler = Callable[[Any, int], Awaitable[msgspec.Struct]]
 
+T = TypeVar("T")
 
-def application(service: Service) -> web.Application:
-    """The routes of one agent; each takes one struct and answers one."""
+
+def application(service: Service, body_secs: float = BODY_SECS) -> web.Application:
+    """The routes of one agent; each takes one struct, sent within `body_secs`, and answers one."""
     app = web.Application(client_max_size=BODY_SIZE_MAX_BYTES, middlewares=[_own_user_alone])
     routes: dict[str, tuple[type[msgspec.Struct], Handler]] = {
         "attach": (protocol.Attach, service.attach),
@@ -41,22 +43,23 @@ def application(service: Service) -> web.Application:
         "stop": (protocol.Stop, service.stop),
     }
     for name, (kind, handler) in routes.items():
-        app.router.add_post(f"/{name}", _route(kind, handler))
+        app.router.add_post(f"/{name}", _route(kind, handler, body_secs))
     return app
 
 
 def _route(
-    kind: type[msgspec.Struct], handler: Handler
+    kind: type[msgspec.Struct], handler: Handler, body_secs: float
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def respond(request: web.Request) -> web.Response:
         try:
             try:
-                message = msgspec.json.decode(await request.read(), type=kind)
-            except (msgspec.DecodeError, RecursionError) as error:
+                async with asyncio.timeout(body_secs):
+                    body = await request.read()
+            except TimeoutError as error:
                 raise InvalidArgumentError(
-                    f"{request.path}: not a {kind.__name__}: {error}"
+                    f"{request.path}: its body did not come within {body_secs} s"
                 ) from error
-            answer = await handler(message, _peer(request)[0])
+            answer = await handler(decoded(request.path, body, kind), _peer(request)[0])
         except HoldfastError as error:
             failure = protocol.Failure(error=type(error).__name__, message=str(error))
             return web.Response(status=400, body=msgspec.json.encode(failure))
@@ -65,13 +68,22 @@ def _route(
     return respond
 
 
+def decoded(path: str, body: bytes, kind: type[T]) -> T:
+    """The message of a request.
+
+    Raises:
+        InvalidArgumentError: it is not one of that kind.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidArgumentError(f"{path}: not a {kind.__name__}: {error}") from error
+
+
 def _peer(request: web.Request) -> tuple[int, int]:
-    """(pid, uid) of the process that connected, as the kernel vouches for it."""
+    """(pid, uid) of the process that connected."""
     assert request.transport is not None
-    peer: socket.socket = request.transport.get_extra_info("socket")
-    data = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(data)
-    return pid, uid
+    return peer(request.transport.get_extra_info("socket"))
 
 
 @web.middleware

@@ -20,6 +20,7 @@ from holdfast.format.names import CheckpointId
 TICK_SECS = 0.02
 IDLE_TICK_SECS = 0.5
 FIRST_TRAINER_SECS = 30.0
+PLACE_SECS = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ class Service:
         self._alone_since = state.clock.monotonic()
         self._seen_group: Group | None = None
         self._has_served = False
+        self._look_at = 0.0
         state.wake = self._wake.set
 
     async def adopt(self) -> None:
@@ -83,8 +85,19 @@ class Service:
         if self._state.group is not None:
             self._has_served = True
             self._alone_since = self._state.clock.monotonic()
+        self._check_place()
         self._decider.tick()
         self._keeper.tick()
+
+    def _check_place(self) -> None:
+        """Leaves once its folder is gone: no trainer that comes finds it, but starts another."""
+        now = self._state.clock.monotonic()
+        if self._is_stopping or now < self._look_at:
+            return
+        self._look_at = now + PLACE_SECS
+        if not self._state.has_place():
+            log.warning("%s was removed; a trainer will start another agent", self._state.folder)
+            self.leave_soon()
 
     def _leaves_in_secs(self) -> float | None:
         if self._state.group is not None and not self._is_stopping:

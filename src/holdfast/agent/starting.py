@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import msgspec
 
 from holdfast.agent.client import answers
 from holdfast.agent.config import ALREADY_RUNNING, AgentConfig
-from holdfast.agent.location import agent_folders, make_private
+from holdfast.agent.location import LOCK, agent_folders, make_private
 from holdfast.agent.words import SEAT_COUNT
 from holdfast.clock import Clock
 from holdfast.errors import AgentUnavailableError
@@ -19,6 +20,9 @@ from holdfast.format.names import EVENTS
 
 START_SECS = 60.0
 POLL_SECS = 0.02
+REAP_SECS = 10.0
+ENDED_COUNT_MAX = 5
+"""How many agents in a row may end before they answer: one may be killed while it starts."""
 STDERR = "stderr"
 OWN_FILES_SIZE_BYTES = 64 * 1024 + 16 * SEAT_COUNT
 
@@ -41,26 +45,58 @@ def ensure_agent(config: AgentConfig, clock: Clock) -> tuple[Path, str | None]:
     if found is not None:
         return found, None
     deadline = clock.monotonic() + START_SECS
+    ended_count = 0
     folder, reason, process = _start(config)
-    while clock.monotonic() < deadline:
+    while clock.monotonic() < deadline and ended_count < ENDED_COUNT_MAX:
         if answers(folder):
-            if process is not None:
-                # It ended when the agent had its place, or found that another has it.
-                process.wait()
+            _reap(process)
             return folder, reason
         code = process.poll() if process is not None else ALREADY_RUNNING
         if code == ALREADY_RUNNING:
             # One on its way out held the lock or took the folder along, or one was just started.
             clock.sleep(POLL_SECS * 5)
             folder, reason, process = _start(config)
-        elif code not in (None, 0):
-            break
+        elif code is not None and not is_locked(folder):
+            # It ended before it answered, with its place or without it.
+            ended_count += 1
+            if ended_count < ENDED_COUNT_MAX:
+                folder, reason, process = _start(config)
         clock.sleep(POLL_SECS)
+    _reap(process)
     log = Path(config.run) / EVENTS / f"agent-{config.host}.log"
     raise AgentUnavailableError(
-        f"start the agent of {config.run} in {folder}: it did not answer within {START_SECS:.0f} s "
-        f"(exit code {process.returncode if process else None}): {_last_line(folder)}; see {log}"
+        f"start the agent of {config.run} in {folder}: none answered within {START_SECS:.0f} s "
+        f"({ended_count} ended before they did; exit code "
+        f"{process.returncode if process else None}): {_last_line(folder)}; see {log}"
     )
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process is the agent of that folder, be it one that comes, answers or leaves."""
+    try:
+        fd = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        # An agent that starts in this very moment finds the lock taken; it is started anew.
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _reap(process: subprocess.Popen[bytes] | None) -> None:
+    """Waits for the process that was started; it ends when its agent, or another, has the place."""
+    if process is None:
+        return
+    try:
+        process.wait(REAP_SECS)
+    except subprocess.TimeoutExpired:
+        # Stopped, or its disk hangs; the agent that it may have begun is found by its lock.
+        process.kill()
+        process.wait()
 
 
 def _choose_folder(config: AgentConfig) -> tuple[Path, str | None]:

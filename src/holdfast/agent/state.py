@@ -58,6 +58,7 @@ class AgentState:
     filling: dict[int, CheckpointId] = field(default_factory=dict)
     handed_out: dict[int, str] = field(default_factory=dict)
     wake: Callable[[], None] = lambda: None
+    has_place: Callable[[], bool] = lambda: True
 
     @property
     def folder(self) -> Path:

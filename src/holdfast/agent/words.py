@@ -1,7 +1,7 @@
 """The words that trainers and their agent share: 64-bit ints in one mapped file.
 
 Each word has one writer. An aligned word is read and written whole, so nobody sees half of one. The
-agent writes the attempt and the targets; each trainer writes the two words of its own seat.
+agent writes the attempt and the targets; each trainer writes the three words of its own seat.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ TARGET_DURABLE = 1
 TARGET_RAM = 2
 TARGET_PREEMPTION = 3
 _FIRST_SEAT = 16
-_SEAT_WORDS = 2
+_SEAT_WORDS = 3
 SEAT_COUNT = 1016
 _SIZE_BYTES = 8 * (_FIRST_SEAT + _SEAT_WORDS * SEAT_COUNT)
 
 NO_STEP = -1
+NO_COST = -1
 
 
 def step_word(seat: int) -> int:
@@ -33,6 +34,11 @@ def step_word(seat: int) -> int:
 def notice_word(seat: int) -> int:
     """The index of the word that is 1 once that trainer was told to stop soon."""
     return step_word(seat) + 1
+
+
+def cost_word(seat: int) -> int:
+    """The index of the word with the training time that a checkpoint costs there, nanoseconds."""
+    return step_word(seat) + 2
 
 
 class Words:
@@ -58,9 +64,11 @@ def create_words(path: Path) -> Words:
     Raises:
         OSError: there is no room for them.
     """
-    if not path.exists():
+    # A file of another size is not ours: mapping it could kill whoever reads it.
+    if not path.exists() or path.stat().st_size != _SIZE_BYTES:
         unfinished = path.with_suffix(".unfinished")
-        fd = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(unfinished, flags, 0o600)
         try:
             os.posix_fallocate(fd, 0, _SIZE_BYTES)
         finally:
@@ -70,6 +78,7 @@ def create_words(path: Path) -> Words:
             words.values[target] = NEVER
         for seat in range(SEAT_COUNT):
             words.values[step_word(seat)] = NO_STEP
+            words.values[cost_word(seat)] = NO_COST
         words.close()
         unfinished.rename(path)
     return Words(path)

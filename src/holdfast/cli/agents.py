@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import stat
@@ -15,8 +14,8 @@ import msgspec
 
 from holdfast.agent import protocol
 from holdfast.agent.client import AgentClient, AgentGoneError
-from holdfast.agent.location import LOCK, SOCKET, host_name, roots
-from holdfast.agent.starting import find_agent
+from holdfast.agent.location import SOCKET, host_name, roots
+from holdfast.agent.starting import find_agent, is_locked
 from holdfast.cli.runs import Run
 from holdfast.errors import AgentUnavailableError, HoldfastError
 
@@ -115,22 +114,6 @@ def run_of(folder: Path) -> str | None:
     """The id of the run whose agent's folder this is, or None for another kind of folder."""
     named = _AGENT_FOLDER.fullmatch(folder.name)
     return named[1] if named is not None else None
-
-
-def is_locked(folder: Path) -> bool:
-    """Whether a process is the agent of that folder."""
-    try:
-        fd = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        # An agent that starts in this very moment finds the lock taken; it is started anew.
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
 
 
 def _is_own_folder(folder: Path) -> bool:

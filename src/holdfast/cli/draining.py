@@ -21,9 +21,9 @@ from holdfast.agent.client import AgentGoneError
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.location import agent_folders
 from holdfast.agent.protocol import HeldStatus, Status
-from holdfast.agent.starting import ensure_agent, find_agent
+from holdfast.agent.starting import ensure_agent, find_agent, is_locked
 from holdfast.cli import output
-from holdfast.cli.agents import is_locked, living, status_of
+from holdfast.cli.agents import living, status_of
 from holdfast.cli.runs import ram_store
 from holdfast.clock import Clock
 from holdfast.engine.catalog import list_checkpoints

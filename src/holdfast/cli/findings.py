@@ -6,6 +6,7 @@ checked without it: the other parts' images, the other copies, the other checkpo
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -57,8 +58,11 @@ def check_attempts(run: Run) -> Iterator[BlockCheck]:
     The newest one's copy may be missing: it is written after the record, perhaps just now, or was
     not when the power was cut.
     """
-    newest = max(attempt_numbers(run.durable), default=0)
-    for number in range(1, newest + 1):
+    numbers = set(attempt_numbers(run.durable))
+    newest = max(numbers, default=0)
+    # A stray file may have any number: of the gaps as many are told as there are records.
+    gaps = (n for n in range(1, newest) if n not in numbers)
+    for number in sorted({*numbers, *itertools.islice(gaps, len(numbers))}):
         for key in attempt_keys(number):
             try:
                 read_attempt_at(run.durable, key, number)

@@ -19,7 +19,7 @@ from holdfast.engine.catalog import Listing, list_checkpoints
 from holdfast.engine.sources import readable
 from holdfast.errors import HoldfastError, ObjectNotFoundError
 from holdfast.format.names import CheckpointId, image_key, manifest_key, part_key
-from holdfast.format.records import PartReference
+from holdfast.format.records import PartReference, Time
 from holdfast.format.sealed import FORMAT_VERSION, unseal
 from holdfast.format.timeline import on_timeline
 from holdfast.store.contract import Store
@@ -59,7 +59,7 @@ class Inventory:
 
 
 class _Spec(msgspec.Struct, frozen=True):
-    time: datetime
+    time: Time
     metrics: dict[str, float | str] | None
 
 

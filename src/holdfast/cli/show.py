@@ -137,7 +137,7 @@ def _print_values(metadata: CheckpointMetadata, sources: CheckpointSources) -> N
     columns = [Column("", folds=True), Column("", folds=True)]
     if metadata.values:
         output.say(f"\n{counted(len(metadata.values), 'value')}")
-        rows = [(name, _shortened(repr(value))) for name, value in metadata.values.items()]
+        rows = [(name, _shortened(value)) for name, value in metadata.values.items()]
         output.print_table(columns, rows, indent=2)
     paths = sources.spec.process_values
     if paths:
@@ -145,5 +145,10 @@ def _print_values(metadata: CheckpointMetadata, sources: CheckpointSources) -> N
         output.print_table(columns[:1], [(path_name(path),) for path in paths], indent=2)
 
 
-def _shortened(text: str) -> str:
+def _shortened(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:
+        # Python writes no integers of thousands of digits.
+        text = f"{type(value).__name__} with very large integers"
     return text if len(text) <= VALUE_LENGTH_MAX else text[:VALUE_LENGTH_MAX] + "…"

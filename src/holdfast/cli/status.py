@@ -11,8 +11,9 @@ import msgspec
 
 from holdfast.agent import protocol
 from holdfast.agent.location import ram_folder
+from holdfast.agent.starting import is_locked
 from holdfast.cli import output
-from holdfast.cli.agents import agent_folders_here, is_locked, living, run_of
+from holdfast.cli.agents import agent_folders_here, living, run_of
 from holdfast.cli.output import Column, counted, secs_text, size_text
 from holdfast.cli.runs import read_only
 
@@ -40,20 +41,24 @@ def status(directory: Path | None, as_json: bool) -> None:
     agents = [status for status in living(problems) if run_id in (None, status.run_id)]
     for problem in problems:
         output.warn(problem)
-    left = [
-        found
-        for found in _left_behind({Path(status.folder) for status in agents})
-        if run_id in (None, found.run_id)
-    ]
+    answering = {Path(status.folder) for status in agents}
+    silent = [folder for folder in _silent(answering) if run_id in (None, run_of(folder))]
+    for folder in silent:
+        output.warn(
+            f"{folder}: its agent's process lives and does not answer; it comes, leaves, or was "
+            "stopped"
+        )
+    left = [found for found in _left_behind(answering) if run_id in (None, found.run_id)]
     if as_json:
         output.print_json(
             {
                 "agents": [msgspec.to_builtins(agent) for agent in agents],
                 "left_behind": [_document(found) for found in left],
+                "silent": [str(folder) for folder in silent],
             }
         )
         return
-    if not agents and not left:
+    if not agents and not left and not silent:
         output.say("no agents on this host" if directory is None else f"no agent of {directory}")
     for number, agent in enumerate(agents):
         if number:
@@ -68,6 +73,11 @@ def status(directory: Path | None, as_json: bool) -> None:
 
 def _document(found: Left) -> dict[str, object]:
     return {"folder": str(found.folder), "run_id": found.run_id, "ram_bytes": found.ram_bytes}
+
+
+def _silent(answering: set[Path]) -> list[Path]:
+    """The folders whose agent lives and does not answer."""
+    return [f for f in agent_folders_here() if f not in answering and is_locked(f)]
 
 
 def _left_behind(of_agents: set[Path]) -> list[Left]:

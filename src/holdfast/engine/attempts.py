@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from holdfast.errors import CheckpointDamagedError, ObjectNotFoundError, StorageError
-from holdfast.format.names import ATTEMPTS, CheckpointId, attempt_keys, parse_attempt_name
+from holdfast.format.names import (
+    ATTEMPT_MAX,
+    ATTEMPTS,
+    CheckpointId,
+    attempt_keys,
+    parse_attempt_name,
+)
 from holdfast.format.records import AttemptRecord
 from holdfast.format.sealed import seal, unseal
 from holdfast.store.contract import Store
@@ -72,20 +78,20 @@ def read_attempt(store: Store, attempt: int) -> AttemptRecord:
 
     Raises:
         ObjectNotFoundError: there is neither.
-        CheckpointDamagedError: neither is good; says what is wrong with the record.
+        CheckpointDamagedError, StorageError: neither is good; says what is wrong with the record.
         NewerFormatError.
     """
-    problems: list[CheckpointDamagedError | ObjectNotFoundError] = []
+    problems: list[CheckpointDamagedError | StorageError] = []
     for key in attempt_keys(attempt):
         try:
             record = read_attempt_at(store, key, attempt)
-        except (CheckpointDamagedError, ObjectNotFoundError) as error:
+        except (CheckpointDamagedError, StorageError) as error:
             problems.append(error)
         else:
             if problems:
                 log.warning("%s; its copy is used", problems[0])
             return record
-    raise next((e for e in problems if isinstance(e, CheckpointDamagedError)), problems[0])
+    raise next((e for e in problems if not isinstance(e, ObjectNotFoundError)), problems[0])
 
 
 def read_attempt_at(store: Store, key: str, attempt: int) -> AttemptRecord:
@@ -116,7 +122,7 @@ def _mend_attempt(store: Store, number: int) -> Iterator[str]:
         try:
             read_attempt_at(store, key, number)
             good.append(key)
-        except (CheckpointDamagedError, ObjectNotFoundError):
+        except (CheckpointDamagedError, StorageError):
             bad.append(key)
     if good and bad:
         data = store.get(good[0])
@@ -128,13 +134,19 @@ def begin_attempt(store: Store, start: AttemptStart) -> AttemptRecord:
     """Takes the next number; every older attempt is fenced from here on.
 
     Raises:
-        StorageError: other processes took numbers as fast as this one could ask for them.
+        StorageError: other processes took numbers as fast as this one could ask for them, or
+            there is no number left.
     """
     for _ in range(TRIES_MAX):
         newest = newest_attempt(store)
         # Whoever began that one may have been killed before its copy; only the newest may lack one.
         for key in _mend_attempt(store, newest):
             log.info("%s was missing or bad, and is written anew", key)
+        if newest >= ATTEMPT_MAX:
+            raise StorageError(
+                f"begin an attempt: its number would be above {ATTEMPT_MAX}; a stray file in "
+                f"{ATTEMPTS}/ may have the highest number, remove it"
+            )
         record = AttemptRecord(
             run_id=start.run_id,
             attempt=newest + 1,

@@ -16,7 +16,7 @@ from holdfast.engine.catalog import Listing, list_checkpoints
 from holdfast.engine.commit import commit, remove
 from holdfast.engine.run import mend_run
 from holdfast.errors import CheckpointDamagedError, ObjectNotFoundError
-from holdfast.format.names import CHECKPOINTS, CheckpointId
+from holdfast.format.names import ATTEMPTS, CHECKPOINTS, RUN_FILE, CheckpointId
 from holdfast.format.timeline import last_steps
 from holdfast.store.contract import Store
 
@@ -50,7 +50,8 @@ def recover(durable: Store, in_care: Collection[CheckpointId]) -> Recovery:
         else:
             remove(durable, checkpoint, listing)
             cleared.append(checkpoint)
-    durable.discard_unfinished(CHECKPOINTS)
+    for prefix in (RUN_FILE, ATTEMPTS, CHECKPOINTS):
+        durable.discard_unfinished(prefix)
     return Recovery(committed=tuple(committed), cleared=tuple(cleared), mended=mended)
 
 

@@ -77,10 +77,22 @@ def fill_targets(sources: CheckpointSources, targets: Sequence[Target]) -> Resto
         try:
             for job in jobs:
                 job.result()
+        except (CheckpointDamagedError, StorageError) as error:
+            raise _with_all_told(error, tally.passed_over) from error
         finally:
             for job in jobs:
                 job.cancel()
     return tally
+
+
+def _with_all_told(
+    error: CheckpointDamagedError | StorageError, passed_over: Sequence[str]
+) -> CheckpointDamagedError | StorageError:
+    """The error of the last copy, with what was wrong with those before it."""
+    told = [reason for reason in passed_over if reason not in str(error)]
+    if not told:
+        return error
+    return CheckpointDamagedError(f"{error}; passed over before: {'; '.join(told)}")
 
 
 def _chunks_wanted(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from holdfast.engine.attempts import attempt_numbers, read_attempt
-from holdfast.errors import CheckpointDamagedError, NotARunError, ObjectNotFoundError
+from holdfast.errors import CheckpointDamagedError, NotARunError, ObjectNotFoundError, StorageError
 from holdfast.format.names import RUN_FILE
 from holdfast.format.records import RunRecord
 from holdfast.format.sealed import seal, unseal
@@ -30,7 +30,7 @@ def read_run(store: Store, where: str) -> RunRecord:
         return read_run_record(store, where)
     except ObjectNotFoundError:
         problem = f"expected a run, with a file {RUN_FILE}, found none; check the path"
-    except CheckpointDamagedError as error:
+    except (CheckpointDamagedError, StorageError) as error:
         problem = f"its {RUN_FILE} is not a run's record: {error}"
     found = _as_attempts_say(store)
     if found is None:
@@ -52,7 +52,7 @@ def mend_run(store: Store) -> Iterator[str]:
     """Writes the run's record anew where it is bad and the attempts tell it; yields its key."""
     try:
         read_run_record(store, "")
-    except (ObjectNotFoundError, CheckpointDamagedError):
+    except (CheckpointDamagedError, StorageError):
         found = _as_attempts_say(store)
         if found is not None:
             data = seal(found)
@@ -63,7 +63,7 @@ def mend_run(store: Store) -> Iterator[str]:
 def _as_attempts_say(store: Store) -> RunRecord | None:
     """The run's record, with the time of the oldest attempt that can be read."""
     for number in attempt_numbers(store):
-        with contextlib.suppress(CheckpointDamagedError, ObjectNotFoundError):
+        with contextlib.suppress(CheckpointDamagedError, StorageError):
             attempt = read_attempt(store, number)
             return RunRecord(run_id=attempt.run_id, time=attempt.time)
     return None

@@ -1,25 +1,21 @@
 """Saving: one rank's share of a checkpoint, written to a store as an image and its part record.
 
-The part record is written last: where it exists, the image is whole. The bytes are the same in
-every tier, so a sealed part is copied to another store as it is.
+The part record is written last: where it exists, the image is whole.
 """
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from holdfast.errors import CheckpointDamagedError
 from holdfast.format.buffers import Buffer
 from holdfast.format.digests import block_ranges, digest
-from holdfast.format.layout import Chunk, ImageLayout, image_layout
+from holdfast.format.layout import Chunk, ImageLayout
 from holdfast.format.names import CheckpointId, image_key, part_key
 from holdfast.format.records import CheckpointSpec, PartRecord, SavedValue
 from holdfast.format.sealed import seal
-from holdfast.store.contract import Reader, Store
-
-COPY_SIZE_BYTES = 8 * 1024 * 1024
+from holdfast.store.contract import Store
 
 ChunkBytes = Callable[[Chunk], memoryview]
 """The bytes of one chunk, contiguous, in C order, little-endian."""
@@ -77,42 +73,8 @@ def _image_blocks(
                 digests.append(digest(block))
 
 
-def copy_part(source: Store, target: Store, part: PartRecord, spec: CheckpointSpec) -> None:
-    """Copies a sealed part to another store; every block is checked on its way.
-
-    Raises:
-        CheckpointDamagedError: a block of the source is not what was sealed; the target has no
-        part. OutOfSpaceError, StorageError: likewise no part.
-    """
-    layout = image_layout(spec.arrays, part.rank)
-    check_layout(part, layout)
-    key = image_key(part.id, part.rank, part.part_count)
-    with source.open(key) as image:
-        target.put(key, part.image_size_bytes, _checked_blocks(image, key, layout, part))
-    record_key = part_key(part.id, part.rank, part.part_count)
-    _put_record(target, record_key, source.get(record_key))
-
-
 def _put_record(store: Store, key: str, data: bytes) -> None:
     store.put(key, len(data), [data])
-
-
-def _checked_blocks(
-    image: Reader, key: str, layout: ImageLayout, part: PartRecord
-) -> Iterator[Buffer]:
-    # Pages of their own are aligned, so that a store can write them past the page cache.
-    scratch = memoryview(mmap.mmap(-1, COPY_SIZE_BYTES))
-    header = memoryview(mmap.mmap(-1, len(layout.header)))
-    image.read_into(0, header)
-    check_block(header, part.header_digest, key, 0)
-    yield header
-    for chunk in layout.chunks:
-        for number, (start, stop) in enumerate(block_ranges(chunk.size_bytes)):
-            block = scratch[: stop - start]
-            offset = chunk.offset_bytes + start
-            image.read_into(offset, block)
-            check_block(block, part.blocks[chunk.first_block + number], key, offset)
-            yield block
 
 
 def check_layout(part: PartRecord, layout: ImageLayout) -> None:
@@ -135,9 +97,19 @@ def check_block(data: Buffer, expected: str, where: str, offset_bytes: int) -> N
     Raises:
         CheckpointDamagedError: says the file, the byte range, and both digests.
     """
-    found = digest(data)
-    if found != expected:
+    stop_bytes = offset_bytes + len(data)
+    check_digest(digest(data), (offset_bytes, stop_bytes, expected), where)
+
+
+def check_digest(found: str, expected: tuple[int, int, str], where: str) -> None:
+    """Checks the digest of a range; `expected` is (start, stop, digest).
+
+    Raises:
+        CheckpointDamagedError: as `check_block`.
+    """
+    start, stop, right = expected
+    if found != right:
         raise CheckpointDamagedError(
-            f"read {where}: bytes [{offset_bytes}, {offset_bytes + len(data)}) have digest "
-            f"{found}, expected {expected}; the bytes were changed after they were written"
+            f"read {where}: bytes [{start}, {stop}) have digest {found}, expected {right}; the "
+            "bytes were changed after they were written"
         )

@@ -15,12 +15,13 @@ from holdfast.engine.save import check_layout
 from holdfast.errors import (
     CheckpointDamagedError,
     HoldfastError,
-    ObjectNotFoundError,
     StepUncommittedError,
+    StorageError,
 )
 from holdfast.format.check import check_manifest
-from holdfast.format.layout import ImageLayout, image_layout
+from holdfast.format.layout import ImageLayout, image_layout, smallest_block_count
 from holdfast.format.names import CheckpointId, image_key, manifest_key, part_key
+from holdfast.format.paths import path_name
 from holdfast.format.records import CheckpointSpec, Manifest, PartRecord
 from holdfast.format.sealed import record_digest, unseal
 from holdfast.store.contract import Store
@@ -65,12 +66,13 @@ def find_sources(
     Raises:
         StepUncommittedError: it was begun, and neither committed nor complete in RAM.
         CheckpointDamagedError: a record, or every copy of a part, is damaged or missing.
+        StorageError: its manifest cannot be read, and it is not complete in RAM.
     """
     listed = [(store, listings[store.tier].get(checkpoint, Listing())) for store in stores]
     parts, passed_over = [], []
     try:
         manifest = _read_manifest(checkpoint, listed)
-    except CheckpointDamagedError as error:
+    except (CheckpointDamagedError, StorageError) as error:
         # The commit record is for the durable tier; what is whole in RAM needs none.
         if not any(listing.is_complete and not listing.is_committed for _, listing in listed):
             raise
@@ -80,13 +82,14 @@ def find_sources(
     for rank in range(part_count):
         copies = []
         for store, listing in listed:
-            if listing.parts.get(rank) == part_count:
+            if _is_listed(checkpoint, rank, part_count, listing):
                 try:
                     copies.append(_part_source(checkpoint, rank, part_count, store, manifest))
-                except (CheckpointDamagedError, ObjectNotFoundError) as error:
+                except (CheckpointDamagedError, StorageError) as error:
                     passed_over.append(f"{store.tier}: {error}")
         if not copies:
             raise CheckpointDamagedError(_no_copy(checkpoint, rank, part_count, passed_over))
+        _check_length(copies, listings)
         parts.append(tuple(copies))
     spec = manifest.checkpoint if manifest else parts[0][0].part.checkpoint
     if spec is None:
@@ -96,8 +99,50 @@ def find_sources(
     )
     for rank in range(part_count):
         for copy in sources.parts[rank]:
+            _check_contents(copy.part, spec)
             check_layout(copy.part, sources.layout(rank))
     return sources
+
+
+def _is_listed(checkpoint: CheckpointId, rank: int, part_count: int, listing: Listing) -> bool:
+    keys = part_key(checkpoint, rank, part_count), image_key(checkpoint, rank, part_count)
+    return all(key.rpartition("/")[2] in listing.sizes_bytes for key in keys)
+
+
+def _check_length(copies: Sequence[PartSource], listings: Listings) -> None:
+    """Checks that one of the images is long enough, before memory is taken for what it holds."""
+    told = []
+    for copy in copies:
+        name = copy.image_key.rpartition("/")[2]
+        found = listings[copy.store.tier][copy.part.id].sizes_bytes[name]
+        if found >= copy.part.image_size_bytes:
+            return
+        told.append(
+            f"{copy.store.tier}: {copy.image_key}: bytes [{found}, {copy.part.image_size_bytes}) "
+            "are missing; the file is cut off"
+        )
+    raise CheckpointDamagedError(f"read {copies[0].part.id}: {'; '.join(told)}")
+
+
+def _check_contents(part: PartRecord, spec: CheckpointSpec) -> None:
+    """Checks a part against what the checkpoint is said to hold, before that is laid out.
+
+    Of chunks with bytes each has a block, so the layout is no larger than the record.
+    """
+    where = f"read part {part.rank} of {part.id}"
+    if part.rank == 0 and part.checkpoint != spec:
+        raise CheckpointDamagedError(f"{where}: it speaks of another state than the manifest")
+    found, expected = {value.path for value in part.values}, set(spec.process_values)
+    if found != expected or len(part.values) != len(expected):
+        raise CheckpointDamagedError(
+            f"{where}: it has values of {sorted(map(path_name, found))[:10]}, expected one of each "
+            f"of {sorted(map(path_name, expected))[:10]}"
+        )
+    least = smallest_block_count(spec.arrays, part.rank)
+    if len(part.blocks) < least:
+        raise CheckpointDamagedError(
+            f"{where}: it has {len(part.blocks)} blocks, expected at least {least}"
+        )
 
 
 def _no_copy(checkpoint: CheckpointId, rank: int, part_count: int, seen: Sequence[str]) -> str:
@@ -144,7 +189,13 @@ def _part_source(
                 f"read {key}: bytes [0, {len(data)}) have digest {found}, expected {expected}; it "
                 "is not the record that was committed"
             )
-    return PartSource(store=store, part=parse_part(data, key, checkpoint, rank, part_count))
+    part = parse_part(data, key, checkpoint, rank, part_count)
+    if manifest is not None and part.image_size_bytes != manifest.parts[rank].image_size_bytes:
+        raise CheckpointDamagedError(
+            f"read {key}: its image has {part.image_size_bytes} bytes, the manifest says "
+            f"{manifest.parts[rank].image_size_bytes}"
+        )
+    return PartSource(store=store, part=part)
 
 
 def readable(listings: Listings) -> list[CheckpointId]:

@@ -21,6 +21,21 @@ def digest(data: Buffer) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
+class RunningDigest:
+    """The digest of bytes that come in pieces."""
+
+    def __init__(self) -> None:
+        self._state = xxhash.xxh3_128()
+
+    def update(self, data: Buffer) -> None:
+        """Takes more bytes; other threads run meanwhile where they are many."""
+        self._state.update(data)
+
+    def hexdigest(self) -> str:
+        """The digest of all bytes so far, as `digest` gives it."""
+        return self._state.hexdigest()
+
+
 def block_count(size_bytes: int) -> int:
     """How many blocks a chunk of `size_bytes` has; a chunk without bytes has none."""
     return -(-size_bytes // BLOCK_SIZE_BYTES)

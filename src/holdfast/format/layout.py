@@ -66,6 +66,17 @@ def owned_chunks(spec: ArraySpec, rank: int) -> Iterator[int]:
         first += count
 
 
+def smallest_block_count(arrays: Sequence[ArraySpec], rank: int) -> int:
+    """How many blocks the rank's image has at least, told without laying it out."""
+    return sum(
+        count
+        for spec in arrays
+        if math.prod(spec.shape)
+        for owner, count in spec.owners
+        if owner == rank
+    )
+
+
 def image_layout(arrays: Sequence[ArraySpec], rank: int) -> ImageLayout:
     """The layout of the image that `rank` contributes to a checkpoint of `arrays`."""
     unplaced = []

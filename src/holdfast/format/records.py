@@ -19,13 +19,15 @@ from holdfast.format.sealed import FORMAT_VERSION
 ContainerKind = Literal["dict", "list", "tuple", "object"]
 Key = str | int
 Time = Annotated[datetime, msgspec.Meta(tz=True)]
+# It becomes part of the name of a folder in memory.
+RunId = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z_-]{1,64}\Z")]
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """`holdfast.json`: that a directory is a run, and which."""
 
     format_version: int = FORMAT_VERSION
-    run_id: str
+    run_id: RunId
     time: Time
 
 
@@ -37,7 +39,7 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     format_version: int = FORMAT_VERSION
-    run_id: str
+    run_id: RunId
     attempt: int
     origin: tuple[int, int] | None
     host: str
@@ -103,7 +105,7 @@ class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     format_version: int = FORMAT_VERSION
-    run_id: str
+    run_id: RunId
     step: int
     attempt: int
     rank: int
@@ -131,7 +133,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """`manifest.json`, the commit: where it exists the checkpoint exists, else not."""
 
     format_version: int = FORMAT_VERSION
-    run_id: str
+    run_id: RunId
     step: int
     attempt: int
     parts: tuple[PartReference, ...]

@@ -66,8 +66,9 @@ def encode_value(value: object, where: str, depth: int = 0) -> Json:
 
 
 def _below(where: str, key: object) -> str:
-    # Python refuses to write very large ints in decimal.
-    return f"{where}/{hex(key) if isinstance(key, int) and key not in _INT64 else key}"
+    # Not all that may be a key can be written: Python refuses ints of thousands of digits.
+    is_short = isinstance(key, str) or (isinstance(key, int) and key in _INT64)
+    return f"{where}/{key if is_short else type(key).__name__}"
 
 
 def _checked_text(value: str, where: str) -> str:
@@ -153,4 +154,4 @@ def _decode_array(body: dict[str, Json]) -> np.ndarray:
     if not isinstance(shape, list) or any(type(d) is not int or d < 0 for d in shape):
         raise ValueError("its shape is none")
     # The copy makes the array writable and its own.
-    return np.frombuffer(data, dtype).reshape(shape).copy()
+    return np.frombuffer(data, dtype).reshape(shape).copy()  # type: ignore[arg-type]

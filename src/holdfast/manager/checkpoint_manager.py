@@ -21,6 +21,8 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+import msgspec
+
 from holdfast.adapt.contract import Framework
 from holdfast.agent import protocol
 from holdfast.agent.words import ATTEMPT, TARGET_DURABLE, TARGET_RAM
@@ -33,6 +35,7 @@ from holdfast.manager.link import Link
 from holdfast.manager.metadata import CheckpointMetadata, metadata_of
 from holdfast.manager.opening import open_run, run_directory
 from holdfast.manager.options import Options, RamTier, checked_signals
+from holdfast.manager.overhead import OverheadMeter, meter_for
 from holdfast.manager.own_policies import OwnPolicyThread, history, own_policies
 from holdfast.manager.planning import Planner, Taking
 from holdfast.manager.preemption import PreemptionSignals
@@ -112,6 +115,7 @@ class CheckpointManager:
         )
         place = self._link.place
         self._steps = Stepping(place.origin[0] if place.origin else -1, self._options)
+        self._meter = meter_for(self._options)
         self._planner = Planner(self._run.run_id, self._processes.rank, self._processes.count)
         self._saver = Saver(self._link, self._run.durable, self._progress, self._clock)
         self._signals = PreemptionSignals(self._options.preemption_signals, self._told_to_stop)
@@ -172,6 +176,8 @@ class CheckpointManager:
         if type(step) is not int or not steps.last < step <= STEP_MAX:
             self._check_step(step, force)
         steps.last = words[place.step_word] = step
+        if self._meter is not None:
+            self._measure(self._meter)
         if not (
             force
             or step >= words[TARGET_DURABLE]
@@ -251,7 +257,8 @@ class CheckpointManager:
         """Waits until all accepted saves are durable, or have failed.
 
         Raises:
-            SaveFailedError: one of them failed.
+            SaveFailedError: one of them failed, or no agent has answered for a minute or two (what
+                is sealed in RAM becomes durable when one goes on).
             WaitTimeoutError: the time is up; saving goes on.
         """
         arguments.check_timeout(timeout_secs)
@@ -308,8 +315,18 @@ class CheckpointManager:
 
     # How a save that may be due is taken.
 
+    def _measure(self, meter: OverheadMeter) -> None:
+        cost_secs = meter.stepped(self._clock.monotonic(), is_saving=not self._progress.is_idle)
+        if cost_secs is not None:
+            place = self._link.place
+            place.words.values[place.cost_word] = int(cost_secs * 1e9)
+
     def _check_step(self, step: object, force: bool) -> None:
         number = arguments.check_step(step)
+        steps = self._steps
+        if number == steps.last and number > steps.floor and number not in steps.accepted:
+            # The call before told of an earlier save's failure, and this step is asked for again.
+            return
         saved = [c for c in self._look().timeline if c.step == number]
         is_known = bool(saved) or number in self._steps.accepted
         if is_known and not force:
@@ -338,7 +355,7 @@ class CheckpointManager:
             return False
         waiting = self._progress.outstanding()
         is_behind = waiting >= protocol.pending_limit(self._planner.image_size_bytes)
-        if not due.must_save and (is_behind or self._saver.would_wait_for_storage):
+        if not due.must_save and (is_behind or not self._saver.has_room()):
             if not due.is_target:
                 self._steps.tell_skipped(step, waiting)
             return False
@@ -375,6 +392,8 @@ class CheckpointManager:
         place = self._link.place
         place.words.values[place.step_word] = found.step
         self._steps.went_back(found.step)
+        if self._meter is not None:
+            self._meter.paused()
         timeline = self._look().timeline
         if timeline and timeline[-1] != found:
             self._link.branch((found.step, found.attempt))
@@ -425,6 +444,8 @@ class CheckpointManager:
             self._own.notice(notice)
         if notice.kind == "fenced":
             self._progress.stop(FencedError(notice.reason))
+        elif notice.kind == "unavailable":
+            self._progress.fail_all(notice.reason)
         elif notice.kind == "warning":
             log.warning("the agent says: %s", notice.reason)
         elif notice.id is not None:
@@ -437,14 +458,7 @@ class CheckpointManager:
     def _returned(self) -> None:
         """A new agent is there: it is told again of what is sealed and not finished."""
         for sealed in self._progress.sealed_again():
-            again = protocol.Sealed(
-                rank=sealed.rank,
-                id=sealed.id,
-                part_count=sealed.part_count,
-                tier=sealed.tier,
-                durable=sealed.durable,
-                again=True,
-            )
+            again = msgspec.structs.replace(sealed, again=True)
             with contextlib.suppress(FencedError):
                 self._link.call("sealed", again, protocol.Empty)
 

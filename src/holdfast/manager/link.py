@@ -2,6 +2,10 @@
 
 Invariant: a checkpoint that was accepted stays in `Progress` until the agent has told that it is
 durable or has failed. A new agent is told of each of them again.
+
+An agent that does not answer any more is taken for gone (`agent.client` says when). Where it lives
+all the same, as one that was stopped, no other can take its place: calls raise until it goes on,
+and the watcher tries again every `RETRY_SECS` for as long as the manager is open.
 """
 
 from __future__ import annotations
@@ -21,12 +25,13 @@ from holdfast.agent.client import AgentClient, AgentGoneError
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.location import WORDS
 from holdfast.agent.starting import ensure_agent
-from holdfast.agent.words import Words, notice_word, step_word
+from holdfast.agent.words import Words, cost_word, notice_word, step_word
 from holdfast.clock import Clock
 from holdfast.errors import AgentUnavailableError, FencedError, HoldfastError
 
 TRIES_MAX = 5
 WATCH_CALL_SECS = 60.0
+RETRY_SECS = 1.0
 JOIN_SECS = 0.02
 
 log = logging.getLogger(__name__)
@@ -52,6 +57,10 @@ class Place:
     def notice_word(self) -> int:
         return notice_word(self.seat)
 
+    @property
+    def cost_word(self) -> int:
+        return cost_word(self.seat)
+
 
 class Link:
     """One trainer's link. `place` is replaced as a whole, under the lock."""
@@ -74,6 +83,8 @@ class Link:
         self._all_clients: list[AgentClient] = []
         self._is_closed = False
         self._generation = 0
+        self._lost_at = -1.0
+        self._lost: AgentUnavailableError | None = None
         self._watch_client: AgentClient | None = None
         self.place = self._join()
         self._watcher = threading.Thread(target=self._watch, name="holdfast-watch", daemon=True)
@@ -132,7 +143,8 @@ class Link:
         # An agent that is gone needs no telling; one that comes after it sees the process.
         with contextlib.suppress(AgentGoneError, HoldfastError):
             self._client().call("detach", detach, protocol.Empty)
-        # The watcher may be about to ask once more, so it is interrupted until it has ended.
+        # The watcher may be about to ask once more, so it is interrupted until it has ended. Where
+        # it looks for another agent it ends after `starting.START_SECS`.
         while self._watcher.is_alive():
             if self._watch_client is not None:
                 self._watch_client.abort()
@@ -147,6 +159,7 @@ class Link:
         if known is None or known[0] != self._generation:
             if known is not None:
                 known[1].close()
+                self._all_clients.remove(known[1])
             known = (self._generation, AgentClient(self.place.folder))
             self._clients.known = known
             self._all_clients.append(known[1])
@@ -171,20 +184,29 @@ class Link:
         raise AgentUnavailableError(f"join the agent in {folder}: {gone}")
 
     def _rejoin(self, generation: int) -> None:
+        asked_at = self._clock.monotonic()
         with self._lock:
             if self._is_closed:
                 raise AgentUnavailableError("the manager is closed")
             if self._generation != generation:
                 return
+            if self._lost is not None and self._lost_at >= asked_at:
+                # Another thread looked while this one waited: one look serves all who wait.
+                raise AgentUnavailableError(str(self._lost))
             log.warning("the agent of %s is gone; starting another", self._config.run)
             old = self.place
             self._attach = self._rejoining()
-            self.place = self._join()
+            try:
+                self.place = self._join()
+            except AgentUnavailableError as error:
+                self._lost, self._lost_at = error, self._clock.monotonic()
+                raise
             self._generation += 1
             # What this trainer said of itself may not have reached the new words.
             values, place = self.place.words.values, self.place
             values[place.step_word] = old.words.values[old.step_word]
             values[place.notice_word] = old.words.values[old.notice_word]
+            values[place.cost_word] = old.words.values[old.cost_word]
         self._on_return()
 
     def _take(self, attached: protocol.Attached) -> Place:
@@ -198,6 +220,8 @@ class Link:
         while not self._is_closed:
             if generation != self._generation:
                 cursor, generation = 0, self._generation
+                if self._watch_client is not None:
+                    self._watch_client.close()
                 self._watch_client = AgentClient(self.place.folder, WATCH_CALL_SECS)
             request = protocol.Watch(
                 group=self._attach.group, rank=self._attach.rank, cursor=cursor
@@ -205,7 +229,7 @@ class Link:
             try:
                 assert self._watch_client is not None
                 answer = self._watch_client.call("watch", request, protocol.Notices)
-            except AgentGoneError:
+            except (AgentGoneError, AgentUnavailableError):
                 if not self._is_closed and not self._recover(generation):
                     return
                 continue
@@ -225,7 +249,8 @@ class Link:
             if self._is_closed:
                 return False
             log.warning("no agent for %s: %s", self._config.run, error)
-            self._clock.sleep(1.0)
+            self._on_notice(protocol.Notice(kind="unavailable", reason=str(error)))
+            self._clock.sleep(RETRY_SECS)
         return True
 
 

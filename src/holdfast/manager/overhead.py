@@ -11,9 +11,29 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
+from holdfast.manager.options import Options
+from holdfast.policy.save_decision_policy import (
+    AnySavePolicy,
+    ContinuousCheckpointingPolicy,
+    SaveDecisionPolicy,
+)
+
 QUIET_COUNT_MIN = 5
 QUIET_COUNT_MAX = 64
 COST_COUNT_MAX = 5
+
+
+def meter_for(options: Options) -> OverheadMeter | None:
+    """A meter where a policy has a budget; without one no step pays for a look at the clock."""
+    ram = options.ram.save_decision_policy if options.ram is not None else None
+    return OverheadMeter() if _has_budget(options.save) or _has_budget(ram) else None
+
+
+def _has_budget(policy: SaveDecisionPolicy | None) -> bool:
+    members = policy.policies if isinstance(policy, AnySavePolicy) else (policy,)
+    return any(
+        isinstance(m, ContinuousCheckpointingPolicy) and m.max_overhead is not None for m in members
+    )
 
 
 class OverheadMeter:
@@ -26,6 +46,7 @@ class OverheadMeter:
         self._was_saving = False
         self._count = 0
         self._total_secs = 0.0
+        self._known_count = 0
 
     def stepped(self, now: float, *, is_saving: bool) -> float | None:
         """Notes that a step ended at `now`, seconds of a steady clock.
@@ -49,6 +70,10 @@ class OverheadMeter:
         if is_saving or not self._count or len(self._quiet_secs) < QUIET_COUNT_MIN:
             return None
         own_secs = self._count * statistics.median(self._quiet_secs)
+        self._known_count += 1
+        if self._known_count == 2:
+            # The first checkpoint also made its files and pages: it stood in until now.
+            self._costs_secs.clear()
         self._costs_secs.append(max(0.0, self._total_secs - own_secs))
         self._count, self._total_secs = 0, 0.0
         return statistics.median(self._costs_secs)

@@ -28,6 +28,7 @@ from holdfast.policy.save_decision_policy import SaveDecisionPolicy, due
 
 POLL_SECS = 0.005
 CATCH_UP_STEPS_MAX = 10_000
+CLOSE_SECS = 60.0
 
 log = logging.getLogger(__name__)
 
@@ -105,9 +106,15 @@ class OwnPolicyThread:
                 self._policies.history.sort(key=lambda info: info.step)
 
     def close(self) -> None:
-        """Ends the thread, after a last judgement that is due."""
+        """Ends the thread, after a last judgement that is due.
+
+        A policy of the user's own that does not return in `CLOSE_SECS` is left behind, with what
+        it has not judged; the thread ends with the process.
+        """
         self._closed.set()
-        self._thread.join()
+        self._thread.join(CLOSE_SECS)
+        if self._thread.is_alive():
+            log.warning("a policy of the user's own did not return in %.0f s", CLOSE_SECS)
 
     def _run(self) -> None:
         while not self._closed.wait(POLL_SECS):

@@ -63,6 +63,13 @@ class Progress:
                 self.has_failed = True
             self._changed.notify_all()
 
+    def fail_all(self, reason: str) -> None:
+        """Nobody knows of any save what becomes of it: no agent answers."""
+        with self._changed:
+            waiting = list(self._saves)
+        for checkpoint in waiting:
+            self.fail(checkpoint, reason)
+
     def tell(self, error: HoldfastError) -> None:
         """Something besides the saves failed; one that waits to be told already counts once."""
         with self._changed:
@@ -89,6 +96,11 @@ class Progress:
                 error = self._failures.popleft()
                 self.has_failed = bool(self._failures)
                 raise error
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing that was accepted is unfinished; a look, without the lock."""
+        return not self._saves
 
     def outstanding(self) -> int:
         """How many saves are on their way to the durable tier."""

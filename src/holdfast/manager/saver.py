@@ -1,7 +1,7 @@
 """The background thread that fills images: nothing of it runs on the training thread.
 
 At most one save waits while another one is filled, so handing one over may wait for RAM. Where it
-would wait for storage, `would_wait_for_storage` tells so beforehand.
+would wait for storage, or for an agent that does not answer, `has_room` tells so beforehand.
 """
 
 from __future__ import annotations
@@ -9,20 +9,27 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
 
 from holdfast.adapt.contract import Snapshot
 from holdfast.agent import protocol
 from holdfast.clock import Clock
 from holdfast.engine.save import PartPlan, write_part
-from holdfast.errors import HoldfastError, StorageError
+from holdfast.errors import AgentUnavailableError, HoldfastError, StorageError
 from holdfast.manager.link import Link
 from holdfast.manager.progress import Progress
 from holdfast.store.contract import Store
 from holdfast.store.ram import RamStore
 
 BUSY_SECS = 0.02
+CLOSE_SECS = 300.0
+PATIENCE_SECS = 5.0
+"""An agent that takes longer for an answer holds no training up."""
 
 log = logging.getLogger(__name__)
+Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +52,7 @@ class Saver:
         self._changed = threading.Condition()
         self._waiting: Job | None = None
         self._is_at_storage = False
+        self._asked_at: float | None = None
         self._is_closed = False
         self._has_told_no_ram = False
         self._ram: RamStore | None = None
@@ -59,19 +67,30 @@ class Saver:
             self._waiting = job
             self._changed.notify_all()
 
-    @property
-    def would_wait_for_storage(self) -> bool:
-        """Whether one more save would wait until the durable tier has taken an earlier one."""
+    def has_room(self) -> bool:
+        """Whether one more save can be handed over; waits while an earlier one is filled into RAM.
+
+        Where an earlier one waits for the durable tier, or for the agent, there is no room.
+        """
         with self._changed:
-            return self._waiting is not None and self._is_at_storage
+            while self._waiting is not None and not self._is_held_up():
+                self._changed.wait(PATIENCE_SECS)
+            return self._waiting is None
+
+    def _is_held_up(self) -> bool:
+        if self._asked_at is None:
+            return self._is_at_storage
+        return self._is_at_storage or self._clock.monotonic() - self._asked_at >= PATIENCE_SECS
 
     def close(self) -> None:
-        """Ends the thread after what it has; waits for it."""
+        """Ends the thread after what it has; waits for it, but not for storage that hangs."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        self._thread.join()
-        if self._ram is not None:
+        self._thread.join(CLOSE_SECS)
+        if self._thread.is_alive():
+            log.warning("a save that hangs in the storage is left behind; the process may end")
+        elif self._ram is not None:
             self._ram.close()
 
     def _run(self) -> None:
@@ -87,7 +106,8 @@ class Saver:
             except Exception as error:
                 # The top of a thread: whatever it was is told to the trainer, once.
                 log.debug("save %s failed", job.plan.id, exc_info=True)
-                self._give_up(job, f"{type(error).__name__}: {error}")
+                is_lost = isinstance(error, AgentUnavailableError)
+                self._give_up(job, f"{type(error).__name__}: {error}", is_lost)
             finally:
                 job.snapshot.release()
                 job = None
@@ -106,7 +126,7 @@ class Saver:
             durable=job.is_durable_due,
         )
         self._progress.seal(job.plan.id, message)
-        self._link.call("sealed", message, protocol.Empty)
+        self._ask("sealed", message, protocol.Empty)
 
     def _fill(self, job: Job) -> str | None:
         """Writes the part to RAM, else to the durable tier; returns which, None for neither."""
@@ -132,18 +152,34 @@ class Saver:
             id=(plan.id.step, plan.id.attempt),
             size_bytes=plan.layout.size_bytes,
         )
-        slot = self._link.call("slot", request, protocol.Slot)
+        slot = self._ask("slot", request, protocol.Slot)
         while slot.busy:
+            if self._is_closed:
+                raise StorageError("closed while the durable tier was behind; it may hang")
             self._set_at_storage(True)
-            # Each checkpoint ahead becomes durable or fails, and either makes room.
+            # Each checkpoint ahead becomes durable or fails, and either makes room. Where storage
+            # hangs neither comes: then closing ends the wait.
             self._clock.sleep(BUSY_SECS)
-            slot = self._link.call("slot", request, protocol.Slot)
+            slot = self._ask("slot", request, protocol.Slot)
         self._set_at_storage(False)
         return slot
+
+    def _ask(self, name: str, message: msgspec.Struct, kind: type[Answer]) -> Answer:
+        """A call of the agent, of which `has_room` sees how long it takes."""
+        self._set_asked_at(self._clock.monotonic())
+        try:
+            return self._link.call(name, message, kind)
+        finally:
+            self._set_asked_at(None)
+
+    def _set_asked_at(self, asked_at: float | None) -> None:
+        with self._changed:
+            self._asked_at = asked_at
 
     def _set_at_storage(self, is_at_storage: bool) -> None:
         with self._changed:
             self._is_at_storage = is_at_storage
+            self._changed.notify_all()
 
     def _ram_store(self, slot: str) -> RamStore:
         folder = self._link.place.ram_folder
@@ -166,10 +202,13 @@ class Saver:
         message = protocol.Abandoned(
             rank=job.plan.rank, id=(job.plan.id.step, job.plan.id.attempt), reason=reason
         )
-        self._link.call("abandoned", message, protocol.Empty)
+        self._ask("abandoned", message, protocol.Empty)
 
-    def _give_up(self, job: Job, reason: str) -> None:
+    def _give_up(self, job: Job, reason: str, is_lost: bool) -> None:
         self._progress.fail(job.plan.id, reason)
+        if is_lost:
+            # Nobody is there to be told; the next agent sees by itself what is not whole.
+            return
         try:
             self._abandon(job, reason)
         except HoldfastError as error:

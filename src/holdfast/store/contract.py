@@ -65,7 +65,11 @@ class Store(Protocol):
         ...
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Writes an object where there is none; of several callers exactly one gets True."""
+        """Writes an object where there is none; of several callers exactly one gets True.
+
+        Whatever it survives, the objects that were shown before it under the same key up to the
+        last slash survive too, also those of a process that was killed while it put them.
+        """
         ...
 
     def get(self, key: str) -> bytes:
@@ -93,7 +97,10 @@ class Store(Protocol):
         ...
 
     def discard_unfinished(self, prefix: str) -> None:
-        """Removes what interrupted puts left below `prefix`; no put there may be under way."""
+        """Removes what interrupted puts left of the object `prefix` and of those below it.
+
+        No put there may be under way, but `put_if_absent` of an object that is there already.
+        """
         ...
 
 

@@ -17,13 +17,21 @@ from pathlib import Path
 from typing import TypeVar
 
 from holdfast.clock import Clock
-from holdfast.errors import ObjectNotFoundError, OutOfSpaceError, StorageError
+from holdfast.errors import (
+    CheckpointDamagedError,
+    ObjectNotFoundError,
+    OutOfSpaceError,
+    StorageError,
+)
+from holdfast.format.sealed import RECORD_SIZE_MAX_BYTES
 from holdfast.store.contract import StoredObject, check_key
 from holdfast.store.file_system import FileSystem
 
 UNFINISHED = ".unfinished"
 TRIES_MAX = 100
+DEPTH_MAX = 50
 READ_SIZE_BYTES = 1024 * 1024
+KEPT_COUNT_MAX = 64
 
 T = TypeVar("T")
 
@@ -50,6 +58,8 @@ def translated(action: str, path: Path) -> Iterator[None]:
 
 
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+# Below an object, a symbolic link, a socket.
+_NO_OBJECT = (errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
 
 
 class FileReader:
@@ -83,7 +93,8 @@ class ObjectFolder:
     """Objects as files below `root`.
 
     Threads may share it. `_kept` holds the folders whose own name is known to survive power loss;
-    a folder that somebody else removed is found missing when it is used, and made anew.
+    a folder that somebody else removed is found missing when it is used, and made anew. Others
+    remove most of them, so it is emptied now and then.
     """
 
     def __init__(self, root: Path, clock: Clock, files: FileSystem, *, durable: bool) -> None:
@@ -125,10 +136,18 @@ class ObjectFolder:
                         self.files.sync(fd)
                 finally:
                     self.files.close(fd)
+                # What shows beside it may be of a process that was killed before its sync, and a
+                # manifest must not outlast what it names.
+                self._sync_names(path.parent)
                 try:
                     self.files.link(unfinished, path)
                     is_new = True
                 except FileExistsError:
+                    is_new = False
+                except FileNotFoundError:
+                    # Whoever put it may have taken this one for a put that was interrupted.
+                    if not path.exists():
+                        raise
                     is_new = False
                 # Also what another caller put there has to last once this call has returned.
                 self._sync_names(path.parent)
@@ -167,6 +186,11 @@ class ObjectFolder:
     def read(self, key: str) -> bytes:
         """All bytes of an object."""
         with self.opened(key) as reader:
+            if reader.size_bytes > RECORD_SIZE_MAX_BYTES:
+                raise CheckpointDamagedError(
+                    f"read {self.path(key)}: expected at most {RECORD_SIZE_MAX_BYTES} bytes, found "
+                    f"{reader.size_bytes}; it was not written by Holdfast"
+                )
             data = bytearray(reader.size_bytes)
             reader.read_into(0, memoryview(data))
             return bytes(data)
@@ -177,7 +201,8 @@ class ObjectFolder:
         path = self.path(key)
         self._check_no_links(path.parent)
         with translated("open", path), path_not_under_object():
-            fd = self.files.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            # What is no file is no object, and is not waited for.
+            fd = self.files.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             with translated("open", path):
                 if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -198,20 +223,27 @@ class ObjectFolder:
         path = self.path(key)
         self._check_no_links(path.parent)
         with translated("delete", path):
+            is_gone = False
             try:
                 self.files.unlink(path)
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-                return
-            # Another delete may have removed the folder, and the name with it.
-            with contextlib.suppress(FileNotFoundError):
+                is_gone = True
+            # Where it is gone, whoever removed it may have been killed before the sync. Another
+            # delete may have removed the folder, and the name with it.
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 self._sync_names(path.parent)
-            self._remove_empty(path.parent)
+            if not is_gone:
+                self._remove_empty(path.parent)
 
     def discard_unfinished(self, prefix: str) -> None:
-        """Removes what interrupted writes and deletes left below `prefix`."""
+        """Removes what interrupted writes and deletes left of the object `prefix` and below it."""
         folder = self.path(prefix)
         self._check_no_links(folder)
         with translated("clean up", folder):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                for name in os.listdir(folder.parent):
+                    if name.startswith(f".{folder.name}.") and name.endswith(UNFINISHED):
+                        self._drop(folder.parent / name)
             for found, _, names in os.walk(folder, topdown=False):
                 for name in names:
                     if name.startswith(".") and name.endswith(UNFINISHED):
@@ -223,6 +255,8 @@ class ObjectFolder:
             return
         self._check_no_links(folder)
         make_folder(self.files, folder, self.root, durable=self._is_durable)
+        if len(self._kept) >= KEPT_COUNT_MAX:
+            self._kept.clear()
         self._kept.add(folder)
 
     def _check_no_links(self, folder: Path) -> None:
@@ -269,6 +303,8 @@ def make_folder(files: FileSystem, folder: Path, root: Path, *, durable: bool) -
         chain.append(chain[-1].parent)
     while not chain[-1].parent.is_dir():
         chain.append(chain[-1].parent)
+    if durable:
+        _sync_young(files, chain[-1] if chain[-1].is_dir() else chain[-1].parent)
     for one in reversed(chain):
         is_made = False
         if not one.is_dir():
@@ -277,6 +313,22 @@ def make_folder(files: FileSystem, folder: Path, root: Path, *, durable: bool) -
                 is_made = True
         if durable and (is_made or one != root):
             sync_folder(files, one.parent)
+
+
+def _sync_young(files: FileSystem, folder: Path) -> None:
+    """Syncs the names of `folder` and of those above it that hold nothing but one another.
+
+    Whoever made them for what is to stand in them may have been killed before the sync.
+    """
+    with contextlib.suppress(PermissionError):
+        while folder.parent != folder and len(os.listdir(folder)) <= 1:
+            try:
+                sync_folder(files, folder.parent)
+            except OSError as error:
+                # Above the run there may be a file system that syncs no folders.
+                if error.errno not in (errno.EINVAL, errno.EROFS, *_DENIED):
+                    raise
+            folder = folder.parent
 
 
 def sync_folder(files: FileSystem, folder: Path) -> None:
@@ -293,11 +345,13 @@ def path_not_under_object() -> Iterator[None]:
     """For reads: an object is no folder, so nothing is below it."""
     try:
         yield
-    except NotADirectoryError as error:
+    except OSError as error:
+        if error.errno not in _NO_OBJECT:
+            raise
         raise FileNotFoundError(*error.args) from error
 
 
-def _walk(folder: Path | str, prefix: str) -> Iterator[StoredObject]:
+def _walk(folder: Path | str, prefix: str, depth: int = 0) -> Iterator[StoredObject]:
     try:
         with os.scandir(folder) as scan:
             # By keys: what is in a folder is named by the folder and a slash.
@@ -309,7 +363,9 @@ def _walk(folder: Path | str, prefix: str) -> Iterator[StoredObject]:
         if entry.name.startswith("."):
             continue
         if entry.is_dir(follow_symlinks=False):
-            yield from _walk(entry.path, key)
+            # No key of the format is nearly as deep; folders of others may have no end.
+            if depth < DEPTH_MAX:
+                yield from _walk(entry.path, key, depth + 1)
         elif entry.is_file(follow_symlinks=False):
             # The object may be deleted between the scan and the look at it.
             with contextlib.suppress(FileNotFoundError):

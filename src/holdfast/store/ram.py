@@ -157,11 +157,12 @@ class _MappedSlot:
             on_error.pop_all()
 
     def is_current(self) -> bool:
-        """Whether the slot's name still leads to what is mapped."""
+        """Whether the slot's name still leads to what is mapped, all of it."""
         try:
-            return os.path.samestat(os.stat(self._path), os.fstat(self._fd))
+            shown = os.stat(self._path)
         except FileNotFoundError:
             return False
+        return os.path.samestat(shown, os.fstat(self._fd)) and shown.st_size == len(self._map)
 
     @contextlib.contextmanager
     def locked(self, clock: Clock) -> Iterator[None]:
@@ -182,11 +183,25 @@ class _MappedSlot:
             view = memoryview(block).cast("B")
             if offset + len(view) > len(self._map):
                 raise InvalidArgumentError(f"fill {self._path}: more than {len(self._map)} bytes")
+            self._check_whole()
             self._files.fill(self._fd, self._map, offset, view)
             offset += len(view)
         if offset != len(self._map):
             raise InvalidArgumentError(
                 f"fill {self._path}: expected {len(self._map)} bytes, found {offset}"
+            )
+
+    def _check_whole(self) -> None:
+        """Checks, right before a block is copied, that there is memory for it.
+
+        Raises:
+            StorageError: somebody cut the slot off, or made holes in it.
+        """
+        found = os.fstat(self._fd)
+        if found.st_size < len(self._map) or found.st_blocks * 512 < len(self._map):
+            raise StorageError(
+                f"fill {self._path}: expected {len(self._map)} bytes of memory, found "
+                f"{min(found.st_size, found.st_blocks * 512)}; somebody else changes the RAM tier"
             )
 
     def close(self) -> None:

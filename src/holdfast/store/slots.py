@@ -26,8 +26,10 @@ from holdfast.clock import Clock
 from holdfast.errors import OutOfSpaceError
 from holdfast.store.file_system import LOCAL, FileSystem
 from holdfast.store.files import make_folder, translated
+from holdfast.store.memory_limit import memory_left_bytes
 
 SLOTS = "slots"
+_BLOCK_SIZE_BYTES = 512
 
 
 class SlotPool:
@@ -52,16 +54,18 @@ class SlotPool:
 
         Raises:
             OutOfSpaceError: neither the tmpfs nor the limit has room for one more.
+            StorageError: the tmpfs fails.
         """
-        for path, size in self._free(taken):
-            if size == size_bytes:
-                return path.name
-        # A free slot of another size belongs to a layout that is no longer in use.
-        for path, size in self._free(taken):
-            if size not in {size_bytes, *in_use_bytes}:
-                with contextlib.suppress(FileNotFoundError):
-                    self._files.unlink(path)
-        return self._create(size_bytes).name
+        with translated("reserve RAM in", self._folder):
+            for path, size in self._free(taken):
+                if size == size_bytes:
+                    return path.name
+            # A free slot of another size belongs to a layout that is no longer in use.
+            for path, size in self._free(taken):
+                if size not in {size_bytes, *in_use_bytes}:
+                    with contextlib.suppress(FileNotFoundError):
+                        self._files.unlink(path)
+            return self._create(size_bytes).name
 
     def free(self) -> list[str]:
         """The names of all free slots."""
@@ -77,7 +81,10 @@ class SlotPool:
         return total
 
     def _paths(self) -> list[Path]:
-        return sorted(self._folder.iterdir()) if self._folder.is_dir() else []
+        # The folder comes with the first slot, and somebody may remove it at any time.
+        with contextlib.suppress(FileNotFoundError):
+            return sorted(self._folder.iterdir())
+        return []
 
     def _free(self, taken: Collection[str] = ()) -> Iterator[tuple[Path, int]]:
         for path in self._paths():
@@ -86,7 +93,10 @@ class SlotPool:
             with contextlib.suppress(FileNotFoundError):
                 state = path.stat()
                 if state.st_nlink == 1 and not self._is_locked(path):
-                    yield path, state.st_size
+                    # One that somebody cut off or made holes in has no memory of its own for all
+                    # its bytes, and filling it could be a SIGBUS: it is no slot of any size.
+                    is_whole = state.st_blocks * _BLOCK_SIZE_BYTES >= state.st_size
+                    yield path, state.st_size if is_whole else 0
 
     def _create(self, size_bytes: int) -> Path:
         used = self.size_bytes()
@@ -95,17 +105,22 @@ class SlotPool:
                 f"reserve {size_bytes} bytes of RAM in {self._folder}: {used} of the limit of "
                 f"{self.limit_bytes} bytes are in use; raise RamTier(limit_bytes=...)"
             )
+        left = memory_left_bytes()
+        if left is not None and size_bytes > left:
+            raise OutOfSpaceError(
+                f"reserve {size_bytes} bytes of RAM in {self._folder}: the memory limit of this "
+                f"process's cgroup leaves {max(left, 0)}; raise the limit, or do without RAM"
+            )
         path = self._folder / self._clock.token()
-        with translated("reserve RAM for", path):
-            make_folder(self._files, self._folder, self._folder, durable=False)
-            fd = self._files.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-            try:
-                self._files.allocate(fd, size_bytes)
-            except OSError:
-                self._files.unlink(path)
-                raise
-            finally:
-                self._files.close(fd)
+        make_folder(self._files, self._folder, self._folder, durable=False)
+        fd = self._files.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        try:
+            self._files.allocate(fd, size_bytes)
+        except OSError:
+            self._files.unlink(path)
+            raise
+        finally:
+            self._files.close(fd)
         return path
 
     def _is_locked(self, path: Path) -> bool:

@@ -1,0 +1,61 @@
+"""How much memory the kernel still gives this process: the limits of its cgroup and those above.
+
+What lies on a tmpfs counts as memory of the cgroup whose process was the first to touch it. Past
+the limit the kernel kills a process, be it the one that trains. So whoever reserves memory for the
+RAM tier asks here first: `posix_fallocate` would not say no.
+
+Both versions of cgroups are known: https://docs.kernel.org/admin-guide/cgroup-v2.html and
+https://docs.kernel.org/admin-guide/cgroup-v1/memory.html.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+_V1, _V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+_FILES = (
+    ("memory.max", "memory.current", ("active_file", "inactive_file")),
+    (
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        ("total_active_file", "total_inactive_file"),
+    ),
+)
+_NO_LIMIT = 1 << 60
+KEPT_SHARE = 10
+"""One part in so many of a limit is left to the training."""
+
+
+def memory_left_bytes() -> int | None:
+    """How many bytes may be reserved; None: no limit holds for this process, or none is known."""
+    rooms = [room for folder in _folders() for room in _rooms(folder)]
+    return min(rooms, default=None)
+
+
+def _folders() -> Iterator[Path]:
+    """The folders of this process's memory cgroups, and of those above them."""
+    for line in _read(Path("/proc/self/cgroup")).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(",") or not controllers:
+            mount = _V1 if controllers else _V2
+            # Within a container the path may be the outer one; its own limit is at the mount then.
+            own = mount / path.lstrip("/")
+            yield from (folder for folder in (own, *own.parents) if folder.is_relative_to(mount))
+
+
+def _rooms(folder: Path) -> Iterator[int]:
+    for limit_name, usage_name, cache_names in _FILES:
+        limit, usage = _read(folder / limit_name).strip(), _read(folder / usage_name).strip()
+        if limit.isdecimal() and usage.isdecimal() and int(limit) < _NO_LIMIT:
+            stat = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
+            # Pages of files are given up before anybody is killed.
+            cache = sum(int(stat.get(name, 0)) for name in cache_names)
+            yield int(limit) - int(limit) // KEPT_SHARE - int(usage) + cache
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,265 @@
+"""The states that a crash can leave, made of a record of what was done.
+
+There are two kinds of crash:
+
+- The processes die (`deaths`). What they had done is there, in every tier, up to one operation; the
+  last write may be there by half.
+- The power goes (`power_losses`). Of the durable folders there is what was synced, and any subset
+  of what was not; nothing else is there at all.
+
+What counts as synced is what POSIX promises and no more. A file's bytes and size survive from
+`sync` of the file on. A name (made, linked, renamed, removed, of a file or a folder) survives from
+`sync` of the folder on that it stands in; a file's sync does nothing for its name, and a folder's
+nothing for its own. A rename within one folder is there or not; one between folders may be there by
+half. A write that was not synced is there, is not, or is there by half; what lies before it in the
+file is zeros where nothing else wrote it. What stands in a folder whose name is lost is lost with
+it.
+
+Where what was not synced has more than `all_max` combinations, these are taken: all of it, nothing
+of it, each one alone, each one missing, everything up to each one, and a sample drawn with `seed`.
+
+A disk that acknowledges a sync and did not do it is not among the crashes, nor is one that destroys
+what it was not asked to write. For an example see `holdfast.testing.recording`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import random
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.testing.recording import (
+    Log,
+    Mark,
+    NameChange,
+    Names,
+    Operation,
+    Resize,
+    Sync,
+    Tree,
+    Write,
+)
+
+ALL_MAX = 1024
+SAMPLE_COUNT = 64
+
+LOST, KEPT, TORN = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrashState:
+    """What a crash left. `told` says which crash it was; equal `key`s are equal states."""
+
+    done_count: int
+    told: str
+    tree: Tree
+    key: Hashable
+
+
+def deaths(log: Log, first: int = 0) -> Iterator[CrashState]:
+    """What each death of all processes leaves, after `first` operations or more.
+
+    The same state may come again, after operations that changed no bytes and no names.
+    """
+    tree = log.prefix(first).tree()
+    yield _state(tree.copy(), first, "killed")
+    for count, operation in enumerate(log.operations[first:], first + 1):
+        if isinstance(operation, Write) and len(operation.data) > 1:
+            torn = tree.copy()
+            torn.apply(_torn(operation))
+            yield _state(torn, count - 1, "killed within a write")
+        tree.apply(operation)
+        yield _state(tree.copy(), count, "killed")
+
+
+def power_losses(
+    log: Log,
+    durable: Collection[str],
+    first: int = 0,
+    *,
+    all_max: int = ALL_MAX,
+    sample_count: int = SAMPLE_COUNT,
+    seed: int = 0,
+) -> Iterator[CrashState]:
+    """What each loss of power leaves, after `first` operations or more.
+
+    `durable` are the words of the folders that survive it; the others are empty afterwards. What
+    was told is not told again before a mark comes, after which each state counts anew.
+    """
+    disk = _Disk(log, durable)
+    chance = random.Random(seed)
+    # Whether all states after the operation before were told, and how many were pending then.
+    has_all, pending_count = False, 0
+    for count, operation in enumerate([*log.operations, None]):
+        counts = disk.option_counts()
+        last = log.operations[count - 1] if count else None
+        if count >= first:
+            choices = _choices(counts, all_max, sample_count, chance)
+            if has_all and not isinstance(last, Mark):
+                # New is only what has the newest operation in it; a sync makes nothing new.
+                is_new = len(counts) > pending_count
+                choices = (c for c in choices if is_new and c[-1] != LOST)
+            for choice in choices:
+                told = f"power lost, kept {disk.told(choice)}"
+                yield _state(disk.tree(choice), count, told)
+            has_all, pending_count = math.prod(counts) <= all_max, len(counts)
+        if operation is not None:
+            disk.do(operation)
+
+
+def at_rest(state: CrashState, log: Log) -> Log:
+    """A log to go on from after `state`: all that it holds is synced, the marks before it stand."""
+    made: list[Operation] = []
+    reached = [node for node in state.tree.roots.values() if node in state.tree.folders]
+    while reached:
+        folder = reached.pop()
+        for name, node in state.tree.folders[folder].items():
+            is_folder = node in state.tree.folders
+            change = NameChange(folder=folder, name=name, node=node, is_folder=is_folder)
+            made.append(Names((change,)))
+            if is_folder:
+                reached.append(node)
+            else:
+                made += [Resize(node, 0), Write(node, 0, state.tree.files[node]), Sync(node)]
+        made.append(Sync(folder))
+    return Log(log.roots, [*made, *map(Mark, log.marks(state.done_count))])
+
+
+def materialise(tree: Tree, folders: Mapping[str, Path]) -> None:
+    """Makes what `tree` holds, hard links too, in empty folders, by the words of its roots."""
+    places: dict[int, str] = {}
+    for word, node in tree.roots.items():
+        if word in folders:
+            _materialise_folder(tree, node, os.fspath(folders[word]), places)
+
+
+def _materialise_folder(tree: Tree, folder: int, path: str, places: dict[int, str]) -> None:
+    for name, node in tree.folders[folder].items():
+        place = f"{path}/{name}"
+        if node in tree.folders:
+            os.mkdir(place, 0o700)
+            _materialise_folder(tree, node, place, places)
+        elif node in places:
+            os.link(places[node], place)
+        else:
+            places[node] = place
+            fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with open(fd, "wb", buffering=0) as file:
+                file.write(tree.files[node])
+
+
+class _Disk:
+    """The durable folders: what is safe, and what is pending, each with its options."""
+
+    def __init__(self, log: Log, durable: Collection[str]) -> None:
+        self._safe = Tree(log.roots, {node: {} for node in log.roots.values()}, {})
+        self._pending: list[Operation] = []
+        # Nodes below the durable roots; a node's first name tells where it is.
+        self._own = {node for word, node in log.roots.items() if word in durable}
+
+    def do(self, operation: Operation) -> None:
+        """Goes on by one operation; those outside the durable folders are none."""
+        if isinstance(operation, Names):
+            changes = tuple(c for c in operation.changes if c.folder in self._own)
+            self._own |= {c.node for c in changes if c.node is not None}
+            if changes:
+                self._pending.append(Names(changes))
+        elif isinstance(operation, Write | Resize):
+            if operation.node in self._own:
+                self._pending.append(operation)
+        elif isinstance(operation, Sync) and operation.node in self._own:
+            self._sync(operation.node)
+
+    def option_counts(self) -> list[int]:
+        """How many options each pending operation has: lost, kept, and torn for a write."""
+        return [3 if isinstance(o, Write) and len(o.data) > 1 else 2 for o in self._pending]
+
+    def tree(self, choice: Sequence[int]) -> Tree:
+        """What is there if each pending operation has this fate."""
+        tree = self._safe.copy()
+        for operation, fate in zip(self._pending, choice, strict=True):
+            if isinstance(operation, Write) and fate == TORN:
+                tree.apply(_torn(operation))
+            elif fate != LOST:
+                tree.apply(operation)
+        return tree
+
+    def told(self, choice: Sequence[int]) -> str:
+        """That choice, in words."""
+        words = {KEPT: "", TORN: "half of "}
+        kept = [words[c] + _told(o) for o, c in zip(self._pending, choice, strict=True) if c]
+        return ", ".join(kept) or "nothing"
+
+    def _sync(self, node: int) -> None:
+        left: list[Operation] = []
+        for operation in self._pending:
+            if isinstance(operation, Names):
+                safe = tuple(c for c in operation.changes if c.folder == node)
+                rest = tuple(c for c in operation.changes if c.folder != node)
+                self._safe.apply(Names(safe))
+                if rest:
+                    left.append(Names(rest))
+            elif isinstance(operation, Write | Resize) and operation.node == node:
+                self._safe.apply(operation)
+            else:
+                left.append(operation)
+        self._pending = left
+
+
+def _choices(
+    counts: Sequence[int], all_max: int, sample_count: int, chance: random.Random
+) -> Iterator[Sequence[int]]:
+    """The fates that are tried: all combinations where they are few, else as the module says."""
+    if math.prod(counts) <= all_max:
+        yield from itertools.product(*map(range, counts))
+        return
+    size = len(counts)
+    yield [LOST] * size
+    yield [KEPT] * size
+    for index in range(size):
+        for fate in range(1, counts[index]):
+            yield [fate if i == index else LOST for i in range(size)]
+            yield [KEPT if i < index else (fate if i == index else LOST) for i in range(size)]
+        yield [LOST if i == index else KEPT for i in range(size)]
+    for _ in range(sample_count):
+        yield [chance.randrange(count) for count in counts]
+
+
+def _torn(write: Write) -> Write:
+    return Write(write.node, write.offset_bytes, write.data[: len(write.data) // 2])
+
+
+def _told(operation: Operation) -> str:
+    if isinstance(operation, Names):
+        return " and ".join(_told_name(c) for c in operation.changes)
+    if isinstance(operation, Write):
+        return f"write of {len(operation.data)} bytes to node {operation.node}"
+    if isinstance(operation, Resize):
+        return f"size {operation.size_bytes} of node {operation.node}"
+    if isinstance(operation, Mark):
+        return str(operation.value)
+    return f"sync of node {operation.node}"
+
+
+def _told_name(change: NameChange) -> str:
+    if change.node is None:
+        return f"removal of {change.name}"
+    return f"{change.name} as node {change.node}"
+
+
+def _state(tree: Tree, done_count: int, told: str) -> CrashState:
+    groups: dict[int, int] = {}
+    key = tuple(_key(tree, node, groups) for node in tree.roots.values())
+    return CrashState(done_count=done_count, told=told, tree=tree, key=key)
+
+
+def _key(tree: Tree, node: int, groups: dict[int, int]) -> Hashable:
+    """What is below `node`; nodes are numbered as they are met, so that hard links are told."""
+    if node in tree.folders:
+        names = sorted(tree.folders[node].items())
+        return tuple((name, _key(tree, below, groups)) for name, below in names)
+    return groups.setdefault(node, len(groups)), tree.files[node]

@@ -1,0 +1,241 @@
+"""A file system that fails on purpose: any operation, at any moment, in the ways of real storage.
+
+It stands between a store and the file system below it, and asks its plan before each operation:
+
+    plan = Plan(Fault(errno=errno.ENOSPC), at=3, operations={"write"}, path="*/image-*")
+    files = FailingFileSystem(plan)
+    store = DiskStore(root, SystemClock(), files)   # RamStore, SlotPool and the agent take it too
+    with pytest.raises(OutOfSpaceError):
+        store.put(key, len(data), [data])           # its third write to an image fails
+    assert plan.hits and not files.open_descriptors()
+
+To fail each operation of a call in its turn, run it once with `Plan(None)`, which fails nothing and
+counts, then once for each number from 1 to `plan.seen`. A plan may be any function from an
+`Operation` to a `Fault` or None, and `files.plan` may be replaced at any time.
+
+Threads may share both.
+"""
+
+from __future__ import annotations
+
+import errno as error_numbers
+import fnmatch
+import mmap
+import os
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from holdfast.clock import Clock, SystemClock
+from holdfast.store.file_system import LOCAL, FileSystem
+
+READS = frozenset({"read"})
+BYTES = frozenset({"write", "fill", "truncate", "allocate", "sync"})
+NAMES = frozenset({"rename", "link", "unlink", "make_folder", "remove_folder"})
+CHANGES = BYTES | NAMES
+OPERATIONS = READS | CHANGES | {"open", "close"}
+"""The methods of `FileSystem` by name."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One call: the method's name, and the file or folder; of a rename or link, the new name."""
+
+    name: str
+    path: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """How one operation fails; all that is given happens, in this order.
+
+    Attributes:
+        stall_secs: it takes so much longer.
+        taken_bytes: a read or write takes no more than so many bytes. That is no error, and other
+            operations do not know it.
+        errno: it raises an OSError of this number.
+        is_done: the error comes after the operation was done, as when an answer is lost. A `close`
+            is always done.
+    """
+
+    stall_secs: float = 0.0
+    taken_bytes: int | None = None
+    errno: int | None = None
+    is_done: bool = False
+
+    def __post_init__(self) -> None:
+        if self.taken_bytes is not None and self.taken_bytes < 1:
+            raise ValueError(f"taken_bytes={self.taken_bytes}: expected 1 or more")
+
+
+class Plan:
+    """Fails the operations from the `at`-th to the `until`-th (not included) of those that match.
+
+    Args:
+        fault: how they fail; None: not at all, they are only counted.
+        at: the first one that fails, counted from 1.
+        until: the first one that works again; None: only one fails.
+        operations: the names of those that match.
+        path: a pattern of the whole path, as `fnmatch` takes it; `*` goes across folders.
+
+    Attributes:
+        fault: as given.
+        seen: how many matched until now.
+        hits: those that failed.
+    """
+
+    def __init__(
+        self,
+        fault: Fault | None,
+        *,
+        at: int = 1,
+        until: float | None = None,
+        operations: Collection[str] = OPERATIONS,
+        path: str = "*",
+    ) -> None:
+        unknown = set(operations) - OPERATIONS
+        if unknown or at < 1:
+            raise ValueError(f"at={at}, operations {sorted(unknown)}: expected 1 or more, and none")
+        self.seen = 0
+        self.hits: list[Operation] = []
+        self.fault = fault
+        self._at = at
+        self._until = at + 1 if until is None else until
+        self._operations = operations
+        self._path = path
+        self._lock = threading.Lock()
+
+    def __call__(self, operation: Operation) -> Fault | None:
+        if operation.name not in self._operations:
+            return None
+        if not fnmatch.fnmatchcase(str(operation.path), self._path):
+            return None
+        with self._lock:
+            self.seen += 1
+            if self.fault is None or not self._at <= self.seen < self._until:
+                return None
+            self.hits.append(operation)
+            return self.fault
+
+
+def nothing(operation: Operation) -> Fault | None:
+    """The plan of storage that works."""
+    return None
+
+
+class FailingFileSystem:
+    """Does what `inner` does, except where `plan` says otherwise; a `FileSystem`."""
+
+    def __init__(
+        self,
+        plan: Callable[[Operation], Fault | None] = nothing,
+        inner: FileSystem = LOCAL,
+        clock: Clock | None = None,
+    ) -> None:
+        self.plan = plan
+        self._inner = inner
+        self._clock = clock or SystemClock()
+        # Entries are set and removed whole, by the thread that has the descriptor.
+        self._paths: dict[int, Path] = {}
+
+    def open_descriptors(self) -> dict[int, Path]:
+        """What was opened here and not closed since."""
+        return dict(self._paths)
+
+    def open(self, path: Path, flags: int, mode: int = 0o600) -> int:
+        fault = self._ask("open", path)
+        if fault is not None and fault.errno is not None and not fault.is_done:
+            raise _error(fault.errno, path)
+        fd = self._inner.open(path, flags, mode)
+        if fault is not None and fault.errno is not None:
+            self._inner.close(fd)
+            raise _error(fault.errno, path)
+        self._paths[fd] = path
+        return fd
+
+    def read(self, fd: int, target: memoryview, offset_bytes: int) -> int:
+        path, fault = self._ask_of("read", fd)
+        taken = target[: _taken(fault)]
+        return _done(fault, path, lambda: self._inner.read(fd, taken, offset_bytes))
+
+    def write(self, fd: int, data: memoryview) -> int:
+        path, fault = self._ask_of("write", fd)
+        taken = data[: _taken(fault)]
+        return _done(fault, path, lambda: self._inner.write(fd, taken))
+
+    def fill(self, fd: int, pages: mmap.mmap, offset_bytes: int, data: memoryview) -> None:
+        path, fault = self._ask_of("fill", fd)
+        _done(fault, path, lambda: self._inner.fill(fd, pages, offset_bytes, data))
+
+    def truncate(self, fd: int, size_bytes: int) -> None:
+        path, fault = self._ask_of("truncate", fd)
+        _done(fault, path, lambda: self._inner.truncate(fd, size_bytes))
+
+    def allocate(self, fd: int, size_bytes: int) -> None:
+        path, fault = self._ask_of("allocate", fd)
+        _done(fault, path, lambda: self._inner.allocate(fd, size_bytes))
+
+    def sync(self, fd: int) -> None:
+        path, fault = self._ask_of("sync", fd)
+        _done(fault, path, lambda: self._inner.sync(fd))
+
+    def close(self, fd: int) -> None:
+        path, fault = self._ask_of("close", fd)
+        # The number may be given out again from here on.
+        self._paths.pop(fd, None)
+        self._inner.close(fd)
+        if fault is not None and fault.errno is not None:
+            raise _error(fault.errno, path)
+
+    def rename(self, source: Path, target: Path) -> None:
+        fault = self._ask("rename", target)
+        _done(fault, target, lambda: self._inner.rename(source, target))
+
+    def link(self, source: Path, target: Path) -> None:
+        fault = self._ask("link", target)
+        _done(fault, target, lambda: self._inner.link(source, target))
+
+    def unlink(self, path: Path) -> None:
+        fault = self._ask("unlink", path)
+        _done(fault, path, lambda: self._inner.unlink(path))
+
+    def make_folder(self, path: Path) -> None:
+        fault = self._ask("make_folder", path)
+        _done(fault, path, lambda: self._inner.make_folder(path))
+
+    def remove_folder(self, path: Path) -> None:
+        fault = self._ask("remove_folder", path)
+        _done(fault, path, lambda: self._inner.remove_folder(path))
+
+    def _ask(self, name: str, path: Path) -> Fault | None:
+        fault = self.plan(Operation(name=name, path=path))
+        if fault is not None and fault.stall_secs:
+            self._clock.sleep(fault.stall_secs)
+        return fault
+
+    def _ask_of(self, name: str, fd: int) -> tuple[Path, Fault | None]:
+        # A descriptor that was opened elsewhere has no path here.
+        path = self._paths.get(fd, Path(f"/proc/self/fd/{fd}"))
+        return path, self._ask(name, path)
+
+
+def _taken(fault: Fault | None) -> int | None:
+    return fault.taken_bytes if fault is not None else None
+
+
+def _done(fault: Fault | None, path: Path, call: Callable[[], T]) -> T:
+    """What `call` returns, or the fault's error instead of it or after it."""
+    if fault is None or fault.errno is None:
+        return call()
+    if fault.is_done:
+        call()
+    raise _error(fault.errno, path)
+
+
+def _error(number: int, path: Path) -> OSError:
+    name = error_numbers.errorcode.get(number, str(number))
+    return OSError(number, f"{os.strerror(number)} [{name} on purpose]", str(path))

@@ -1,0 +1,309 @@
+"""A file system that records what is changed through it, so that crashes can be made of the record.
+
+A `RecordingFileSystem` stands around a real one and is given to the stores in its place. What it
+writes down is what a crash can take away: nodes (files and folders) apart from their names, bytes
+apart from sizes, and which of it was synced. `holdfast.testing.crash_states` makes of this `Log`
+the states that a crash could leave.
+
+Example, for a store of your own that takes a `holdfast.store.file_system.FileSystem`:
+
+    recorder = RecordingFileSystem({"disk": root})
+    store = MyStore(root / "run", files=recorder)
+    store.put("a", 1, [b"x"])
+    recorder.mark("put a")
+    for state in power_losses(recorder.log, ["disk"]):
+        with tempfile.TemporaryDirectory() as fresh:
+            materialise(state.tree, {"disk": Path(fresh)})
+            left = MyStore(Path(fresh) / "run")
+            if "put a" in recorder.log.marks(state.done_count):
+                assert left.get("a") == b"x", state.told
+
+Assumes that all that is done below the recorded folders passes through it. What would change
+something outside of them is refused; reading and syncing there is let through and not recorded.
+What fails is not recorded, so it has to have changed nothing.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast.store.file_system import LOCAL, FileSystem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameChange:
+    """From now on `name` in the folder leads to `node`; None: to nothing."""
+
+    folder: int
+    name: str
+    node: int | None
+    is_folder: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Names that change together: one, or in a rename the old and the new."""
+
+    changes: tuple[NameChange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Bytes of a file."""
+
+    node: int
+    offset_bytes: int
+    data: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """A file is cut, or extended with zeros."""
+
+    node: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """What was done to this file's bytes, or to the names in this folder, survives from now on."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What the recorded program had promised, or was told to do, at this point."""
+
+    value: object
+
+
+Operation = Names | Write | Resize | Sync | Mark
+
+
+@dataclass(slots=True)
+class Tree:
+    """Names and bytes: `folders[node][name]` is a node, `files[node]` are its bytes.
+
+    `roots` names the nodes that are there from the beginning. Two names of one node are hard links.
+    """
+
+    roots: dict[str, int]
+    folders: dict[int, dict[str, int]]
+    files: dict[int, bytes]
+
+    def copy(self) -> Tree:
+        """One that can be changed for itself."""
+        folders = {node: dict(names) for node, names in self.folders.items()}
+        return Tree(self.roots, folders, dict(self.files))
+
+    def apply(self, operation: Operation) -> None:
+        """Does what `operation` did."""
+        if isinstance(operation, Names):
+            for change in operation.changes:
+                self._rename(change)
+        elif isinstance(operation, Write):
+            old, start = self.files.get(operation.node, b""), operation.offset_bytes
+            stop = start + len(operation.data)
+            self.files[operation.node] = (
+                old[:start].ljust(start, b"\0") + operation.data + old[stop:]
+            )
+        elif isinstance(operation, Resize):
+            old, size = self.files.get(operation.node, b""), operation.size_bytes
+            self.files[operation.node] = old[:size].ljust(size, b"\0")
+
+    def _rename(self, change: NameChange) -> None:
+        names = self.folders.setdefault(change.folder, {})
+        if change.node is None:
+            names.pop(change.name, None)
+            return
+        names[change.name] = change.node
+        if change.is_folder:
+            self.folders.setdefault(change.node, {})
+        else:
+            self.files.setdefault(change.node, b"")
+
+
+class Log:
+    """What was done, in order; `roots` are the nodes of the recorded folders by their words."""
+
+    def __init__(self, roots: Mapping[str, int], operations: list[Operation]) -> None:
+        self.roots = dict(roots)
+        self.operations = operations
+
+    def __len__(self) -> int:
+        return len(self.operations)
+
+    def prefix(self, count: int) -> Log:
+        """The first `count` operations, to go on from in another way."""
+        return Log(self.roots, self.operations[:count])
+
+    def marks(self, count: int | None = None) -> list[object]:
+        """The marks among the first `count` operations, all where it is None."""
+        return [o.value for o in self.operations[:count] if isinstance(o, Mark)]
+
+    def tree(self) -> Tree:
+        """What is there after all of it."""
+        tree = Tree(self.roots, {node: {} for node in self.roots.values()}, {})
+        for operation in self.operations:
+            tree.apply(operation)
+        return tree
+
+
+class RecordingFileSystem:
+    """A `FileSystem` that does everything by `inner` and records it. Threads may share it.
+
+    `log` grows; it is to be read when nothing is under way.
+    """
+
+    def __init__(
+        self, folders: Mapping[str, Path], inner: FileSystem = LOCAL, log: Log | None = None
+    ) -> None:
+        """Records what is done below `folders`, by words that tell them apart.
+
+        They have to be there. They are empty, or hold what `log` made, which is then gone on with.
+        """
+        self._inner = inner
+        self._folders = {word: Path(folder) for word, folder in folders.items()}
+        self.log = log or Log({word: node for node, word in enumerate(self._folders)}, [])
+        # Only the names are kept up to date in it.
+        self._tree = self.log.tree()
+        self._next_node = max([*self._tree.folders, *self._tree.files]) + 1
+        self._nodes: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def mark(self, value: object) -> None:
+        """Notes in the log what has been promised, or begun, by now."""
+        with self._lock:
+            self.log.operations.append(Mark(value))
+
+    def open(self, path: Path, flags: int, mode: int = 0o600) -> int:
+        with self._lock:
+            if not self._is_recorded(path) and not flags & (os.O_ACCMODE | os.O_CREAT):
+                return self._inner.open(path, flags, mode)
+            # Found before it is opened: afterwards a new file could not be told from an old one.
+            node = self._node(path)
+            if flags & os.O_CREAT:
+                self._known(path.parent)
+            fd = self._inner.open(path, flags, mode)
+            if node is None:
+                if not flags & os.O_CREAT:
+                    self._inner.close(fd)
+                    raise ValueError(f"open {path}: it was made past the recording file system")
+                node = self._new_node()
+                self._change((path, node))
+            elif flags & os.O_TRUNC:
+                self._add(Resize(node, 0))
+            self._nodes[fd] = node
+            return fd
+
+    def read(self, fd: int, target: memoryview, offset_bytes: int) -> int:
+        return self._inner.read(fd, target, offset_bytes)
+
+    def write(self, fd: int, data: memoryview) -> int:
+        with self._lock:
+            taken = self._inner.write(fd, data)
+            # Asked afterwards, so that it is right for a file that is appended to.
+            stop = os.lseek(fd, 0, os.SEEK_CUR)
+            self._add(Write(self._nodes[fd], stop - taken, bytes(data[:taken])))
+            return taken
+
+    def fill(self, fd: int, pages: mmap.mmap, offset_bytes: int, data: memoryview) -> None:
+        with self._lock:
+            self._inner.fill(fd, pages, offset_bytes, data)
+            self._add(Write(self._nodes[fd], offset_bytes, bytes(data)))
+
+    def truncate(self, fd: int, size_bytes: int) -> None:
+        with self._lock:
+            self._inner.truncate(fd, size_bytes)
+            self._add(Resize(self._nodes[fd], size_bytes))
+
+    def allocate(self, fd: int, size_bytes: int) -> None:
+        with self._lock:
+            self._inner.allocate(fd, size_bytes)
+            self._add(Resize(self._nodes[fd], max(size_bytes, os.fstat(fd).st_size)))
+
+    def sync(self, fd: int) -> None:
+        with self._lock:
+            self._inner.sync(fd)
+            if fd in self._nodes:
+                self._add(Sync(self._nodes[fd]))
+
+    def close(self, fd: int) -> None:
+        with self._lock:
+            self._nodes.pop(fd, None)
+            self._inner.close(fd)
+
+    def rename(self, source: Path, target: Path) -> None:
+        with self._lock:
+            node = self._known(source)
+            self._inner.rename(source, target)
+            if node != self._node(target):
+                self._change((source, None), (target, node))
+
+    def link(self, source: Path, target: Path) -> None:
+        with self._lock:
+            node = self._known(source)
+            self._inner.link(source, target)
+            self._change((target, node))
+
+    def unlink(self, path: Path) -> None:
+        self._one_name(path, self._inner.unlink, is_made=False)
+
+    def make_folder(self, path: Path) -> None:
+        self._one_name(path, self._inner.make_folder, is_made=True)
+
+    def remove_folder(self, path: Path) -> None:
+        self._one_name(path, self._inner.remove_folder, is_made=False)
+
+    def _one_name(self, path: Path, act: Callable[[Path], None], *, is_made: bool) -> None:
+        with self._lock:
+            act(path)
+            node = self._new_node() if is_made else None
+            if node is not None:
+                self._tree.folders[node] = {}
+            self._change((path, node))
+
+    def _add(self, operation: Operation) -> None:
+        self.log.operations.append(operation)
+
+    def _change(self, *names: tuple[Path, int | None]) -> None:
+        changes = []
+        for path, node in names:
+            folder = self._known(path.parent)
+            is_folder = node in self._tree.folders
+            change = NameChange(folder=folder, name=path.name, node=node, is_folder=is_folder)
+            changes.append(change)
+        operation = Names(tuple(changes))
+        self._tree.apply(operation)
+        self._add(operation)
+
+    def _new_node(self) -> int:
+        self._next_node += 1
+        return self._next_node - 1
+
+    def _known(self, path: Path) -> int:
+        node = self._node(path)
+        if node is None:
+            # The system's own error, if it has one, says better what is wrong.
+            os.stat(path, follow_symlinks=False)
+            raise ValueError(f"use {path}: it was made past the recording file system")
+        return node
+
+    def _is_recorded(self, path: Path) -> bool:
+        return any(path.is_relative_to(folder) for folder in self._folders.values())
+
+    def _node(self, path: Path) -> int | None:
+        """The node that `path` leads to, or None."""
+        for word, folder in self._folders.items():
+            if path.is_relative_to(folder):
+                node: int | None = self.log.roots[word]
+                for name in path.relative_to(folder).parts:
+                    node = self._tree.folders.get(node, {}).get(name) if node is not None else None
+                return node
+        raise ValueError(f"use {path}: it is in none of {sorted(map(str, self._folders.values()))}")

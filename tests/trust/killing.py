@@ -1,0 +1,230 @@
+"""Trainers and agents that are killed: what they said until then, and what they leave behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from holdfast.agent.client import AgentClient, AgentGoneError
+from holdfast.agent.location import LOCK, SOCKET
+from holdfast.agent.protocol import Empty, Status
+from holdfast.cli.runs import read_only
+from tests.hosts import WAIT_SECS, Host, events, is_running, wait_until
+
+TRAINER = Path(__file__).with_name("killed_trainer.py")
+
+
+class Trainer:
+    """A `killed_trainer`; a thread reads all that it says."""
+
+    def __init__(self, host: Host, run: Path, **options: object) -> None:
+        self.process = host.start(TRAINER, run, json.dumps(options))
+        self.lines: list[dict] = []
+        self._said = threading.Condition()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for text in self.process.stdout:
+            # Of a process that was killed the last line may be cut short.
+            with contextlib.suppress(json.JSONDecodeError), self._said:
+                self.lines.append(json.loads(text))
+                self._said.notify_all()
+        with self._said:
+            self._said.notify_all()
+
+    def said(self, name: str) -> list[dict]:
+        """Its lines with that member."""
+        with self._said:
+            return [line for line in self.lines if name in line]
+
+    def await_line(
+        self, name: str, is_it: Callable[[dict], bool] = lambda line: True, secs: float = WAIT_SECS
+    ) -> dict:
+        """The first line with that member, of which `is_it` is true."""
+
+        def found() -> dict | None:
+            return next((line for line in self.lines if name in line and is_it(line)), None)
+
+        with self._said:
+            self._said.wait_for(lambda: found() or self.process.poll() is not None, secs)
+            line = found()
+        assert line is not None, f"no line {name!r} in {secs} s; {self.told()}"
+        return line
+
+    def told(self) -> str:
+        """What a failing test shows of it."""
+        err = ""
+        if self.process.poll() is not None and self.process.stderr is not None:
+            err = self.process.stderr.read()
+        return f"exit code {self.process.poll()}, the last lines {self.lines[-5:]}\n{err[-3000:]}"
+
+    def kill(self) -> None:
+        """SIGKILL; returns once it is gone and all that it said is read."""
+        self.process.kill()
+        self.process.wait(WAIT_SECS)
+        self._reader.join(WAIT_SECS)
+
+    def finish(self) -> None:
+        """It has to end well."""
+        try:
+            code = self.process.wait(WAIT_SECS)
+        finally:
+            self.kill()
+        assert code == 0, self.told()
+
+    @property
+    def acknowledged(self) -> int:
+        """The newest step that it was told is durable."""
+        return max((line["acknowledged"] for line in self.said("acknowledged")), default=-1)
+
+
+@contextlib.contextmanager
+def trainer(host: Host, run: Path, **options: object) -> Iterator[Trainer]:
+    """A trainer that is gone on leaving."""
+    made = Trainer(host, run, **options)
+    try:
+        yield made
+    finally:
+        made.kill()
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """The process stands still within, and goes on afterwards."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def sealed(run: Path) -> int:
+    """The newest step of which the events say that RAM or the durable tier holds it whole."""
+    return max((event["step"] for event in events(run, "sealed", "committed")), default=-1)
+
+
+def latest_step(run: Path) -> int:
+    """The newest step that can be restored now; this process has to be on the host."""
+    newest = read_only(run).look().newest_sound()
+    return newest.step if newest is not None else -1
+
+
+def agent_folder(host: Host) -> Path:
+    """The folder of the one agent of the host, whether it lives or not."""
+    (folder,) = [path for path in host.folder.iterdir() if not path.name.startswith(".")]
+    return folder
+
+
+def lock_holder(folder: Path) -> int | None:
+    """The process that has the agent's lock, as the kernel tells it."""
+    with contextlib.suppress(FileNotFoundError):
+        inode = (folder / LOCK).stat().st_ino
+        return next((pid for pid, locked in _locks() if locked == inode), None)
+    return None
+
+
+def locks_of(pid: int, folder: Path) -> bool:
+    """Whether the process has a lock on a file in `folder`."""
+    inodes = {locked for holder, locked in _locks() if holder == pid}
+    return any(path.stat().st_ino in inodes for path in folder.iterdir())
+
+
+def _locks() -> Iterator[tuple[int, int]]:
+    """(process, inode) of each lock that is held on this machine."""
+    for line in Path("/proc/locks").read_text().splitlines():
+        fields = line.split()
+        if "->" not in fields:
+            yield int(fields[4]), int(fields[5].rpartition(":")[2])
+
+
+def answering(folder: Path) -> int | None:
+    """The process of the agent that answers there."""
+    if not (folder / SOCKET).exists():
+        return None
+    client = AgentClient(folder, timeout_secs=10.0)
+    try:
+        return client.call("status", Empty(), Status).pid
+    except AgentGoneError:
+        return None
+    finally:
+        client.close()
+
+
+def kill_agent_once_it_has_its_place(folder: Path, after_secs: float) -> tuple[int, bool]:
+    """SIGKILLs the next agent, so long after it took the lock.
+
+    Returns its process, and whether it was killed before it had adopted what is in RAM: it makes
+    its socket only then.
+    """
+    before = _socket(folder)
+    deadline = time.monotonic() + WAIT_SECS
+    while (pid := lock_holder(folder)) is None or not is_running(pid):
+        assert time.monotonic() < deadline, f"no agent came within {WAIT_SECS} s"
+        time.sleep(0.001)
+    time.sleep(after_secs)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not is_running(pid))
+    return pid, _socket(folder) == before
+
+
+def _socket(folder: Path) -> tuple[int, int] | None:
+    with contextlib.suppress(FileNotFoundError):
+        state = (folder / SOCKET).stat()
+        return state.st_ino, state.st_ctime_ns
+    return None
+
+
+def end_well(host: Host, run: Path, **options: object) -> None:
+    """The run goes on from disk alone, and nothing is left: no process, no memory, no half file.
+
+    The agent is stopped before, so that what was in RAM alone becomes durable, and the next one
+    finds nobody and clears what was left half done.
+    """
+    floor = sealed(run)
+    _holdfast(host, "stop", run)
+    with trainer(host, run, steps=3, **options) as last:
+        line = last.await_line("start")
+        assert line["start"] > floor, f"step {floor} was sealed: {line}"
+        assert line["right"]
+        last.finish()
+    _holdfast(host, "stop", run)
+    assert host._agent_processes() == []
+    assert list(host.folder.iterdir()) == []
+    unfinished = [path for path in run.rglob("*") if path.name.startswith(".")]
+    assert unfinished == []
+    manifests = {path.parent for path in run.glob("checkpoints/*/manifest.json")}
+    assert set(run.glob("checkpoints/*")) == manifests
+    _holdfast(host, "verify", run)
+
+
+def _holdfast(host: Host, *arguments: object) -> None:
+    """One command, which has to end well."""
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast", *map(str, arguments)],
+        env=host.environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SECS,
+        check=False,
+    )
+    assert done.returncode == 0, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+
+
+def end_of_agent(host: Host) -> None:
+    """Stops the agent; nothing is left of it on the host."""
+    _holdfast(host, "stop", "--all")
+    assert host._agent_processes() == []
+    assert list(host.folder.iterdir()) == []

@@ -1,0 +1,200 @@
+"""The host of the model: the one in this process, and looks at its folders past Holdfast."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from holdfast.agent import protocol
+from holdfast.agent.keeping import RETRY_SECS
+from holdfast.engine.save import write_part
+from holdfast.format.names import CheckpointId
+from holdfast.policy.preservation_policy import (
+    AnyPreservationPolicy,
+    EveryNSeconds,
+    EveryNSteps,
+    LatestN,
+    PreservationPolicy,
+)
+from holdfast.store.ram import RamStore
+from tests.trust.in_process import (
+    TICKS_MAX,
+    InProcessHost,
+    Trainer,
+    read_checkpoint,
+    right_array,
+    right_plan,
+)
+from tests.trust.model_oracle import Id, Policy
+
+FOLDER = re.compile(r"(\d{9,})\.(\d+)")
+PART = re.compile(r"part-(\d{5})-of-(\d{5})\.json")
+
+
+def real_policy(policy: Policy) -> PreservationPolicy:
+    """The policy of Holdfast that the oracle's stands for."""
+    kind, *arguments = policy
+    if kind == "any":
+        return AnyPreservationPolicy([real_policy(one) for one in arguments])
+    return {"latest": LatestN, "steps": EveryNSteps, "seconds": EveryNSeconds}[kind](*arguments)
+
+
+class ModelHost(InProcessHost):
+    """Adds what only the model does to a host."""
+
+    # The agent.
+
+    def settle(self) -> None:
+        """Lets the agent see who died, then act until it has nothing to do, also for later."""
+        self.clock.sleep(RETRY_SECS)
+        self.call(self._act(TICKS_MAX))
+
+    def act_once(self) -> None:
+        """Lets the agent write what it would next, to the last byte, and learn nothing of it."""
+        self.clock.sleep(RETRY_SECS)
+        self.call(self._act(1))
+        assert self.service is not None
+        self.service._keeper._pool.submit(int).result()
+
+    async def _act(self, ticks: int) -> None:
+        assert self.service is not None
+        for _ in range(ticks):
+            # The loop asks the kernel who has ended each time it is given a turn.
+            for _ in range(3):
+                await asyncio.sleep(0)
+            await self.service._tick()
+            if not self.service._keeper.is_busy:
+                return
+            if ticks == 1:
+                await asyncio.sleep(0)  # The task's first turn hands the thread its work.
+                return
+            await self.service._keeper._task
+        raise AssertionError("the agent does not come to rest")
+
+    def crash_agent(self) -> None:
+        """Also where it is busy, of which it then learns no more."""
+        if self.service is not None and self.service._keeper.is_busy:
+            self.service._keeper._task.cancel()
+        super().crash_agent()
+
+    def answers(self) -> dict[Id, str]:
+        """What this agent told of saves: the checkpoint, and committed or failed."""
+        notices = self.state.notices._notices
+        return {Id(*n.id): n.kind for n in notices if n.id is not None}
+
+    def lose_ram(self) -> None:
+        """The power goes: what is on the tmpfs is gone."""
+        shutil.rmtree(self.folder)
+        self.folder.mkdir(mode=0o700)
+
+    # Trainers.
+
+    def want_slot(self, trainer: Trainer, one: Id, rank: int = 0) -> protocol.Slot:
+        """Asks for a slot and does not fill it."""
+        assert self.service is not None
+        size = right_plan(_real(one), rank, trainer.count, self.clock.now()).layout.size_bytes
+        request = protocol.WantSlot(rank=rank, id=tuple(one), size_bytes=size)
+        return self.call(self.service.want_slot(request, trainer.process.pid))
+
+    def fill(self, trainer: Trainer, one: Id, rank: int, slot: str) -> None:
+        """Fills a slot that the trainer has, whatever the agent thinks of it by now."""
+        plan = right_plan(_real(one), rank, trainer.count, self.clock.now())
+        store = RamStore(self.folder / "ram", lambda size: slot, self.clock, self.files)
+        array = right_array(_real(one))
+        try:
+            write_part(store, plan, lambda c: array[c.start[0] : c.stop[0]].view(np.uint8).data)
+        finally:
+            store.close()
+
+    def tell_again(self, trainer: Trainer, one: Id, rank: int) -> None:
+        """Tells a new agent what the one before it was told."""
+        assert self.service is not None
+        request = protocol.Sealed(
+            rank=rank,
+            id=tuple(one),
+            part_count=trainer.count,
+            tier="ram",
+            durable=True,
+            again=True,
+        )
+        self.call(self.service.sealed(request, trainer.process.pid))
+
+    def abandon(self, trainer: Trainer, one: Id, rank: int) -> None:
+        """Tells that one rank could not make its part."""
+        assert self.service is not None
+        request = protocol.Abandoned(rank=rank, id=tuple(one), reason="it could not")
+        self.call(self.service.abandoned(request, trainer.process.pid))
+
+    # What stands in the folders, read from their names alone.
+
+    def committed_on_disk(self) -> set[Id]:
+        """What has a manifest."""
+        root = self.run / "checkpoints"
+        return {one for one, names in _folders(root).items() if "manifest.json" in names}
+
+    def in_ram(self) -> dict[Id, set[int]]:
+        """The ranks whose image and part record stand in RAM."""
+        found = {}
+        for one, names in _folders(self.folder / "ram" / "checkpoints").items():
+            parts = [match for match in map(PART.fullmatch, names) if match]
+            ranks = {
+                int(match[1])
+                for match in parts
+                if f"image-{match[1]}-of-{match[2]}.safetensors" in names
+            }
+            if ranks:
+                found[one] = ranks
+        return found
+
+    def unfinished(self) -> list[str]:
+        """What neither is a checkpoint of its tier nor belongs to one."""
+        left = []
+        for root in (self.run / "checkpoints", self.folder / "ram" / "checkpoints"):
+            for folder, _, names in os.walk(root):
+                left += [f"{folder}/{name}" for name in names if name.startswith(".")]
+        for one, names in _folders(self.run / "checkpoints").items():
+            if "manifest.json" not in names:
+                left.append(f"durable {one}: {sorted(names)}")
+        for one, names in _folders(self.folder / "ram" / "checkpoints").items():
+            if not any(PART.fullmatch(name) for name in names):
+                left.append(f"ram {one}: {sorted(names)}")
+        return left
+
+    def slots_in_use(self) -> int:
+        """How many slots have the second name that a sealed image gives them."""
+        slots = self.folder / "ram" / "slots"
+        found = slots.iterdir() if slots.is_dir() else ()
+        return sum(path.stat().st_nlink == 2 for path in found)
+
+
+def check_offered(host: ModelHost, offered: list[Id]) -> None:
+    """The host offers exactly these, and each is itself, bit for bit."""
+    view = host.look()
+    assert [named(one) for one in view.timeline] == offered
+    for one in view.timeline:
+        said, array = read_checkpoint(view.sources(one))
+        assert said == one
+        assert array.tobytes() == right_array(one).tobytes(), f"{one} holds other bits"
+
+
+def _folders(root: Path) -> dict[Id, set[str]]:
+    found = {}
+    for path in root.iterdir() if root.is_dir() else ():
+        match = FOLDER.fullmatch(path.name)
+        if match:
+            found[Id(int(match[1]), int(match[2]))] = {name.name for name in path.iterdir()}
+    return found
+
+
+def named(one: CheckpointId) -> Id:
+    """The oracle's name of a checkpoint."""
+    return Id(one.step, one.attempt)
+
+
+def _real(one: Id) -> CheckpointId:
+    return CheckpointId(*one)

@@ -1,0 +1,139 @@
+"""What hangs on an agent that does not answer, or on a rank that is gone, ends in time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import time
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast import errors
+from holdfast.agent import protocol
+from holdfast.agent.client import PULSE_SECS
+from holdfast.agent.starting import START_SECS
+from holdfast.clock import SystemClock
+from holdfast.store.disk import DiskStore
+from tests.hosts import Host, host, wait_until
+from tests.trust.in_process import InProcessHost, in_process_host
+from tests.trust.killing import end_well, sealed, stopped, trainer
+
+SILENT_SECS = 2 * PULSE_SECS
+"""After this an agent that does not answer is taken for gone."""
+
+EASE_SECS = 15.0
+"""What a loaded machine may add to a bound."""
+
+
+@pytest.fixture
+def one_host() -> Iterator[Host]:
+    """A host of the test's own."""
+    with host() as made:
+        yield made
+
+
+def _join(one: InProcessHost, rank: int, process: subprocess.Popen[bytes]) -> None:
+    tier = protocol.TierPolicies(save=None, preserve=None)
+    request = protocol.Attach(
+        group="group",
+        rank=rank,
+        count=2,
+        attempt=None,
+        takeover=False,
+        durable=tier,
+        ram=tier,
+        ram_limit_bytes=None,
+        linger_secs=60.0,
+    )
+    assert one.service is not None
+    one.call(one.service.attach(request, process.pid))
+
+
+@pytest.mark.parametrize("leaves", ["killed", "in good order"])
+def test_a_vote_ends_when_another_rank_is_gone(tmp_path: Path, leaves: str) -> None:
+    with in_process_host(tmp_path) as one, contextlib.ExitStack() as ends:
+        one.start_agent()
+        service = one.service
+        assert service is not None
+        processes = [subprocess.Popen(["sleep", "1000"]) for _ in range(2)]
+        for rank, process in enumerate(processes):
+            ends.callback(process.wait)
+            ends.callback(process.kill)
+            _join(one, rank, process)
+
+        async def vote() -> None:
+            ballot = protocol.Vote(group="group", rank=0, round=1, good=True, id=(1, 1))
+            voting = asyncio.ensure_future(service.vote(ballot, processes[0].pid))
+            # The vote waits before the other rank goes.
+            for _ in range(3):
+                await asyncio.sleep(0)
+            if leaves == "killed":
+                processes[1].kill()
+            else:
+                detach = protocol.Detach(group="group", rank=1)
+                await service.detach(detach, processes[1].pid)
+            await asyncio.wait_for(voting, EASE_SECS)
+
+        with pytest.raises(errors.FencedError, match="a process of this job has ended"):
+            one.call(vote())
+
+
+def test_a_store_forgets_the_folders_that_another_one_removed() -> None:
+    """A trainer writes each checkpoint into a folder of its own, and its agent removes it."""
+    with host() as made:
+        clock = SystemClock()
+        writer, remover = DiskStore(made.folder, clock), DiskStore(made.folder, clock)
+
+        def write_and_remove(first: int, count: int) -> None:
+            for number in range(first, first + count):
+                key = f"checkpoints/{number:09d}.1/part-00000-of-00001.json"
+                writer.put(key, 1, [b"x"])
+                remover.delete(key)
+
+        write_and_remove(0, 300)
+        tracemalloc.start()
+        try:
+            write_and_remove(300, 2000)
+            held_bytes, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert held_bytes < 100_000
+
+
+@pytest.mark.soak
+def test_a_manager_closes_with_an_error_where_the_agent_stands_still(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with trainer(one_host, run, every=1, sleep=0.05, steps=100) as closing:
+        wait_until(lambda: sealed(run) > 0)
+        with stopped(one_host.agent().pid):
+            started = time.monotonic()
+            # Looking for another agent comes after the silence, once for the saver, which then
+            # tells that it gave up, and once for whoever waits or closes.
+            code = closing.process.wait(4 * (SILENT_SECS + PULSE_SECS + START_SECS) + EASE_SECS)
+            print(f"closed after {time.monotonic() - started:.0f} s")
+        assert code == 1
+        closing.kill()
+        assert "SaveFailedError" in closing.told()
+    end_well(one_host, run)
+
+
+@pytest.mark.soak
+def test_saves_that_failed_for_a_silent_agent_are_told_and_later_ones_succeed(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with trainer(one_host, run, every=3, sleep=0.05) as living:
+        wait_until(lambda: sealed(run) > 0)
+        with stopped(one_host.agent().pid):
+            bound_secs = SILENT_SECS + PULSE_SECS + START_SECS + EASE_SECS
+            failed = living.await_line("failed", secs=bound_secs)
+            assert "none answered" in failed["reason"]
+        newest = living.said("step")[-1]["step"]
+        wait_until(lambda: sealed(run) > newest, secs=START_SECS + EASE_SECS)
+    end_well(one_host, run)

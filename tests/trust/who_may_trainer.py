@@ -1,0 +1,92 @@
+"""A trainer of some user, without a framework: `start`, `save` or `call` a run; prints JSON.
+
+start RUN     finds or starts the agent; prints its folder, and its process
+save RUN      the same, and saves step 1; prints also what the agent told of it
+call FOLDER   asks the agent in that folder for its status
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from holdfast.agent import protocol
+from holdfast.agent.client import AgentClient, AgentGoneError
+from holdfast.agent.config import AgentConfig
+from holdfast.agent.location import host_name
+from holdfast.agent.starting import ensure_agent
+from holdfast.clock import SystemClock
+from holdfast.engine.run import create_run
+from holdfast.engine.save import write_part
+from holdfast.errors import HoldfastError
+from holdfast.format.names import CheckpointId
+from holdfast.policy.preservation_policy import LatestN, encode
+from holdfast.store.disk import DiskStore
+from holdfast.store.ram import RamStore
+from tests.trust.in_process import RUN_ID, right_array, right_plan
+
+
+def start(run: Path) -> dict:
+    clock = SystemClock()
+    create_run(DiskStore(run, clock), str(run), RUN_ID, clock.now())
+    config = AgentConfig(run=str(run), run_id=RUN_ID, host=host_name(), folder="")
+    folder, reason = ensure_agent(config, clock)
+    client = AgentClient(folder)
+    status = client.call("status", protocol.Empty(), protocol.Status)
+    client.close()
+    return {"folder": str(folder), "reason": reason, "pid": status.pid}
+
+
+def save(run: Path) -> dict:
+    found = start(run)
+    client = AgentClient(Path(found["folder"]))
+    tier = protocol.TierPolicies(save=None, preserve=encode(LatestN(1)).decode())
+    attach = protocol.Attach(
+        group="group",
+        rank=0,
+        count=1,
+        attempt=None,
+        takeover=False,
+        durable=tier,
+        ram=tier,
+        ram_limit_bytes=None,
+        linger_secs=600.0,
+    )
+    place = client.call("attach", attach, protocol.Attached)
+    one = CheckpointId(1, place.attempt)
+    clock = SystemClock()
+    plan = right_plan(one, 0, 1, clock.now())
+    want = protocol.WantSlot(rank=0, id=(1, place.attempt), size_bytes=plan.layout.size_bytes)
+    slot = client.call("slot", want, protocol.Slot)
+    array = right_array(one).view("u1").data
+    store = RamStore(Path(place.ram_folder), lambda size: slot.name, clock)
+    write_part(store, plan, lambda chunk: array)
+    store.close()
+    sealed = protocol.Sealed(rank=0, id=(1, place.attempt), part_count=1, tier="ram", durable=True)
+    client.call("sealed", sealed, protocol.Empty)
+    watch = protocol.Watch(group="group", rank=0, cursor=0)
+    told = client.call("watch", watch, protocol.Notices).notices[0]
+    client.close()
+    return found | {"told": told.kind, "why": told.reason}
+
+
+def call(folder: Path) -> dict:
+    client = AgentClient(folder, timeout_secs=5.0)
+    try:
+        return {"pid": client.call("status", protocol.Empty(), protocol.Status).pid}
+    finally:
+        client.close()
+
+
+def main() -> None:
+    os.umask(0o022)
+    try:
+        print(json.dumps(globals()[sys.argv[1]](Path(sys.argv[2]))))
+    except (HoldfastError, AgentGoneError) as error:
+        print(json.dumps({"error": type(error).__name__, "message": str(error)}))
+
+
+if __name__ == "__main__":
+    main()
