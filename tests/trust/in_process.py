@@ -323,7 +323,8 @@ class InProcessHost:
         assert self.service is not None
         found = self.look().find(step)
         request = protocol.Delete(ids=((found.step, found.attempt),))
-        self.call(self.service.delete(request, 0))
+        pid = self.trainers[-1].process.pid if self.trainers else 0
+        self.call(self.service.delete(request, pid))
 
     # What a person or a trainer sees.
 

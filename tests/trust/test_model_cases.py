@@ -16,8 +16,6 @@ from tests.trust.in_process import Trainer
 from tests.trust.model_host import ModelHost, check_offered, named, real_policy
 from tests.trust.model_oracle import Id
 
-OPEN = pytest.mark.xfail(strict=True, reason="found by this test, and not mended yet")
-
 
 @pytest.fixture
 def host() -> Iterator[ModelHost]:
@@ -64,7 +62,6 @@ def test_a_half_of_an_older_attempt_is_dropped_once_the_new_one_saves(host: Mode
     assert host.answers()[half] == "failed"
 
 
-@OPEN
 def test_a_half_is_answered_when_its_trainers_went_back(host: ModelHost) -> None:
     trainer = host.attach(count=2)
     first = host.save(trainer, 10)
@@ -77,7 +74,6 @@ def test_a_half_is_answered_when_its_trainers_went_back(host: ModelHost) -> None
     assert host.answers()[half] == "failed"
 
 
-@OPEN
 def test_what_all_ranks_sealed_is_kept_where_one_of_them_died_untold(host: ModelHost) -> None:
     trainer = host.attach(count=2)
     host.settle()
@@ -92,7 +88,6 @@ def test_what_all_ranks_sealed_is_kept_where_one_of_them_died_untold(host: Model
     assert host.committed_on_disk() == {one}
 
 
-@OPEN
 @pytest.mark.parametrize("how", ["taken over", "agent killed"])
 def test_a_slot_of_before_is_not_filled_over_a_sealed_image(host: ModelHost, how: str) -> None:
     """Whoever got a slot and was held up finds it another's."""
@@ -144,7 +139,6 @@ def test_the_step_after_the_one_gone_back_to_is_not_offered(host: ModelHost) -> 
 # The fenced.
 
 
-@OPEN
 def test_a_fenced_trainer_that_gives_up_does_not_free_a_slot_of_the_new_one(
     host: ModelHost,
 ) -> None:
@@ -159,7 +153,6 @@ def test_a_fenced_trainer_that_gives_up_does_not_free_a_slot_of_the_new_one(
     assert first.name != second.name
 
 
-@OPEN
 def test_a_fenced_trainer_can_delete_nothing(host: ModelHost) -> None:
     zombie = host.attach()
     trainer = host.attach(takeover=True)
@@ -174,7 +167,6 @@ def test_a_fenced_trainer_can_delete_nothing(host: ModelHost) -> None:
 # People.
 
 
-@OPEN
 def test_a_save_that_is_deleted_on_its_way_is_answered(host: ModelHost) -> None:
     """Else whoever waits until it is durable waits for ever."""
     trainer = host.attach()
@@ -185,7 +177,6 @@ def test_a_save_that_is_deleted_on_its_way_is_answered(host: ModelHost) -> None:
     assert one in host.answers()
 
 
-@OPEN
 def test_an_attempt_does_not_begin_at_a_checkpoint_that_is_gone(host: ModelHost) -> None:
     """It was read, and preservation removed it: what is left must stay on the timeline."""
     host.preserve = real_policy(("latest", 1))
@@ -200,7 +191,6 @@ def test_an_attempt_does_not_begin_at_a_checkpoint_that_is_gone(host: ModelHost)
     check_offered(host, [named(second)])
 
 
-@OPEN
 def test_a_save_that_was_dropped_is_answered_by_the_next_agent_too(host: ModelHost) -> None:
     """The agent died before it could tell; the trainer asks the new one, which has nothing."""
     trainer = host.attach(count=2)

@@ -16,7 +16,12 @@ from holdfast.agent.location import GROUP
 from holdfast.agent.state import AgentState, Policies
 from holdfast.engine.attempts import AttemptStart, begin_attempt, newest_attempt, read_attempts
 from holdfast.engine.sources import readable
-from holdfast.errors import AgentUnavailableError, FencedError, InvalidArgumentError
+from holdfast.errors import (
+    AgentUnavailableError,
+    FencedError,
+    InvalidArgumentError,
+    StepNotFoundError,
+)
 from holdfast.format.names import CheckpointId
 from holdfast.format.timeline import on_timeline
 from holdfast.policy import preservation_policy, save_decision_policy
@@ -86,6 +91,10 @@ class Joining:
         """Begins a new attempt for the same processes, from another checkpoint.
 
         Every rank asks for it; the first one's asking begins it, and the others get the same.
+
+        Raises:
+            FencedError: another group has taken the run over.
+            StepNotFoundError: the origin was removed meanwhile; the timeline stays as it is.
         """
         async with self._lock:
             group = self._state.group
@@ -103,7 +112,7 @@ class Joining:
             )
             if not is_again:
                 origin = CheckpointId(*request.origin) if request.origin else None
-                group.attempt = await self._blocking(self._begin, origin, os.getpid())
+                group.attempt = await self._blocking(self._begin_at, origin)
                 self._branch = request
                 # Targets that lie beyond the origin would hold the new branch up.
                 self._decider.reset()
@@ -168,6 +177,14 @@ class Joining:
         listings = self._state.listings()
         timeline = on_timeline(readable(listings), read_attempts(self._state.durable))
         return timeline[-1] if timeline else None
+
+    def _begin_at(self, origin: CheckpointId | None) -> int:
+        # What lies beyond the origin is left by this: it must not be all there is.
+        if origin is not None and origin not in readable(self._state.listings()):
+            raise StepNotFoundError(
+                f"go back to {origin}: it was removed while it was restored; restore another step"
+            )
+        return self._begin(origin, os.getpid())
 
     def _begin(self, origin: CheckpointId | None, pid: int) -> int:
         config = self._state.config

@@ -175,10 +175,18 @@ class Keeper:
                     entry.is_durable_due = False
                     self._state.ledger.entries.setdefault(checkpoint, entry)
                 raise
+            if entry is not None and entry.is_pending:
+                # Somebody may wait until it is durable.
+                await self._state.notices.post(Notice(kind="deleted", id=_id(checkpoint)))
             self._infos.pop(checkpoint, None)
             if entry is not None or reason != "preservation":
                 self._state.wake()
             self._state.events.write("deleted", checkpoint, reason=reason)
+
+    async def parts_in_ram(self) -> dict[CheckpointId, set[int]]:
+        """The ranks whose part stands in RAM, of each checkpoint."""
+        listed = await self._run(list_checkpoints, self._state.ram)
+        return {checkpoint: set(listing.parts) for checkpoint, listing in listed.items()}
 
     async def is_committed(self, checkpoint: CheckpointId) -> bool:
         """Whether the durable tier has its manifest."""

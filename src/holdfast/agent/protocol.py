@@ -128,7 +128,7 @@ class Watch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that happened. `kind`: committed, failed, fenced, judge."""
+    """One thing that happened. `kind`: committed, failed, deleted, fenced, judge."""
 
     kind: str
     id: Id | None = None

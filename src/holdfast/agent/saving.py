@@ -74,6 +74,13 @@ class Saving:
         if request.again and await self._keeper.is_committed(checkpoint):
             await state.notices.post(Notice(kind="committed", id=request.id))
             return
+        if request.again and request.tier == "ram":
+            # The agent before this one gave it up, or the tmpfs was cleared, before that was told.
+            in_ram = await self._keeper.parts_in_ram()
+            if request.rank not in in_ram.get(checkpoint, ()):
+                reason = "its part is not in RAM any more"
+                await state.notices.post(Notice(kind="failed", id=request.id, reason=reason))
+                return
         entry = state.ledger.entry(checkpoint, request.part_count, state.clock.now())
         was_complete = entry.is_complete
         (entry.ram if request.tier == "ram" else entry.durable).add(request.rank)
@@ -89,7 +96,7 @@ class Saving:
 
     async def abandoned(self, request: protocol.Abandoned) -> None:
         """A trainer could not make its part: the checkpoint will not be."""
-        checkpoint = CheckpointId(*request.id)
+        checkpoint = self._checked(request.id)
         self._state.filling.pop(request.rank, None)
         self._state.handed_out.pop(request.rank, None)
         self._decider.begun(checkpoint.step)
@@ -135,7 +142,11 @@ class Saving:
         self._sizes_bytes.clear()
         async with self._voted:
             self._voted.notify_all()
+        in_ram = await self._keeper.parts_in_ram()
         for entry in list(state.ledger):
+            if entry.id.attempt != attempt:
+                # Its trainers may have ended before they came to tell what they had sealed.
+                entry.ram |= in_ram.get(entry.id, set())
             if not entry.is_complete and entry.id.attempt != attempt:
                 await self._drop(entry.id, "its trainers are gone")
         if state.group is None:

@@ -14,7 +14,7 @@ from holdfast.agent.joining import Joining
 from holdfast.agent.keeping import Keeper
 from holdfast.agent.saving import Saving
 from holdfast.agent.state import AgentState
-from holdfast.errors import InvalidArgumentError, RunBusyError
+from holdfast.errors import FencedError, InvalidArgumentError, RunBusyError
 from holdfast.format.names import CheckpointId
 
 TICK_SECS = 0.02
@@ -38,6 +38,7 @@ class Service:
         self._is_stopping = False
         self._alone_since = state.clock.monotonic()
         self._seen_group: Group | None = None
+        self._seen_attempt: int | None = None
         self._has_served = False
         self._look_at = 0.0
         state.wake = self._wake.set
@@ -78,8 +79,10 @@ class Service:
         return newest is None or newest.is_committed
 
     async def _tick(self) -> None:
-        if self._seen_group is not self._state.group:
-            self._seen_group = self._state.group
+        group = self._state.group
+        attempt = group.attempt if group is not None else None
+        if (self._seen_group, self._seen_attempt) != (group, attempt):
+            self._seen_group, self._seen_attempt = group, attempt
             self._alone_since = self._state.clock.monotonic()
             await self._saving.group_changed()
         if self._state.group is not None:
@@ -156,6 +159,12 @@ class Service:
         return protocol.Requested(target=target)
 
     async def delete(self, request: protocol.Delete, pid: int) -> protocol.Empty:
+        group = self._state.group
+        if group is not None and pid not in {member.pid for member in group.living}:
+            raise FencedError(
+                f"delete: process {pid} is none of attempt {group.attempt}'s, which has taken the "
+                "run over; stop it"
+            )
         await self._keeper.delete([CheckpointId(*c) for c in request.ids], "asked")
         return protocol.Empty()
 

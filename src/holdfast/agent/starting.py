@@ -107,7 +107,7 @@ def _choose_folder(config: AgentConfig) -> tuple[Path, str | None]:
             make_private(folder.parent)
             make_private(folder)
             probe = folder / f"probe-{os.getpid()}"
-            fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 os.posix_fallocate(fd, 0, OWN_FILES_SIZE_BYTES)
             finally:
@@ -136,7 +136,8 @@ def _start(config: AgentConfig) -> tuple[Path, str | None, subprocess.Popen[byte
 
 
 def _spawn(config: AgentConfig) -> subprocess.Popen[bytes]:
-    with (Path(config.folder) / STDERR).open("ab") as stderr:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with open(os.open(Path(config.folder) / STDERR, flags, 0o600), "ab") as stderr:
         return subprocess.Popen(
             [sys.executable, "-m", "holdfast.agent", msgspec.json.encode(config).decode()],
             stdin=subprocess.DEVNULL,

@@ -450,7 +450,7 @@ class CheckpointManager:
             log.warning("the agent says: %s", notice.reason)
         elif notice.id is not None:
             checkpoint = CheckpointId(*notice.id)
-            if notice.kind == "committed":
+            if notice.kind in ("committed", "deleted"):
                 self._progress.finish(checkpoint)
             elif notice.kind == "failed":
                 self._progress.fail(checkpoint, notice.reason)

@@ -209,7 +209,9 @@ class ObjectFolder:
                     raise IsADirectoryError(path)
             yield FileReader(path, fd, self.files)
         finally:
-            self.files.close(fd)
+            # Nothing can be lost with a file that was only read.
+            with contextlib.suppress(OSError):
+                self.files.close(fd)
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
         """All objects below `prefix`, by key. Symbolic links are neither followed nor listed."""

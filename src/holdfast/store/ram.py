@@ -89,6 +89,7 @@ class RamStore:
         slot = self._map(name, size_bytes)
         # Unlocked before the name is shown: that is one more name already, so it is not free.
         with slot.locked(self._clock):
+            slot.check_free()
             slot.fill(blocks)
             link = functools.partial(self._folder.files.link, self.root / SLOTS / name, unfinished)
             self._folder.in_folder(unfinished, link)
@@ -176,6 +177,17 @@ class _MappedSlot:
             yield
         finally:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def check_free(self) -> None:
+        """Checks, under the lock, that nobody sealed an image in it.
+
+        An agent that was killed, or that gave the run to another group, forgot whom it gave a slot.
+
+        Raises:
+            StorageError: somebody did; nothing was written.
+        """
+        if os.fstat(self._fd).st_nlink != 1:
+            raise StorageError(f"fill {self._path}: this slot was given to another process since")
 
     def fill(self, blocks: Iterable[Buffer]) -> None:
         offset = 0
