@@ -2,6 +2,7 @@
 # constraints.txt pins. It needs make and Python 3.11 or newer.
 
 PYTHON ?= python3
+JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -23,7 +24,7 @@ demo: $(STAMP) ## train, be interrupted, and lose nothing
 	$(BIN)/python -m holdfast demo
 
 test: $(STAMP) ## run all tests but the soak tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 check: $(STAMP) ## format, lint, types, layers and house rules
 	$(BIN)/ruff format --check .

@@ -191,7 +191,7 @@ Point = namedtuple("Point", "x y")
         "\ud800",
         {"\udfff": 1},
     ],
-    ids=repr,
+    ids=lambda value: repr(value).partition(" at 0x")[0],
 )
 def test_what_would_not_come_back_is_refused_by_its_path(value: object) -> None:
     for held in (value, [1, value], {"k": (value,)}):

@@ -178,7 +178,8 @@ def test_an_attempt_whose_agent_was_killed_saves_on_with_another_agent(
         for step in range(10):
             if step in (3, 6):
                 one_host.kill_agent()
-            assert saving.save(step, state(step))
+            # Forced, it waits for the new agent also on a machine that starts one slowly.
+            assert saving.save(step, state(step), force=True)
         saving.wait_until_finished()
         assert saving.latest_step() == 9
     assert len(events(tmp_path / "run", "agent_started")) == 3

@@ -92,7 +92,7 @@ def test_a_policy_cannot_change_the_list_it_is_asked_about() -> None:
     assert len(infos) == 2
 
 
-@pytest.mark.parametrize("policy", [None, 3, LatestN, object()], ids=repr)
+@pytest.mark.parametrize("policy", [None, 3, LatestN, object()])
 def test_only_a_policy_can_be_asked_or_split(policy: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"^kept: expected policy to be"):
         kept(policy, [], context=NOW)

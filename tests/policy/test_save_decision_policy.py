@@ -227,7 +227,7 @@ def test_users_error_arrives_unchanged() -> None:
         due(AnySavePolicy([Broken()]), 1, [], context=save_context())
 
 
-@pytest.mark.parametrize("policy", [None, 3, FixedIntervalPolicy, object()], ids=repr)
+@pytest.mark.parametrize("policy", [None, 3, FixedIntervalPolicy, object()])
 def test_only_a_policy_can_be_asked_or_split(policy: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"^due: expected policy to be"):
         due(policy, 1, [], context=save_context())

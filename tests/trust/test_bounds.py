@@ -25,7 +25,7 @@ from tests.trust.killing import agent_folder, end_well, locks_of, sealed, stoppe
 SILENT_SECS = 2 * PULSE_SECS
 """After this an agent that does not answer is taken for gone."""
 
-STOPPED_SECS = 4.0
+STOPPED_SECS = 7.0
 EASE_SECS = 15.0
 """What a loaded machine may add to a bound."""
 

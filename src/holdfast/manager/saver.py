@@ -25,7 +25,7 @@ from holdfast.store.ram import RamStore
 
 BUSY_SECS = 0.02
 CLOSE_SECS = 300.0
-PATIENCE_SECS = 5.0
+PATIENCE_SECS = 2.0
 """An agent that takes longer for an answer holds no training up."""
 
 log = logging.getLogger(__name__)
