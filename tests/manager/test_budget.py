@@ -1,0 +1,50 @@
+"""A budget spaces the saves by what the trainers say that one costs; time stands still here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from holdfast.agent import words
+from holdfast.agent.state import Policies
+from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy
+from tests.trust.in_process import InProcessHost, StepClock, in_process_host
+
+
+def is_wanted(host: InProcessHost) -> bool:
+    """Whether the agent, acting once more, wants a durable checkpoint."""
+    host.settle()
+    return host.state.words.values[words.TARGET_DURABLE] != words.NEVER
+
+
+def test_the_agent_waits_until_the_cost_is_known_and_then_for_its_share(tmp_path: Path) -> None:
+    clock = StepClock()
+    with in_process_host(tmp_path, clock=clock) as host:
+        host.start_agent()
+        trainer = host.attach(count=2)
+        policy = ContinuousCheckpointingPolicy(max_overhead=0.1)
+        host.state.durable_policies = Policies(save=policy)
+        values = host.state.words.values
+        group = host.state.group
+        assert group is not None
+        seats = [member.seat for member in group.living]
+        assert is_wanted(host)
+        for seat in seats:
+            values[words.step_word(seat)] = 0
+        host.save(trainer, 0)
+        clock.sleep(1000)
+        assert not is_wanted(host)
+        # The rank that it costs most decides.
+        values[words.cost_word(seats[0])] = int(0.2e9)
+        values[words.cost_word(seats[1])] = int(200e9)
+        clock.sleep(999)
+        assert not is_wanted(host)
+        clock.sleep(2)
+        assert is_wanted(host)
+
+
+def test_a_new_trainer_has_no_cost_yet(tmp_path: Path) -> None:
+    with in_process_host(tmp_path) as host:
+        host.start_agent()
+        host.attach()
+        (member,) = host.state.group.living if host.state.group else []
+        assert host.state.words.values[words.cost_word(member.seat)] == words.NO_COST
