@@ -84,6 +84,9 @@ def warnings_of_holdfast() -> Iterator[list[str]]:
         logger.removeHandler(listener)
 
 
+NEWEST_COPY = f"{NEWEST.attempt:09d}.copy.json"
+
+
 def restore(run: DamagedRun, view: str, rank: int) -> Answer:
     """The newest checkpoint, by the way that a manager goes."""
     stores = run.views()[view]
@@ -198,6 +201,8 @@ def check_verify(run: DamagedRun, fault: Fault, view: str) -> None:
     for path, data in fault.changed.items():
         # RAM that has lost a file holds less; no byte that it holds is wrong.
         is_lost = data is None and kind_of(path).startswith("RAM")
+        # The newest attempt's copy is written after its record, perhaps just now.
+        is_lost |= data is None and path.name == NEWEST_COPY
         if data != run.pristine[path] and not is_lost:
             root = next(s.root for s in run.views()[view] if s.root in path.parents)
             tier = "durable" if root == run.run else "ram"
