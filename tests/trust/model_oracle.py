@@ -93,7 +93,7 @@ class Oracle:
         self.group: int | None = None
         """The attempt of the living trainers that the agent knows of."""
         self.groups = 0
-        self.seen: int | None = None
+        self.seen: tuple[int, int | None] | None = None
         """The group, by its number, that the agent saw when it last acted."""
         self.ever: set[int] = set()
         """Every step that was ever begun."""
@@ -195,7 +195,7 @@ class Oracle:
         return min(waiting, key=_age, default=None)
 
     def _see_who_is_there(self) -> None:
-        present = self.groups if self.group is not None else None
+        present = (self.groups, self.group) if self.group is not None else None
         if present != self.seen:
             self.seen = present
             self._take_stock()
@@ -205,8 +205,11 @@ class Oracle:
 
     def _take_stock(self) -> None:
         for one, kept in list(self.kept.items()):
-            if kept.told and not kept.known_whole and one.attempt != self.group:
-                self._drop_ram(one)
+            if kept.told and one.attempt != self.group:
+                # What was sealed and not told before its trainer ended counts too.
+                kept.told |= set(kept.parts)
+                if not kept.known_whole:
+                    self._drop_ram(one)
         for one, kept in list(self.kept.items()):
             if self.group is None and kept.parts and not kept.told:
                 self._adopt(one)
