@@ -30,7 +30,7 @@ BROAD_EXCEPTS: dict[str, str] = {
     "src/holdfast/manager/own_policies.py:OwnPolicyThread._act": (
         "the top of a thread that runs a user's code; the trainer's next call raises the error"
     ),
-    "src/holdfast/manager/saver.py:Saver._run": (
+    "src/holdfast/manager/saver.py:Saver._do": (
         "the top of a thread; the save has failed, which the trainer's next call raises"
     ),
 }

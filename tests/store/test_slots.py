@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import gc
 import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from holdfast.clock import SystemClock
-from holdfast.errors import InvalidArgumentError, OutOfSpaceError, StorageError
+from holdfast.errors import InvalidArgumentError, ObjectNotFoundError, OutOfSpaceError, StorageError
 from holdfast.store.ram import RamStore
 from holdfast.store.slots import SLOTS, SlotPool
 from holdfast.testing.store_processes import kill_midway_through_put
@@ -281,3 +283,77 @@ def test_a_name_that_a_killed_process_left_halfway_keeps_its_slot_until_it_is_di
     assert pool.free() == []
     store.discard_unfinished("checkpoints")
     assert pool.free() == slots(in_memory)
+
+
+# A slot to spare, filled by hand.
+
+
+def test_a_spare_slot_is_a_free_one_or_a_new_one_while_there_are_few(
+    in_memory: Path, pool: SlotPool, store: RamStore
+) -> None:
+    first = pool.spare(SIZE, (), 2)
+    assert first is not None
+    assert pool.spare(SIZE, (), 2) == first
+    second = pool.spare(SIZE, {first}, 2)
+    assert second not in (None, first)
+    assert pool.spare(SIZE, {first, second}, 2) is None
+    with locked(in_memory / SLOTS / first):
+        assert pool.spare(SIZE, {second}, 2) is None
+    assert pool.spare(SIZE + 1, (), 2) is None
+    assert pool.spare(SIZE + 1, (), 3) not in (None, first, second)
+
+
+def test_a_filling_is_shown_whole_or_free_again(in_memory: Path, store: RamStore) -> None:
+    with contextlib.closing(store.begin(SIZE)) as filling:
+        filling.write(0, memoryview(b"x" * (SIZE - 1)))
+        assert pool_in(in_memory).free() == []
+        with pytest.raises(ObjectNotFoundError):
+            store.get(IMAGE)
+    assert len(pool_in(in_memory).free()) == 1
+    with contextlib.closing(store.begin(SIZE)) as filling:
+        filling.write(0, memoryview(b"y" * SIZE))
+        assert filling.view() == b"y" * SIZE
+        filling.show(IMAGE)
+    assert store.get(IMAGE) == b"y" * SIZE
+    assert pool_in(in_memory).free() == []
+
+
+def test_a_filling_takes_no_byte_beyond_its_end(store: RamStore) -> None:
+    with (
+        contextlib.closing(store.begin(SIZE)) as filling,
+        pytest.raises(InvalidArgumentError, match="more than"),
+    ):
+        filling.write(SIZE - 1, memoryview(b"xx"))
+
+
+def test_a_mapping_outlives_its_store_while_it_is_filled(store: RamStore) -> None:
+    with contextlib.closing(store.begin(SIZE)) as filling:
+        store.close()
+        filling.write(0, memoryview(b"z" * SIZE))
+        filling.show(IMAGE)
+    assert store.get(IMAGE) == b"z" * SIZE
+
+
+def test_lent_memory_stays_as_it_is_while_anything_views_it(
+    in_memory: Path, store: RamStore
+) -> None:
+    fill(store)
+    with store.open(IMAGE) as reader:
+        lent = reader.lend()
+    assert lent is not None
+    assert lent.readonly
+    part = np.frombuffer(lent[5:], np.uint8)
+    del lent, reader
+    store.delete(IMAGE)
+    fill(store, OTHER, b"o")
+    assert len(slots(in_memory)) == 2
+    assert (part == ord("x")).all()
+    del part
+    gc.collect()
+    assert len(pool_in(in_memory).free()) == 1
+
+
+def test_a_slot_that_was_removed_since_it_was_reserved_is_told(in_memory: Path) -> None:
+    store = RamStore(in_memory, lambda size: "gone", SystemClock())
+    with pytest.raises(StorageError, match=r"fill .*/slots/gone"):
+        store.begin(SIZE)

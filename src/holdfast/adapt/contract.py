@@ -37,6 +37,8 @@ class Snapshot(Protocol):
     outline: Outline
     values: tuple[SavedValue, ...]
     process_values: tuple[SavedValue, ...]
+    is_on_host: bool
+    """Whether all bytes are in the host's memory, so that copying them waits for no device."""
 
     def chunk_bytes(self, chunk: Chunk) -> memoryview:
         """The bytes of a chunk that this process holds: contiguous, C order, little-endian."""

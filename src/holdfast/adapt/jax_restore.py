@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -52,8 +53,14 @@ class LikeRestoration:
             for region in regions
         }
         self._buffers[path] = made
+        is_taking = not leaves.is_numpy(leaf)
         return [
-            Target(array_index=index, region=region, buffer=buffer)
+            Target(
+                array_index=index,
+                region=region,
+                buffer=buffer,
+                take=functools.partial(made.__setitem__, region) if is_taking else None,
+            )
             for region, buffer in made.items()
         ]
 

@@ -135,6 +135,7 @@ class _JaxSnapshot:
         for i, array in self._arrays.items():
             if array is arrays[i]:
                 self._pieces[i] = jax_arrays.host_views(array)
+        self.is_on_host = all(self._pieces)
 
     def chunk_bytes(self, chunk: Chunk) -> memoryview:
         pieces = self._pieces[chunk.array_index]

@@ -89,6 +89,21 @@ class WantSlot(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: Size
 
 
+class Filling(msgspec.Struct, frozen=True, kw_only=True):
+    """A trainer fills an image into the slot that it had ready."""
+
+    rank: Rank
+    id: Id
+
+
+class WantSpare(msgspec.Struct, frozen=True, kw_only=True):
+    """A trainer wants a slot for its next image, whenever that comes."""
+
+    group: str
+    rank: Rank
+    size_bytes: Size
+
+
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
     """The slot to fill; None, with the reason, where RAM has no room, and `busy` for a moment."""
 

@@ -21,6 +21,8 @@ from holdfast.format.names import CheckpointId
 
 VOTE_WAIT_SECS = 3600.0
 VOTE_POLL_SECS = 0.5
+SLOTS_PER_RANK = 2
+"""What holds the newest checkpoint, and what the next one goes into."""
 
 
 class Saving:
@@ -62,6 +64,35 @@ class Saving:
         except StorageError as error:
             is_behind = isinstance(error, OutOfSpaceError) and bool(pending)
             return protocol.Slot(name=None, reason=str(error), busy=is_behind)
+        return protocol.Slot(name=name)
+
+    def filling(self, request: protocol.Filling) -> None:
+        """A trainer fills the slot that it had ready."""
+        checkpoint = self._checked(request.id)
+        self._decider.begun(checkpoint.step)
+        self._state.filling[request.rank] = checkpoint
+        self._state.handed_out.pop(request.rank, None)
+
+    async def want_spare(self, request: protocol.WantSpare) -> protocol.Slot:
+        """A slot for a next image; none where it would be more than two a rank."""
+        state = self._state
+        group = state.group
+        if group is None or group.group != request.group or not state.has_ram:
+            return protocol.Slot(name=None, reason="not now")
+        self._sizes_bytes[request.rank] = request.size_bytes
+        try:
+            async with self._reserving:
+                name = await asyncio.get_running_loop().run_in_executor(
+                    None,
+                    state.pool.spare,
+                    request.size_bytes,
+                    set(state.handed_out.values()),
+                    SLOTS_PER_RANK * group.count,
+                )
+                if name is not None:
+                    state.handed_out[request.rank] = name
+        except StorageError as error:
+            return protocol.Slot(name=None, reason=str(error))
         return protocol.Slot(name=name)
 
     async def sealed(self, request: protocol.Sealed) -> None:

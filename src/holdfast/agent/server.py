@@ -30,6 +30,8 @@ def application(service: Service, body_secs: float = BODY_SECS) -> web.Applicati
         "attach": (protocol.Attach, service.attach),
         "branch": (protocol.Branch, service.branch),
         "slot": (protocol.WantSlot, service.want_slot),
+        "filling": (protocol.Filling, service.filling),
+        "spare": (protocol.WantSpare, service.want_spare),
         "sealed": (protocol.Sealed, service.sealed),
         "abandoned": (protocol.Abandoned, service.abandoned),
         "watch": (protocol.Watch, service.watch),

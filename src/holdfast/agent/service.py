@@ -129,6 +129,13 @@ class Service:
     async def want_slot(self, request: protocol.WantSlot, pid: int) -> protocol.Slot:
         return await self._saving.want_slot(request)
 
+    async def filling(self, request: protocol.Filling, pid: int) -> protocol.Empty:
+        self._saving.filling(request)
+        return protocol.Empty()
+
+    async def want_spare(self, request: protocol.WantSpare, pid: int) -> protocol.Slot:
+        return await self._saving.want_spare(request)
+
     async def sealed(self, request: protocol.Sealed, pid: int) -> protocol.Empty:
         await self._saving.sealed(request)
         return protocol.Empty()

@@ -61,9 +61,15 @@ def has_all_parts(parts: Mapping[int, int]) -> bool:
 def list_checkpoints(store: Store) -> dict[CheckpointId, Listing]:
     """All that lies under the run's checkpoints, by ascending step, then attempt."""
     found: dict[CheckpointId, Listing] = {}
+    last_folder, sizes_bytes = "", None
     for stored in store.list(CHECKPOINTS):
         _, folder, *rest = stored.key.split("/")
-        checkpoint = parse_checkpoint_name(folder)
-        if checkpoint is not None and len(rest) == 1:
-            found.setdefault(checkpoint, Listing()).sizes_bytes[rest[0]] = stored.size_bytes
-    return dict(sorted(found.items()))
+        if folder != last_folder:
+            # What is in one folder comes together, and there may be thousands of folders.
+            checkpoint, last_folder = parse_checkpoint_name(folder), folder
+            sizes_bytes = None
+            if checkpoint is not None:
+                sizes_bytes = found.setdefault(checkpoint, Listing()).sizes_bytes
+        if sizes_bytes is not None and len(rest) == 1:
+            sizes_bytes[rest[0]] = stored.size_bytes
+    return {c: found[c] for c in sorted(found) if found[c].sizes_bytes}

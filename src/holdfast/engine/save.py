@@ -5,7 +5,7 @@ The part record is written last: where it exists, the image is whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from holdfast.errors import CheckpointDamagedError
@@ -16,6 +16,7 @@ from holdfast.format.names import CheckpointId, image_key, part_key
 from holdfast.format.records import CheckpointSpec, PartRecord, SavedValue
 from holdfast.format.sealed import seal
 from holdfast.store.contract import Store
+from holdfast.store.ram import Filling
 
 ChunkBytes = Callable[[Chunk], memoryview]
 """The bytes of one chunk, contiguous, in C order, little-endian."""
@@ -43,6 +44,41 @@ def write_part(store: Store, plan: PartPlan, chunk_bytes: ChunkBytes) -> PartRec
     blocks: list[str] = []
     key = image_key(plan.id, plan.rank, plan.part_count)
     store.put(key, plan.layout.size_bytes, _image_blocks(plan.layout, chunk_bytes, blocks))
+    return _put_record(store, plan, blocks)
+
+
+def fill_slot(filling: Filling, layout: ImageLayout, chunk_bytes: ChunkBytes) -> None:
+    """Copies an image into a slot, and does nothing else: a training thread may wait for it.
+
+    Raises:
+        StorageError: somebody changed the slot.
+    """
+    filling.write(0, memoryview(layout.header))
+    for chunk in layout.chunks:
+        if chunk.size_bytes:
+            data = chunk_bytes(chunk)
+            for start, stop in block_ranges(chunk.size_bytes):
+                filling.write(chunk.offset_bytes + start, data[start:stop])
+
+
+def seal_slot(store: Store, filling: Filling, plan: PartPlan) -> PartRecord:
+    """Digests a slot that `fill_slot` filled, shows it as the image, and writes the record.
+
+    Raises:
+        OutOfSpaceError, StorageError: nothing of it is visible as a part.
+    """
+    view = filling.view()
+    blocks = [
+        digest(view[chunk.offset_bytes + start : chunk.offset_bytes + stop])
+        for chunk in plan.layout.chunks
+        for start, stop in block_ranges(chunk.size_bytes)
+    ]
+    view.release()
+    filling.show(image_key(plan.id, plan.rank, plan.part_count))
+    return _put_record(store, plan, blocks)
+
+
+def _put_record(store: Store, plan: PartPlan, blocks: Sequence[str]) -> PartRecord:
     record = PartRecord(
         run_id=plan.run_id,
         step=plan.id.step,
@@ -55,7 +91,8 @@ def write_part(store: Store, plan: PartPlan, chunk_bytes: ChunkBytes) -> PartRec
         values=plan.process_values,
         checkpoint=plan.spec if plan.rank == 0 else None,
     )
-    _put_record(store, part_key(plan.id, plan.rank, plan.part_count), seal(record))
+    data = seal(record)
+    store.put(part_key(plan.id, plan.rank, plan.part_count), len(data), [data])
     return record
 
 
@@ -71,10 +108,6 @@ def _image_blocks(
                 yield block
                 # The store has just read it: it is in the cache.
                 digests.append(digest(block))
-
-
-def _put_record(store: Store, key: str, data: bytes) -> None:
-    store.put(key, len(data), [data])
 
 
 def check_layout(part: PartRecord, layout: ImageLayout) -> None:

@@ -14,11 +14,17 @@ from holdfast.format.buffers import Buffer
 
 BLOCK_SIZE_BYTES = 8 * 1024 * 1024
 DIGEST_HEX_LENGTH = 32
+RELEASE_SIZE_BYTES = 128 * 1024
 
 
 def digest(data: Buffer) -> str:
     """The digest of `data`: 32 lower-case hexadecimal digits, most significant first."""
-    return xxhash.xxh3_128_hexdigest(data)
+    if len(data) < RELEASE_SIZE_BYTES:
+        return xxhash.xxh3_128_hexdigest(data)
+    # This way other threads run meanwhile.
+    running = RunningDigest()
+    running.update(data)
+    return running.hexdigest()
 
 
 class RunningDigest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,8 +22,13 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A buffer to fill: `buffer` has the dtype of the array as stored and the shape of `region`."""
+    """A buffer to fill: `buffer` has the dtype of the array as stored and the shape of `region`.
+
+    Where `take` is given, it may be called instead of filling the buffer, with such an array of
+    other memory: not to be written to, and good for as long as the array lives.
+    """
 
     array_index: int
     region: Region
     buffer: np.ndarray
+    take: Callable[[np.ndarray], None] | None = None

@@ -367,7 +367,9 @@ class CheckpointManager:
         plan = self._planner.plan(snapshot, taking)
         self._progress.accept(taking.id, durable=due.durable)
         self._steps.took(step, due, place.words.values)
-        self._saver.submit(Job(plan=plan, snapshot=snapshot, is_durable_due=due.durable))
+        filling = self._saver.fill_now(plan, snapshot)
+        job = Job(plan=plan, snapshot=snapshot, is_durable_due=due.durable, filling=filling)
+        self._saver.submit(job)
         return True
 
     def _is_told_alone(self) -> bool:
@@ -454,6 +456,8 @@ class CheckpointManager:
                 self._progress.finish(checkpoint)
             elif notice.kind == "failed":
                 self._progress.fail(checkpoint, notice.reason)
+            if self._progress.is_idle:
+                self._saver.get_ready()
 
     def _returned(self) -> None:
         """A new agent is there: it is told again of what is sealed and not finished."""

@@ -89,6 +89,11 @@ class Link:
         self.place = self._join()
         self._watcher = threading.Thread(target=self._watch, name="holdfast-watch", daemon=True)
 
+    @property
+    def group(self) -> str:
+        """The word that the processes of this start share."""
+        return self._attach.group
+
     def start(self) -> None:
         """Begins to follow the agent's notices."""
         self._watcher.start()

@@ -6,6 +6,7 @@ would wait for storage, or for an agent that does not answer, `has_room` tells s
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from dataclasses import dataclass
@@ -16,12 +17,13 @@ import msgspec
 from holdfast.adapt.contract import Snapshot
 from holdfast.agent import protocol
 from holdfast.clock import Clock
-from holdfast.engine.save import PartPlan, write_part
+from holdfast.engine.save import PartPlan, fill_slot, seal_slot, write_part
 from holdfast.errors import AgentUnavailableError, HoldfastError, StorageError
 from holdfast.manager.link import Link
 from holdfast.manager.progress import Progress
+from holdfast.manager.ram_slots import RamSlots
 from holdfast.store.contract import Store
-from holdfast.store.ram import RamStore
+from holdfast.store.ram import Filling
 
 BUSY_SECS = 0.02
 CLOSE_SECS = 300.0
@@ -34,11 +36,12 @@ Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One save: the state, fixed; what to write; and where it is due."""
+    """One save: what to write, and where it is due; the state, fixed, or else in a slot already."""
 
     plan: PartPlan
     snapshot: Snapshot
     is_durable_due: bool
+    filling: Filling | None
 
 
 class Saver:
@@ -54,11 +57,36 @@ class Saver:
         self._is_at_storage = False
         self._asked_at: float | None = None
         self._is_closed = False
+        self._is_getting_ready = False
         self._has_told_no_ram = False
-        self._ram: RamStore | None = None
-        self._slot = ""
+        self._slots = RamSlots(link, clock)
+        self._next_size_bytes: int | None = None
+        self._rank = 0
         self._thread = threading.Thread(target=self._run, name="holdfast-save", daemon=True)
         self._thread.start()
+
+    def fill_now(self, plan: PartPlan, snapshot: Snapshot) -> Filling | None:
+        """Copies the state into the slot that is ready, if one is; for the training thread.
+
+        The snapshot is let go of then.
+        """
+        filling = self._slots.take(plan.layout.size_bytes) if snapshot.is_on_host else None
+        if filling is None:
+            return None
+        try:
+            fill_slot(filling, plan.layout, snapshot.chunk_bytes)
+        except StorageError as error:
+            log.warning("the slot for step %d cannot be filled: %s", plan.id.step, error)
+            filling.close()
+            return None
+        snapshot.release()
+        return filling
+
+    def get_ready(self) -> None:
+        """Nothing is being saved any more: a slot may be made ready for the next time."""
+        with self._changed:
+            self._is_getting_ready = True
+            self._changed.notify_all()
 
     def submit(self, job: Job) -> None:
         """Hands over a save; waits while another one is waiting already."""
@@ -90,28 +118,43 @@ class Saver:
         self._thread.join(CLOSE_SECS)
         if self._thread.is_alive():
             log.warning("a save that hangs in the storage is left behind; the process may end")
-        elif self._ram is not None:
-            self._ram.close()
+        else:
+            self._slots.close()
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting is not None or self._is_closed)
+                self._changed.wait_for(self._has_work)
                 job, self._waiting = self._waiting, None
+                is_getting_ready, self._is_getting_ready = self._is_getting_ready, False
                 self._changed.notify_all()
-            if job is None:
-                return
-            try:
-                self._save(job)
-            except Exception as error:
-                # The top of a thread: whatever it was is told to the trainer, once.
-                log.debug("save %s failed", job.plan.id, exc_info=True)
-                is_lost = isinstance(error, AgentUnavailableError)
-                self._give_up(job, f"{type(error).__name__}: {error}", is_lost)
-            finally:
-                job.snapshot.release()
+            if job is not None:
+                self._do(job)
                 job = None
-                self._set_at_storage(False)
+            elif self._is_closed:
+                return
+            elif is_getting_ready and self._next_size_bytes is not None:
+                self._slots.prepare(self._rank, self._next_size_bytes)
+
+    def _has_work(self) -> bool:
+        return self._waiting is not None or self._is_closed or self._is_getting_ready
+
+    def _do(self, job: Job) -> None:
+        try:
+            self._save(job)
+        except Exception as error:
+            # The top of a thread: whatever it was is told to the trainer, once.
+            log.debug("save %s failed", job.plan.id, exc_info=True)
+            is_lost = isinstance(error, AgentUnavailableError)
+            self._give_up(job, f"{type(error).__name__}: {error}", is_lost)
+        finally:
+            is_on_host = job.filling is not None or job.snapshot.is_on_host
+            self._rank = job.plan.rank
+            self._next_size_bytes = job.plan.layout.size_bytes if is_on_host else None
+            job.snapshot.release()
+            self._set_at_storage(False)
+        if self._progress.is_idle:
+            self.get_ready()
 
     def _save(self, job: Job) -> None:
         tier = self._fill(job)
@@ -130,10 +173,16 @@ class Saver:
 
     def _fill(self, job: Job) -> str | None:
         """Writes the part to RAM, else to the durable tier; returns which, None for neither."""
+        # Where it was not ready in time for the training thread, it may be by now.
+        filling = job.filling or self.fill_now(job.plan, job.snapshot)
+        if filling is not None:
+            with contextlib.closing(filling):
+                self._seal(filling, job.plan)
+            return "ram"
         slot = self._want_slot(job.plan)
         if slot.name is not None:
             try:
-                write_part(self._ram_store(slot.name), job.plan, job.snapshot.chunk_bytes)
+                write_part(self._slots.store(slot.name), job.plan, job.snapshot.chunk_bytes)
                 return "ram"
             except StorageError as error:
                 slot = protocol.Slot(name=None, reason=str(error))
@@ -145,6 +194,13 @@ class Saver:
         self._set_at_storage(True)
         write_part(self._durable, job.plan, job.snapshot.chunk_bytes)
         return "durable"
+
+    def _seal(self, filling: Filling, plan: PartPlan) -> None:
+        request = protocol.Filling(rank=plan.rank, id=(plan.id.step, plan.id.attempt))
+        self._ask("filling", request, protocol.Empty)
+        if not filling.is_current:
+            raise StorageError("the RAM tier was removed while the state was copied into it")
+        seal_slot(self._slots.store(), filling, plan)
 
     def _want_slot(self, plan: PartPlan) -> protocol.Slot:
         request = protocol.WantSlot(
@@ -180,16 +236,6 @@ class Saver:
         with self._changed:
             self._is_at_storage = is_at_storage
             self._changed.notify_all()
-
-    def _ram_store(self, slot: str) -> RamStore:
-        folder = self._link.place.ram_folder
-        assert folder is not None
-        if self._ram is None or self._ram.root != folder:
-            if self._ram is not None:
-                self._ram.close()
-            self._ram = RamStore(folder, lambda size: self._slot, self._clock)
-        self._slot = slot
-        return self._ram
 
     def _tell_no_ram(self, reason: str) -> None:
         if self._has_told_no_ram:

@@ -88,6 +88,9 @@ class FileReader:
                 target = target[count:]
                 offset_bytes += count
 
+    def lend(self) -> memoryview | None:
+        return None
+
 
 class ObjectFolder:
     """Objects as files below `root`.

@@ -12,6 +12,7 @@ import fcntl
 import functools
 import mmap
 import os
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -21,7 +22,7 @@ from holdfast.errors import InvalidArgumentError, StorageError
 from holdfast.format.buffers import Buffer
 from holdfast.store.contract import Reader, StoredObject
 from holdfast.store.file_system import LOCAL, FileSystem
-from holdfast.store.files import ObjectFolder, translated
+from holdfast.store.files import FileReader, ObjectFolder, translated
 from holdfast.store.slots import SLOTS
 
 IMAGE_SUFFIX = ".safetensors"
@@ -32,7 +33,7 @@ LOCK_POLL_SECS = 0.0005
 class RamStore:
     """Objects below `root`, a folder on a tmpfs; images go into slots that `reserve` names.
 
-    Not for several threads at once: the mappings are the calling thread's own.
+    Not for several threads at once, but for a `Filling`, which another one may take over.
     """
 
     tier = "ram"
@@ -79,20 +80,32 @@ class RamStore:
         self._folder.discard_unfinished(prefix)
 
     def close(self) -> None:
-        """Lets go of all mappings."""
-        for slot in self._mapped.values():
-            slot.close()
-        self._mapped.clear()
+        """Lets go of all mappings, but of a slot that is just being filled."""
+        self._unmap(lambda slot: True)
+
+    def begin(self, size_bytes: int) -> Filling:
+        """A slot of that size to fill, by whichever thread has the bytes; to be closed in any case.
+
+        Raises:
+            OutOfSpaceError, StorageError: there is none.
+        """
+        name = self._reserve(size_bytes)
+        path = self.root / SLOTS / name
+        # Somebody may have removed the slot, or the whole tier, since it was reserved.
+        with translated("fill", path):
+            slot = self._map(name, size_bytes)
+            slot.lock(self._clock)
+        return Filling(self._folder, path, slot)
 
     def _fill_slot(self, unfinished: Path, size_bytes: int, blocks: Iterable[Buffer]) -> None:
-        name = self._reserve(size_bytes)
-        slot = self._map(name, size_bytes)
         # Unlocked before the name is shown: that is one more name already, so it is not free.
-        with slot.locked(self._clock):
-            slot.check_free()
-            slot.fill(blocks)
-            link = functools.partial(self._folder.files.link, self.root / SLOTS / name, unfinished)
-            self._folder.in_folder(unfinished, link)
+        with contextlib.closing(self.begin(size_bytes)) as filling:
+            offset = 0
+            for block in blocks:
+                view = memoryview(block).cast("B")
+                filling.write(offset, view)
+                offset += len(view)
+            filling.link(unfinished, offset)
 
     def _write_file(self, unfinished: Path, size_bytes: int, blocks: Iterable[Buffer]) -> None:
         fd = self._folder.create(unfinished, 0)
@@ -121,7 +134,7 @@ class RamStore:
                     with translated("open", path):
                         shown = os.stat(path, follow_symlinks=False)
                     if os.path.samestat(shown, os.fstat(reader.fd)):
-                        yield reader
+                        yield _SlotReader(reader)
                         return
             # Between opening and locking it was replaced: that slot may be filled anew. Or somebody
             # looks for free slots, who holds the lock for a moment.
@@ -134,10 +147,94 @@ class RamStore:
         if known is not None and known.is_current():
             return known
         # Slots that are gone belong to an earlier layout or an earlier agent.
-        for old in [n for n, slot in self._mapped.items() if not slot.is_current()]:
-            self._mapped.pop(old).close()
+        self._unmap(lambda slot: not slot.is_current())
         self._mapped[name] = _MappedSlot(self.root / SLOTS / name, size_bytes, self._folder.files)
         return self._mapped[name]
+
+    def _unmap(self, is_old: Callable[[_MappedSlot], bool]) -> None:
+        for name, slot in list(self._mapped.items()):
+            if is_old(slot) and not slot.is_filling:
+                self._mapped.pop(name).close()
+
+
+class _SlotReader:
+    """An open object in RAM, locked shared."""
+
+    def __init__(self, reader: FileReader) -> None:
+        self._reader = reader
+        self._lent: memoryview | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return self._reader.size_bytes
+
+    def read_into(self, offset_bytes: int, target: memoryview) -> None:
+        self._reader.read_into(offset_bytes, target)
+
+    def lend(self) -> memoryview | None:
+        if self._lent is None and self.size_bytes:
+            pages = mmap.mmap(self._reader.fd, self.size_bytes, prot=mmap.PROT_READ)
+            # A second descriptor of the same opening holds the lock when the first one is closed:
+            # while anything views the pages, the slot is not filled anew.
+            weakref.finalize(pages, os.close, os.dup(self._reader.fd))
+            self._lent = memoryview(pages)
+        return self._lent
+
+
+class Filling:
+    """A slot that is being filled: locked, so that it is nobody else's, until it is closed.
+
+    Threads may use it one after another.
+    """
+
+    def __init__(self, folder: ObjectFolder, path: Path, slot: _MappedSlot) -> None:
+        self._folder = folder
+        self._path = path
+        self._slot = slot
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes it takes."""
+        return self._slot.size_bytes
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the RAM tier still has this slot."""
+        return self._slot.is_current()
+
+    def write(self, offset_bytes: int, data: memoryview) -> None:
+        """Copies `data` to that place.
+
+        Raises:
+            StorageError: somebody changed the slot under the run's hands.
+        """
+        self._slot.write(offset_bytes, data)
+
+    def view(self) -> memoryview:
+        """All bytes, to be read before it is closed."""
+        return self._slot.view()
+
+    def show(self, key: str) -> None:
+        """Gives the image its name, in one step; it is not to be written to any more.
+
+        Raises:
+            StorageError: nothing shows.
+        """
+        with self._folder.writing(self._folder.path(key)) as unfinished:
+            self.link(unfinished, self.size_bytes)
+
+    def link(self, path: Path, size_bytes: int) -> None:
+        """Gives the slot one more name, now that `size_bytes` were written."""
+        if size_bytes != self.size_bytes:
+            raise InvalidArgumentError(
+                f"fill {self._path}: expected {self.size_bytes} bytes, found {size_bytes}"
+            )
+        link = functools.partial(self._folder.files.link, self._path, path)
+        self._folder.in_folder(path, link)
+
+    def close(self) -> None:
+        """Lets go of it; where it got no name it is free again."""
+        self._slot.unlock()
 
 
 class _MappedSlot:
@@ -156,17 +253,22 @@ class _MappedSlot:
             flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
             self._map = mmap.mmap(self._fd, size_bytes, flags=flags)
             on_error.pop_all()
+        self.is_filling = False
 
     def is_current(self) -> bool:
         """Whether the slot's name still leads to what is mapped, all of it."""
         try:
             shown = os.stat(self._path)
-        except FileNotFoundError:
+        except OSError:
             return False
         return os.path.samestat(shown, os.fstat(self._fd)) and shown.st_size == len(self._map)
 
-    @contextlib.contextmanager
-    def locked(self, clock: Clock) -> Iterator[None]:
+    def lock(self, clock: Clock) -> None:
+        """Locks it for filling.
+
+        Raises:
+            StorageError: another process uses it, or sealed an image in it.
+        """
         deadline = clock.monotonic() + LOCK_SECS
         while not _try_lock(self._fd, fcntl.LOCK_EX):
             # Whoever looks for free slots holds the lock for a moment; a reader or filler, longer.
@@ -174,11 +276,18 @@ class _MappedSlot:
                 raise StorageError(f"fill {self._path}: another process uses this slot")
             clock.sleep(LOCK_POLL_SECS)
         try:
-            yield
-        finally:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            self._check_free()
+        except StorageError:
+            self.unlock()
+            raise
+        self.is_filling = True
 
-    def check_free(self) -> None:
+    def unlock(self) -> None:
+        """Unlocks it; without an image it is free again."""
+        self.is_filling = False
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def _check_free(self) -> None:
         """Checks, under the lock, that nobody sealed an image in it.
 
         An agent that was killed, or that gave the run to another group, forgot whom it gave a slot.
@@ -189,19 +298,21 @@ class _MappedSlot:
         if os.fstat(self._fd).st_nlink != 1:
             raise StorageError(f"fill {self._path}: this slot was given to another process since")
 
-    def fill(self, blocks: Iterable[Buffer]) -> None:
-        offset = 0
-        for block in blocks:
-            view = memoryview(block).cast("B")
-            if offset + len(view) > len(self._map):
-                raise InvalidArgumentError(f"fill {self._path}: more than {len(self._map)} bytes")
-            self._check_whole()
-            self._files.fill(self._fd, self._map, offset, view)
-            offset += len(view)
-        if offset != len(self._map):
-            raise InvalidArgumentError(
-                f"fill {self._path}: expected {len(self._map)} bytes, found {offset}"
-            )
+    def write(self, offset_bytes: int, data: memoryview) -> None:
+        """Copies `data` into the slot's memory."""
+        if offset_bytes + len(data) > len(self._map):
+            raise InvalidArgumentError(f"fill {self._path}: more than {len(self._map)} bytes")
+        self._check_whole()
+        self._files.fill(self._fd, self._map, offset_bytes, data)
+
+    def view(self) -> memoryview:
+        """Its memory, to read from."""
+        self._check_whole()
+        return memoryview(self._map).toreadonly()
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self._map)
 
     def _check_whole(self) -> None:
         """Checks, right before a block is copied, that there is memory for it.

@@ -67,6 +67,22 @@ class SlotPool:
                         self._files.unlink(path)
             return self._create(size_bytes).name
 
+    def spare(self, size_bytes: int, taken: Collection[str], count_max: int) -> str | None:
+        """The name of a free slot of that size; a new one where fewer than `count_max` are there.
+
+        None where it would be one too many.
+
+        Raises:
+            OutOfSpaceError, StorageError: as `reserve`.
+        """
+        with translated("reserve RAM in", self._folder):
+            for path, size in self._free(taken):
+                if size == size_bytes:
+                    return path.name
+            if len(self._paths()) >= count_max:
+                return None
+            return self._create(size_bytes).name
+
     def free(self) -> list[str]:
         """The names of all free slots."""
         return [path.name for path, _ in self._free()]

@@ -1,0 +1,82 @@
+"""The trainer's memory in the RAM tier: its slots, and one that is ready before it is needed.
+
+A slot that is ready lets the training thread copy a state into it at once. On the CPU that is
+cheaper than holding the state for a background thread: a step that donates what is held has to
+take fresh pages, which cost ten times as much as the copy.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from holdfast.agent import protocol
+from holdfast.clock import Clock
+from holdfast.errors import HoldfastError
+from holdfast.manager.link import Link
+from holdfast.store.ram import Filling, RamStore
+
+log = logging.getLogger(__name__)
+
+
+class RamSlots:
+    """Owned by the saver's thread; only `take` is the training thread's."""
+
+    def __init__(self, link: Link, clock: Clock) -> None:
+        self._link = link
+        self._clock = clock
+        self._store: RamStore | None = None
+        self._slot = ""
+        self._lock = threading.Lock()
+        self._ready: Filling | None = None
+
+    def take(self, size_bytes: int) -> Filling | None:
+        """The slot that is ready, if there is one of that size; the caller closes it."""
+        with self._lock:
+            ready = self._ready
+            if ready is None or ready.size_bytes != size_bytes or not ready.is_current:
+                return None
+            self._ready = None
+            return ready
+
+    def store(self, slot: str = "") -> RamStore:
+        """The RAM tier as this trainer writes it; an image goes into `slot`."""
+        folder = self._link.place.ram_folder
+        assert folder is not None
+        if self._store is None or self._store.root != folder:
+            self.close()
+            self._store = RamStore(folder, lambda size: self._slot, self._clock)
+        self._slot = slot
+        return self._store
+
+    def prepare(self, rank: int, size_bytes: int) -> None:
+        """Gets a slot ready for the next image, if the agent has one to spare."""
+        with self._lock:
+            ready = self._ready
+            if ready is not None and ready.size_bytes == size_bytes and ready.is_current:
+                return
+        self._drop_ready()
+        request = protocol.WantSpare(group=self._link.group, rank=rank, size_bytes=size_bytes)
+        try:
+            slot = self._link.call("spare", request, protocol.Slot)
+            if slot.name is None:
+                return
+            filling = self.store(slot.name).begin(size_bytes)
+        except HoldfastError as error:
+            # The next save asks for a slot again, and tells what is wrong.
+            log.debug("no slot is ready for the next image: %s", error)
+            return
+        with self._lock:
+            self._ready = filling
+
+    def close(self) -> None:
+        """Lets go of all memory."""
+        self._drop_ready()
+        if self._store is not None:
+            self._store.close()
+
+    def _drop_ready(self) -> None:
+        with self._lock:
+            ready, self._ready = self._ready, None
+        if ready is not None:
+            ready.close()
