@@ -11,7 +11,7 @@ import pytest
 
 import holdfast
 from holdfast import save_decision_policy
-from tests.hosts import Host
+from tests.hosts import Host, wait_until
 
 SIZE = 1_000_000
 EVERY_STEP = save_decision_policy.FixedIntervalPolicy(1)
@@ -89,7 +89,7 @@ def test_a_save_copies_the_state_at_once_when_a_slot_is_ready(
             saving.wait_until_finished()
             arrays = step(arrays)
         before = {name: address(array) for name, array in arrays.items()}
-        saving._saver._slots.prepare(0, saving._planner.image_size_bytes)
+        wait_until(lambda: saving._saver._slots.is_ready(saving._planner.image_size_bytes))
         assert saving.save(3, arrays)
         arrays = step(arrays)
         assert {name: address(array) for name, array in arrays.items()} == before

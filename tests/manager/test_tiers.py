@@ -216,6 +216,25 @@ def test_a_tmpfs_that_fills_up_between_saves_is_no_end_and_room_is_used_again(
     assert "durable" in tiers
 
 
+def test_a_state_in_a_slot_that_finds_no_room_for_its_record_goes_to_the_disk(
+    small_ram: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with holdfast.CheckpointManager(run, save_decision_policy=EVERY_STEP) as manager:
+        manager.save(0, {"w": np.full(100_000, 0.0)})
+        manager.wait_until_finished()
+        size_bytes = manager._planner.image_size_bytes
+        wait_until(lambda: manager._saver._slots.is_ready(size_bytes))
+        with (small_ram / "filler").open("wb", buffering=0) as filler:
+            fill_up(filler)
+        assert manager.save(1, {"w": np.full(100_000, 1.0)})
+        manager.wait_until_finished()
+        assert [e["tier"] for e in events(run, "sealed")] == ["ram", "durable"]
+        assert not list(small_ram.glob("*/ram/checkpoints/000000001.1/*"))
+        assert (manager.restore(1)["w"] == 1.0).all()
+        (small_ram / "filler").unlink()
+
+
 def test_the_limit_of_the_ram_tier_is_kept(one_host: Host, tmp_path: Path) -> None:
     ram = holdfast.RamTier(limit_bytes=6_000_000)
     with holdfast.CheckpointManager(

@@ -184,8 +184,12 @@ class Keeper:
             self._state.events.write("deleted", checkpoint, reason=reason)
 
     async def parts_in_ram(self) -> dict[CheckpointId, set[int]]:
-        """The ranks whose part stands in RAM, of each checkpoint."""
-        listed = await self._run(list_checkpoints, self._state.ram)
+        """The ranks whose part stands in RAM, of each checkpoint; none where RAM fails."""
+        try:
+            listed = await self._run(list_checkpoints, self._state.ram)
+        except StorageError as error:
+            self._tell_ram(error)
+            return {}
         return {checkpoint: set(listing.parts) for checkpoint, listing in listed.items()}
 
     async def is_committed(self, checkpoint: CheckpointId) -> bool:

@@ -78,6 +78,16 @@ def seal_slot(store: Store, filling: Filling, plan: PartPlan) -> PartRecord:
     return _put_record(store, plan, blocks)
 
 
+def bytes_in_slot(filling: Filling) -> ChunkBytes:
+    """The chunks of an image that `fill_slot` filled, where they are to go elsewhere after all.
+
+    Raises:
+        StorageError: somebody changed the slot.
+    """
+    view = filling.view()
+    return lambda chunk: view[chunk.offset_bytes : chunk.offset_bytes + chunk.size_bytes]
+
+
 def _put_record(store: Store, plan: PartPlan, blocks: Sequence[str]) -> PartRecord:
     record = PartRecord(
         run_id=plan.run_id,

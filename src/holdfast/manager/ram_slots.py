@@ -7,16 +7,11 @@ take fresh pages, which cost ten times as much as the copy.
 
 from __future__ import annotations
 
-import logging
 import threading
 
-from holdfast.agent import protocol
 from holdfast.clock import Clock
-from holdfast.errors import HoldfastError
 from holdfast.manager.link import Link
 from holdfast.store.ram import Filling, RamStore
-
-log = logging.getLogger(__name__)
 
 
 class RamSlots:
@@ -49,23 +44,22 @@ class RamSlots:
         self._slot = slot
         return self._store
 
-    def prepare(self, rank: int, size_bytes: int) -> None:
-        """Gets a slot ready for the next image, if the agent has one to spare."""
+    def is_ready(self, size_bytes: int) -> bool:
+        """Whether a slot of that size is ready; one of another size is given up."""
         with self._lock:
             ready = self._ready
             if ready is not None and ready.size_bytes == size_bytes and ready.is_current:
-                return
+                return True
         self._drop_ready()
-        request = protocol.WantSpare(group=self._link.group, rank=rank, size_bytes=size_bytes)
-        try:
-            slot = self._link.call("spare", request, protocol.Slot)
-            if slot.name is None:
-                return
-            filling = self.store(slot.name).begin(size_bytes)
-        except HoldfastError as error:
-            # The next save asks for a slot again, and tells what is wrong.
-            log.debug("no slot is ready for the next image: %s", error)
-            return
+        return False
+
+    def make_ready(self, name: str, size_bytes: int) -> None:
+        """Maps and locks a slot that the agent had to spare.
+
+        Raises:
+            StorageError: it is gone, or somebody else's by now.
+        """
+        filling = self.store(name).begin(size_bytes)
         with self._lock:
             self._ready = filling
 

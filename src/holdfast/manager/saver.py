@@ -1,4 +1,4 @@
-"""The background thread that fills images: nothing of it runs on the training thread.
+"""The background thread that makes images; the training thread copies at most, by `fill_now`.
 
 At most one save waits while another one is filled, so handing one over may wait for RAM. Where it
 would wait for storage, or for an agent that does not answer, `has_room` tells so beforehand.
@@ -17,8 +17,16 @@ import msgspec
 from holdfast.adapt.contract import Snapshot
 from holdfast.agent import protocol
 from holdfast.clock import Clock
-from holdfast.engine.save import PartPlan, fill_slot, seal_slot, write_part
+from holdfast.engine.save import (
+    ChunkBytes,
+    PartPlan,
+    bytes_in_slot,
+    fill_slot,
+    seal_slot,
+    write_part,
+)
 from holdfast.errors import AgentUnavailableError, HoldfastError, StorageError
+from holdfast.format.names import image_key
 from holdfast.manager.link import Link
 from holdfast.manager.progress import Progress
 from holdfast.manager.ram_slots import RamSlots
@@ -60,8 +68,7 @@ class Saver:
         self._is_getting_ready = False
         self._has_told_no_ram = False
         self._slots = RamSlots(link, clock)
-        self._next_size_bytes: int | None = None
-        self._rank = 0
+        self._next_slot: protocol.WantSpare | None = None
         self._thread = threading.Thread(target=self._run, name="holdfast-save", daemon=True)
         self._thread.start()
 
@@ -133,8 +140,8 @@ class Saver:
                 job = None
             elif self._is_closed:
                 return
-            elif is_getting_ready and self._next_size_bytes is not None:
-                self._slots.prepare(self._rank, self._next_size_bytes)
+            elif is_getting_ready and self._next_slot is not None:
+                self._prepare(self._next_slot)
 
     def _has_work(self) -> bool:
         return self._waiting is not None or self._is_closed or self._is_getting_ready
@@ -148,13 +155,30 @@ class Saver:
             is_lost = isinstance(error, AgentUnavailableError)
             self._give_up(job, f"{type(error).__name__}: {error}", is_lost)
         finally:
-            is_on_host = job.filling is not None or job.snapshot.is_on_host
-            self._rank = job.plan.rank
-            self._next_size_bytes = job.plan.layout.size_bytes if is_on_host else None
+            self._next_slot = self._slot_after(job)
             job.snapshot.release()
             self._set_at_storage(False)
         if self._progress.is_idle:
             self.get_ready()
+
+    def _slot_after(self, job: Job) -> protocol.WantSpare | None:
+        """What the next save will want, if it is like this one and can be copied at once."""
+        if not job.snapshot.is_on_host or self._link.place.ram_folder is None:
+            return None
+        size_bytes = job.plan.layout.size_bytes
+        return protocol.WantSpare(group=self._link.group, rank=job.plan.rank, size_bytes=size_bytes)
+
+    def _prepare(self, request: protocol.WantSpare) -> None:
+        """Gets a slot ready for the next image, if the agent has one to spare."""
+        if self._slots.is_ready(request.size_bytes):
+            return
+        try:
+            slot = self._ask("spare", request, protocol.Slot)
+            if slot.name is not None:
+                self._slots.make_ready(slot.name, request.size_bytes)
+        except HoldfastError as error:
+            # The next save asks for a slot again, and tells what is wrong.
+            log.debug("no slot is ready for the next image: %s", error)
 
     def _save(self, job: Job) -> None:
         tier = self._fill(job)
@@ -177,30 +201,46 @@ class Saver:
         filling = job.filling or self.fill_now(job.plan, job.snapshot)
         if filling is not None:
             with contextlib.closing(filling):
-                self._seal(filling, job.plan)
-            return "ram"
+                return self._seal(job, filling)
         slot = self._want_slot(job.plan)
+        reason = slot.reason
         if slot.name is not None:
             try:
                 write_part(self._slots.store(slot.name), job.plan, job.snapshot.chunk_bytes)
                 return "ram"
             except StorageError as error:
-                slot = protocol.Slot(name=None, reason=str(error))
-        if self._link.place.ram_folder is not None:
-            self._tell_no_ram(slot.reason)
-        if not job.is_durable_due:
-            self._abandon(job, slot.reason)
-            return None
-        self._set_at_storage(True)
-        write_part(self._durable, job.plan, job.snapshot.chunk_bytes)
-        return "durable"
+                reason = str(error)
+                self._leave_ram(job.plan)
+        return self._go_without_ram(job, job.snapshot.chunk_bytes, reason)
 
-    def _seal(self, filling: Filling, plan: PartPlan) -> None:
+    def _seal(self, job: Job, filling: Filling) -> str | None:
+        plan = job.plan
         request = protocol.Filling(rank=plan.rank, id=(plan.id.step, plan.id.attempt))
         self._ask("filling", request, protocol.Empty)
-        if not filling.is_current:
-            raise StorageError("the RAM tier was removed while the state was copied into it")
-        seal_slot(self._slots.store(), filling, plan)
+        try:
+            if not filling.is_current:
+                raise StorageError("the RAM tier was removed while the state was copied into it")
+            seal_slot(self._slots.store(), filling, plan)
+            return "ram"
+        except StorageError as error:
+            self._leave_ram(plan)
+            # The slot's memory is this process's as long as it is mapped, whatever became of it.
+            return self._go_without_ram(job, bytes_in_slot(filling), str(error))
+
+    def _leave_ram(self, plan: PartPlan) -> None:
+        """An image whose record found no room is no part: nobody else would free its slot."""
+        with contextlib.suppress(StorageError):
+            self._slots.store().delete(image_key(plan.id, plan.rank, plan.part_count))
+
+    def _go_without_ram(self, job: Job, chunk_bytes: ChunkBytes, reason: str) -> str | None:
+        if self._link.place.ram_folder is not None:
+            self._tell_no_ram(reason)
+        if not job.is_durable_due:
+            self._abandon(job, reason)
+            return None
+        self._set_at_storage(True)
+        write_part(self._durable, job.plan, chunk_bytes)
+        return "durable"
 
     def _want_slot(self, plan: PartPlan) -> protocol.Slot:
         request = protocol.WantSlot(

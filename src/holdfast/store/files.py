@@ -30,7 +30,6 @@ from holdfast.store.file_system import FileSystem
 UNFINISHED = ".unfinished"
 TRIES_MAX = 100
 DEPTH_MAX = 50
-READ_SIZE_BYTES = 1024 * 1024
 KEPT_COUNT_MAX = 64
 
 T = TypeVar("T")
