@@ -85,13 +85,15 @@ def open_state(config: AgentConfig, clock: Clock, files: FileSystem) -> AgentSta
     ram_root = ram_folder(folder)
     ram_root.mkdir(mode=0o700, exist_ok=True)
     pool = SlotPool(ram_root, None, clock, files)
+    ram = RamStore(ram_root, pool.reserve, clock, files)
+    pool.gave_up = ram.forget_gone
     return AgentState(
         config=config,
         clock=clock,
         words=create_words(folder / WORDS),
         events=EventLog(Path(config.run), config.host, clock),
         durable=DiskStore(Path(config.run), clock, files),
-        ram=RamStore(ram_root, pool.reserve, clock, files),
+        ram=ram,
         pool=pool,
         linger_secs=config.linger_secs,
     )

@@ -62,22 +62,33 @@ class _CheckedPieces:
 
     def read_ahead(self, pool: ThreadPoolExecutor, size_bytes: int) -> Iterator[Buffer]:
         """The pieces in order; each is good until the next but one is asked for."""
-        # Pages of their own are aligned, so that a store can write them past the page cache.
-        pages = [memoryview(mmap.mmap(-1, PIECE_SIZE_BYTES)) for _ in range(2)]
         starts = range(0, size_bytes, PIECE_SIZE_BYTES)
-        pieces = (pages[i % 2][: size_bytes - start] for i, start in enumerate(starts))
+        pages: list[memoryview] = []
         ahead = None
-        for start, piece in zip(starts, pieces, strict=True):
-            reading = pool.submit(self._read, start, piece)
+        for number, start in enumerate(starts):
+            upto = min(start + PIECE_SIZE_BYTES, size_bytes)
+            reading = pool.submit(self._read, start, upto, pages, number)
             if ahead is not None:
                 yield ahead
-            reading.result()
-            ahead = piece
+            ahead = reading.result()
         if ahead is not None:
             yield ahead
 
-    def _read(self, start: int, piece: memoryview) -> None:
-        self._image.read_into(start, piece)
+    def _read(self, start: int, upto: int, pages: list[memoryview], number: int) -> memoryview:
+        view = self._image.view()
+        if view is not None:
+            # It is written from where it stands. Nobody changes it: the image is open.
+            piece = view[start:upto]
+        else:
+            if not pages:
+                # Pages of their own are aligned, so a store can write them past the page cache.
+                pages += [memoryview(mmap.mmap(-1, PIECE_SIZE_BYTES)) for _ in range(2)]
+            piece = pages[number % 2][: upto - start]
+            self._image.read_into(start, piece)
+        self._check(start, piece)
+        return piece
+
+    def _check(self, start: int, piece: memoryview) -> None:
         done, stop = start, start + len(piece)
         while done < stop:
             upto = min(stop, self._range[1])

@@ -46,6 +46,16 @@ class Reader(Protocol):
         """
         ...
 
+    def view(self) -> memoryview | None:
+        """All bytes, as read-only memory that is good for as long as the object is open.
+
+        None where the store's bytes are in no memory that could be shown.
+
+        Raises:
+            StorageError: they cannot be shown.
+        """
+        ...
+
     def lend(self) -> memoryview | None:
         """All bytes, as read-only memory that stays as it is for as long as the view lives.
 

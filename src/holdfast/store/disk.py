@@ -8,13 +8,14 @@ so when the power is cut, as far as the disk keeps what it acknowledged.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import mmap
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+
+import numpy as np
 
 from holdfast.clock import Clock
 from holdfast.errors import InvalidArgumentError
@@ -123,7 +124,4 @@ class DiskStore:
 
 
 def _address(view: memoryview) -> int:
-    # Read-only memory has no ctypes view; it takes the way through the buffer.
-    if view.readonly or len(view) == 0:
-        return 1
-    return ctypes.addressof(ctypes.c_char.from_buffer(view))
+    return int(np.frombuffer(view, np.uint8).ctypes.data)

@@ -16,6 +16,10 @@ import os
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
+RELEASE_SIZE_BYTES = 128 * 1024
+
 
 class FileSystem(Protocol):
     """The calls; see the module."""
@@ -86,7 +90,12 @@ class LocalFileSystem:
         return os.write(fd, data)
 
     def fill(self, fd: int, pages: mmap.mmap, offset_bytes: int, data: memoryview) -> None:
-        pages[offset_bytes : offset_bytes + len(data)] = data
+        if len(data) < RELEASE_SIZE_BYTES:
+            pages[offset_bytes : offset_bytes + len(data)] = data
+            return
+        # This way other threads run meanwhile.
+        target = np.frombuffer(pages, np.uint8, len(data), offset_bytes)
+        np.copyto(target, np.frombuffer(data, np.uint8))
 
     def truncate(self, fd: int, size_bytes: int) -> None:
         os.ftruncate(fd, size_bytes)

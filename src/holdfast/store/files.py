@@ -87,6 +87,9 @@ class FileReader:
                 target = target[count:]
                 offset_bytes += count
 
+    def view(self) -> memoryview | None:
+        return None
+
     def lend(self) -> memoryview | None:
         return None
 

@@ -23,6 +23,7 @@ from holdfast.format.buffers import Buffer
 from holdfast.store.contract import Reader, StoredObject
 from holdfast.store.file_system import LOCAL, FileSystem
 from holdfast.store.files import FileReader, ObjectFolder, translated
+from holdfast.store.mappings import ReadMappings
 from holdfast.store.slots import SLOTS
 
 IMAGE_SUFFIX = ".safetensors"
@@ -50,6 +51,7 @@ class RamStore:
         self._clock = clock
         self._folder = ObjectFolder(root, clock, files, durable=False)
         self._mapped: dict[str, _MappedSlot] = {}
+        self._read = ReadMappings()
 
     def __repr__(self) -> str:
         return f"RamStore({self.root})"
@@ -79,9 +81,14 @@ class RamStore:
     def discard_unfinished(self, prefix: str) -> None:
         self._folder.discard_unfinished(prefix)
 
+    def forget_gone(self) -> None:
+        """Lets go of slots that were given up, so that their memory is free; any thread may."""
+        self._read.forget_gone()
+
     def close(self) -> None:
         """Lets go of all mappings, but of a slot that is just being filled."""
         self._unmap(lambda slot: True)
+        self._read.close()
 
     def begin(self, size_bytes: int) -> Filling:
         """A slot of that size to fill, by whichever thread has the bytes; to be closed in any case.
@@ -134,7 +141,7 @@ class RamStore:
                     with translated("open", path):
                         shown = os.stat(path, follow_symlinks=False)
                     if os.path.samestat(shown, os.fstat(reader.fd)):
-                        yield _SlotReader(reader)
+                        yield _SlotReader(reader, path, self._read)
                         return
             # Between opening and locking it was replaced: that slot may be filled anew. Or somebody
             # looks for free slots, who holds the lock for a moment.
@@ -160,8 +167,10 @@ class RamStore:
 class _SlotReader:
     """An open object in RAM, locked shared."""
 
-    def __init__(self, reader: FileReader) -> None:
+    def __init__(self, reader: FileReader, path: Path, mappings: ReadMappings) -> None:
         self._reader = reader
+        self._path = path
+        self._mappings = mappings
         self._lent: memoryview | None = None
 
     @property
@@ -170,6 +179,18 @@ class _SlotReader:
 
     def read_into(self, offset_bytes: int, target: memoryview) -> None:
         self._reader.read_into(offset_bytes, target)
+
+    def view(self) -> memoryview | None:
+        # Looked at right before it is read: memory that somebody cut off would kill who reads it.
+        found = os.fstat(self._reader.fd)
+        memory_bytes = min(found.st_size, found.st_blocks * 512)
+        if memory_bytes < self.size_bytes:
+            raise StorageError(
+                f"read {self._path}: expected {self.size_bytes} bytes of memory, found "
+                f"{memory_bytes}; somebody else changes the RAM tier"
+            )
+        with translated("map", self._path):
+            return self._mappings.view(self._reader.fd)
 
     def lend(self) -> memoryview | None:
         if self._lent is None and self.size_bytes:

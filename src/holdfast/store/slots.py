@@ -19,7 +19,7 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from holdfast.clock import Clock
@@ -42,6 +42,8 @@ class SlotPool:
         self.limit_bytes = limit_bytes
         self._clock = clock
         self._files = files
+        self.gave_up: Callable[[], None] = lambda: None
+        """Called after slots were given up: who has them mapped is to let go of them."""
 
     def reserve(
         self, size_bytes: int, taken: Collection[str] = (), in_use_bytes: Collection[int] = ()
@@ -65,6 +67,7 @@ class SlotPool:
                 if size not in {size_bytes, *in_use_bytes}:
                     with contextlib.suppress(FileNotFoundError):
                         self._files.unlink(path)
+            self.gave_up()
             return self._create(size_bytes).name
 
     def spare(self, size_bytes: int, taken: Collection[str], count_max: int) -> str | None:

@@ -1,0 +1,109 @@
+"""Slots mapped for reading: they follow what the names say, and hold neither locks nor memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.clock import SystemClock
+from holdfast.errors import StorageError
+from holdfast.store.ram import RamStore
+from holdfast.store.slots import SLOTS, SlotPool
+
+SIZE = 3 << 20
+FIRST = "checkpoints/000000001.1/image-00000-of-00001.safetensors"
+SECOND = "checkpoints/000000002.1/image-00000-of-00001.safetensors"
+
+
+@pytest.fixture
+def pool(in_memory: Path) -> SlotPool:
+    return SlotPool(in_memory, None, SystemClock())
+
+
+@pytest.fixture
+def store(in_memory: Path, pool: SlotPool) -> Iterator[RamStore]:
+    made = RamStore(in_memory, pool.reserve, SystemClock())
+    pool.gave_up = made.forget_gone
+    yield made
+    made.close()
+
+
+def read(store: RamStore, key: str) -> bytes:
+    with store.open(key) as reader:
+        view = reader.view()
+        assert view is not None
+        assert view.readonly
+        return bytes(view)
+
+
+def mapped_count(root: Path) -> int:
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return sum(f"{root}/" in line and " r--s " in line for line in maps)
+
+
+def test_a_slot_that_is_filled_again_is_read_as_it_is_now_and_mapped_once(
+    in_memory: Path, store: RamStore
+) -> None:
+    for byte in (b"a", b"b", b"c"):
+        store.put(FIRST, SIZE, [byte * SIZE])
+        assert read(store, FIRST) == byte * SIZE
+        store.delete(FIRST)
+    assert mapped_count(in_memory) == 1
+    assert len(os.listdir(in_memory / SLOTS)) == 1
+
+
+def test_a_mapping_keeps_no_lock(store: RamStore, pool: SlotPool) -> None:
+    store.put(FIRST, SIZE, [b"a" * SIZE])
+    read(store, FIRST)
+    store.delete(FIRST)
+    assert len(pool.free()) == 1
+
+
+def test_the_memory_of_a_slot_that_was_given_up_is_free(
+    in_memory: Path, store: RamStore, pool: SlotPool
+) -> None:
+    store.put(FIRST, SIZE, [b"a" * SIZE])
+    read(store, FIRST)
+    store.delete(FIRST)
+    # An image of another size: the slot of the first one is given up for it.
+    store.put(SECOND, 2 * SIZE, [b"b" * 2 * SIZE])
+    assert mapped_count(in_memory) == 0
+    assert read(store, SECOND) == b"b" * 2 * SIZE
+
+
+def test_a_slot_that_is_given_up_while_it_is_read_goes_when_it_was_read(
+    in_memory: Path, store: RamStore
+) -> None:
+    store.put(FIRST, SIZE, [b"a" * SIZE])
+    with store.open(FIRST) as reader:
+        view = reader.view()
+        assert view is not None
+        for path in (in_memory / SLOTS).iterdir():
+            path.unlink()
+        store.delete(FIRST)
+        store.forget_gone()
+        assert bytes(view) == b"a" * SIZE
+        view.release()
+    store.forget_gone()
+    assert mapped_count(in_memory) == 0
+
+
+def test_a_slot_that_was_cut_off_is_an_error_and_no_signal(
+    in_memory: Path, store: RamStore
+) -> None:
+    store.put(FIRST, SIZE, [b"a" * SIZE])
+    read(store, FIRST)
+    os.truncate(in_memory / FIRST, 4096)
+    with store.open(FIRST) as reader:
+        os.truncate(in_memory / FIRST, 1024)
+        with pytest.raises(StorageError, match="expected 4096 bytes of memory, found"):
+            reader.view()
+
+
+def test_an_object_without_bytes_shows_none(store: RamStore) -> None:
+    store.put("records/empty", 0, [])
+    with store.open("records/empty") as reader:
+        assert reader.view() is None
