@@ -11,6 +11,11 @@ import pytest
 
 import holdfast
 from holdfast import save_decision_policy
+from holdfast.adapt.contract import Snapshot
+from holdfast.format.layout import Chunk
+from holdfast.format.names import CheckpointId
+from holdfast.manager.planning import Taking
+from holdfast.manager.saver import Job
 from tests.hosts import Host, wait_until
 
 SIZE = 1_000_000
@@ -96,3 +101,53 @@ def test_a_save_copies_the_state_at_once_when_a_slot_is_ready(
         saving.wait_until_finished()
         for name, array in saving.restore(3).items():
             assert (np.asarray(array) == 3.0).all(), name
+
+
+def test_the_first_save_after_resume_is_copied_into_a_slot_that_stands_ready(
+    one_host: Host, tmp_path: Path
+) -> None:
+    with manager(tmp_path / "run") as saving:
+        saving.resume(state(1.0))
+        wait_until(lambda: saving._saver._slots.is_ready(saving._planner.image_size_bytes))
+        filled = saving._saver._slots._ready
+        assert saving.save(0, state(1.0))
+        assert filled is not None
+        assert any(filled.view()[-4:].tobytes())
+        saving.wait_until_finished()
+        assert (np.asarray(saving.restore(0)["w"]) == 1.0).all()
+
+
+class _Interrupting:
+    """A snapshot whose copying is interrupted once, as by a Ctrl-C; it ends as any other."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self.is_interrupted = False
+        self.outline = snapshot.outline
+        self.values, self.process_values = snapshot.values, snapshot.process_values
+
+    def chunk_bytes(self, chunk: Chunk) -> memoryview:
+        if not self.is_interrupted:
+            self.is_interrupted = True
+            raise KeyboardInterrupt
+        return self._snapshot.chunk_bytes(chunk)
+
+    def release(self) -> None:
+        self._snapshot.release()
+
+
+def test_a_copy_that_is_interrupted_is_made_by_the_background_thread(
+    one_host: Host, tmp_path: Path
+) -> None:
+    with manager(tmp_path / "run") as saving:
+        saving.resume(state(7.0))
+        size_bytes = saving._planner.image_size_bytes
+        wait_until(lambda: saving._saver._slots.is_ready(size_bytes))
+        snapshot = _Interrupting(saving._framework.snapshot(state(7.0)))
+        taking = Taking(id=CheckpointId(0, 1), time=saving._clock.now(), metrics=None)
+        plan = saving._planner.plan(snapshot, taking)
+        saving._progress.accept(taking.id, durable=True)
+        with pytest.raises(KeyboardInterrupt):
+            saving._saver.take(Job(plan=plan, snapshot=snapshot, is_durable_due=True))
+        saving.wait_until_finished()
+        assert (np.asarray(saving.restore(0)["w"]) == 7.0).all()

@@ -24,11 +24,16 @@ class ArrayOutline:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Outline:
-    """A state without its bytes. States of one structure and sharding give the same object."""
+    """A state without its bytes. States of one structure and sharding give the same object.
+
+    `is_on_host` tells whether all bytes are in the host's memory, so that copying them waits for no
+    device.
+    """
 
     arrays: tuple[ArrayOutline, ...]
     containers: tuple[Container, ...]
     process_values: tuple[Path, ...]
+    is_on_host: bool
 
 
 class Snapshot(Protocol):
@@ -37,8 +42,6 @@ class Snapshot(Protocol):
     outline: Outline
     values: tuple[SavedValue, ...]
     process_values: tuple[SavedValue, ...]
-    is_on_host: bool
-    """Whether all bytes are in the host's memory, so that copying them waits for no device."""
 
     def chunk_bytes(self, chunk: Chunk) -> memoryview:
         """The bytes of a chunk that this process holds: contiguous, C order, little-endian."""

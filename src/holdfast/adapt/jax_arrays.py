@@ -84,7 +84,7 @@ def held(arrays: Sequence[jax.Array]) -> list[jax.Array]:
     On the CPU a host view keeps its array's memory, so nothing is copied here; elsewhere the device
     copies, in the order of its stream, before any later step can overwrite.
     """
-    elsewhere = [i for i, a in enumerate(arrays) if _platform(a) != "cpu"]
+    elsewhere = [i for i, a in enumerate(arrays) if not is_on_host(a)]
     result = list(arrays)
     if elsewhere:
         copies = _device_copies([arrays[i] for i in elsewhere])
@@ -93,9 +93,10 @@ def held(arrays: Sequence[jax.Array]) -> list[jax.Array]:
     return result
 
 
-def _platform(array: jax.Array) -> str:
+def is_on_host(array: jax.Array) -> bool:
+    """Whether its bytes are in the host's memory."""
     device: Any = next(iter(array.sharding.device_set))
-    return str(device.platform)
+    return str(device.platform) == "cpu"
 
 
 @jax.jit

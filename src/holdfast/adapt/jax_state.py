@@ -84,6 +84,7 @@ def _make_outline(found: list[Any], structure: Structure) -> Outline:
         arrays=tuple(arrays),
         containers=structure.containers,
         process_values=tuple(process_values),
+        is_on_host=all(jax_arrays.is_on_host(a) for a in found if isinstance(a, jax.Array)),
     )
 
 
@@ -135,7 +136,6 @@ class _JaxSnapshot:
         for i, array in self._arrays.items():
             if array is arrays[i]:
                 self._pieces[i] = jax_arrays.host_views(array)
-        self.is_on_host = all(self._pieces)
 
     def chunk_bytes(self, chunk: Chunk) -> memoryview:
         pieces = self._pieces[chunk.array_index]

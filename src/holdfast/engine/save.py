@@ -16,7 +16,6 @@ from holdfast.format.names import CheckpointId, image_key, part_key
 from holdfast.format.records import CheckpointSpec, PartRecord, SavedValue
 from holdfast.format.sealed import seal
 from holdfast.store.contract import Store
-from holdfast.store.ram import Filling
 
 ChunkBytes = Callable[[Chunk], memoryview]
 """The bytes of one chunk, contiguous, in C order, little-endian."""
@@ -44,51 +43,15 @@ def write_part(store: Store, plan: PartPlan, chunk_bytes: ChunkBytes) -> PartRec
     blocks: list[str] = []
     key = image_key(plan.id, plan.rank, plan.part_count)
     store.put(key, plan.layout.size_bytes, _image_blocks(plan.layout, chunk_bytes, blocks))
-    return _put_record(store, plan, blocks)
+    return put_record(store, plan, blocks)
 
 
-def fill_slot(filling: Filling, layout: ImageLayout, chunk_bytes: ChunkBytes) -> None:
-    """Copies an image into a slot, and does nothing else: a training thread may wait for it.
-
-    Raises:
-        StorageError: somebody changed the slot.
-    """
-    filling.write(0, memoryview(layout.header))
-    for chunk in layout.chunks:
-        if chunk.size_bytes:
-            data = chunk_bytes(chunk)
-            for start, stop in block_ranges(chunk.size_bytes):
-                filling.write(chunk.offset_bytes + start, data[start:stop])
-
-
-def seal_slot(store: Store, filling: Filling, plan: PartPlan) -> PartRecord:
-    """Digests a slot that `fill_slot` filled, shows it as the image, and writes the record.
+def put_record(store: Store, plan: PartPlan, blocks: Sequence[str]) -> PartRecord:
+    """Writes the record that seals an image, which shows already; `blocks` are its digests.
 
     Raises:
-        OutOfSpaceError, StorageError: nothing of it is visible as a part.
+        OutOfSpaceError, StorageError: the image is not visible as a part.
     """
-    view = filling.view()
-    blocks = [
-        digest(view[chunk.offset_bytes + start : chunk.offset_bytes + stop])
-        for chunk in plan.layout.chunks
-        for start, stop in block_ranges(chunk.size_bytes)
-    ]
-    view.release()
-    filling.show(image_key(plan.id, plan.rank, plan.part_count))
-    return _put_record(store, plan, blocks)
-
-
-def bytes_in_slot(filling: Filling) -> ChunkBytes:
-    """The chunks of an image that `fill_slot` filled, where they are to go elsewhere after all.
-
-    Raises:
-        StorageError: somebody changed the slot.
-    """
-    view = filling.view()
-    return lambda chunk: view[chunk.offset_bytes : chunk.offset_bytes + chunk.size_bytes]
-
-
-def _put_record(store: Store, plan: PartPlan, blocks: Sequence[str]) -> PartRecord:
     record = PartRecord(
         run_id=plan.run_id,
         step=plan.id.step,

@@ -114,7 +114,7 @@ class CheckpointManager:
             self._returned,
         )
         place = self._link.place
-        self._steps = Stepping(place.origin[0] if place.origin else -1, self._options)
+        self._steps = Stepping(place.origin, self._options, self._processes.count)
         self._meter = meter_for(self._options)
         self._planner = Planner(self._run.run_id, self._processes.rank, self._processes.count)
         self._saver = Saver(self._link, self._run.durable, self._progress, self._clock)
@@ -203,11 +203,11 @@ class CheckpointManager:
             CheckpointDamagedError: there are checkpoints, and none of them can be read.
         """
         restored = self._restore_newest(state)
-        if restored is None:
-            # A leaf that cannot be saved is told now, not when the first save is due.
-            self._framework.outline(state)
-            return 0, state
-        return restored.id.step + 1, restored.state
+        if restored is not None:
+            state = restored.state
+        # A leaf that cannot be saved is told now, not when the first save is due.
+        self._saver.expect(self._planner.expected(self._framework.outline(state)))
+        return (0 if restored is None else restored.id.step + 1), state
 
     def restore(self, step: int | None = None, *, like: Any = None) -> Any:
         """The state of `step`, else of the newest checkpoint that can be restored.
@@ -353,6 +353,8 @@ class CheckpointManager:
         due = self._steps.due(step, place.words.values, self._is_told_alone(), force)
         if not due.is_any:
             return False
+        if due.may_wait and self._saver.is_getting_ready:
+            return False
         waiting = self._progress.outstanding()
         is_behind = waiting >= protocol.pending_limit(self._planner.image_size_bytes)
         if not due.must_save and (is_behind or not self._saver.has_room()):
@@ -367,9 +369,7 @@ class CheckpointManager:
         plan = self._planner.plan(snapshot, taking)
         self._progress.accept(taking.id, durable=due.durable)
         self._steps.took(step, due, place.words.values)
-        filling = self._saver.fill_now(plan, snapshot)
-        job = Job(plan=plan, snapshot=snapshot, is_durable_due=due.durable, filling=filling)
-        self._saver.submit(job)
+        self._saver.take(Job(plan=plan, snapshot=snapshot, is_durable_due=due.durable))
         return True
 
     def _is_told_alone(self) -> bool:

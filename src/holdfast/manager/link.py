@@ -94,6 +94,11 @@ class Link:
         """The word that the processes of this start share."""
         return self._attach.group
 
+    @property
+    def rank(self) -> int:
+        """This trainer's rank among them."""
+        return self._attach.rank
+
     def start(self) -> None:
         """Begins to follow the agent's notices."""
         self._watcher.start()

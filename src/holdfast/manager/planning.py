@@ -39,13 +39,22 @@ class Planner:
         """The size of this rank's last image; 0 before the first."""
         return self._layout.size_bytes if self._layout is not None else 0
 
-    def plan(self, snapshot: Snapshot, taking: Taking) -> PartPlan:
-        """What this rank writes of the checkpoint."""
-        outline = snapshot.outline
+    def layout(self, outline: Outline) -> ImageLayout:
+        """The layout of this rank's image of such a state."""
         if outline is not self._outline or self._layout is None:
             self._arrays = array_specs(outline)
             self._layout = image_layout(self._arrays, self._rank)
             self._outline = outline
+        return self._layout
+
+    def expected(self, outline: Outline) -> int | None:
+        """The size of this rank's image of such a state; None where it waits for a device."""
+        return self.layout(outline).size_bytes if outline.is_on_host else None
+
+    def plan(self, snapshot: Snapshot, taking: Taking) -> PartPlan:
+        """What this rank writes of the checkpoint."""
+        outline = snapshot.outline
+        layout = self.layout(outline)
         metrics = dict(taking.metrics) if taking.metrics is not None else None
         spec = CheckpointSpec(
             time=taking.time,
@@ -60,7 +69,7 @@ class Planner:
             id=taking.id,
             rank=self._rank,
             part_count=self._count,
-            layout=self._layout,
+            layout=layout,
             spec=spec,
             process_values=snapshot.process_values,
         )

@@ -1,4 +1,4 @@
-"""The background thread that makes images; the training thread copies at most, by `fill_now`.
+"""The background thread that makes images; the training thread copies at most, in `take`.
 
 At most one save waits while another one is filled, so handing one over may wait for RAM. Where it
 would wait for storage, or for an agent that does not answer, `has_room` tells so beforehand.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import msgspec
@@ -17,14 +17,8 @@ import msgspec
 from holdfast.adapt.contract import Snapshot
 from holdfast.agent import protocol
 from holdfast.clock import Clock
-from holdfast.engine.save import (
-    ChunkBytes,
-    PartPlan,
-    bytes_in_slot,
-    fill_slot,
-    seal_slot,
-    write_part,
-)
+from holdfast.engine.filling import FillProgress, bytes_in_slot, fill_slot, seal_slot
+from holdfast.engine.save import ChunkBytes, PartPlan, write_part
 from holdfast.errors import AgentUnavailableError, HoldfastError, StorageError
 from holdfast.format.names import image_key
 from holdfast.manager.link import Link
@@ -35,6 +29,7 @@ from holdfast.store.ram import Filling
 
 BUSY_SECS = 0.02
 CLOSE_SECS = 300.0
+PREPARE_SECS = 30.0
 PATIENCE_SECS = 2.0
 """An agent that takes longer for an answer holds no training up."""
 
@@ -44,12 +39,13 @@ Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One save: what to write, and where it is due; the state, fixed, or else in a slot already."""
+    """One save: what to write, where it is due, and the state: fixed, or on its way into a slot."""
 
     plan: PartPlan
     snapshot: Snapshot
     is_durable_due: bool
-    filling: Filling | None
+    filling: Filling | None = None
+    progress: FillProgress = field(default_factory=FillProgress)
 
 
 class Saver:
@@ -66,28 +62,41 @@ class Saver:
         self._asked_at: float | None = None
         self._is_closed = False
         self._is_getting_ready = False
+        self._preparing_at: float | None = None
         self._has_told_no_ram = False
         self._slots = RamSlots(link, clock)
         self._next_slot: protocol.WantSpare | None = None
         self._thread = threading.Thread(target=self._run, name="holdfast-save", daemon=True)
         self._thread.start()
 
-    def fill_now(self, plan: PartPlan, snapshot: Snapshot) -> Filling | None:
-        """Copies the state into the slot that is ready, if one is; for the training thread.
+    def take(self, job: Job) -> None:
+        """Takes over a save; waits while another one is waiting already.
 
-        The snapshot is let go of then.
+        Where a slot is ready, the state is copied into it before this returns, and the snapshot is
+        let go of: for the training thread.
         """
-        filling = self._slots.take(plan.layout.size_bytes) if snapshot.is_on_host else None
+        filling = self._take_ready(job)
         if filling is None:
-            return None
+            self._submit(job)
+            return
         try:
-            fill_slot(filling, plan.layout, snapshot.chunk_bytes)
+            # The thread digests what is copied while this one goes on copying.
+            self._submit(replace(job, filling=filling))
+            fill_slot(filling, job.plan.layout, job.snapshot.chunk_bytes, job.progress)
         except StorageError as error:
-            log.warning("the slot for step %d cannot be filled: %s", plan.id.step, error)
-            filling.close()
-            return None
-        snapshot.release()
-        return filling
+            log.warning("the slot for step %d cannot be filled: %s", job.plan.id.step, error)
+        else:
+            job.snapshot.release()
+        finally:
+            # Nobody must wait for ever, also where a Ctrl-C came between two blocks.
+            job.progress.end()
+
+    def _take_ready(self, job: Job) -> Filling | None:
+        return (
+            self._slots.take(job.plan.layout.size_bytes)
+            if job.snapshot.outline.is_on_host
+            else None
+        )
 
     def get_ready(self) -> None:
         """Nothing is being saved any more: a slot may be made ready for the next time."""
@@ -95,8 +104,20 @@ class Saver:
             self._is_getting_ready = True
             self._changed.notify_all()
 
-    def submit(self, job: Job) -> None:
-        """Hands over a save; waits while another one is waiting already."""
+    def expect(self, size_bytes: int | None) -> None:
+        """The first save will be of that size, if it can be copied at once; None: it cannot be."""
+        if size_bytes is not None:
+            with self._changed:
+                self._next_slot = self._wanted(size_bytes)
+            self.get_ready()
+
+    @property
+    def is_getting_ready(self) -> bool:
+        """Whether a slot is being made ready just now; for so long only as that may take."""
+        begun_at = self._preparing_at
+        return begun_at is not None and self._clock.monotonic() - begun_at < PREPARE_SECS
+
+    def _submit(self, job: Job) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting is None or self._is_closed)
             self._waiting = job
@@ -163,15 +184,19 @@ class Saver:
 
     def _slot_after(self, job: Job) -> protocol.WantSpare | None:
         """What the next save will want, if it is like this one and can be copied at once."""
-        if not job.snapshot.is_on_host or self._link.place.ram_folder is None:
+        if not job.snapshot.outline.is_on_host or self._link.place.ram_folder is None:
             return None
-        size_bytes = job.plan.layout.size_bytes
-        return protocol.WantSpare(group=self._link.group, rank=job.plan.rank, size_bytes=size_bytes)
+        return self._wanted(job.plan.layout.size_bytes)
+
+    def _wanted(self, size_bytes: int) -> protocol.WantSpare:
+        link = self._link
+        return protocol.WantSpare(group=link.group, rank=link.rank, size_bytes=size_bytes)
 
     def _prepare(self, request: protocol.WantSpare) -> None:
         """Gets a slot ready for the next image, if the agent has one to spare."""
         if self._slots.is_ready(request.size_bytes):
             return
+        self._preparing_at = self._clock.monotonic()
         try:
             slot = self._ask("spare", request, protocol.Slot)
             if slot.name is not None:
@@ -179,6 +204,8 @@ class Saver:
         except HoldfastError as error:
             # The next save asks for a slot again, and tells what is wrong.
             log.debug("no slot is ready for the next image: %s", error)
+        finally:
+            self._preparing_at = None
 
     def _save(self, job: Job) -> None:
         tier = self._fill(job)
@@ -197,11 +224,13 @@ class Saver:
 
     def _fill(self, job: Job) -> str | None:
         """Writes the part to RAM, else to the durable tier; returns which, None for neither."""
-        # Where it was not ready in time for the training thread, it may be by now.
-        filling = job.filling or self.fill_now(job.plan, job.snapshot)
-        if filling is not None:
-            with contextlib.closing(filling):
-                return self._seal(job, filling)
+        if job.filling is None:
+            job = self._filled_here(job)
+        if job.filling is not None:
+            with contextlib.closing(job.filling):
+                tier = self._seal(job, job.filling)
+            if job.progress.wait_for(job.plan.layout.size_bytes):
+                return tier
         slot = self._want_slot(job.plan)
         reason = slot.reason
         if slot.name is not None:
@@ -213,19 +242,39 @@ class Saver:
                 self._leave_ram(job.plan)
         return self._go_without_ram(job, job.snapshot.chunk_bytes, reason)
 
+    def _filled_here(self, job: Job) -> Job:
+        """Where no slot was ready in time for the training thread, one may be by now."""
+        filling = self._take_ready(job)
+        if filling is None:
+            return job
+        job = replace(job, filling=filling)
+        try:
+            fill_slot(filling, job.plan.layout, job.snapshot.chunk_bytes, job.progress)
+        except StorageError as error:
+            log.warning("the slot for step %d cannot be filled: %s", job.plan.id.step, error)
+        finally:
+            job.progress.end()
+        return job
+
     def _seal(self, job: Job, filling: Filling) -> str | None:
+        """Seals what is being copied; the tier, or None: it goes nowhere, or was not copied."""
         plan = job.plan
         request = protocol.Filling(rank=plan.rank, id=(plan.id.step, plan.id.attempt))
-        self._ask("filling", request, protocol.Empty)
         try:
+            self._ask("filling", request, protocol.Empty)
             if not filling.is_current:
                 raise StorageError("the RAM tier was removed while the state was copied into it")
-            seal_slot(self._slots.store(), filling, plan)
-            return "ram"
+            record = seal_slot(self._slots.store(), filling, plan, job.progress)
+            return "ram" if record is not None else None
         except StorageError as error:
             self._leave_ram(plan)
+            if not job.progress.wait_for(plan.layout.size_bytes):
+                return None
             # The slot's memory is this process's as long as it is mapped, whatever became of it.
             return self._go_without_ram(job, bytes_in_slot(filling), str(error))
+        finally:
+            # The training thread may be at it still, in the slot and in the snapshot.
+            job.progress.wait_for(plan.layout.size_bytes)
 
     def _leave_ram(self, plan: PartPlan) -> None:
         """An image whose record found no room is no part: nobody else would free its slot."""

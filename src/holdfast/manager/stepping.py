@@ -17,12 +17,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Due:
-    """What is due. `must_save`: taken whatever waits; `is_target`: a later step will do too."""
+    """What is due.
+
+    `must_save`: taken whatever waits. `is_target`: a later step will do too, for what is due by a
+    target. `may_wait`: so it will for all that is due, and no other rank meets this one at it.
+    """
 
     durable: bool
     ram: bool
     must_save: bool
     is_target: bool
+    may_wait: bool
     is_preemption: bool
 
     @property
@@ -34,9 +39,11 @@ class Due:
 class Stepping:
     """Owned by the training thread."""
 
-    def __init__(self, floor: int, options: Options) -> None:
-        self.floor = floor
-        self.last = floor
+    def __init__(
+        self, origin: tuple[int, int] | None, options: Options, process_count: int
+    ) -> None:
+        self._is_alone = process_count == 1
+        self.floor = self.last = origin[0] if origin is not None else -1
         self.accepted: set[int] = set()
         self.preempted_at: int | None = None
         self._served = {TARGET_DURABLE: NEVER, TARGET_RAM: NEVER}
@@ -60,11 +67,14 @@ class Stepping:
         )
         durable_target = self._is_target(TARGET_DURABLE, step, words)
         ram_target = self._is_target(TARGET_RAM, step, words)
+        durable_step, ram_step = self._asks(self._durable, step), self._asks(self._ram, step)
+        must_save, is_target = force or is_preemption, durable_target or ram_target
         return Due(
-            durable=force or is_preemption or durable_target or self._asks(self._durable, step),
-            ram=ram_target or self._asks(self._ram, step),
-            must_save=force or is_preemption,
-            is_target=durable_target or ram_target,
+            durable=must_save or durable_target or durable_step,
+            ram=ram_target or ram_step,
+            must_save=must_save,
+            is_target=is_target,
+            may_wait=self._is_alone and is_target and not (must_save or durable_step or ram_step),
             is_preemption=is_preemption,
         )
 

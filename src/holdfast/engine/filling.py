@@ -1,0 +1,110 @@
+"""A slot that one thread fills with an image while another one digests it, close behind.
+
+The training thread waits for the copy and for nothing else. The digests read what has just been
+written, and are done a moment after the last byte stands there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+from holdfast.engine.save import ChunkBytes, PartPlan, put_record
+from holdfast.format.digests import block_ranges, digest
+from holdfast.format.layout import ImageLayout
+from holdfast.format.names import image_key
+from holdfast.format.records import PartRecord
+from holdfast.store.contract import Store
+from holdfast.store.ram import Filling
+
+TELL_SIZE_BYTES = 8 * 1024 * 1024
+
+
+class FillProgress:
+    """How far a slot is filled."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._upto_bytes = 0
+        self._has_ended = False
+
+    def reach(self, upto_bytes: int) -> None:
+        """The first `upto_bytes` of the image stand in the slot, and stay as they are."""
+        with self._changed:
+            self._upto_bytes = upto_bytes
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """No more of it comes; of an image that is whole nothing was missing anyway."""
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify_all()
+
+    def wait_for(self, upto_bytes: int) -> bool:
+        """Waits until as much stands there; False: it never will.
+
+        Whoever fills does nothing else meanwhile, and says how it ended in any case.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._upto_bytes >= upto_bytes or self._has_ended)
+            return self._upto_bytes >= upto_bytes
+
+
+def fill_slot(
+    filling: Filling, layout: ImageLayout, chunk_bytes: ChunkBytes, progress: FillProgress
+) -> None:
+    """Copies an image into a slot, and does nothing else: a training thread may wait for it.
+
+    Raises:
+        StorageError: somebody changed the slot.
+    """
+    told_bytes = 0
+    filling.write(0, memoryview(layout.header))
+    for chunk in layout.chunks:
+        if not chunk.size_bytes:
+            continue
+        data = chunk_bytes(chunk)
+        for start, stop in block_ranges(chunk.size_bytes):
+            filling.write(chunk.offset_bytes + start, data[start:stop])
+            if chunk.offset_bytes + stop - told_bytes >= TELL_SIZE_BYTES:
+                told_bytes = chunk.offset_bytes + stop
+                progress.reach(told_bytes)
+    progress.reach(layout.size_bytes)
+
+
+def seal_slot(
+    store: Store, filling: Filling, plan: PartPlan, progress: FillProgress
+) -> PartRecord | None:
+    """Digests a slot while it is filled, shows it as the image, and writes the record.
+
+    Returns:
+        The record; None where the slot was not filled: the state is to be brought elsewhere.
+
+    Raises:
+        OutOfSpaceError, StorageError: nothing of it is visible as a part.
+    """
+    blocks = list(_digests(filling, plan.layout, progress))
+    if not progress.wait_for(plan.layout.size_bytes):
+        return None
+    filling.show(image_key(plan.id, plan.rank, plan.part_count))
+    return put_record(store, plan, blocks)
+
+
+def _digests(filling: Filling, layout: ImageLayout, progress: FillProgress) -> Iterator[str]:
+    """The digests of an image's blocks in order, as far as it is filled."""
+    with filling.view() as view:
+        for chunk in layout.chunks:
+            for start, stop in block_ranges(chunk.size_bytes):
+                if not progress.wait_for(chunk.offset_bytes + stop):
+                    return
+                yield digest(view[chunk.offset_bytes + start : chunk.offset_bytes + stop])
+
+
+def bytes_in_slot(filling: Filling) -> ChunkBytes:
+    """The chunks of an image that `fill_slot` filled, where they are to go elsewhere after all.
+
+    Raises:
+        StorageError: somebody changed the slot.
+    """
+    view = filling.view()
+    return lambda chunk: view[chunk.offset_bytes : chunk.offset_bytes + chunk.size_bytes]
