@@ -17,6 +17,10 @@ State = dict[str, Any]
 class System(Protocol):
     """One checkpointer, open on one directory."""
 
+    def resume(self, state: State) -> State:
+        """What a training loop begins with: the newest checkpoint's state, else `state`."""
+        ...
+
     def save(self, step: int, state: State) -> bool:
         """Offers a step, as a training loop does; the system's policy decides."""
         ...
@@ -61,6 +65,10 @@ class Holdfast:
             preservation_policy=preservation_policy.LatestN(2),
         )
 
+    def resume(self, state: State) -> State:
+        _, found = self.manager.resume(state)
+        return found
+
     def save(self, step: int, state: State) -> bool:
         return self.manager.save(step, state)
 
@@ -97,6 +105,9 @@ class Orbax:
                 enable_async_checkpointing=True,
             ),
         )
+
+    def resume(self, state: State) -> State:
+        return state if self.manager.latest_step() is None else self.restore(abstract(state))
 
     def save(self, step: int, state: State) -> bool:
         return bool(self.manager.save(step, args=self._args.StandardSave(state)))

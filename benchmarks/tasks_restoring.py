@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks import limits as machine
 from benchmarks import states
+from benchmarks.memory import PeakMemory
 from benchmarks.systems import SYSTEMS, abstract
 
 
@@ -60,6 +62,24 @@ def restore(
         "emptied": emptied,
         "first_step_secs": first_step,
     }
+
+
+def restore_memory(*, system: str, directory: str, kind: str, size_gb: float) -> dict[str, Any]:
+    """The most memory that a restore takes, the restored state included."""
+    folder = Path(directory)
+    like = abstract(states.make(kind, size_gb))
+    # What making it took goes back to the system, so that it is not used again unseen.
+    ctypes.CDLL(None).malloc_trim(0)
+    before = PeakMemory.of_now(folder)
+    opened = SYSTEMS[system](folder)
+    try:
+        with PeakMemory(before) as memory:
+            state = opened.restore(like)
+            jax.block_until_ready(state)
+        size = states.size_bytes(state)
+    finally:
+        opened.close()
+    return {"size_bytes": size, "over_bytes": memory.peak_bytes}
 
 
 def reshard(*, system: str, directory: str, size_gb: float, count: int) -> dict[str, Any]:

@@ -12,9 +12,11 @@ import sys
 TASKS = {
     "limits": "benchmarks.tasks_saving",
     "train": "benchmarks.tasks_training",
+    "peak_memory": "benchmarks.tasks_training",
     "save": "benchmarks.tasks_saving",
     "fill": "benchmarks.tasks_restoring",
     "restore": "benchmarks.tasks_restoring",
+    "restore_memory": "benchmarks.tasks_restoring",
     "reshard": "benchmarks.tasks_restoring",
     "not_due": "benchmarks.tasks_saving",
     "open_many": "benchmarks.tasks_restoring",
