@@ -16,6 +16,8 @@ STATES = {"adam": 0.4, "many": 0.08, "large": 4.5}
 TRAINING_STEPS = 80
 MEMORY_STEPS = 40
 MATMULS = 1
+BUDGETS = (0.01, 0.03, 0.1)
+BUDGET_STEPS = 240
 
 Rounds = dict[str, list[dict[str, Any]]]
 
@@ -85,6 +87,37 @@ def training(bench: Bench, kind: str = "adam") -> Iterator[Figure]:
         at_most=True,
     )
     yield _peak_memory(bench, kind, size_gb)
+
+
+def budget(bench: Bench) -> Iterator[Figure]:
+    """The share of the training time that checkpoints cost, where a share was given."""
+    size_gb = STATES["adam"] * bench.scale
+    for share in BUDGETS:
+
+        def measure(share: float = share) -> dict[str, Any]:
+            with bench.directory() as directory:
+                return bench.worker(
+                    "train",
+                    system="holdfast",
+                    directory=directory,
+                    kind="adam",
+                    size_gb=size_gb,
+                    matmuls=MATMULS,
+                    steps=BUDGET_STEPS,
+                    policy={"max_overhead": share},
+                )
+
+        found = [measure() for _ in range(max(1, bench.rounds // 2))]
+        reached = median_of(found, lambda m: m["step_with_secs"] / m["step_without_secs"] - 1)
+        yield Figure(
+            row="share of the training time that checkpoints cost, in percent",
+            state=f"budget {share:.0%}",
+            reached=100 * reached,
+            wanted=100 * share,
+            at_most=True,
+            unit="%",
+            measured={"rounds": found},
+        )
 
 
 def _peak_memory(bench: Bench, kind: str, size_gb: float) -> Figure:
@@ -295,6 +328,7 @@ ROWS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "training": training,
     "training-many": lambda bench: training(bench, "many"),
     "training-large": lambda bench: training(bench, "large"),
+    "budget": budget,
     "saving-1": lambda bench: safe_and_durable(bench, "adam", 1.0),
     "saving-4": lambda bench: safe_and_durable(bench, "adam", 4.0),
     "saving-many": lambda bench: safe_and_durable(bench, "many", STATES["many"]),

@@ -223,7 +223,9 @@ class ObjectFolder:
         folder = self.path(prefix)
         self._check_no_links(folder)
         with translated("list", folder):
-            yield from _walk(folder, prefix)
+            found: list[StoredObject] = []
+            _walk(folder, prefix, found)
+        yield from found
 
     def delete(self, key: str) -> None:
         """Removes an object, and the folders that are empty without it."""
@@ -358,22 +360,27 @@ def path_not_under_object() -> Iterator[None]:
         raise FileNotFoundError(*error.args) from error
 
 
-def _walk(folder: Path | str, prefix: str, depth: int = 0) -> Iterator[StoredObject]:
+def _walk(folder: Path | str, prefix: str, found: list[StoredObject], depth: int = 0) -> None:
+    """Adds all objects below `folder` to `found`, by key."""
     try:
         with os.scandir(folder) as scan:
             # By keys: what is in a folder is named by the folder and a slash.
-            entries = sorted(scan, key=lambda e: e.name + "/" * e.is_dir(follow_symlinks=False))
+            entries = sorted(
+                (f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name, entry)
+                for entry in scan
+                if not entry.name.startswith(".")
+            )
     except (FileNotFoundError, NotADirectoryError):
         return
-    for entry in entries:
-        key = f"{prefix}/{entry.name}"
-        if entry.name.startswith("."):
-            continue
-        if entry.is_dir(follow_symlinks=False):
+    for name, entry in entries:
+        if name.endswith("/"):
             # No key of the format is nearly as deep; folders of others may have no end.
             if depth < DEPTH_MAX:
-                yield from _walk(entry.path, key, depth + 1)
+                _walk(entry.path, f"{prefix}/{entry.name}", found, depth + 1)
         elif entry.is_file(follow_symlinks=False):
-            # The object may be deleted between the scan and the look at it.
-            with contextlib.suppress(FileNotFoundError):
-                yield StoredObject(key, entry.stat(follow_symlinks=False).st_size)
+            try:
+                size_bytes = entry.stat(follow_symlinks=False).st_size
+            except FileNotFoundError:
+                # It was deleted between the scan and the look at it.
+                continue
+            found.append(StoredObject(f"{prefix}/{name}", size_bytes))
