@@ -367,9 +367,8 @@ class CheckpointManager:
         plan = self._planner.plan(snapshot, taking)
         self._progress.accept(taking.id, durable=due.durable)
         self._steps.took(step, due, place.words.values)
-        filling = self._saver.fill_now(plan, snapshot)
-        job = Job(plan=plan, snapshot=snapshot, is_durable_due=due.durable, filling=filling)
-        self._saver.submit(job)
+        filled = self._saver.fill_now(plan, snapshot)
+        self._saver.submit(Job(plan, snapshot, is_durable_due=due.durable, filled=filled))
         return True
 
     def _is_told_alone(self) -> bool:
@@ -394,6 +393,7 @@ class CheckpointManager:
         place = self._link.place
         place.words.values[place.step_word] = found.step
         self._steps.went_back(found.step)
+        self._saver.forget()
         if self._meter is not None:
             self._meter.paused()
         timeline = self._look().timeline

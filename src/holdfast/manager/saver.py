@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TypeVar
 
 import msgspec
@@ -17,21 +17,13 @@ import msgspec
 from holdfast.adapt.contract import Snapshot
 from holdfast.agent import protocol
 from holdfast.clock import Clock
-from holdfast.engine.save import (
-    ChunkBytes,
-    PartPlan,
-    bytes_in_slot,
-    fill_slot,
-    seal_slot,
-    write_part,
-)
+from holdfast.engine.save import ChunkBytes, PartPlan, write_part
 from holdfast.errors import AgentUnavailableError, HoldfastError, StorageError
-from holdfast.format.names import image_key
 from holdfast.manager.link import Link
+from holdfast.manager.part_writing import FilledPart, PartWriter
 from holdfast.manager.progress import Progress
 from holdfast.manager.ram_slots import RamSlots
 from holdfast.store.contract import Store
-from holdfast.store.ram import Filling
 
 BUSY_SECS = 0.02
 CLOSE_SECS = 300.0
@@ -42,14 +34,15 @@ log = logging.getLogger(__name__)
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Job:
     """One save: what to write, and where it is due; the state, fixed, or else in a slot already."""
 
     plan: PartPlan
     snapshot: Snapshot
+    _: KW_ONLY
     is_durable_due: bool
-    filling: Filling | None
+    filled: FilledPart | None
 
 
 class Saver:
@@ -68,26 +61,21 @@ class Saver:
         self._is_getting_ready = False
         self._has_told_no_ram = False
         self._slots = RamSlots(link, clock)
+        self._parts = PartWriter(self._slots, durable)
         self._next_slot: protocol.WantSpare | None = None
         self._thread = threading.Thread(target=self._run, name="holdfast-save", daemon=True)
         self._thread.start()
 
-    def fill_now(self, plan: PartPlan, snapshot: Snapshot) -> Filling | None:
+    def fill_now(self, plan: PartPlan, snapshot: Snapshot) -> FilledPart | None:
         """Copies the state into the slot that is ready, if one is; for the training thread.
 
         The snapshot is let go of then.
         """
-        filling = self._slots.take(plan.layout.size_bytes) if snapshot.is_on_host else None
-        if filling is None:
-            return None
-        try:
-            fill_slot(filling, plan.layout, snapshot.chunk_bytes)
-        except StorageError as error:
-            log.warning("the slot for step %d cannot be filled: %s", plan.id.step, error)
-            filling.close()
-            return None
-        snapshot.release()
-        return filling
+        return self._parts.fill_now(plan, snapshot)
+
+    def forget(self) -> None:
+        """The run goes on from elsewhere: the next save keeps nothing of the one before."""
+        self._parts.forget()
 
     def get_ready(self) -> None:
         """Nothing is being saved any more: a slot may be made ready for the next time."""
@@ -165,8 +153,12 @@ class Saver:
         """What the next save will want, if it is like this one and can be copied at once."""
         if not job.snapshot.is_on_host or self._link.place.ram_folder is None:
             return None
-        size_bytes = job.plan.layout.size_bytes
-        return protocol.WantSpare(group=self._link.group, rank=job.plan.rank, size_bytes=size_bytes)
+        return protocol.WantSpare(
+            group=self._link.group,
+            rank=job.plan.rank,
+            size_bytes=self._parts.size_of_next_bytes(job.plan),
+            whole_bytes=job.plan.layout.size_bytes,
+        )
 
     def _prepare(self, request: protocol.WantSpare) -> None:
         """Gets a slot ready for the next image, if the agent has one to spare."""
@@ -198,55 +190,57 @@ class Saver:
     def _fill(self, job: Job) -> str | None:
         """Writes the part to RAM, else to the durable tier; returns which, None for neither."""
         # Where it was not ready in time for the training thread, it may be by now.
-        filling = job.filling or self.fill_now(job.plan, job.snapshot)
-        if filling is not None:
-            with contextlib.closing(filling):
-                return self._seal(job, filling)
-        slot = self._want_slot(job.plan)
-        reason = slot.reason
-        if slot.name is not None:
-            try:
-                write_part(self._slots.store(slot.name), job.plan, job.snapshot.chunk_bytes)
-                return "ram"
-            except StorageError as error:
-                reason = str(error)
-                self._leave_ram(job.plan)
-        return self._go_without_ram(job, job.snapshot.chunk_bytes, reason)
+        filled = job.filled or self.fill_now(job.plan, job.snapshot)
+        if filled is not None:
+            with contextlib.closing(filled):
+                return self._seal(job, filled)
+        self._slots.give_up_ready()
+        if self._link.place.ram_folder is None:
+            slot = self._want_slot(job.plan, job.plan.layout.size_bytes)
+            return self._go_without_ram(job, None, slot.reason)
+        with self._parts.draft(self._slots.store(), job.plan, job.snapshot) as draft:
+            slot = self._want_slot(job.plan, draft.images.own.size_bytes)
+            reason = slot.reason
+            if slot.name is not None:
+                try:
+                    self._parts.write(draft, self._slots.store(slot.name), job.snapshot)
+                    return "ram"
+                except StorageError as error:
+                    reason = str(error)
+        return self._go_without_ram(job, None, reason)
 
-    def _seal(self, job: Job, filling: Filling) -> str | None:
+    def _seal(self, job: Job, filled: FilledPart) -> str | None:
         plan = job.plan
         request = protocol.Filling(rank=plan.rank, id=(plan.id.step, plan.id.attempt))
         self._ask("filling", request, protocol.Empty)
         try:
-            if not filling.is_current:
-                raise StorageError("the RAM tier was removed while the state was copied into it")
-            seal_slot(self._slots.store(), filling, plan)
+            self._parts.seal(filled, job.snapshot)
             return "ram"
         except StorageError as error:
-            self._leave_ram(plan)
+            filled.draft.leave()
             # The slot's memory is this process's as long as it is mapped, whatever became of it.
-            return self._go_without_ram(job, bytes_in_slot(filling), str(error))
+            return self._go_without_ram(job, filled.chunk_bytes(), str(error))
 
-    def _leave_ram(self, plan: PartPlan) -> None:
-        """An image whose record found no room is no part: nobody else would free its slot."""
-        with contextlib.suppress(StorageError):
-            self._slots.store().delete(image_key(plan.id, plan.rank, plan.part_count))
-
-    def _go_without_ram(self, job: Job, chunk_bytes: ChunkBytes, reason: str) -> str | None:
+    def _go_without_ram(self, job: Job, filled: ChunkBytes | None, reason: str) -> str | None:
+        """Writes the part to the durable tier; `filled` has its chunks where the state is gone."""
         if self._link.place.ram_folder is not None:
             self._tell_no_ram(reason)
         if not job.is_durable_due:
             self._abandon(job, reason)
             return None
         self._set_at_storage(True)
-        write_part(self._durable, job.plan, chunk_bytes)
+        if filled is not None:
+            write_part(self._durable, job.plan, filled)
+            return "durable"
+        with self._parts.draft(self._durable, job.plan, job.snapshot) as draft:
+            self._parts.write(draft, self._durable, job.snapshot)
         return "durable"
 
-    def _want_slot(self, plan: PartPlan) -> protocol.Slot:
+    def _want_slot(self, plan: PartPlan, size_bytes: int) -> protocol.Slot:
         request = protocol.WantSlot(
             rank=plan.rank,
             id=(plan.id.step, plan.id.attempt),
-            size_bytes=plan.layout.size_bytes,
+            size_bytes=size_bytes,
         )
         slot = self._ask("slot", request, protocol.Slot)
         while slot.busy:
