@@ -219,11 +219,14 @@ def _read_part(
                 "is not the record that was committed"
             )
     part = parse_part(data, key, checkpoint, rank, part_count)
-    if manifest is not None and part.image_size_bytes != manifest.parts[rank].image_size_bytes:
-        raise CheckpointDamagedError(
-            f"read {key}: its image has {part.image_size_bytes} bytes, the manifest says "
-            f"{manifest.parts[rank].image_size_bytes}"
-        )
+    if manifest is not None:
+        said, own = manifest.parts[rank], part.image_size_bytes
+        kept = sum(image.image_size_bytes for image in part.kept)
+        if (own, kept) != (said.image_size_bytes, said.kept_size_bytes):
+            raise CheckpointDamagedError(
+                f"read {key}: its image has {own} bytes, and those that it keeps {kept}; the "
+                f"manifest says {said.image_size_bytes} and {said.kept_size_bytes}"
+            )
     return part
 
 

@@ -148,10 +148,14 @@ class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartReference(msgspec.Struct, frozen=True, kw_only=True):
-    """What the manifest says of one part: its record's digest, and how large its image is."""
+    """What the manifest says of one part: its record's digest, and how large its images are.
+
+    `image_size_bytes` is that of its own image, `kept_size_bytes` of all that it keeps together.
+    """
 
     record_digest: str
     image_size_bytes: int
+    kept_size_bytes: int = 0
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

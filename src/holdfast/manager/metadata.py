@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -11,7 +12,7 @@ from holdfast.format.grid import grid_shape
 from holdfast.format.layout import item_size_bytes
 from holdfast.format.part_layout import image_sizes_bytes
 from holdfast.format.paths import path_name
-from holdfast.format.records import decode_metrics
+from holdfast.format.records import PartRecord, decode_metrics
 from holdfast.format.values import decode_value
 
 
@@ -27,11 +28,19 @@ class ArrayMetadata:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeptMetadata:
+    """The images that a checkpoint keeps of the one of `step`, of the same attempt."""
+
+    step: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointMetadata:
     """One checkpoint; `arrays` and `values` by name (`params/dense/kernel`).
 
     `size_bytes` is that of all its images; `written_bytes` of those that were written for it. The
-    others are images of earlier checkpoints, which it keeps for what has not changed since.
+    others are in `kept`: images of earlier checkpoints, with what has not changed since.
     """
 
     step: int
@@ -43,6 +52,7 @@ class CheckpointMetadata:
     process_count: int
     size_bytes: int
     written_bytes: int
+    kept: tuple[KeptMetadata, ...]
 
 
 def metadata_of(sources: CheckpointSources) -> CheckpointMetadata:
@@ -68,4 +78,13 @@ def metadata_of(sources: CheckpointSources) -> CheckpointMetadata:
         process_count=len(sources.parts),
         size_bytes=sum(sum(image_sizes_bytes(part)) for part in parts),
         written_bytes=sum(part.image_size_bytes for part in parts),
+        kept=_kept(parts),
     )
+
+
+def _kept(parts: Sequence[PartRecord]) -> tuple[KeptMetadata, ...]:
+    sizes_bytes: dict[int, int] = {}
+    for image in (image for part in parts for image in part.kept):
+        step = image.origin.step
+        sizes_bytes[step] = sizes_bytes.get(step, 0) + image.image_size_bytes
+    return tuple(KeptMetadata(step=s, size_bytes=sizes_bytes[s]) for s in sorted(sizes_bytes))
