@@ -15,8 +15,11 @@ import pytest
 from holdfast.clock import SystemClock
 from holdfast.errors import HoldfastError, ObjectNotFoundError, OutOfSpaceError, StorageError
 from holdfast.store.disk import STAGING_SIZE_BYTES, DiskStore
+from holdfast.testing.crash_states import materialise, power_losses
 from holdfast.testing.failing import FailingFileSystem, Fault, Plan
+from holdfast.testing.recording import RecordingFileSystem
 from holdfast.testing.store_bytes import content
+from tests.engine.making import memory_folder
 from tests.store.places import mounted, open_disk
 
 MIB = 1 << 20
@@ -184,6 +187,29 @@ def test_two_puts_of_one_key_at_once_leave_one_of_the_two_whole(store: DiskStore
         thread.join()
     assert store.get("a/b") in (b"1" * size, b"2" * size)
     assert _names(store.root) == ["a/b"]
+
+
+def test_a_name_that_was_linked_survives_the_loss_of_power(tmp_path: Path) -> None:
+    recorder = RecordingFileSystem({"disk": tmp_path})
+    store = DiskStore(tmp_path / "run", SystemClock(), recorder)
+    store.put("a/1", 5, [b"bytes"])
+    store.link("a/1", "b/c/2")
+    recorder.mark("linked")
+    store.link("a/1", "b/c/2")
+    store.delete("a/1")
+    recorder.mark("deleted")
+    count = 0
+    for state in power_losses(recorder.log, ["disk"]):
+        with memory_folder() as fresh:
+            materialise(state.tree, {"disk": Path(fresh)})
+            left = open_disk(Path(fresh) / "run")
+            keys = [stored.key for stored in left.list("a")]
+            if "linked" in recorder.log.marks(state.done_count):
+                count += 1
+                assert left.get("b/c/2") == b"bytes", state.told
+            if "deleted" in recorder.log.marks(state.done_count):
+                assert keys == [], state.told
+    assert count
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.EXDEV])
