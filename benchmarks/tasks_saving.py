@@ -62,30 +62,44 @@ def not_due(*, directory: str, calls: int) -> dict[str, Any]:
     return {"call_secs": secs}
 
 
-def frozen(*, directory: str, size_gb: float, share: float, count: int) -> dict[str, Any]:
-    """Checkpoints of a state of which `share` never changes."""
+def frozen(
+    *, directory: str, size_gb: float, share: float, count: int, way: str = "same"
+) -> dict[str, Any]:
+    """Checkpoints of a state of which `share` never changes, after the first two.
+
+    `way` tells how it stays: `same` are the same array objects, `passed` come out of a jitted step
+    that took them, donated, as other objects.
+    """
     base = states.make("adam", size_gb * share)
     tuned = states.make("adam", size_gb * (1 - share), seed=1)
     step_function = states.any_step()
+    pass_through = jax.jit(lambda arrays: arrays, donate_argnums=0)
     opened = SYSTEMS["holdfast"](Path(directory))
     secs, written = [], []
+    seen: set[int] = set()
     try:
-        for step in range(count + 1):
+        for step in range(count + 2):
             tuned, _ = step_function(tuned, jnp.ones(1))
-            jax.block_until_ready(tuned)
+            if way == "passed":
+                base = pass_through(base)
+            jax.block_until_ready((base, tuned))
             started = time.perf_counter()
             opened.save_now(step, {"base": base, "tuned": tuned})
             opened.wait()
             secs.append(time.perf_counter() - started)
-            written.append(_image_bytes(Path(directory), step))
+            written.append(_new_image_bytes(Path(directory), step, seen))
     finally:
         opened.close()
-    return {"secs": secs[1:], "written_bytes": written[1:], "first_bytes": written[0]}
+    return {"secs": secs[2:], "written_bytes": written[2:], "first_bytes": written[0]}
 
 
-def _image_bytes(directory: Path, step: int) -> int:
-    return sum(
-        path.stat().st_blocks * 512
-        for folder in (directory / "checkpoints").glob(f"{step:09d}.*")
-        for path in folder.glob("image-*")
-    )
+def _new_image_bytes(directory: Path, step: int, seen: set[int]) -> int:
+    """The bytes of the images of `step` whose files are not among `seen`, which grows by them."""
+    total = 0
+    for folder in (directory / "checkpoints").glob(f"{step:09d}.*"):
+        for path in folder.glob("image-*"):
+            status = path.stat()
+            if status.st_ino not in seen:
+                seen.add(status.st_ino)
+                total += status.st_blocks * 512
+    return total

@@ -53,6 +53,9 @@ class DyingStore:
     def put_if_absent(self, key: str, data: bytes) -> bool:
         return self._change(lambda: self._inner.put_if_absent(key, data))
 
+    def link(self, source_key: str, key: str) -> None:
+        self._change(lambda: self._inner.link(source_key, key))
+
     def delete(self, key: str) -> None:
         self._change(lambda: self._inner.delete(key))
 
@@ -118,6 +121,9 @@ class WatchingStore:
     def list(self, prefix: str) -> Iterator[StoredObject]:
         return self._inner.list(prefix)
 
+    def link(self, source_key: str, key: str) -> None:
+        self._inner.link(source_key, key)
+
     def delete(self, key: str) -> None:
         self._inner.delete(key)
 
@@ -135,6 +141,10 @@ class _WatchingReader:
     @property
     def size_bytes(self) -> int:
         return self._inner.size_bytes
+
+    def view(self) -> memoryview | None:
+        """Nothing is seen of reads that do not pass here."""
+        return None
 
     def read_into(self, offset_bytes: int, target: memoryview) -> None:
         self.under_way += 1

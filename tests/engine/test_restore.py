@@ -188,7 +188,7 @@ def test_only_blocks_that_hold_a_wanted_element_are_read(
     truth = {*(numbers[cut].reshape(-1) // (BLOCK // 4)).tolist()}
     big.store.reads.clear()
     fill_targets(big.sources, [one])
-    start = len(big.sources.layout(1).header)
+    start = len(big.sources.parts[1][0].layout.images[0].header)
     assert {(first - start) // BLOCK for _, first, _ in big.store.reads} == truth
     assert len(big.store.reads) == len(truth)
     assert_filled(big.made, [one])

@@ -1,24 +1,18 @@
-"""A reader of runs that knows docs/format.md and nothing of Holdfast.
-
-It uses the standard library, NumPy and xxhash. What NumPy has no dtype for comes as bit patterns.
-Every digest is checked; where a chunk lies is taken from its image's header.
-"""
+"""A reader of runs that knows docs/format.md alone. What NumPy lacks comes as bit patterns."""
 
 from __future__ import annotations
 
 import base64
 import json
-import math
 import re
 from collections import ChainMap
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 
-BLOCK = 8 * 1024 * 1024
+BLOCK, _digest = 8 * 1024 * 1024, xxhash.xxh3_128_hexdigest
 NUMPY = "bool complex64 complex128 float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64"  # noqa: E501
 LACKING = "int1 uint1 int2 uint2 int4 uint4 float4_e2m1fn float6_e2m3fn float6_e3m2fn float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"  # noqa: E501
 DTYPES = {name: np.dtype(name).newbyteorder("<") for name in NUMPY.split()}
@@ -44,14 +38,13 @@ def read_newest(run: Path) -> Checkpoint:
 
 def timeline(run: Path) -> list[tuple[int, int]]:
     names = {p.stem for p in run.glob("attempts/*.json") if re.fullmatch(r"\d{9}", p.stem)}
-    now, step, limits = max(map(int, names)), math.inf, {}
+    now, step, limits, newest = max(map(int, names)), float("inf"), {}, {}
     while now not in limits:
         limits[now] = step
         record = _sealed(run / f"attempts/{now:09d}.json") if f"{now:09d}" in names else {}
         _need(record.get("attempt", now) == now, "an attempt's own number")
         step, origin = record.get("origin") or (0, now)
         now = origin if origin < now else now
-    newest: dict[int, int] = {}
     for manifest in run.glob("checkpoints/*/manifest.json"):
         found = re.fullmatch(r"(\d{9}|[1-9]\d{9,15})\.([1-9]\d{0,8})", manifest.parent.name)
         if found and int(found[1]) <= limits.get(int(found[2]), -1):
@@ -74,8 +67,8 @@ def read_checkpoint(run: Path, step: int, attempt: int) -> Checkpoint:
         found = [part[k] for k in ("step", "attempt", "rank", "part_count", "image_size_bytes")]
         _need(found == [step, attempt, rank, len(parts), reference["image_size_bytes"]], "the part")
         _need(part["checkpoint"] == (None if rank else held), "rank 0's copy of the checkpoint")
-        chunks = ChainMap(*(_chunks(s, rank, arrays[_name(s["path"])]) for s in held["arrays"]))
-        _read_image(folder / f"image-{ending}.safetensors", part, chunks)
+        owned = (_chunks(s, rank, arrays[_name(s["path"])]) for s in held["arrays"])
+        _read_images(folder / f"image-{ending}", part, dict(ChainMap(*owned)))
         rank_values.append({tuple(v["path"]): _value(v["value"]) for v in part["values"]})
     values = {tuple(v["path"]): _value(v["value"]) for v in held["values"]}
     return Checkpoint(step, attempt, arrays, values, rank_values)
@@ -94,21 +87,32 @@ def _chunks(spec: dict, rank: int, whole: np.ndarray) -> dict[str, np.ndarray]:
     return found
 
 
-def _read_image(path: Path, part: dict, chunks: Mapping[str, np.ndarray]) -> None:
+def _read_images(path: Path, part: dict, chunks: dict[str, np.ndarray]) -> None:
+    sizes, blocks = {name: view.nbytes for name, view in chunks.items()}, iter(part["blocks"])
+    order = sorted(sizes, key=lambda name: (-min(sizes[name] & -sizes[name] or 64, 64), name))
+    rest = {n: (chunks[n], [next(blocks, "") for _ in range(0, sizes[n], BLOCK)]) for n in order}
+    _need(not [*blocks], "no more digests than blocks")
+    for kept in part["kept"]:
+        laid, used = ({order[i] for r in kept[key] for i in range(*r)} for key in ("laid", "used"))
+        _need(used <= laid & rest.keys(), "each chunk once, from an image that has it")
+        name = "{}.from-{:09d}.{}.safetensors".format(path, *kept["id"])
+        _read_image(Path(name), kept, laid, {name: rest.pop(name) for name in used})
+    _read_image(Path(f"{path}.safetensors"), part, {*rest}, rest)
+
+
+def _read_image(path: Path, said: dict, laid: set, used: dict) -> None:
     data = path.read_bytes() if path.is_file() else b""
     start = 8 + int.from_bytes(data[:8], "little")
-    _need(_digest(data[:start]) == part["header_digest"], f"the header's digest in {path.name}")
-    header, blocks, end = json.loads(data[8:start]), iter(part["blocks"]), start
-    _need(header.pop("__metadata__") == {"holdfast": "1"}, f"the header's metadata in {path.name}")
-    _need(header.keys() == chunks.keys(), f"the owned chunks in {path.name}")
-    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-        end, stop = (start + offset for offset in entry["data_offsets"])
-        for first in range(end, stop, BLOCK):
-            found = _digest(data[first : min(first + BLOCK, stop)])
-            _need(found == next(blocks, None), f"the digest from byte {first} on in {path.name}")
-        view, end = chunks[name], stop
-        view[...] = np.frombuffer(data[stop - view.nbytes : stop], view.dtype).reshape(view.shape)
-    _need(not [*blocks] and end == len(data) == part["image_size_bytes"], f"{path.name}'s size")
+    found = _digest(data[:start]), len(data)
+    _need(found == (said["header_digest"], said["image_size_bytes"]), f"the header of {path.name}")
+    header = json.loads(data[8:start])
+    is_right = header.pop("__metadata__") == {"holdfast": "1"} and header.keys() == laid
+    _need(is_right, f"the metadata and the chunks of {path.name}")
+    for name, (view, digests) in used.items():
+        first, stop = (start + offset for offset in header[name]["data_offsets"])
+        found = [_digest(data[at : min(at + BLOCK, stop)]) for at in range(first, stop, BLOCK)]
+        _need(found == digests, f"the digests of {name} in {path.name}")
+        view[...] = np.frombuffer(data[first:stop], view.dtype).reshape(view.shape)
 
 
 def _sealed(path: Path, expected_digest: str | None = None) -> dict:
@@ -143,7 +147,3 @@ def _value(value: Any) -> Any:
 def _need(holds: object, what: str) -> None:
     if not holds:
         raise BadRunError(f"expected {what}")
-
-
-def _digest(data: bytes) -> str:
-    return xxhash.xxh3_128_hexdigest(data)

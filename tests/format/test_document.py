@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.format import check, digests, layout, names, sealed, values
 from tests.format.example import write_example
-from tests.format.stranger import read_newest
+from tests.format.stranger import read_checkpoint, read_newest
 
 TEXT = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
 EXAMPLE = TEXT.partition("## An example")[2]
@@ -37,6 +37,8 @@ def _documented() -> dict[str, bytes]:
                 data += bytes.fromhex(content)
             assert int(stop) == len(data)
         found[path] = data
+    for path, other in re.findall(r"^`(\S+)` is `(\S+)` under one more name\.$", EXAMPLE, re.M):
+        found[path] = found[other]
     return found
 
 
@@ -53,9 +55,10 @@ def test_a_stranger_reads_the_example_as_the_document_says(tmp_path: Path) -> No
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_bytes(data)
     found = read_newest(tmp_path)
-    assert (found.step, found.attempt) == (120, 1)
+    assert (found.step, found.attempt) == (130, 1)
     assert found.arrays["params/w"].tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert found.arrays["params/scale"].tolist() == 0x3FC0
+    assert found.arrays["params/scale"].tolist() == 0x4020
+    assert read_checkpoint(tmp_path, 120, 1).arrays["params/scale"].tolist() == 0x3FC0
     assert found.values == {("epoch",): 7}
     assert [v[("data",)] for v in found.rank_values] == [
         {"file": ("a.bin", rank), "left": 2**70} for rank in range(2)
@@ -68,6 +71,7 @@ def test_a_stranger_reads_the_example_as_the_document_says(tmp_path: Path) -> No
         ("step | 10¹⁵", names.STEP_MAX == 10**15),
         ("attempt | 999 999 999", names.ATTEMPT_MAX == 999_999_999),
         ("parts | 10⁶", names.PART_COUNT_MAX == 10**6),
+        ("kept images of a part | 16", check.KEPT_COUNT_MAX == 16),
         ("axes of an array | 64", check.AXES_MAX == 64),
         ("bytes of an array | 2⁶⁰", check.ARRAY_SIZE_MAX_BYTES == 2**60),
         ("chunks of a checkpoint | 2²⁴", check.CHUNK_COUNT_MAX == 2**24),

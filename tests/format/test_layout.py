@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.format.layout import image_layout
+from holdfast.format.layout import image_layout, partial_layout
 from holdfast.format.names import CheckpointId
 from holdfast.format.records import ArraySpec
 from tests.engine.making import Made, cells, checkpoints, numpy_type, random_array
@@ -103,6 +104,30 @@ def test_the_order_of_the_arrays_in_the_record_plays_no_part(made: Made, random)
         one, other = image_layout(tuple(made.specs), rank), image_layout(tuple(shuffled), rank)
         assert (one.header, one.size_bytes) == (other.header, other.size_bytes)
         assert [c.name for c in one.chunks] == [c.name for c in other.chunks]
+
+
+@given(checkpoints(), st.data())
+def test_an_image_of_some_chunks_is_laid_out_as_if_there_were_no_others(
+    made: Made, data: st.DataObject
+) -> None:
+    for rank in range(made.part_count):
+        whole = image_layout(tuple(made.specs), rank)
+        every = range(len(whole.chunks))
+        assert [chunk.ordinal for chunk in whole.chunks] == [*every]
+        chosen = sorted(data.draw(st.sets(st.sampled_from(every)) if every else st.just(set())))
+        layout = partial_layout(tuple(made.specs), whole, chosen)
+        end = len(layout.header)
+        assert end % 4096 == 0
+        header = json.loads(layout.header[8:])
+        assert list(header) == ["__metadata__", *(whole.chunks[o].name for o in chosen)]
+        for chunk, ordinal in zip(layout.chunks, chosen, strict=True):
+            assert chunk.offset_bytes == end
+            assert header[chunk.name]["data_offsets"][0] == end - len(layout.header)
+            assert replace(chunk, offset_bytes=0) == replace(whole.chunks[ordinal], offset_bytes=0)
+            end += chunk.size_bytes
+        assert layout.size_bytes == end
+        if len(chosen) == len(every):
+            assert layout == whole
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,7 @@ class _Interrupting:
         self.is_interrupted = False
         self.outline = snapshot.outline
         self.values, self.process_values = snapshot.values, snapshot.process_values
+        self.marks = snapshot.marks
 
     def chunk_bytes(self, chunk: Chunk) -> memoryview:
         if not self.is_interrupted:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import threading
 from collections.abc import Iterator
@@ -11,8 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.clock import SystemClock
 from holdfast.errors import HoldfastError, ObjectNotFoundError, OutOfSpaceError, StorageError
-from holdfast.store.disk import DiskStore
+from holdfast.store.disk import STAGING_SIZE_BYTES, DiskStore
+from holdfast.testing.crash_states import materialise, power_losses
+from holdfast.testing.failing import FailingFileSystem, Fault, Plan
+from holdfast.testing.recording import RecordingFileSystem
+from holdfast.testing.store_bytes import content
+from tests.engine.making import memory_folder
 from tests.store.places import mounted, open_disk
 
 MIB = 1 << 20
@@ -180,3 +187,46 @@ def test_two_puts_of_one_key_at_once_leave_one_of_the_two_whole(store: DiskStore
         thread.join()
     assert store.get("a/b") in (b"1" * size, b"2" * size)
     assert _names(store.root) == ["a/b"]
+
+
+def test_a_name_that_was_linked_survives_the_loss_of_power(tmp_path: Path) -> None:
+    recorder = RecordingFileSystem({"disk": tmp_path})
+    store = DiskStore(tmp_path / "run", SystemClock(), recorder)
+    store.put("a/1", 5, [b"bytes"])
+    store.link("a/1", "b/c/2")
+    recorder.mark("linked")
+    store.link("a/1", "b/c/2")
+    store.delete("a/1")
+    recorder.mark("deleted")
+    count = 0
+    for state in power_losses(recorder.log, ["disk"]):
+        with memory_folder() as fresh:
+            materialise(state.tree, {"disk": Path(fresh)})
+            left = open_disk(Path(fresh) / "run")
+            keys = [stored.key for stored in left.list("a")]
+            if "linked" in recorder.log.marks(state.done_count):
+                count += 1
+                assert left.get("b/c/2") == b"bytes", state.told
+            if "deleted" in recorder.log.marks(state.done_count):
+                assert keys == [], state.told
+    assert count
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.EXDEV])
+def test_where_nothing_can_be_linked_the_bytes_are_copied_and_that_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    plan = Plan(Fault(errno=number), until=math.inf, operations={"link"})
+    store = DiskStore(tmp_path, SystemClock(), FailingFileSystem(plan))
+    data = content(2 * STAGING_SIZE_BYTES + 5, 1)
+    store.put("a/1", len(data), [data])
+    for key in ("a/2", "b/1"):
+        store.link("a/1", key)
+        assert store.get(key) == data
+    assert not os.path.samefile(tmp_path / "a/1", tmp_path / "a/2")
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "copied instead" in caplog.text
+    plan.fault = Fault(errno=errno.EIO)
+    with pytest.raises(StorageError, match="link"):
+        store.link("a/1", "a/3")
+    assert [stored.key for stored in store.list("a")] == ["a/1", "a/2"]

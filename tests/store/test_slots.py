@@ -291,16 +291,46 @@ def test_a_name_that_a_killed_process_left_halfway_keeps_its_slot_until_it_is_di
 def test_a_spare_slot_is_a_free_one_or_a_new_one_while_there_are_few(
     in_memory: Path, pool: SlotPool, store: RamStore
 ) -> None:
-    first = pool.spare(SIZE, (), 2)
+    two = 2 * SIZE
+    first = pool.spare(SIZE, two)
     assert first is not None
-    assert pool.spare(SIZE, (), 2) == first
-    second = pool.spare(SIZE, {first}, 2)
+    assert pool.spare(SIZE, two) == first
+    second = pool.spare(SIZE, two, {first})
     assert second not in (None, first)
-    assert pool.spare(SIZE, {first, second}, 2) is None
+    assert pool.spare(SIZE, two, {first, second}) is None
     with locked(in_memory / SLOTS / first):
-        assert pool.spare(SIZE, {second}, 2) is None
-    assert pool.spare(SIZE + 1, (), 2) is None
-    assert pool.spare(SIZE + 1, (), 3) not in (None, first, second)
+        assert pool.spare(SIZE, two, {second}) is None
+    assert pool.spare(SIZE + 1, two, in_use_bytes={SIZE}) is None
+    assert pool.spare(SIZE + 1, two + SIZE + 1) not in (None, first, second)
+    assert {first, second} < {*pool.free()}
+
+
+def test_a_small_slot_to_spare_takes_the_place_of_a_free_one_of_another_size(
+    pool: SlotPool, store: RamStore
+) -> None:
+    store.put(IMAGE, SIZE, [b"x" * SIZE])
+    unused = pool.spare(SIZE, 2 * SIZE)
+    small = pool.spare(100, 2 * SIZE)
+    assert small not in (None, unused)
+    assert pool.free() == [small]
+    assert pool.spare(100, 2 * SIZE, {small}) not in (None, small)
+    assert pool.size_bytes() == SIZE + 200
+
+
+def test_the_slot_of_an_image_with_two_names_is_free_without_either(
+    in_memory: Path, pool: SlotPool, store: RamStore
+) -> None:
+    store.put(IMAGE, SIZE, [b"x" * SIZE])
+    other = IMAGE.replace("000000001", "000000002")
+    assert other != IMAGE
+    store.link(IMAGE, other)
+    store.delete(IMAGE)
+    assert pool.free() == []
+    assert store.get(other) == b"x" * SIZE
+    store.put(IMAGE, SIZE, [b"y" * SIZE])
+    assert store.get(other) == b"x" * SIZE
+    store.delete(other)
+    assert len(pool.free()) == 1
 
 
 def test_a_filling_is_shown_whole_or_free_again(in_memory: Path, store: RamStore) -> None:

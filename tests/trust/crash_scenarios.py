@@ -12,11 +12,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
 from holdfast.agent import protocol
 from holdfast.clock import Clock
-from holdfast.engine.save import write_part
 from holdfast.format.names import RUN_FILE, CheckpointId
 from holdfast.store.disk import DiskStore
 from holdfast.store.files import make_folder
@@ -32,7 +29,7 @@ from tests.trust.crash_oracle import (
     Id,
     Sealed,
 )
-from tests.trust.in_process import InProcessHost, StepClock, Trainer, right_array, right_plan
+from tests.trust.in_process import InProcessHost, StepClock, Trainer
 
 START = "start"
 TOKENS_BETWEEN = 500_000
@@ -136,10 +133,8 @@ class RecordedHost(PlacedHost):
         """One rank writes its part to the durable tier, as where there is no RAM."""
         one = CheckpointId(step, trainer.attempt)
         self.mark(Begun(Id(step, trainer.attempt)))
-        plan = right_plan(one, rank, trainer.count, self.clock.now())
-        array = right_array(one)
         store = DiskStore(self.run, self.clock, self.files)
-        write_part(store, plan, lambda c: array[c.start[0] : c.stop[0]].view(np.uint8).data)
+        self.write_part(store, *self.begin_part(store, trainer, one, rank))
 
     def go_back(self, trainer: Trainer, attempt: int, origin: Id | None) -> None:
         """The same processes begin a new attempt from `origin`."""
@@ -371,6 +366,41 @@ def branch_twice_without_a_save(host: RecordedHost) -> None:
     host.take_durable(trainer, 3)
 
 
+def kept_images(host: RecordedHost) -> None:
+    host.keeps = True
+    trainer = begun(host, count=2)
+    host.start()
+    # What wrote the base is deleted with step 3.
+    for step in (2, 3):
+        host.take_durable(trainer, step)
+    host.take(trainer, 4)
+    host.both_die(trainer)
+    trainer = host.join_new(2, Id(4, 1), count=2)
+    for step in (5, 6):
+        host.take_durable(trainer, step)
+
+
+def kept_images_of_what_ram_alone_had(host: RecordedHost) -> None:
+    host.keeps = True
+    trainer = begun(host)
+    host.go_back(trainer, 2, Id(1, 1))
+    host.start()
+    host.take(trainer, 2, due=False)
+    host.take(trainer, 3, due=False)
+    host.take_durable(trainer, 4)
+    host.take_durable(trainer, 5)
+
+
+def kept_images_straight_to_the_durable_tier(host: RecordedHost) -> None:
+    host.keeps = True
+    trainer = begun(host)
+    host.start()
+    for step in (2, 3, 4, 5):
+        host.write_direct(trainer, step, 0)
+        host.tell_sealed(trainer, CheckpointId(step, 1), tier="durable")
+        host.settle()
+
+
 Scenario = Callable[[RecordedHost], None]
 
 SCENARIOS: list[Scenario] = [
@@ -394,6 +424,9 @@ SCENARIOS: list[Scenario] = [
     recovery_clears_half_a_save,
     half_a_save_in_ram,
     agent_leaves,
+    kept_images,
+    kept_images_of_what_ram_alone_had,
+    kept_images_straight_to_the_durable_tier,
 ]
 
 

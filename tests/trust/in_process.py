@@ -26,12 +26,13 @@ from holdfast.agent.state import open_state
 from holdfast.clock import Clock
 from holdfast.engine.restore import fill_targets
 from holdfast.engine.run import create_run
-from holdfast.engine.save import PartPlan, write_part
+from holdfast.engine.save import PartImages, PartPlan, all_anew, write_part
 from holdfast.engine.sources import CheckpointSources
-from holdfast.format.layout import image_layout
+from holdfast.errors import ObjectNotFoundError
+from holdfast.format.layout import Chunk, image_layout
 from holdfast.format.names import CheckpointId
 from holdfast.format.placement import Target
-from holdfast.format.records import ArraySpec, CheckpointSpec, Container, SavedValue
+from holdfast.format.records import ArraySpec, CheckpointSpec, Container, PartRecord, SavedValue
 from holdfast.manager.view import View, look
 from holdfast.policy import preservation_policy
 from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
@@ -39,6 +40,7 @@ from holdfast.store.contract import Store
 from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LOCAL, FileSystem
 from holdfast.store.ram import RamStore
+from tests.engine.keeping import images_keeping, link_images
 
 RUN_ID = "0123456789abcdef0123456789abcdef"
 TICKS_MAX = 1000
@@ -74,20 +76,28 @@ def right_array(checkpoint: CheckpointId) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 2**32, ARRAY_SIZE, np.uint32)
 
 
-def right_plan(checkpoint: CheckpointId, rank: int, count: int, time: datetime) -> PartPlan:
+def right_base(attempt: int) -> np.ndarray:
+    """What the array that never changes holds, where there is one."""
+    return right_array(CheckpointId(0, 1_000_000 + attempt))
+
+
+def right_plan(
+    checkpoint: CheckpointId, rank: int, count: int, time: datetime, *, has_base: bool = False
+) -> PartPlan:
     """One rank's part: half of the array each, where there are two."""
     chunk = -(-ARRAY_SIZE // count)
     spec = CheckpointSpec(
         time=time,
         metrics=None,
-        arrays=(
+        arrays=tuple(
             ArraySpec(
-                path=("w",),
+                path=(name,),
                 shape=(ARRAY_SIZE,),
                 dtype="uint32",
                 chunk_shape=(chunk,),
                 owners=tuple((r, 1) for r in range(count)),
-            ),
+            )
+            for name in (("w", "base") if has_base else ("w",))
         ),
         containers=(Container(path=(), kind="dict"),),
         values=(SavedValue(path=("id",), value=[checkpoint.step, checkpoint.attempt]),),
@@ -107,9 +117,14 @@ def right_plan(checkpoint: CheckpointId, rank: int, count: int, time: datetime) 
 def read_checkpoint(sources: CheckpointSources) -> tuple[CheckpointId, np.ndarray]:
     """What a checkpoint holds: whose it says it is, and its array; digests are checked."""
     (step, attempt) = sources.spec.values[0].value
-    array = np.zeros(ARRAY_SIZE, np.uint32)
-    fill_targets(sources, [Target(array_index=0, region=((0,), (ARRAY_SIZE,)), buffer=array)])
-    return CheckpointId(step, attempt), array
+    found = [np.zeros(ARRAY_SIZE, np.uint32) for _ in sources.spec.arrays]
+    region = ((0,), (ARRAY_SIZE,))
+    fill_targets(
+        sources, [Target(array_index=i, region=region, buffer=b) for i, b in enumerate(found)]
+    )
+    for base in found[1:]:
+        assert base.tobytes() == right_base(attempt).tobytes(), "the base holds other bits"
+    return CheckpointId(step, attempt), found[0]
 
 
 @dataclass
@@ -160,6 +175,9 @@ class InProcessHost:
         self.runner = asyncio.Runner()
         self.service: Service | None = None
         self.trainers: list[Trainer] = []
+        self.keeps = False
+        """Whether there is an array that never changes, and that is not written again."""
+        self._last: dict[tuple[str, int, int], PartRecord] = {}
         self._groups = 0
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
@@ -261,19 +279,46 @@ class InProcessHost:
     def seal(self, trainer: Trainer, checkpoint: CheckpointId, rank: int = 0) -> None:
         """Writes one rank's part into a slot."""
         assert self.service is not None
-        plan = right_plan(checkpoint, rank, trainer.count, self.clock.now())
-        request = protocol.WantSlot(
-            rank=rank, id=(checkpoint.step, checkpoint.attempt), size_bytes=plan.layout.size_bytes
-        )
-        slot = self.call(self.service.want_slot(request, trainer.process.pid))
-        assert slot.name is not None, slot.reason
-        name = slot.name
+        name = ""
         store = RamStore(self.state.ram.root, lambda size: name, self.clock, self.files)
-        array = right_array(checkpoint)
+        with contextlib.closing(store):
+            plan, images = self.begin_part(store, trainer, checkpoint, rank)
+            request = protocol.WantSlot(
+                rank=rank,
+                id=(checkpoint.step, checkpoint.attempt),
+                size_bytes=images.own.size_bytes,
+            )
+            slot = self.call(self.service.want_slot(request, trainer.process.pid))
+            assert slot.name is not None, slot.reason
+            name = slot.name
+            self.write_part(store, plan, images)
+
+    def begin_part(
+        self, store: Store, trainer: Trainer, checkpoint: CheckpointId, rank: int
+    ) -> tuple[PartPlan, PartImages]:
+        """What one rank's part consists of; what it keeps is linked."""
+        plan = right_plan(checkpoint, rank, trainer.count, self.clock.now(), has_base=self.keeps)
+        last = self._last.get((store.tier, checkpoint.attempt, rank))
+        if last is None or last.part_count != trainer.count:
+            return plan, all_anew(plan)
+        base = {chunk.ordinal for chunk in plan.layout.chunks if chunk.array_index == 1}
+        images = images_keeping(plan, last, base)
         try:
-            write_part(store, plan, lambda c: array[c.start[0] : c.stop[0]].view(np.uint8).data)
-        finally:
-            store.close()
+            link_images(store, plan, last, images)
+        except ObjectNotFoundError:
+            return plan, all_anew(plan)
+        return plan, images
+
+    def write_part(self, store: Store, plan: PartPlan, images: PartImages) -> None:
+        """Writes one rank's part."""
+        arrays = right_array(plan.id), right_base(plan.id.attempt)
+
+        def chunk_bytes(chunk: Chunk) -> memoryview:
+            return arrays[chunk.array_index][chunk.start[0] : chunk.stop[0]].view(np.uint8).data
+
+        record = write_part(store, plan, chunk_bytes, images)
+        if self.keeps:
+            self._last[store.tier, plan.id.attempt, plan.rank] = record
 
     def tell_sealed(
         self,

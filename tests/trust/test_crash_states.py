@@ -52,7 +52,8 @@ from tests.trust.in_process import InProcessHost, StepClock, read_checkpoint, ri
 
 SEED = 20260801
 TOKENS_BEFORE = 1_000_000
-SLOTS_MAX = 4
+# Two ranks, and for each: an image that is kept, its own, and what comes next.
+SLOTS_MAX = 6
 TOLD_COUNT = 8
 # The share of the states that is opened: of one crash in the fast tests (the soak test opens all),
 # of losses of power in recoveries, and of other crashes after a crash.

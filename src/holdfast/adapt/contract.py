@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from holdfast.format.layout import Chunk
 from holdfast.format.paths import Path
 from holdfast.format.placement import Placement, Target
 from holdfast.format.records import CheckpointSpec, Container, SavedValue
+
+Mark = weakref.ReferenceType[Any] | None
+"""Leads to an array object that cannot change; None for one of a kind that can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,8 @@ class Snapshot(Protocol):
     outline: Outline
     values: tuple[SavedValue, ...]
     process_values: tuple[SavedValue, ...]
+    marks: tuple[Mark, ...]
+    """For each array of the outline; the same object again has the same bytes."""
 
     def chunk_bytes(self, chunk: Chunk) -> memoryview:
         """The bytes of a chunk that this process holds: contiguous, C order, little-endian."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import jax
 import numpy as np
 
 from holdfast.adapt import jax_arrays, leaves
-from holdfast.adapt.contract import ArrayOutline, Outline, Processes, Restoration, Snapshot
+from holdfast.adapt.contract import ArrayOutline, Mark, Outline, Processes, Restoration, Snapshot
 from holdfast.adapt.jax_processes import JaxProcesses
 from holdfast.adapt.jax_restore import LikeRestoration
 from holdfast.adapt.jax_tree import Structure, flatten
@@ -111,11 +112,14 @@ class _JaxSnapshot:
         self._pieces: list[dict[Region, np.ndarray]] = []
         values, process_values = [], []
         arrays: list[Any] = []
+        marks: list[Mark] = []
         for path, leaf in zip(structure.paths, found, strict=True):
             if isinstance(leaf, jax.Array):
                 arrays.append(jax.random.key_data(leaf) if jax_arrays.is_key(leaf) else leaf)
+                marks.append(weakref.ref(leaf))
             elif leaves.is_numpy(leaf):
                 arrays.append(leaves.owned_copy(leaf))
+                marks.append(None)
             elif leaves.is_value(leaf):
                 values.append(SavedValue(path=path, value=encode_value(leaf, path_name(path))))
             else:
@@ -123,6 +127,7 @@ class _JaxSnapshot:
                 process_values.append(SavedValue(path=path, value=state))
         self.values = tuple(values)
         self.process_values = tuple(process_values)
+        self.marks = tuple(marks)
         self._hold(arrays)
 
     def _hold(self, arrays: list[Any]) -> None:

@@ -97,11 +97,15 @@ class Filling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WantSpare(msgspec.Struct, frozen=True, kw_only=True):
-    """A trainer wants a slot for its next image, whenever that comes."""
+    """A trainer wants a slot for its next image, whenever that comes.
+
+    `whole_bytes` is the size of an image of all that the rank saves.
+    """
 
     group: str
     rank: Rank
     size_bytes: Size
+    whole_bytes: Size
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):

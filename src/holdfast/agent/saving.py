@@ -22,7 +22,7 @@ from holdfast.format.names import CheckpointId
 VOTE_WAIT_SECS = 3600.0
 VOTE_POLL_SECS = 0.5
 SLOTS_PER_RANK = 2
-"""What holds the newest checkpoint, and what the next one goes into."""
+"""What holds the newest checkpoint, and what the next one goes into, where each is one image."""
 
 
 class Saving:
@@ -35,7 +35,9 @@ class Saving:
         self._votes: dict[tuple[str, int], dict[int, protocol.Vote]] = {}
         self._voted = asyncio.Condition()
         self._reserving = asyncio.Lock()
+        # By rank: of the image that it fills or will fill, and of one of all that it saves.
         self._sizes_bytes: dict[int, int] = {}
+        self._whole_sizes_bytes: dict[int, int] = {}
 
     async def want_slot(self, request: protocol.WantSlot) -> protocol.Slot:
         """A slot for one image; none, with the reason, where RAM has no room for it."""
@@ -74,7 +76,7 @@ class Saving:
         self._state.handed_out.pop(request.rank, None)
 
     async def want_spare(self, request: protocol.WantSpare) -> protocol.Slot:
-        """A slot for a next image; none where it would be more than two a rank."""
+        """A slot for a next image; none where all would take more than two whole images a rank."""
         state = self._state
         group = state.group
         if group is None or group.group != request.group or not state.has_ram:
@@ -86,14 +88,21 @@ class Saving:
                     None,
                     state.pool.spare,
                     request.size_bytes,
+                    SLOTS_PER_RANK * self._whole_bytes(request, group.count),
                     set(state.handed_out.values()),
-                    SLOTS_PER_RANK * group.count,
+                    set(self._sizes_bytes.values()),
                 )
                 if name is not None:
                     state.handed_out[request.rank] = name
         except StorageError as error:
             return protocol.Slot(name=None, reason=str(error))
         return protocol.Slot(name=name)
+
+    def _whole_bytes(self, request: protocol.WantSpare, count: int) -> int:
+        """What all ranks save; those that did not tell yet are taken to save what this one does."""
+        self._whole_sizes_bytes[request.rank] = request.whole_bytes
+        unknown = max(count - len(self._whole_sizes_bytes), 0)
+        return sum(self._whole_sizes_bytes.values()) + unknown * request.whole_bytes
 
     async def sealed(self, request: protocol.Sealed) -> None:
         """A part is whole; the last one of a checkpoint completes it."""
@@ -171,6 +180,7 @@ class Saving:
         attempt = state.group.attempt if state.group is not None else None
         self._votes = {k: ballot for k, ballot in self._votes.items() if k[0] == current}
         self._sizes_bytes.clear()
+        self._whole_sizes_bytes.clear()
         async with self._voted:
             self._voted.notify_all()
         in_ram = await self._keeper.parts_in_ram()

@@ -14,11 +14,10 @@ from holdfast.cli.runs import Run
 from holdfast.engine.attempts import attempt_numbers, read_attempt_at
 from holdfast.engine.catalog import Listing, list_checkpoints
 from holdfast.engine.commit import parse_part
-from holdfast.engine.sources import CheckpointSources, PartSource
+from holdfast.engine.sources import CheckpointSources, PartSource, part_source
 from holdfast.engine.verify import BlockCheck, verify
 from holdfast.errors import CheckpointDamagedError, HoldfastError, ObjectNotFoundError
 from holdfast.format.check import check_manifest
-from holdfast.format.layout import image_layout
 from holdfast.format.names import (
     CheckpointId,
     attempt_keys,
@@ -124,8 +123,8 @@ def _sources(copy: Copy, problems: list[BlockCheck]) -> CheckpointSources | None
     sources = []
     for rank in range(count):
         part = parts.get(rank)
-        fits = part is not None and _fits(copy, part, spec, problems)
-        sources.append((PartSource(store=copy.store, part=part),) if part and fits else ())
+        source = _laid_out(copy, part, spec, problems) if part is not None else None
+        sources.append((source,) if source is not None else ())
     return CheckpointSources(id=copy.id, spec=spec, parts=tuple(sources), passed_over=())
 
 
@@ -164,19 +163,13 @@ def _part(
     return part
 
 
-def _fits(copy: Copy, part: PartRecord, spec: CheckpointSpec, problems: list[BlockCheck]) -> bool:
-    """Whether the record has the sizes that the arrays call for, so that it can be read by them."""
-    layout = image_layout(spec.arrays, part.rank)
-    expected, found = (
-        (layout.size_bytes, layout.block_count),
-        (part.image_size_bytes, len(part.blocks)),
-    )
-    if expected == found:
-        return True
-    key = part_key(copy.id, part.rank, part.part_count)
-    reason = (
-        f"the arrays make {expected[0]} bytes and {expected[1]} blocks, it says {found[0]} bytes "
-        f"and {found[1]} blocks"
-    )
-    problems.append(bad_record(copy.store, key, reason))
-    return False
+def _laid_out(
+    copy: Copy, part: PartRecord, spec: CheckpointSpec, problems: list[BlockCheck]
+) -> PartSource | None:
+    """The part, if its record goes with the arrays, so that it can be read by them."""
+    try:
+        return part_source(copy.store, part, spec)
+    except HoldfastError as error:
+        key = part_key(copy.id, part.rank, part.part_count)
+        problems.append(bad_record(copy.store, key, error))
+        return None

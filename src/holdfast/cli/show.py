@@ -64,6 +64,8 @@ def _document(run: Run, sources: CheckpointSources) -> dict[str, object]:
         "metrics": sources.spec.metrics,
         "process_count": metadata.process_count,
         "size_bytes": metadata.size_bytes,
+        "written_bytes": metadata.written_bytes,
+        "kept": [asdict(kept) for kept in metadata.kept],
         "tiers": _tiers(sources),
         "arrays": [{"name": name, **asdict(array)} for name, array in metadata.arrays.items()],
         "values": [
@@ -87,6 +89,7 @@ def _print(run: Run, sources: CheckpointSources) -> None:
         "checkpoint": f"step {metadata.step}, attempt {metadata.attempt}",
         "taken": f"{time_text(metadata.time)}, {age} ago",
         "size": f"{size_text(metadata.size_bytes)} of {_processes(metadata)}",
+        "written": _written(metadata),
         "tiers": ", ".join(_tiers(sources)) or "in parts",
         "metrics": metrics,
     }
@@ -96,6 +99,14 @@ def _print(run: Run, sources: CheckpointSources) -> None:
     )
     _print_arrays(metadata)
     _print_values(metadata, sources)
+
+
+def _written(metadata: CheckpointMetadata) -> str:
+    """What was written for it, where that is not all: `0.8 MB; kept: 32.8 MB of step 0`."""
+    if not metadata.kept:
+        return ""
+    kept = ", ".join(f"{size_text(one.size_bytes)} of step {one.step}" for one in metadata.kept)
+    return f"{size_text(metadata.written_bytes)}; kept: {kept}"
 
 
 def _processes(metadata: CheckpointMetadata) -> str:

@@ -85,8 +85,12 @@ def _bar(copies: Sequence[Copy]) -> Progress:
         redirect_stdout=False,
         redirect_stderr=False,
     )
-    bar.add_task("", total=sum(copy.listing.size_bytes for copy in copies))
+    bar.add_task("", total=sum(_listed_bytes(copy) for copy in copies))
     return bar
+
+
+def _listed_bytes(copy: Copy) -> int:
+    return copy.listing.size_bytes + copy.listing.kept_size_bytes
 
 
 def _results(copies: Iterable[Copy], bar: Progress) -> Iterator[Result]:
@@ -101,7 +105,7 @@ def _results(copies: Iterable[Copy], bar: Progress) -> Iterator[Result]:
             if check.found is not None:
                 result.size_bytes += check.stop_bytes - check.start_bytes
             bar.update(task, completed=done_bytes + result.size_bytes)
-        done_bytes += copy.listing.size_bytes
+        done_bytes += _listed_bytes(copy)
         bar.update(task, completed=done_bytes)
         # What was deleted while it was read was not bad.
         if not (result.problems and is_gone(copy)):

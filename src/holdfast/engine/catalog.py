@@ -13,6 +13,7 @@ from holdfast.format.names import (
     MANIFEST,
     CheckpointId,
     parse_checkpoint_name,
+    parse_kept_image_name,
     parse_part_name,
 )
 from holdfast.store.contract import Store
@@ -48,8 +49,13 @@ class Listing:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all its objects."""
-        return sum(self.sizes_bytes.values())
+        """The bytes of all objects that were written for it; images that it keeps are others'."""
+        return sum(s for n, s in self.sizes_bytes.items() if parse_kept_image_name(n) is None)
+
+    @property
+    def kept_size_bytes(self) -> int:
+        """The bytes of the images of earlier checkpoints that it keeps."""
+        return sum(s for n, s in self.sizes_bytes.items() if parse_kept_image_name(n) is not None)
 
 
 def has_all_parts(parts: Mapping[int, int]) -> bool:

@@ -59,7 +59,11 @@ def manifest_of(parts: Sequence[PartRecord], record_digests: Sequence[str]) -> M
         step=first.step,
         attempt=first.attempt,
         parts=tuple(
-            PartReference(record_digest=digest, image_size_bytes=part.image_size_bytes)
+            PartReference(
+                record_digest=digest,
+                image_size_bytes=part.image_size_bytes,
+                kept_size_bytes=sum(image.image_size_bytes for image in part.kept),
+            )
             for part, digest in zip(parts, record_digests, strict=True)
         ),
         checkpoint=first.checkpoint,

@@ -8,46 +8,115 @@ handed to the target shows nowhere, since an object shows whole or not at all.
 
 from __future__ import annotations
 
+import logging
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from holdfast.engine.save import check_digest, check_layout
+from holdfast.errors import StorageError
 from holdfast.format.buffers import Buffer
-from holdfast.format.digests import RunningDigest, block_ranges
-from holdfast.format.layout import ImageLayout, image_layout
-from holdfast.format.names import image_key, part_key
-from holdfast.format.records import CheckpointSpec, PartRecord
+from holdfast.format.check import check_kept_chunks
+from holdfast.format.digests import RunningDigest, digest
+from holdfast.format.names import CHECKPOINTS, image_key, part_key
+from holdfast.format.part_layout import PartLayout, expected_digests, image_keys, part_layout
+from holdfast.format.records import CheckpointSpec, KeptImage, PartRecord
 from holdfast.store.contract import Reader, Store
 
 PIECE_SIZE_BYTES = 8 * 1024 * 1024
 
+log = logging.getLogger(__name__)
+
 
 def copy_part(source: Store, target: Store, part: PartRecord, spec: CheckpointSpec) -> None:
-    """Copies a sealed part to another store, its image first.
+    """Copies a sealed part to another store, its images first.
+
+    Where the target has a kept image already it gets one more name there, and is not copied.
 
     Raises:
         CheckpointDamagedError: a block of the source is not what was sealed; the target has no
         part. OutOfSpaceError, StorageError: likewise no part.
     """
-    layout = image_layout(spec.arrays, part.rank)
+    check_kept_chunks(part, spec.arrays, f"part {part.rank} of {part.id}")
+    layout = part_layout(spec.arrays, part.rank, part.kept)
     check_layout(part, layout)
-    key = image_key(part.id, part.rank, part.part_count)
-    with source.open(key) as image, ThreadPoolExecutor(1, "holdfast-copy") as pool:
-        pieces = _CheckedPieces(image, key, expected_digests(part, layout))
-        target.put(key, part.image_size_bytes, pieces.read_ahead(pool, part.image_size_bytes))
+    there = _KeptElsewhere(target, part)
+    for number, key in reversed([*enumerate(image_keys(part))]):
+        if number == 0 or not there.link(number, layout):
+            expected = expected_digests(part, layout, number)
+            _copy_image(source, target, key, expected, layout.images[number].size_bytes)
     record_key = part_key(part.id, part.rank, part.part_count)
     data = source.get(record_key)
     target.put(record_key, len(data), [data])
 
 
-def expected_digests(part: PartRecord, layout: ImageLayout) -> Iterator[tuple[int, int, str]]:
-    """(start, stop, digest) of each range of an image that has one, in order and without holes."""
-    yield 0, len(layout.header), part.header_digest
-    for chunk in layout.chunks:
-        for number, (start, stop) in enumerate(block_ranges(chunk.size_bytes)):
-            offset = chunk.offset_bytes
-            yield offset + start, offset + stop, part.blocks[chunk.first_block + number]
+def _copy_image(
+    source: Store,
+    target: Store,
+    key: str,
+    expected: Iterable[tuple[int, int, str]],
+    size_bytes: int,
+) -> None:
+    with source.open(key) as image, ThreadPoolExecutor(1, "holdfast-copy") as pool:
+        pieces = _CheckedPieces(image, key, _without_holes(expected, size_bytes))
+        target.put(key, size_bytes, pieces.read_ahead(pool, size_bytes))
+
+
+def _without_holes(
+    ranges: Iterable[tuple[int, int, str]], size_bytes: int
+) -> Iterator[tuple[int, int, str]]:
+    """`ranges`, and what lies between and behind them with an empty digest."""
+    end = 0
+    for start, stop, right in ranges:
+        if end < start:
+            yield end, start, ""
+        yield start, stop, right
+        end = stop
+    if end < size_bytes:
+        yield end, size_bytes, ""
+
+
+class _KeptElsewhere:
+    """The kept images of a part that stand in a store already, under the name of any checkpoint.
+
+    A (step, attempt) is written once, so the name tells which image it is. Where it was tried more
+    than once, in more than one place, the tries may differ in what they kept: the header tells.
+    """
+
+    def __init__(self, store: Store, part: PartRecord) -> None:
+        self._store = store
+        self._part = part
+        self._listed: list[str] | None = None
+
+    def link(self, number: int, layout: PartLayout) -> bool:
+        """Gives image `number` of the part its name; False where the store does not have it."""
+        key = image_keys(self._part)[number]
+        header_size_bytes = len(layout.images[number].header)
+        for found in self._places(self._part.kept[number - 1], key):
+            try:
+                if self._is_image(found, self._part.kept[number - 1], header_size_bytes):
+                    self._store.link(found, key)
+                    return True
+            except StorageError as error:
+                log.debug("%s is not linked: %s", key, error)
+        return False
+
+    def _places(self, image: KeptImage, key: str) -> Iterator[str]:
+        # First where an earlier try to copy this part left it.
+        yield key
+        yield image_key(image.origin, self._part.rank, self._part.part_count)
+        if self._listed is None:
+            self._listed = [stored.key for stored in self._store.list(CHECKPOINTS)]
+        name = key.rpartition("/")[2]
+        yield from (k for k in reversed(self._listed) if k.rpartition("/")[2] == name)
+
+    def _is_image(self, key: str, image: KeptImage, header_size_bytes: int) -> bool:
+        with self._store.open(key) as reader:
+            if reader.size_bytes != image.image_size_bytes:
+                return False
+            header = memoryview(bytearray(header_size_bytes))
+            reader.read_into(0, header)
+            return digest(header) == image.header_digest
 
 
 class _CheckedPieces:
@@ -95,6 +164,8 @@ class _CheckedPieces:
             self._digest.update(piece[done - start : upto - start])
             done = upto
             if done == self._range[1]:
-                check_digest(self._digest.hexdigest(), self._range, self._key)
+                # What this part does not use has no digest in its record.
+                if self._range[2]:
+                    check_digest(self._digest.hexdigest(), self._range, self._key)
                 self._range = next(self._expected, (stop, stop, ""))
                 self._digest = RunningDigest()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
-from holdfast.engine.save import ChunkBytes, PartPlan, put_record
+from holdfast.engine.save import ChunkBytes, PartImages, PartPlan, put_record
 from holdfast.format.digests import block_ranges, digest
 from holdfast.format.layout import ImageLayout
 from holdfast.format.names import image_key
@@ -73,9 +73,9 @@ def fill_slot(
 
 
 def seal_slot(
-    store: Store, filling: Filling, plan: PartPlan, progress: FillProgress
+    store: Store, filling: Filling, plan: PartPlan, images: PartImages, progress: FillProgress
 ) -> PartRecord | None:
-    """Digests a slot while it is filled, shows it as the image, and writes the record.
+    """Digests a slot while it is filled, shows it as the own image, and writes the record.
 
     Returns:
         The record; None where the slot was not filled: the state is to be brought elsewhere.
@@ -83,11 +83,11 @@ def seal_slot(
     Raises:
         OutOfSpaceError, StorageError: nothing of it is visible as a part.
     """
-    blocks = list(_digests(filling, plan.layout, progress))
-    if not progress.wait_for(plan.layout.size_bytes):
+    blocks = list(_digests(filling, images.own, progress))
+    if not progress.wait_for(images.own.size_bytes):
         return None
     filling.show(image_key(plan.id, plan.rank, plan.part_count))
-    return put_record(store, plan, blocks)
+    return put_record(store, plan, images, blocks)
 
 
 def _digests(filling: Filling, layout: ImageLayout, progress: FillProgress) -> Iterator[str]:
@@ -98,13 +98,3 @@ def _digests(filling: Filling, layout: ImageLayout, progress: FillProgress) -> I
                 if not progress.wait_for(chunk.offset_bytes + stop):
                     return
                 yield digest(view[chunk.offset_bytes + start : chunk.offset_bytes + stop])
-
-
-def bytes_in_slot(filling: Filling) -> ChunkBytes:
-    """The chunks of an image that `fill_slot` filled, where they are to go elsewhere after all.
-
-    Raises:
-        StorageError: somebody changed the slot.
-    """
-    view = filling.view()
-    return lambda chunk: view[chunk.offset_bytes : chunk.offset_bytes + chunk.size_bytes]

@@ -107,7 +107,7 @@ def _chunks_wanted(
     return [
         (rank, chunk, by_chunk[chunk.array_index, chunk.chunk_index])
         for rank in range(len(sources.parts))
-        for chunk in sources.layout(rank).chunks
+        for chunk in sources.chunks(rank)
         if (chunk.array_index, chunk.chunk_index) in by_chunk
     ]
 
@@ -115,16 +115,16 @@ def _chunks_wanted(
 class _PartReader:
     """Reads chunks of one part; moves on to the next copy of it when one turns out bad.
 
-    Threads share it. Each block is read from the first copy that has it whole; a copy that cannot
-    be read at all is not asked again.
+    Threads share it. Each block is read from the first copy that has it whole; an image of a copy
+    that cannot be read at all is not asked again. Copies and their images are counted from 0.
     """
 
     def __init__(self, copies: Sequence[PartSource], tally: RestoreTally, stack: ExitStack) -> None:
         self._copies = copies
         self._tally = tally
         self._stack = stack
-        self._open: dict[int, Reader] = {}
-        self._unreadable: set[int] = set()
+        self._open: dict[tuple[int, int], Reader] = {}
+        self._unreadable: set[tuple[int, int]] = set()
 
     def fill(self, chunk: Chunk, dtype: str, targets: Sequence[Target]) -> None:
         """Gives a chunk to its targets."""
@@ -138,13 +138,14 @@ class _PartReader:
         (target,) = targets
         if target.take is None or target.region != (chunk.start, chunk.stop):
             return False
+        image, placed = self._copies[0].layout.places[chunk.ordinal]
         try:
             with self._tally.lock:
-                lent = None if 0 in self._unreadable else self._open_reader(0).lend()
+                lent = None if (0, image) in self._unreadable else self._reader(0, image).lend()
             if lent is None:
                 return False
-            data = lent[chunk.offset_bytes : chunk.offset_bytes + chunk.size_bytes]
-            self._check_lent(chunk, data)
+            data = lent[placed.offset_bytes : placed.offset_bytes + placed.size_bytes]
+            self._check_lent(image, placed, data)
         except (CheckpointDamagedError, StorageError) as error:
             # The way by copies finds the bad block again, and another copy of it.
             self._tally.pass_over(str(error))
@@ -153,14 +154,14 @@ class _PartReader:
         target.take(flat.reshape(target.buffer.shape))
         return True
 
-    def _check_lent(self, chunk: Chunk, data: memoryview) -> None:
+    def _check_lent(self, image: int, placed: Chunk, data: memoryview) -> None:
         copy = self._copies[0]
-        where = f"{copy.store.tier}: {copy.image_key}"
-        for number, (start, stop) in enumerate(block_ranges(chunk.size_bytes)):
-            offset = chunk.offset_bytes + start
-            right = copy.part.blocks[chunk.first_block + number]
+        where = f"{copy.store.tier}: {copy.image_keys[image]}"
+        for number, (start, stop) in enumerate(block_ranges(placed.size_bytes)):
+            offset = placed.offset_bytes + start
+            right = copy.part.blocks[placed.first_block + number]
             check_block(data[start:stop], right, where, offset)
-        self._tally.add(copy.store.tier, chunk.size_bytes)
+        self._tally.add(copy.store.tier, placed.size_bytes)
 
     def _fill(self, chunk: Chunk, dtype: str, targets: Sequence[Target]) -> None:
         region = (chunk.start, chunk.stop)
@@ -190,38 +191,38 @@ class _PartReader:
                     ]
 
     def _read_block(self, chunk: Chunk, number: int, start: int, block: memoryview) -> None:
-        offset = chunk.offset_bytes + start
         for index, copy in enumerate(self._copies):
-            if index in self._unreadable:
+            image, placed = copy.layout.places[chunk.ordinal]
+            if (index, image) in self._unreadable:
                 continue
-            where = f"{copy.store.tier}: {copy.image_key}"
+            offset = placed.offset_bytes + start
+            where = f"{copy.store.tier}: {copy.image_keys[image]}"
             try:
-                self._reader(index).read_into(offset, block)
+                with self._tally.lock:
+                    reader = self._reader(index, image)
+                reader.read_into(offset, block)
                 check_block(block, copy.part.blocks[chunk.first_block + number], where, offset)
             except (CheckpointDamagedError, StorageError) as error:
                 self._tally.pass_over(str(error))
                 if isinstance(error, StorageError):
-                    self._unreadable.add(index)
+                    self._unreadable.add((index, image))
                 if index + 1 >= len(self._copies):
                     raise
             else:
                 self._tally.add(copy.store.tier, len(block))
                 return
         raise CheckpointDamagedError(
-            f"read {self._copies[0].image_key}: no good copy is left: {self._tally.passed_over[-1]}"
+            f"read {self._copies[0].image_keys[0]}: no good copy is left: "
+            f"{self._tally.passed_over[-1]}"
         )
 
-    def _reader(self, index: int) -> Reader:
-        with self._tally.lock:
-            return self._open_reader(index)
-
-    def _open_reader(self, index: int) -> Reader:
-        if index not in self._open:
-            opened: AbstractContextManager[Reader] = self._copies[index].store.open(
-                self._copies[index].image_key
-            )
-            self._open[index] = self._stack.enter_context(opened)
-        return self._open[index]
+    def _reader(self, index: int, image: int) -> Reader:
+        """The open image; asked for under the lock."""
+        if (index, image) not in self._open:
+            copy = self._copies[index]
+            opened: AbstractContextManager[Reader] = copy.store.open(copy.image_keys[image])
+            self._open[index, image] = self._stack.enter_context(opened)
+        return self._open[index, image]
 
 
 def _scratch_size_bytes(chunk: Chunk) -> int:

@@ -18,9 +18,10 @@ from holdfast.errors import (
     StepUncommittedError,
     StorageError,
 )
-from holdfast.format.check import check_manifest
-from holdfast.format.layout import ImageLayout, image_layout, smallest_block_count
+from holdfast.format.check import check_kept_chunks, check_manifest
+from holdfast.format.layout import Chunk, image_layout, smallest_block_count
 from holdfast.format.names import CheckpointId, image_key, manifest_key, part_key
+from holdfast.format.part_layout import PartLayout, image_keys, image_sizes_bytes, part_layout
 from holdfast.format.paths import path_name
 from holdfast.format.records import CheckpointSpec, Manifest, PartRecord
 from holdfast.format.sealed import record_digest, unseal
@@ -29,15 +30,16 @@ from holdfast.store.contract import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartSource:
-    """One copy of one part."""
+    """One copy of one part; `layout` tells where its chunks stand in its images."""
 
     store: Store
     part: PartRecord
+    layout: PartLayout
 
     @property
-    def image_key(self) -> str:
-        """The key of its image in the store."""
-        return image_key(self.part.id, self.part.rank, self.part.part_count)
+    def image_keys(self) -> tuple[str, ...]:
+        """The keys of its images in the store, the own one first."""
+        return image_keys(self.part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +51,9 @@ class CheckpointSources:
     parts: tuple[tuple[PartSource, ...], ...]
     passed_over: tuple[str, ...]
 
-    def layout(self, rank: int) -> ImageLayout:
-        """The layout of that rank's image."""
-        return image_layout(self.spec.arrays, rank)
+    def chunks(self, rank: int) -> tuple[Chunk, ...]:
+        """The chunks of that rank, in the order of the layout of all of them."""
+        return image_layout(self.spec.arrays, rank).chunks
 
 
 Listings = Mapping[str, Mapping[CheckpointId, Listing]]
@@ -84,24 +86,36 @@ def find_sources(
         for store, listing in listed:
             if _is_listed(checkpoint, rank, part_count, listing):
                 try:
-                    copies.append(_part_source(checkpoint, rank, part_count, store, manifest))
+                    part = _read_part(checkpoint, rank, part_count, store, manifest)
+                    _check_kept_listed(part, listing)
+                    copies.append((store, part))
                 except (CheckpointDamagedError, StorageError) as error:
                     passed_over.append(f"{store.tier}: {error}")
         if not copies:
             raise CheckpointDamagedError(_no_copy(checkpoint, rank, part_count, passed_over))
         _check_length(copies, listings)
-        parts.append(tuple(copies))
-    spec = manifest.checkpoint if manifest else parts[0][0].part.checkpoint
+        parts.append(copies)
+    spec = manifest.checkpoint if manifest else parts[0][0][1].checkpoint
     if spec is None:
         raise CheckpointDamagedError(f"read {checkpoint}: rank 0's part says nothing of it")
-    sources = CheckpointSources(
-        id=checkpoint, spec=spec, parts=tuple(parts), passed_over=tuple(passed_over)
+    return CheckpointSources(
+        id=checkpoint,
+        spec=spec,
+        parts=tuple(tuple(part_source(*copy, spec) for copy in copies) for copies in parts),
+        passed_over=tuple(passed_over),
     )
-    for rank in range(part_count):
-        for copy in sources.parts[rank]:
-            _check_contents(copy.part, spec)
-            check_layout(copy.part, sources.layout(rank))
-    return sources
+
+
+def part_source(store: Store, part: PartRecord, spec: CheckpointSpec) -> PartSource:
+    """A copy of a part, laid out.
+
+    Raises:
+        CheckpointDamagedError: the part does not go with what the checkpoint is said to hold.
+    """
+    _check_contents(part, spec)
+    layout = part_layout(spec.arrays, part.rank, part.kept)
+    check_layout(part, layout)
+    return PartSource(store=store, part=part, layout=layout)
 
 
 def _is_listed(checkpoint: CheckpointId, rank: int, part_count: int, listing: Listing) -> bool:
@@ -109,19 +123,33 @@ def _is_listed(checkpoint: CheckpointId, rank: int, part_count: int, listing: Li
     return all(key.rpartition("/")[2] in listing.sizes_bytes for key in keys)
 
 
-def _check_length(copies: Sequence[PartSource], listings: Listings) -> None:
-    """Checks that one of the images is long enough, before memory is taken for what it holds."""
-    told = []
-    for copy in copies:
-        name = copy.image_key.rpartition("/")[2]
-        found = listings[copy.store.tier][copy.part.id].sizes_bytes[name]
-        if found >= copy.part.image_size_bytes:
+def _check_kept_listed(part: PartRecord, listing: Listing) -> None:
+    for key in image_keys(part)[1:]:
+        if key.rpartition("/")[2] not in listing.sizes_bytes:
+            raise CheckpointDamagedError(f"read {key}: the part keeps this image, it is missing")
+
+
+def _sizes_bytes(part: PartRecord, listing: Listing) -> list[tuple[str, int, int]]:
+    """(key, size as listed, size as the record says) of each image."""
+    keys = image_keys(part)
+    found = (listing.sizes_bytes[key.rpartition("/")[2]] for key in keys)
+    return list(zip(keys, found, image_sizes_bytes(part), strict=True))
+
+
+def _check_length(copies: Sequence[tuple[Store, PartRecord]], listings: Listings) -> None:
+    """Checks that the images of one copy are long enough, before memory is taken for the bytes."""
+    told: list[str] = []
+    for store, part in copies:
+        sizes = _sizes_bytes(part, listings[store.tier][part.id])
+        short = [
+            f"{store.tier}: {key}: bytes [{found}, {size}) are missing; the file is cut off"
+            for key, found, size in sizes
+            if found < size
+        ]
+        if not short:
             return
-        told.append(
-            f"{copy.store.tier}: {copy.image_key}: bytes [{found}, {copy.part.image_size_bytes}) "
-            "are missing; the file is cut off"
-        )
-    raise CheckpointDamagedError(f"read {copies[0].part.id}: {'; '.join(told)}")
+        told += short
+    raise CheckpointDamagedError(f"read {copies[0][1].id}: {'; '.join(told)}")
 
 
 def _check_contents(part: PartRecord, spec: CheckpointSpec) -> None:
@@ -143,6 +171,7 @@ def _check_contents(part: PartRecord, spec: CheckpointSpec) -> None:
         raise CheckpointDamagedError(
             f"{where}: it has {len(part.blocks)} blocks, expected at least {least}"
         )
+    check_kept_chunks(part, spec.arrays, where)
 
 
 def _no_copy(checkpoint: CheckpointId, rank: int, part_count: int, seen: Sequence[str]) -> str:
@@ -177,9 +206,9 @@ def _part_count(checkpoint: CheckpointId, listed: Sequence[tuple[Store, Listing]
     return len(together)
 
 
-def _part_source(
+def _read_part(
     checkpoint: CheckpointId, rank: int, part_count: int, store: Store, manifest: Manifest | None
-) -> PartSource:
+) -> PartRecord:
     key = part_key(checkpoint, rank, part_count)
     data = store.get(key)
     if manifest is not None:
@@ -190,12 +219,15 @@ def _part_source(
                 "is not the record that was committed"
             )
     part = parse_part(data, key, checkpoint, rank, part_count)
-    if manifest is not None and part.image_size_bytes != manifest.parts[rank].image_size_bytes:
-        raise CheckpointDamagedError(
-            f"read {key}: its image has {part.image_size_bytes} bytes, the manifest says "
-            f"{manifest.parts[rank].image_size_bytes}"
-        )
-    return PartSource(store=store, part=part)
+    if manifest is not None:
+        said, own = manifest.parts[rank], part.image_size_bytes
+        kept = sum(image.image_size_bytes for image in part.kept)
+        if (own, kept) != (said.image_size_bytes, said.kept_size_bytes):
+            raise CheckpointDamagedError(
+                f"read {key}: its image has {own} bytes, and those that it keeps {kept}; the "
+                f"manifest says {said.image_size_bytes} and {said.kept_size_bytes}"
+            )
+    return part
 
 
 def readable(listings: Listings) -> list[CheckpointId]:
@@ -221,8 +253,10 @@ def is_sound(checkpoint: CheckpointId, stores: Sequence[Store], listings: Listin
         return False
     return all(
         any(
-            listings[copy.store.tier][checkpoint].sizes_bytes[copy.image_key.rpartition("/")[2]]
-            == copy.part.image_size_bytes
+            all(
+                found == size
+                for _, found, size in _sizes_bytes(copy.part, listings[copy.store.tier][checkpoint])
+            )
             for copy in copies
         )
         for copies in sources.parts

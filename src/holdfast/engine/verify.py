@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from holdfast.engine.sources import CheckpointSources, PartSource
 from holdfast.errors import HoldfastError, StorageError
-from holdfast.format.digests import BLOCK_SIZE_BYTES, block_ranges, digest
-from holdfast.format.layout import ImageLayout
+from holdfast.format.digests import BLOCK_SIZE_BYTES, digest
+from holdfast.format.part_layout import expected_digests, image_sizes_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,54 +26,58 @@ class BlockCheck:
 
 
 def size_to_verify_bytes(sources: CheckpointSources) -> int:
-    """How many bytes `verify` will read."""
-    return sum(copy.part.image_size_bytes for copies in sources.parts for copy in copies)
+    """How many bytes `verify` will read, at most."""
+    return sum(
+        size for copies in sources.parts for copy in copies for size in image_sizes_bytes(copy.part)
+    )
 
 
 def verify(sources: CheckpointSources) -> Iterator[BlockCheck]:
-    """Checks every block of every copy; yields one result a block, good ones too."""
-    for rank, copies in enumerate(sources.parts):
-        layout = sources.layout(rank)
+    """Checks every block of every copy; yields one result a block, good ones too.
+
+    Of an image that was kept, only what is used has a digest and is read.
+    """
+    for copies in sources.parts:
         for copy in copies:
-            yield from _verify_image(copy, layout)
+            for image in range(len(copy.layout.images)):
+                yield from _verify_image(copy, image)
 
 
-def _verify_image(copy: PartSource, layout: ImageLayout) -> Iterator[BlockCheck]:
+def _verify_image(copy: PartSource, image: int) -> Iterator[BlockCheck]:
+    layout, key = copy.layout.images[image], copy.image_keys[image]
+    check = partial(BlockCheck, tier=copy.store.tier, key=key)
     scratch = memoryview(bytearray(max(BLOCK_SIZE_BYTES, len(layout.header))))
-    ranges = [(0, len(layout.header), copy.part.header_digest)]
-    for chunk in layout.chunks:
-        for number, (start, stop) in enumerate(block_ranges(chunk.size_bytes)):
-            expected = copy.part.blocks[chunk.first_block + number]
-            ranges.append((chunk.offset_bytes + start, chunk.offset_bytes + stop, expected))
     try:
-        with copy.store.open(copy.image_key) as image:
-            if image.size_bytes != layout.size_bytes:
-                length = f"expected {layout.size_bytes} bytes, found {image.size_bytes}"
-                end = max(image.size_bytes, layout.size_bytes)
-                yield _check(copy, min(image.size_bytes, layout.size_bytes), end, "", None, length)
-            for start, stop, expected in ranges:
+        with copy.store.open(key) as reader:
+            if reader.size_bytes != layout.size_bytes:
+                yield check(
+                    start_bytes=min(reader.size_bytes, layout.size_bytes),
+                    stop_bytes=max(reader.size_bytes, layout.size_bytes),
+                    expected="",
+                    found=None,
+                    problem=f"expected {layout.size_bytes} bytes, found {reader.size_bytes}",
+                )
+            for start, stop, expected in expected_digests(copy.part, copy.layout, image):
                 block = scratch[: stop - start]
+                found, problem = None, None
                 try:
-                    image.read_into(start, block)
+                    reader.read_into(start, block)
+                    found = digest(block)
+                    problem = None if found == expected else "wrong digest"
                 except StorageError as error:
-                    yield _check(copy, start, stop, expected, None, str(error))
-                    continue
-                found = digest(block)
-                problem = None if found == expected else "wrong digest"
-                yield _check(copy, start, stop, expected, found, problem)
+                    problem = str(error)
+                yield check(
+                    start_bytes=start,
+                    stop_bytes=stop,
+                    expected=expected,
+                    found=found,
+                    problem=problem,
+                )
     except HoldfastError as error:
-        yield _check(copy, 0, layout.size_bytes, "", None, str(error))
-
-
-def _check(
-    copy: PartSource, start: int, stop: int, expected: str, found: str | None, problem: str | None
-) -> BlockCheck:
-    return BlockCheck(
-        tier=copy.store.tier,
-        key=copy.image_key,
-        start_bytes=start,
-        stop_bytes=stop,
-        expected=expected,
-        found=found,
-        problem=problem,
-    )
+        yield check(
+            start_bytes=0,
+            stop_bytes=layout.size_bytes,
+            expected="",
+            found=None,
+            problem=str(error),
+        )

@@ -1,4 +1,4 @@
-"""Where every chunk of an image lies: a pure function of the arrays' specs and the rank.
+"""Where every chunk of an image lies: a pure function of the arrays' specs and of which chunks.
 
 The image is a safetensors file (github.com/huggingface/safetensors, "Format"). Chunks stand in the
 order of how many times 2 divides their byte count, 6 or more first, then by name (code points),
@@ -10,8 +10,8 @@ stored; whoever has the specs has the offsets. Ranges are half-open.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -27,8 +27,12 @@ CHUNK_ALIGNMENT_BYTES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """One chunk in one image; `offset_bytes` counts from the start of the file."""
+    """One chunk in one image; `offset_bytes` counts from the start of the file.
 
+    `ordinal` and `first_block` count among all chunks of the rank, whichever image this is.
+    """
+
+    ordinal: int
     array_index: int
     chunk_index: int
     name: str
@@ -77,8 +81,13 @@ def smallest_block_count(arrays: Sequence[ArraySpec], rank: int) -> int:
     )
 
 
+def owned_chunk_count(arrays: Sequence[ArraySpec], rank: int) -> int:
+    """How many chunks of `arrays` the rank owns, told without laying them out."""
+    return sum(count for spec in arrays for owner, count in spec.owners if owner == rank)
+
+
 def image_layout(arrays: Sequence[ArraySpec], rank: int) -> ImageLayout:
-    """The layout of the image that `rank` contributes to a checkpoint of `arrays`."""
+    """The layout of the image of all chunks that `rank` owns."""
     unplaced = []
     for array_index, spec in enumerate(arrays):
         item = item_size_bytes(spec.dtype)
@@ -91,37 +100,54 @@ def image_layout(arrays: Sequence[ArraySpec], rank: int) -> ImageLayout:
             alignment = min(size & -size or CHUNK_ALIGNMENT_BYTES, CHUNK_ALIGNMENT_BYTES)
             unplaced.append((-alignment, name, array_index, chunk_index, start, stop, size))
     unplaced.sort(key=lambda entry: entry[:2])
-    header, data_start = _header(arrays, unplaced)
-    chunks, offset, block = [], data_start, 0
-    for _, name, array_index, chunk_index, start, stop, size in unplaced:
+    chunks, block = [], 0
+    for ordinal, (_, name, array_index, chunk_index, start, stop, size) in enumerate(unplaced):
         chunks.append(
             Chunk(
+                ordinal=ordinal,
                 array_index=array_index,
                 chunk_index=chunk_index,
                 name=name,
                 start=start,
                 stop=stop,
-                offset_bytes=offset,
+                offset_bytes=0,
                 size_bytes=size,
                 first_block=block,
             )
         )
-        offset += size
         block += block_count(size)
-    return ImageLayout(header=header, chunks=tuple(chunks), size_bytes=offset, block_count=block)
+    return _laid(arrays, chunks)
 
 
-_Unplaced = tuple[int, str, int, int, tuple[int, ...], tuple[int, ...], int]
+def partial_layout(
+    arrays: Sequence[ArraySpec], whole: ImageLayout, ordinals: Iterable[int]
+) -> ImageLayout:
+    """The layout of an image of some of the chunks of `whole`: those of the ascending `ordinals`.
+
+    `whole` is what `image_layout` gives of the same arrays.
+    """
+    return _laid(arrays, [whole.chunks[ordinal] for ordinal in ordinals])
 
 
-def _header(arrays: Sequence[ArraySpec], ordered: Sequence[_Unplaced]) -> tuple[bytes, int]:
+def _laid(arrays: Sequence[ArraySpec], ordered: Sequence[Chunk]) -> ImageLayout:
+    header, offset = _header(arrays, ordered)
+    chunks, blocks = [], 0
+    for chunk in ordered:
+        chunks.append(replace(chunk, offset_bytes=offset))
+        offset += chunk.size_bytes
+        blocks += block_count(chunk.size_bytes)
+    return ImageLayout(header=header, chunks=tuple(chunks), size_bytes=offset, block_count=blocks)
+
+
+def _header(arrays: Sequence[ArraySpec], ordered: Sequence[Chunk]) -> tuple[bytes, int]:
     entries: dict[str, object] = {"__metadata__": {"holdfast": "1"}}
     offset = 0
-    for _, name, array_index, _, start, stop, size in ordered:
-        extent = tuple(b - a for a, b in zip(start, stop, strict=True))
-        dtype, shape = safetensors_form(arrays[array_index].dtype, extent)
-        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": (offset, offset + size)}
-        offset += size
+    for chunk in ordered:
+        extent = tuple(b - a for a, b in zip(chunk.start, chunk.stop, strict=True))
+        dtype, shape = safetensors_form(arrays[chunk.array_index].dtype, extent)
+        stop = offset + chunk.size_bytes
+        entries[chunk.name] = {"dtype": dtype, "shape": shape, "data_offsets": (offset, stop)}
+        offset = stop
     text = msgspec.json.encode(entries)
     data_start = -(-(8 + len(text)) // DATA_ALIGNMENT_BYTES) * DATA_ALIGNMENT_BYTES
     text = text.ljust(data_start - 8)

@@ -22,6 +22,9 @@ PART_COUNT_MAX = 10**6
 _CHECKPOINT = re.compile(r"([0-9]{9,16})\.([1-9][0-9]{0,8})")
 _ATTEMPT = re.compile(r"([0-9]{9})(?:\.copy)?\.json")
 _PART = re.compile(r"part-([0-9]{5,7})-of-([0-9]{5,7})\.json")
+_KEPT = re.compile(
+    r"image-([0-9]{5,7})-of-([0-9]{5,7})\.from-([0-9]{9,16}\.[1-9][0-9]{0,8})\.safetensors"
+)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -60,6 +63,14 @@ def image_key(checkpoint: CheckpointId, rank: int, part_count: int) -> str:
     return f"{checkpoint_folder(checkpoint)}/image-{rank:05d}-of-{part_count:05d}.safetensors"
 
 
+def kept_image_key(
+    checkpoint: CheckpointId, rank: int, part_count: int, origin: CheckpointId
+) -> str:
+    """The key of an image that `rank` contributed to `origin` and that `checkpoint` keeps."""
+    own = image_key(checkpoint, rank, part_count).removesuffix(".safetensors")
+    return f"{own}.from-{checkpoint_name(origin)}.safetensors"
+
+
 def part_key(checkpoint: CheckpointId, rank: int, part_count: int) -> str:
     """The key of the record beside that image."""
     return f"{checkpoint_folder(checkpoint)}/part-{rank:05d}-of-{part_count:05d}.json"
@@ -78,6 +89,17 @@ def parse_part_name(name: str) -> tuple[int, int] | None:
     rank, count = int(match[1]), int(match[2])
     whole = f"part-{rank:05d}-of-{count:05d}.json" == name
     return (rank, count) if whole and rank < count <= PART_COUNT_MAX else None
+
+
+def parse_kept_image_name(name: str) -> tuple[int, int, CheckpointId] | None:
+    """(rank, part count, origin) of a kept image's file name, or None where it is no such name."""
+    match = _KEPT.fullmatch(name)
+    origin = parse_checkpoint_name(match[3]) if match is not None else None
+    if match is None or origin is None:
+        return None
+    rank, count = int(match[1]), int(match[2])
+    whole = name.startswith(f"image-{rank:05d}-of-{count:05d}.from-")
+    return (rank, count, origin) if whole and rank < count <= PART_COUNT_MAX else None
 
 
 def attempt_keys(attempt: int) -> tuple[str, str]:

@@ -97,11 +97,35 @@ class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True):
     process_values: tuple[tuple[Key, ...], ...]
 
 
-class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`part-R-of-N.json`: what one rank contributed, written once its image is whole.
+Ranges = tuple[tuple[int, int], ...]
+"""Half-open ranges of ordinals, ascending, none of them empty, no two that overlap or touch."""
 
-    `blocks` are the digests of all blocks of all chunks, in the order of the image's layout.
-    `checkpoint` stands in rank 0's record alone.
+
+class KeptImage(msgspec.Struct, frozen=True, kw_only=True):
+    """An image of an earlier checkpoint that a part consists of as well.
+
+    `id` is the (step, attempt) that wrote it. `laid` are the chunks that stand in it and `used`
+    those that are taken from it, by their ordinals in the layout of all of the rank's chunks.
+    """
+
+    id: tuple[int, int]
+    image_size_bytes: int
+    header_digest: str
+    laid: Ranges
+    used: Ranges
+
+    @property
+    def origin(self) -> CheckpointId:
+        """The checkpoint that wrote it."""
+        return CheckpointId(*self.id)
+
+
+class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """`part-R-of-N.json`: what one rank contributed, written once its images are whole.
+
+    `blocks` are the digests of all blocks of all of the rank's chunks, in the order of the layout
+    of all of them. Its own image, which `image_size_bytes` and `header_digest` are about, has the
+    chunks that no image in `kept` is used for. `checkpoint` stands in rank 0's record alone.
     """
 
     format_version: int = FORMAT_VERSION
@@ -113,6 +137,7 @@ class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
     image_size_bytes: int
     header_digest: str
     blocks: tuple[str, ...]
+    kept: tuple[KeptImage, ...] = ()
     values: tuple[SavedValue, ...]
     checkpoint: CheckpointSpec | None = None
 
@@ -123,10 +148,14 @@ class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartReference(msgspec.Struct, frozen=True, kw_only=True):
-    """What the manifest says of one part: its record's digest, and how large its image is."""
+    """What the manifest says of one part: its record's digest, and how large its images are.
+
+    `image_size_bytes` is that of its own image, `kept_size_bytes` of all that it keeps together.
+    """
 
     record_digest: str
     image_size_bytes: int
+    kept_size_bytes: int = 0
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

@@ -394,6 +394,7 @@ class CheckpointManager:
         place = self._link.place
         place.words.values[place.step_word] = found.step
         self._steps.went_back(found.step)
+        self._saver.forget()
         if self._meter is not None:
             self._meter.paused()
         timeline = self._look().timeline

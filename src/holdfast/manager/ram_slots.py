@@ -15,7 +15,7 @@ from holdfast.store.ram import Filling, RamStore
 
 
 class RamSlots:
-    """Owned by the saver's thread; only `take` is the training thread's."""
+    """Owned by the saver's thread; `take`, `has_ready` and `tier` are the training thread's too."""
 
     def __init__(self, link: Link, clock: Clock) -> None:
         self._link = link
@@ -34,6 +34,16 @@ class RamSlots:
             self._ready = None
             return ready
 
+    @property
+    def has_ready(self) -> bool:
+        """Whether any slot is ready; a look, without the lock."""
+        return self._ready is not None
+
+    def tier(self) -> RamStore:
+        """The RAM tier of the slot that was just taken, for all but filling slots of its own."""
+        assert self._store is not None
+        return self._store
+
     def store(self, slot: str = "") -> RamStore:
         """The RAM tier as this trainer writes it; an image goes into `slot`."""
         folder = self._link.place.ram_folder
@@ -50,7 +60,7 @@ class RamSlots:
             ready = self._ready
             if ready is not None and ready.size_bytes == size_bytes and ready.is_current:
                 return True
-        self._drop_ready()
+        self.give_up_ready()
         return False
 
     def make_ready(self, name: str, size_bytes: int) -> None:
@@ -65,11 +75,12 @@ class RamSlots:
 
     def close(self) -> None:
         """Lets go of all memory."""
-        self._drop_ready()
+        self.give_up_ready()
         if self._store is not None:
             self._store.close()
 
-    def _drop_ready(self) -> None:
+    def give_up_ready(self) -> None:
+        """Lets go of the slot that is ready, so that the agent may give its room to another one."""
         with self._lock:
             ready, self._ready = self._ready, None
         if ready is not None:

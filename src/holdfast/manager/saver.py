@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import msgspec
@@ -17,15 +17,13 @@ import msgspec
 from holdfast.adapt.contract import Snapshot
 from holdfast.agent import protocol
 from holdfast.clock import Clock
-from holdfast.engine.filling import FillProgress, bytes_in_slot, fill_slot, seal_slot
 from holdfast.engine.save import ChunkBytes, PartPlan, write_part
 from holdfast.errors import AgentUnavailableError, HoldfastError, StorageError
-from holdfast.format.names import image_key
 from holdfast.manager.link import Link
+from holdfast.manager.part_writing import FilledPart, PartWriter
 from holdfast.manager.progress import Progress
 from holdfast.manager.ram_slots import RamSlots
 from holdfast.store.contract import Store
-from holdfast.store.ram import Filling
 
 BUSY_SECS = 0.02
 CLOSE_SECS = 300.0
@@ -44,8 +42,7 @@ class Job:
     plan: PartPlan
     snapshot: Snapshot
     is_durable_due: bool
-    filling: Filling | None = None
-    progress: FillProgress = field(default_factory=FillProgress)
+    filled: FilledPart | None = None
 
 
 class Saver:
@@ -65,6 +62,7 @@ class Saver:
         self._preparing_at: float | None = None
         self._has_told_no_ram = False
         self._slots = RamSlots(link, clock)
+        self._parts = PartWriter(self._slots, durable)
         self._next_slot: protocol.WantSpare | None = None
         self._thread = threading.Thread(target=self._run, name="holdfast-save", daemon=True)
         self._thread.start()
@@ -75,28 +73,20 @@ class Saver:
         Where a slot is ready, the state is copied into it before this returns, and the snapshot is
         let go of: for the training thread.
         """
-        filling = self._take_ready(job)
-        if filling is None:
-            self._submit(job)
-            return
+        filled = self._parts.begin(job.plan, job.snapshot)
         try:
             # The thread digests what is copied while this one goes on copying.
-            self._submit(replace(job, filling=filling))
-            fill_slot(filling, job.plan.layout, job.snapshot.chunk_bytes, job.progress)
-        except StorageError as error:
-            log.warning("the slot for step %d cannot be filled: %s", job.plan.id.step, error)
-        else:
-            job.snapshot.release()
+            self._submit(replace(job, filled=filled))
+            if filled is not None:
+                filled.fill(job.snapshot)
         finally:
-            # Nobody must wait for ever, also where a Ctrl-C came between two blocks.
-            job.progress.end()
+            # Nobody must wait for ever, also where a Ctrl-C came in between.
+            if filled is not None:
+                filled.end()
 
-    def _take_ready(self, job: Job) -> Filling | None:
-        return (
-            self._slots.take(job.plan.layout.size_bytes)
-            if job.snapshot.outline.is_on_host
-            else None
-        )
+    def forget(self) -> None:
+        """The run goes on from elsewhere: the next save keeps nothing of the one before."""
+        self._parts.forget()
 
     def get_ready(self) -> None:
         """Nothing is being saved any more: a slot may be made ready for the next time."""
@@ -108,7 +98,7 @@ class Saver:
         """The first save will be of that size, if it can be copied at once; None: it cannot be."""
         if size_bytes is not None:
             with self._changed:
-                self._next_slot = self._wanted(size_bytes)
+                self._next_slot = self._wanted(size_bytes, size_bytes)
             self.get_ready()
 
     @property
@@ -186,11 +176,15 @@ class Saver:
         """What the next save will want, if it is like this one and can be copied at once."""
         if not job.snapshot.outline.is_on_host or self._link.place.ram_folder is None:
             return None
-        return self._wanted(job.plan.layout.size_bytes)
+        return self._wanted(self._parts.size_of_next_bytes(job.plan), job.plan.layout.size_bytes)
 
-    def _wanted(self, size_bytes: int) -> protocol.WantSpare:
-        link = self._link
-        return protocol.WantSpare(group=link.group, rank=link.rank, size_bytes=size_bytes)
+    def _wanted(self, size_bytes: int, whole_bytes: int) -> protocol.WantSpare:
+        return protocol.WantSpare(
+            group=self._link.group,
+            rank=self._link.rank,
+            size_bytes=size_bytes,
+            whole_bytes=whole_bytes,
+        )
 
     def _prepare(self, request: protocol.WantSpare) -> None:
         """Gets a slot ready for the next image, if the agent has one to spare."""
@@ -224,78 +218,70 @@ class Saver:
 
     def _fill(self, job: Job) -> str | None:
         """Writes the part to RAM, else to the durable tier; returns which, None for neither."""
-        if job.filling is None:
-            job = self._filled_here(job)
-        if job.filling is not None:
-            with contextlib.closing(job.filling):
-                tier = self._seal(job, job.filling)
-            if job.progress.wait_for(job.plan.layout.size_bytes):
+        filled = job.filled or self._filled_here(job)
+        if filled is not None:
+            with contextlib.closing(filled):
+                tier = self._seal(job, filled)
+            if filled.wait():
                 return tier
-        slot = self._want_slot(job.plan)
-        reason = slot.reason
-        if slot.name is not None:
-            try:
-                write_part(self._slots.store(slot.name), job.plan, job.snapshot.chunk_bytes)
-                return "ram"
-            except StorageError as error:
-                reason = str(error)
-                self._leave_ram(job.plan)
-        return self._go_without_ram(job, job.snapshot.chunk_bytes, reason)
+        self._slots.give_up_ready()
+        if self._link.place.ram_folder is None:
+            slot = self._want_slot(job.plan, job.plan.layout.size_bytes)
+            return self._go_without_ram(job, None, slot.reason)
+        with self._parts.draft(self._slots.store(), job.plan, job.snapshot) as draft:
+            slot = self._want_slot(job.plan, draft.images.own.size_bytes)
+            reason = slot.reason
+            if slot.name is not None:
+                try:
+                    self._parts.write(draft, self._slots.store(slot.name), job.snapshot)
+                    return "ram"
+                except StorageError as error:
+                    reason = str(error)
+        return self._go_without_ram(job, None, reason)
 
-    def _filled_here(self, job: Job) -> Job:
+    def _filled_here(self, job: Job) -> FilledPart | None:
         """Where no slot was ready in time for the training thread, one may be by now."""
-        filling = self._take_ready(job)
-        if filling is None:
-            return job
-        job = replace(job, filling=filling)
-        try:
-            fill_slot(filling, job.plan.layout, job.snapshot.chunk_bytes, job.progress)
-        except StorageError as error:
-            log.warning("the slot for step %d cannot be filled: %s", job.plan.id.step, error)
-        finally:
-            job.progress.end()
-        return job
+        filled = self._parts.begin(job.plan, job.snapshot)
+        if filled is not None:
+            filled.fill(job.snapshot)
+        return filled
 
-    def _seal(self, job: Job, filling: Filling) -> str | None:
+    def _seal(self, job: Job, filled: FilledPart) -> str | None:
         """Seals what is being copied; the tier, or None: it goes nowhere, or was not copied."""
-        plan = job.plan
-        request = protocol.Filling(rank=plan.rank, id=(plan.id.step, plan.id.attempt))
+        request = protocol.Filling(rank=job.plan.rank, id=(job.plan.id.step, job.plan.id.attempt))
         try:
             self._ask("filling", request, protocol.Empty)
-            if not filling.is_current:
-                raise StorageError("the RAM tier was removed while the state was copied into it")
-            record = seal_slot(self._slots.store(), filling, plan, job.progress)
-            return "ram" if record is not None else None
+            return "ram" if self._parts.seal(filled, job.snapshot) else None
         except StorageError as error:
-            self._leave_ram(plan)
-            if not job.progress.wait_for(plan.layout.size_bytes):
+            filled.draft.leave()
+            if not filled.wait():
                 return None
             # The slot's memory is this process's as long as it is mapped, whatever became of it.
-            return self._go_without_ram(job, bytes_in_slot(filling), str(error))
+            return self._go_without_ram(job, filled.chunk_bytes(), str(error))
         finally:
             # The training thread may be at it still, in the slot and in the snapshot.
-            job.progress.wait_for(plan.layout.size_bytes)
+            filled.wait()
 
-    def _leave_ram(self, plan: PartPlan) -> None:
-        """An image whose record found no room is no part: nobody else would free its slot."""
-        with contextlib.suppress(StorageError):
-            self._slots.store().delete(image_key(plan.id, plan.rank, plan.part_count))
-
-    def _go_without_ram(self, job: Job, chunk_bytes: ChunkBytes, reason: str) -> str | None:
+    def _go_without_ram(self, job: Job, filled: ChunkBytes | None, reason: str) -> str | None:
+        """Writes the part to the durable tier; `filled` has its chunks where the state is gone."""
         if self._link.place.ram_folder is not None:
             self._tell_no_ram(reason)
         if not job.is_durable_due:
             self._abandon(job, reason)
             return None
         self._set_at_storage(True)
-        write_part(self._durable, job.plan, chunk_bytes)
+        if filled is not None:
+            write_part(self._durable, job.plan, filled)
+            return "durable"
+        with self._parts.draft(self._durable, job.plan, job.snapshot) as draft:
+            self._parts.write(draft, self._durable, job.snapshot)
         return "durable"
 
-    def _want_slot(self, plan: PartPlan) -> protocol.Slot:
+    def _want_slot(self, plan: PartPlan, size_bytes: int) -> protocol.Slot:
         request = protocol.WantSlot(
             rank=plan.rank,
             id=(plan.id.step, plan.id.attempt),
-            size_bytes=plan.layout.size_bytes,
+            size_bytes=size_bytes,
         )
         slot = self._ask("slot", request, protocol.Slot)
         while slot.busy:

@@ -87,6 +87,18 @@ class Store(Protocol):
         """
         ...
 
+    def link(self, source_key: str, key: str) -> None:
+        """Shows the object of `source_key` under `key` too; each outlasts the other's deletion.
+
+        It survives what `put` survives. Nothing is replaced: where the same object stands there
+        already, that is no error. A store that cannot give one object two names copies it.
+
+        Raises:
+            ObjectNotFoundError: there is no object at `source_key`.
+            StorageError: another object stands at `key`, or it could not be done.
+        """
+        ...
+
     def get(self, key: str) -> bytes:
         """All bytes of a small object.
 

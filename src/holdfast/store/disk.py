@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import mmap
 import os
 from collections.abc import Iterable, Iterator
@@ -18,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from holdfast.clock import Clock
-from holdfast.errors import InvalidArgumentError
+from holdfast.errors import InvalidArgumentError, StorageError
 from holdfast.format.buffers import Buffer
 from holdfast.store.contract import Reader, StoredObject
 from holdfast.store.file_system import LOCAL, FileSystem
@@ -26,6 +27,10 @@ from holdfast.store.files import ObjectFolder
 
 DIRECT_ALIGNMENT_BYTES = 4096
 STAGING_SIZE_BYTES = 4 * 1024 * 1024
+# A file system without hard links, one name too many, a mount in between, a file of somebody else.
+_CANNOT_LINK = (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.EXDEV)
+
+log = logging.getLogger(__name__)
 
 
 class DiskStore:
@@ -36,6 +41,7 @@ class DiskStore:
     def __init__(self, root: Path, clock: Clock, files: FileSystem = LOCAL) -> None:
         self.root = root
         self._folder = ObjectFolder(root, clock, files, durable=True)
+        self._has_told_no_links = False
 
     def __repr__(self) -> str:
         return f"DiskStore({self.root})"
@@ -59,6 +65,31 @@ class DiskStore:
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         return self._folder.put_if_absent(key, data)
+
+    def link(self, source_key: str, key: str) -> None:
+        try:
+            self._folder.link(source_key, key)
+        except StorageError as error:
+            cause = error.__cause__
+            if not isinstance(cause, OSError) or cause.errno not in _CANNOT_LINK:
+                raise
+            if not self._has_told_no_links:
+                self._has_told_no_links = True
+                log.warning("%s; the bytes are copied instead, here and from now on", error)
+            self._copy(source_key, key)
+
+    def _copy(self, source_key: str, key: str) -> None:
+        """Writes the object of `source_key` once more."""
+        with self.open(source_key) as source:
+            pages = memoryview(mmap.mmap(-1, STAGING_SIZE_BYTES))
+
+            def pieces() -> Iterator[Buffer]:
+                for start in range(0, source.size_bytes, STAGING_SIZE_BYTES):
+                    piece = pages[: min(STAGING_SIZE_BYTES, source.size_bytes - start)]
+                    source.read_into(start, piece)
+                    yield piece
+
+            self.put(key, source.size_bytes, pieces())
 
     def get(self, key: str) -> bytes:
         return self._folder.read(key)

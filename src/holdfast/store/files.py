@@ -160,6 +160,40 @@ class ObjectFolder:
             finally:
                 self._drop(unfinished)
 
+    def link(self, source_key: str, key: str) -> None:
+        """Gives an object one more name.
+
+        Its bytes are as safe as they were: what shows was synced before it was shown. What may not
+        be is a name of a process that was killed before it synced it; so also a name that is there
+        already is synced.
+        """
+        source, path = self.path(source_key), self.path(key)
+        self._check_no_links(source.parent)
+        with translated("link", path):
+            try:
+                self.in_folder(path, lambda: self._link_existing(source, path))
+            except FileExistsError:
+                if not os.path.samefile(source, path):
+                    raise StorageError(
+                        f"link {source} as {path}: expected no object there, found another one; "
+                        "objects are not replaced, delete it first"
+                    ) from None
+            self._sync_names(path.parent)
+
+    def _link_existing(self, source: Path, path: Path) -> None:
+        try:
+            # A folder cannot be linked, nor is what a symbolic link leads to any object here.
+            with path_not_under_object():
+                is_object = stat.S_ISREG(os.stat(source, follow_symlinks=False).st_mode)
+            if is_object:
+                self.files.link(source, path)
+                return
+        except FileNotFoundError:
+            # Either the object is missing or the folder for its new name.
+            if source.exists():
+                raise
+        raise ObjectNotFoundError(f"link {source}: there is no such object")
+
     def create(self, path: Path, flags: int) -> int:
         """Opens a new file for writing; its folder is made where it is missing."""
         flags |= os.O_WRONLY | os.O_CREAT | os.O_EXCL

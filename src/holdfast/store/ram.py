@@ -34,7 +34,7 @@ LOCK_POLL_SECS = 0.0005
 class RamStore:
     """Objects below `root`, a folder on a tmpfs; images go into slots that `reserve` names.
 
-    Not for several threads at once, but for a `Filling`, which another one may take over.
+    Threads may share it but for `put` and `begin`; a `Filling` may be taken over by another one.
     """
 
     tier = "ram"
@@ -65,6 +65,9 @@ class RamStore:
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         return self._folder.put_if_absent(key, data)
+
+    def link(self, source_key: str, key: str) -> None:
+        self._folder.link(source_key, key)
 
     def get(self, key: str) -> bytes:
         return self._folder.read(key)

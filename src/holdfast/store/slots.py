@@ -2,13 +2,13 @@
 
 A slot is a file in `slots/`. It is reserved with `posix_fallocate`, so that a full tmpfs is an
 error here and never a SIGBUS in whoever fills it, and its pages are there before the first fill. A
-sealed image is a second name (a hard link) of its slot, so the file system itself tells
-what each slot is:
+sealed image is another name (a hard link) of its slot, and there is one more for each later
+checkpoint that keeps it, so the file system itself tells what each slot is:
 
 - one name, not locked: free;
 - one name, locked: somebody fills it (the lock goes with the process, however it dies);
-- two names: it holds a sealed image;
-- two names, locked shared: somebody reads that image; deleted meanwhile, it is free once unlocked.
+- more names: it holds a sealed image;
+- more names, locked shared: somebody reads that image; deleted meanwhile, it is free once unlocked.
 
 So a new owner knows all that the old one knew by looking. The pool has one owner, the host's agent.
 """
@@ -62,18 +62,17 @@ class SlotPool:
             for path, size in self._free(taken):
                 if size == size_bytes:
                     return path.name
-            # A free slot of another size belongs to a layout that is no longer in use.
-            for path, size in self._free(taken):
-                if size not in {size_bytes, *in_use_bytes}:
-                    with contextlib.suppress(FileNotFoundError):
-                        self._files.unlink(path)
-            self.gave_up()
+            self._give_up({size_bytes, *in_use_bytes}, taken)
             return self._create(size_bytes).name
 
-    def spare(self, size_bytes: int, taken: Collection[str], count_max: int) -> str | None:
-        """The name of a free slot of that size; a new one where fewer than `count_max` are there.
-
-        None where it would be one too many.
+    def spare(
+        self,
+        size_bytes: int,
+        total_max_bytes: int,
+        taken: Collection[str] = (),
+        in_use_bytes: Collection[int] = (),
+    ) -> str | None:
+        """As `reserve`; but None where all slots together would be more than `total_max_bytes`.
 
         Raises:
             OutOfSpaceError, StorageError: as `reserve`.
@@ -82,9 +81,19 @@ class SlotPool:
             for path, size in self._free(taken):
                 if size == size_bytes:
                     return path.name
-            if len(self._paths()) >= count_max:
+            if self.size_bytes() + size_bytes > total_max_bytes:
+                self._give_up({size_bytes, *in_use_bytes}, taken)
+            if self.size_bytes() + size_bytes > total_max_bytes:
                 return None
             return self._create(size_bytes).name
+
+    def _give_up(self, sizes_bytes: Collection[int], taken: Collection[str]) -> None:
+        """Removes the free slots of other sizes: they belong to a layout no longer in use."""
+        for path, size in self._free(taken):
+            if size not in sizes_bytes:
+                with contextlib.suppress(FileNotFoundError):
+                    self._files.unlink(path)
+        self.gave_up()
 
     def free(self) -> list[str]:
         """The names of all free slots."""

@@ -1,0 +1,58 @@
+"""Ascending whole numbers as half-open ranges: `[[0, 3], [7, 8]]` is 0, 1, 2, 7.
+
+There is one such form of each set: no range is empty, and no two overlap or touch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from holdfast.format.records import Ranges
+
+
+def ranges_of(numbers: Iterable[int]) -> Ranges:
+    """The ranges of `numbers`, which ascend."""
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number:
+            found[-1] = (found[-1][0], number + 1)
+        else:
+            found.append((number, number + 1))
+    return tuple(found)
+
+
+def members(ranges: Ranges) -> Iterator[int]:
+    """The numbers in `ranges`, ascending."""
+    for start, stop in ranges:
+        yield from range(start, stop)
+
+
+def are_ranges(ranges: Ranges) -> bool:
+    """Whether `ranges` are in their one form, from 0 on."""
+    last = -1
+    for start, stop in ranges:
+        if not last < start < stop:
+            return False
+        last = stop
+    return True
+
+
+def is_subset(ranges: Ranges, outer: Ranges) -> bool:
+    """Whether every number in `ranges` is in `outer`; both are in their one form."""
+    position = 0
+    for start, stop in ranges:
+        while position < len(outer) and outer[position][1] < stop:
+            position += 1
+        if position == len(outer) or start < outer[position][0]:
+            return False
+    return True
+
+
+def are_disjoint(sets: Sequence[Ranges]) -> bool:
+    """Whether no number is in two of `sets`."""
+    last = 0
+    for start, stop in sorted(one for ranges in sets for one in ranges):
+        if start < last:
+            return False
+        last = stop
+    return True

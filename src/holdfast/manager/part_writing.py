@@ -1,0 +1,230 @@
+"""How one rank's part comes into a tier: what it keeps of the part before, and its own image.
+
+Invariants:
+- Kept images are linked into the new checkpoint's folder before anything else of it is written. So
+  whatever is dropped meanwhile, their bytes stay.
+- A part that is not sealed in the end leaves no name behind, also not that of a kept image: the
+  name alone would hold memory that nobody gives back.
+- Only what was sealed is kept of: whole images under a record that was written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+from holdfast.adapt.contract import Snapshot
+from holdfast.engine.filling import FillProgress, fill_slot, seal_slot
+from holdfast.engine.keeping_images import (
+    SealedPart,
+    choose,
+    link_kept,
+    remember,
+    size_of_next_bytes,
+    unlink_kept,
+)
+from holdfast.engine.save import (
+    ChunkBytes,
+    PartImages,
+    PartPlan,
+    all_anew,
+    write_part,
+)
+from holdfast.errors import StorageError
+from holdfast.format.layout import Chunk, partial_layout
+from holdfast.format.names import image_key, kept_image_key
+from holdfast.format.ranges import members
+from holdfast.format.records import PartRecord
+from holdfast.manager.ram_slots import RamSlots
+from holdfast.store.contract import Reader, Store
+from holdfast.store.ram import Filling
+
+log = logging.getLogger(__name__)
+
+
+class PartDraft:
+    """A part under way in one store: its kept images are linked, and it is not sealed yet."""
+
+    def __init__(self, store: Store, plan: PartPlan, images: PartImages) -> None:
+        self.store = store
+        self.plan = plan
+        self.images = images
+        self.is_sealed = False
+
+    def leave(self) -> None:
+        """Takes away what shows of it, unless it was sealed."""
+        if not self.is_sealed:
+            # An image whose record found no room is no part: nobody else would free its slot.
+            with contextlib.suppress(StorageError):
+                self.store.delete(image_key(self.plan.id, self.plan.rank, self.plan.part_count))
+            unlink_kept(self.store, self.plan, self.images)
+
+
+class FilledPart:
+    """A draft whose own image goes into a slot; what it keeps is open, whoever takes its names.
+
+    One thread fills it, another one may follow and seal it.
+    """
+
+    def __init__(self, draft: PartDraft, filling: Filling) -> None:
+        self.draft = draft
+        self.filling = filling
+        self.progress = FillProgress()
+        self._open = contextlib.ExitStack()
+        self._readers: list[Reader] = []
+
+    def open_kept(self) -> None:
+        """Opens what is kept.
+
+        Raises:
+            StorageError: it cannot be used.
+        """
+        plan = self.draft.plan
+        for image in self.draft.images.kept:
+            key = kept_image_key(plan.id, plan.rank, plan.part_count, image.origin)
+            self._readers.append(self._open.enter_context(self.draft.store.open(key)))
+
+    def fill(self, snapshot: Snapshot) -> None:
+        """Copies the rest, then lets go of the snapshot; what fails is told to whoever follows."""
+        try:
+            fill_slot(self.filling, self.draft.images.own, snapshot.chunk_bytes, self.progress)
+        except StorageError as error:
+            step = self.draft.plan.id.step
+            log.warning("the slot for step %d cannot be filled: %s", step, error)
+        else:
+            snapshot.release()
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """No more is copied."""
+        self.progress.end()
+
+    def wait(self) -> bool:
+        """Waits until the filling ends; whether it is whole."""
+        return self.progress.wait_for(self.draft.images.own.size_bytes)
+
+    def chunk_bytes(self) -> ChunkBytes:
+        """All chunks of the part, where they are to go elsewhere after all.
+
+        Raises:
+            StorageError: somebody changed the slot.
+        """
+        own, images, plan = self.filling.view(), self.draft.images, self.draft.plan
+        places = {chunk.ordinal: (own, chunk.offset_bytes) for chunk in images.own.chunks}
+        for reader, image in zip(self._readers, images.kept, strict=True):
+            layout = partial_layout(plan.spec.arrays, plan.layout, members(image.laid))
+            lent = reader.lend()
+            assert lent is not None
+            used = set(members(image.used))
+            places |= {
+                c.ordinal: (lent, c.offset_bytes) for c in layout.chunks if c.ordinal in used
+            }
+
+        def found(chunk: Chunk) -> memoryview:
+            view, offset_bytes = places[chunk.ordinal]
+            return view[offset_bytes : offset_bytes + chunk.size_bytes]
+
+        return found
+
+    def close(self) -> None:
+        """Lets go of all memory; a part that was not sealed leaves nothing behind."""
+        self.draft.leave()
+        self._open.close()
+        self.filling.close()
+
+
+class PartWriter:
+    """Owned by the saver's thread; `begin` and `forget` are also the training thread's."""
+
+    def __init__(self, slots: RamSlots, durable: Store) -> None:
+        self._slots = slots
+        self._durable = durable
+        self._last: SealedPart | None = None
+
+    def forget(self) -> None:
+        """The next part keeps nothing: the run goes on from elsewhere."""
+        self._last = None
+
+    def begin(self, plan: PartPlan, snapshot: Snapshot) -> FilledPart | None:
+        """A part to be filled into the slot that is ready, if what changed of the state fits it."""
+        if not snapshot.outline.is_on_host or not self._slots.has_ready:
+            return None
+        last = self._last_in("ram")
+        images = choose(plan, last, snapshot.marks, snapshot.chunk_bytes)
+        filling = self._slots.take(images.own.size_bytes)
+        if filling is None:
+            return None
+        filled = FilledPart(PartDraft(self._slots.tier(), plan, images), filling)
+        try:
+            if last is not None:
+                link_kept(filled.draft.store, plan, images, last)
+            filled.open_kept()
+        except StorageError as error:
+            log.debug("step %d is saved whole, nothing can be kept: %s", plan.id.step, error)
+            filled.close()
+            return None
+        return filled
+
+    def seal(self, filled: FilledPart, snapshot: Snapshot) -> bool:
+        """Makes a part of what is being filled; False: it was not filled.
+
+        Raises:
+            StorageError: nothing of it is visible as a part.
+        """
+        if not filled.filling.is_current:
+            raise StorageError("the RAM tier was removed while the state was copied into it")
+        draft = filled.draft
+        record = seal_slot(draft.store, filled.filling, draft.plan, draft.images, filled.progress)
+        if record is None:
+            return False
+        self._sealed(draft, record, snapshot)
+        return True
+
+    @contextlib.contextmanager
+    def draft(self, store: Store, plan: PartPlan, snapshot: Snapshot) -> Iterator[PartDraft]:
+        """A part to be written to `store`; without being sealed it leaves nothing behind."""
+        draft = PartDraft(store, plan, self._keep(store, plan, snapshot))
+        try:
+            yield draft
+        finally:
+            draft.leave()
+
+    def write(self, draft: PartDraft, store: Store, snapshot: Snapshot) -> None:
+        """Writes a draft; `store` is the draft's, as it takes an image.
+
+        Raises:
+            StorageError: nothing of it is visible as a part.
+        """
+        record = write_part(store, draft.plan, snapshot.chunk_bytes, draft.images)
+        self._sealed(draft, record, snapshot)
+
+    def size_of_next_bytes(self, plan: PartPlan) -> int:
+        """How large the own image after that of `plan` will probably be."""
+        last = self._last_in("ram")
+        if last is None or last.record.id != plan.id:
+            return plan.layout.size_bytes
+        return size_of_next_bytes(last, plan)
+
+    def _last_in(self, tier: str) -> SealedPart | None:
+        last = self._last
+        return last if last is not None and last.tier == tier else None
+
+    def _keep(self, store: Store, plan: PartPlan, snapshot: Snapshot) -> PartImages:
+        last = self._last_in(store.tier)
+        images = choose(plan, last, snapshot.marks, snapshot.chunk_bytes)
+        if last is None or not images.kept:
+            return images
+        try:
+            link_kept(store, plan, images, last)
+        except StorageError as error:
+            log.debug("step %d is saved whole, nothing can be kept: %s", plan.id.step, error)
+            return all_anew(plan)
+        return images
+
+    def _sealed(self, draft: PartDraft, record: PartRecord, snapshot: Snapshot) -> None:
+        draft.is_sealed = True
+        self._last = remember(
+            draft.store.tier, record, draft.plan, draft.images, snapshot.marks, self._last
+        )
