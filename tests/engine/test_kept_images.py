@@ -310,6 +310,8 @@ def _resealed(store: DiskStore, made: Made, kept: tuple[KeptImage, ...]) -> None
         {"used": ()},
         {"used": ((1, 2),)},
         {"laid": ((0, 1),)},
+        {"laid": ((0, 1),), "used": ((0, 2),)},
+        {"laid": ((0, 1),), "used": ((1, 2),)},
         {"laid": ((1, 2), (0, 1))},
         {"laid": ((0, 1), (1, 2))},
         {"laid": ((-1, 2),)},

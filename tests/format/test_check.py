@@ -18,6 +18,7 @@ from holdfast.format.layout import image_layout
 from holdfast.format.records import (
     ArraySpec,
     CheckpointSpec,
+    KeptImage,
     Manifest,
     PartRecord,
     PartReference,
@@ -137,6 +138,58 @@ def test_a_contradictory_array_is_refused_by_name(changes: dict) -> None:
 def test_a_contradictory_part_record_is_refused(changes: dict) -> None:
     with pytest.raises(CheckpointDamagedError, match="r/part"):
         check_part(_part(**changes), "r/part")
+
+
+def _kept(step: int, laid: tuple, used: tuple, attempt: int = 1) -> KeptImage:
+    return KeptImage(
+        id=(step, attempt), image_size_bytes=4096, header_digest="4" * 32, laid=laid, used=used
+    )
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        (_kept(0, ((0, 3),), ((0, 3),)),),
+        (_kept(9, ((0, 1), (2, 10**9)), ((0, 1), (5, 6))),),
+        (_kept(1, ((0, 9),), ((0, 1), (3, 4))), _kept(2, ((0, 9),), ((1, 3), (4, 9)))),
+        tuple(_kept(n, ((0, 9),), ((n, n + 1),)) for n in range(9)),
+    ],
+)
+def test_images_that_may_be_kept_pass(kept: tuple) -> None:
+    # Whether there are so many chunks is asked of the arrays, before any is counted one by one.
+    check_part(_part(kept=kept), "r")
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        (_kept(10, ((0, 1),), ((0, 1),)),),
+        (_kept(11, ((0, 1),), ((0, 1),)),),
+        (_kept(-1, ((0, 1),), ((0, 1),)),),
+        (_kept(1, ((0, 1),), ((0, 1),), attempt=2),),
+        (_kept(2, ((0, 9),), ((0, 1),)), _kept(1, ((0, 9),), ((1, 2),))),
+        (_kept(1, ((0, 9),), ((0, 1),)), _kept(1, ((0, 9),), ((1, 2),))),
+        (_kept(1, ((0, 9),), ((0, 2),)), _kept(2, ((0, 9),), ((1, 2),))),
+        (_kept(1, ((0, 9),), ((5, 6),)), _kept(2, ((0, 9),), ((0, 8),))),
+        (_kept(1, ((0, 3),), ((0, 1), (3, 4))),),
+        (_kept(1, (), ()),),
+        (_kept(1, ((0, 1),), ()),),
+        (_kept(1, ((0, 0),), ((0, 0),)),),
+        (_kept(1, ((0, 2), (1, 3)), ((0, 1),)),),
+        (_kept(1, ((0, 1), (1, 2)), ((0, 1),)),),
+        (_kept(1, ((-1, 1),), ((0, 1),)),),
+        (msgspec.structs.replace(_kept(1, ((0, 1),), ((0, 1),)), image_size_bytes=-1),),
+        (msgspec.structs.replace(_kept(1, ((0, 1),), ((0, 1),)), header_digest="4" * 31),),
+        tuple(
+            msgspec.structs.replace(_kept(n, ((0, 99),), ((n, n + 1),)), id=(n, 1))
+            for n in range(17)
+        ),
+    ],
+    ids=str,
+)
+def test_images_that_cannot_be_kept_are_refused(kept: tuple) -> None:
+    with pytest.raises(CheckpointDamagedError, match="r/part"):
+        check_part(_part(kept=kept, step=10 if len(kept) < 17 else 100), "r/part")
 
 
 @pytest.mark.parametrize("count", [0, 10**6 + 1])

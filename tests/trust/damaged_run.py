@@ -21,17 +21,18 @@ import numpy as np
 from holdfast.adapt.nested import NestedRestoration
 from holdfast.clock import SystemClock
 from holdfast.engine.attempts import AttemptStart, begin_attempt
-from holdfast.engine.commit import commit
+from holdfast.engine.commit import commit, read_part
 from holdfast.engine.copying import copy_part
 from holdfast.engine.run import create_run
 from holdfast.engine.save import PartPlan, write_part
 from holdfast.format.layout import Chunk, image_layout
 from holdfast.format.names import CheckpointId
-from holdfast.format.records import ArraySpec, CheckpointSpec, Container, SavedValue
+from holdfast.format.records import ArraySpec, CheckpointSpec, Container, PartRecord, SavedValue
 from holdfast.format.values import encode_value
 from holdfast.store.contract import Store
 from holdfast.store.disk import DiskStore
 from holdfast.store.ram import RamStore
+from tests.engine.keeping import images_keeping, link_images
 from tests.engine.making import random_array, same_bits
 from tests.engine.stores import ram
 
@@ -46,6 +47,10 @@ TIMELINE = [CheckpointId(*c) for c in ((10, 1), (20, 1), (30, 2), (40, 3), (50, 
 NEWEST = CheckpointId(50, 3)
 AHEAD = CheckpointId(60, 3)
 """Stands in RAM alone."""
+
+
+STAYS = ("params", "w")
+"""The array that does not change within an attempt."""
 
 
 @contextlib.contextmanager
@@ -82,9 +87,11 @@ def right_arrays(checkpoint: CheckpointId, big: bool) -> dict[tuple, np.ndarray]
     if big:
         kinds.append((("big",), (BLOCK + 100,), "uint8"))
     first = checkpoint.step * 1000 + checkpoint.attempt * 100
-    return {
+    found = {
         path: random_array(shape, kind, first + n) for n, (path, shape, kind) in enumerate(kinds)
     }
+    # This one stays as it is for as long as an attempt goes on.
+    return found | {STAYS: random_array((16, 12), "float32", checkpoint.attempt)}
 
 
 def right_state(checkpoint: CheckpointId, rank: int, big: bool) -> dict[str, Any]:
@@ -152,8 +159,14 @@ def plan_of(checkpoint: CheckpointId, rank: int, count: int, big: bool) -> PartP
     )
 
 
-def write_parts(store: Store, checkpoint: CheckpointId, count: int, big: bool) -> None:
-    """All parts of a checkpoint, not committed."""
+def write_parts(
+    store: Store,
+    checkpoint: CheckpointId,
+    count: int,
+    big: bool,
+    before: CheckpointId | None = None,
+) -> None:
+    """All parts of a checkpoint, not committed; what stays is kept of the one before, if given."""
     arrays = right_arrays(checkpoint, big)
     for rank in range(count):
         plan = plan_of(checkpoint, rank, count, big)
@@ -163,16 +176,27 @@ def write_parts(store: Store, checkpoint: CheckpointId, count: int, big: bool) -
             cut = tuple(slice(a, b) for a, b in zip(chunk.start, chunk.stop, strict=True))
             return np.ascontiguousarray(array[cut]).reshape(-1).view(np.uint8).data
 
-        write_part(store, plan, chunk_bytes)
+        images = None
+        if before is not None:
+            last = read_part(store, before, rank, count)
+            chunks = plan.layout.chunks
+            stays = {c.ordinal for c in chunks if plan.spec.arrays[c.array_index].path == STAYS}
+            images = images_keeping(plan, last, stays)
+            link_images(store, plan, last, images)
+        write_part(store, plan, chunk_bytes, images)
 
 
 @dataclass
 class DamagedRun:
-    """The run. `with_ram` has what is durable, and `ahead` the newest step besides."""
+    """The run. `with_ram` has what is durable, and `ahead` the newest step besides.
+
+    `keeps`: the newest durable checkpoint keeps the images of the one before for what stays.
+    """
 
     root: Path
     count: int
     big: bool = False
+    keeps: bool = False
     pristine: dict[Path, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -185,7 +209,8 @@ class DamagedRun:
             begin_attempt(self.durable, start)
             for step in SAVED[attempt]:
                 checkpoint = CheckpointId(step, attempt)
-                write_parts(self.durable, checkpoint, self.count, self.big)
+                before = TIMELINE[-2] if self.keeps and checkpoint == NEWEST else None
+                write_parts(self.durable, checkpoint, self.count, self.big, before)
                 commit(self.durable, checkpoint, self.count)
         for store in (self.with_ram, self.ahead):
             for checkpoint in TIMELINE[-2:]:
@@ -210,9 +235,7 @@ class DamagedRun:
         self.ahead.close()
 
 
-def _record(store: Store, plan: PartPlan) -> Any:
-    from holdfast.engine.commit import read_part
-
+def _record(store: Store, plan: PartPlan) -> PartRecord:
     return read_part(store, plan.id, plan.rank, plan.part_count)
 
 

@@ -18,13 +18,13 @@ import numpy as np
 
 from holdfast.engine.attempts import AttemptStart, begin_attempt, read_attempts
 from holdfast.engine.catalog import list_checkpoints
-from holdfast.engine.commit import commit, remove
+from holdfast.engine.commit import commit, read_part, remove
 from holdfast.engine.copying import copy_part
 from holdfast.engine.recover import recover
 from holdfast.engine.restore import fill_targets
 from holdfast.engine.run import create_run
 from holdfast.engine.save import write_part
-from holdfast.format.names import CHECKPOINTS, CheckpointId, attempt_keys
+from holdfast.format.names import CHECKPOINTS, CheckpointId, attempt_keys, image_key, kept_image_key
 from holdfast.format.placement import Target
 from holdfast.format.records import CheckpointSpec, Container
 from holdfast.store.contract import Store
@@ -33,10 +33,12 @@ from holdfast.store.file_system import LOCAL, FileSystem
 from holdfast.store.ram import RamStore
 from holdfast.store.slots import SLOTS, SlotPool
 from holdfast.testing.failing import FailingFileSystem, Plan
+from tests.engine.keeping import Chain
 from tests.engine.making import RUN_ID, TIME, Made, begin, random_array, same_bits, sources_of
 from tests.trust.in_process import StepClock
 
 GONE, OLD, NEW = CheckpointId(5, 1), CheckpointId(10, 1), CheckpointId(20, 1)
+LINKED = kept_image_key(NEW, 0, 2, OLD)
 # Several writes each, of which the last is not aligned.
 SIZE = 9000
 ONE = "checkpoints/one"
@@ -183,6 +185,31 @@ def _check_copied(place: Place) -> None:
     place.check_reads(NEW, durable)
 
 
+def _prepare_keeping(place: Place) -> None:
+    """A part that keeps all of its last image, and one that keeps nothing."""
+    ram = place.sound()[0]
+    records = [read_part(ram, OLD, rank, 2) for rank in range(2)]
+    place.chain = Chain([made(OLD)], [records])
+    place.chain.go_on(ram, [("a",)], NEW.step)
+    place.parts = place.chain.records[-1]
+
+
+def _copy_keeping(place: Place) -> None:
+    for part in place.parts:
+        copy_part(place.ram, place.durable, part, place.chain.made[-1].spec)
+
+
+def _check_copied_keeping(place: Place) -> None:
+    durable = place.sound()[1]
+    commit(durable, NEW, 2)
+    check_read(place.chain.made[-1], durable)
+
+
+def _check_linked(place: Place) -> None:
+    durable = place.sound()[1]
+    assert durable.get(LINKED) == durable.get(image_key(OLD, 0, 2))
+
+
 def _check_committed(place: Place) -> None:
     durable = place.sound()[1]
     assert list_checkpoints(durable)[NEW].is_committed
@@ -247,7 +274,14 @@ CASES = [
     _write("durable"),
     _write("ram"),
     _write("ram", _prepare_recycling, ", recycled"),
+    Case(
+        "link",
+        _nothing,
+        lambda place: place.durable.link(image_key(OLD, 0, 2), LINKED),
+        _check_linked,
+    ),
     Case("copy_part", _prepare_copy, _copy, _check_copied),
+    Case("copy_part, keeping", _prepare_keeping, _copy_keeping, _check_copied_keeping),
     Case(
         "commit",
         lambda place: place.write(NEW, place.sound()[1]),

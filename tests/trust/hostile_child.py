@@ -38,6 +38,7 @@ from holdfast.format.names import (
     CheckpointId,
     parse_attempt_name,
     parse_checkpoint_name,
+    parse_kept_image_name,
     parse_part_name,
 )
 from holdfast.format.records import (
@@ -85,7 +86,7 @@ class Targets:
     """What is given hostile input; each takes a source of randomness, and may refuse."""
 
     def __init__(self, root: Path) -> None:
-        self.damaged = DamagedRun(root, 2)
+        self.damaged = DamagedRun(root, 2, keeps=True)
         self.folder = self.damaged.run
         checkpoint = self.folder / "checkpoints" / str(NEWEST)
         self.paths = {
@@ -147,6 +148,8 @@ class Targets:
         checkpoint, part = parse_checkpoint_name(name), parse_part_name(name)
         assert checkpoint is None or str(checkpoint) == name
         assert part is None or "part-{:05d}-of-{:05d}.json".format(*part) == name
+        kept = parse_kept_image_name(name)
+        assert kept is None or name == "image-{:05d}-of-{:05d}.from-{}.safetensors".format(*kept)
         number = parse_attempt_name(name)
         assert number is None or name in (f"{number:09d}.json", f"{number:09d}.copy.json")
         inside = self.folder / check_key(name)
