@@ -5,7 +5,7 @@ The part record is written last: where it exists, the image is whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from holdfast.errors import CheckpointDamagedError
@@ -54,26 +54,48 @@ def fill_slot(filling: Filling, layout: ImageLayout, chunk_bytes: ChunkBytes) ->
         StorageError: somebody changed the slot.
     """
     filling.write(0, memoryview(layout.header))
-    for chunk in layout.chunks:
+    fill_chunks(filling, layout.chunks, chunk_bytes)
+
+
+def fill_chunks(filling: Filling, chunks: Iterable[Chunk], chunk_bytes: ChunkBytes) -> None:
+    """Copies some chunks of an image into a slot.
+
+    Raises:
+        StorageError: somebody changed the slot.
+    """
+    for chunk in chunks:
         if chunk.size_bytes:
             data = chunk_bytes(chunk)
             for start, stop in block_ranges(chunk.size_bytes):
                 filling.write(chunk.offset_bytes + start, data[start:stop])
 
 
-def seal_slot(store: Store, filling: Filling, plan: PartPlan) -> PartRecord:
-    """Digests a slot that `fill_slot` filled, shows it as the image, and writes the record.
+def seal_slot(
+    store: Store,
+    filling: Filling,
+    plan: PartPlan,
+    wait_until_filled: Callable[[int], None] | None = None,
+) -> PartRecord:
+    """Digests a slot that is filled, shows it as the image, and writes the record.
+
+    Args:
+        store: the RAM tier.
+        filling: the slot.
+        plan: what the part is.
+        wait_until_filled: where the slot is still being filled: waits until all bytes below an
+            offset are there. So a block is digested while later ones are on their way.
 
     Raises:
         OutOfSpaceError, StorageError: nothing of it is visible as a part.
     """
-    view = filling.view()
-    blocks = [
-        digest(view[chunk.offset_bytes + start : chunk.offset_bytes + stop])
-        for chunk in plan.layout.chunks
-        for start, stop in block_ranges(chunk.size_bytes)
-    ]
-    view.release()
+    blocks = []
+    with filling.view() as view:
+        for chunk in plan.layout.chunks:
+            for start, stop in block_ranges(chunk.size_bytes):
+                if wait_until_filled is not None:
+                    wait_until_filled(chunk.offset_bytes + stop)
+                blocks.append(digest(view[chunk.offset_bytes + start : chunk.offset_bytes + stop]))
+    filling.check_whole()
     filling.show(image_key(plan.id, plan.rank, plan.part_count))
     return _put_record(store, plan, blocks)
 
