@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from holdfast.adapt.contract import Snapshot
+from holdfast.adapt.contract import Pinning, Snapshot
 from holdfast.agent import protocol
 from holdfast.clock import Clock
 from holdfast.engine.save import (
@@ -25,8 +25,9 @@ from holdfast.engine.save import (
     seal_slot,
     write_part,
 )
-from holdfast.errors import AgentUnavailableError, HoldfastError, StorageError
+from holdfast.errors import AgentUnavailableError, DeviceError, HoldfastError, StorageError
 from holdfast.format.names import image_key
+from holdfast.manager.device_filling import DeviceFilling
 from holdfast.manager.link import Link
 from holdfast.manager.progress import Progress
 from holdfast.manager.ram_slots import RamSlots
@@ -69,25 +70,36 @@ class Saver:
         self._has_told_no_ram = False
         self._slots = RamSlots(link, clock)
         self._next_slot: protocol.WantSpare | None = None
+        self._pin: Pinning | None = None
         self._thread = threading.Thread(target=self._run, name="holdfast-save", daemon=True)
         self._thread.start()
 
     def fill_now(self, plan: PartPlan, snapshot: Snapshot) -> Filling | None:
         """Copies the state into the slot that is ready, if one is; for the training thread.
 
-        The snapshot is let go of then.
+        The snapshot is let go of then. What it borrows is the training's own again in any case.
         """
-        filling = self._slots.take(plan.layout.size_bytes) if snapshot.is_on_host else None
-        if filling is None:
-            return None
-        try:
+        is_now = snapshot.is_on_host or snapshot.is_borrowed
+        filling = self._slots.take(plan.layout.size_bytes) if is_now else None
+        if filling is not None:
+            try:
+                self._copy_now(filling, plan, snapshot)
+            except (StorageError, DeviceError) as error:
+                log.warning("the slot for step %d cannot be filled: %s", plan.id.step, error)
+                filling.close()
+            else:
+                snapshot.release()
+                return filling
+        if snapshot.is_borrowed:
+            snapshot.bring_to_host()
+        return None
+
+    def _copy_now(self, filling: Filling, plan: PartPlan, snapshot: Snapshot) -> None:
+        if not snapshot.is_borrowed:
             fill_slot(filling, plan.layout, snapshot.chunk_bytes)
-        except StorageError as error:
-            log.warning("the slot for step %d cannot be filled: %s", plan.id.step, error)
-            filling.close()
-            return None
-        snapshot.release()
-        return filling
+            return
+        with DeviceFilling(filling, plan.layout, snapshot, self._clock) as arriving:
+            arriving.wait(plan.layout.size_bytes)
 
     def get_ready(self) -> None:
         """Nothing is being saved any more: a slot may be made ready for the next time."""
@@ -155,15 +167,15 @@ class Saver:
             is_lost = isinstance(error, AgentUnavailableError)
             self._give_up(job, f"{type(error).__name__}: {error}", is_lost)
         finally:
-            self._next_slot = self._slot_after(job)
+            self._next_slot, self._pin = self._slot_after(job), job.snapshot.pin
             job.snapshot.release()
             self._set_at_storage(False)
         if self._progress.is_idle:
             self.get_ready()
 
     def _slot_after(self, job: Job) -> protocol.WantSpare | None:
-        """What the next save will want, if it is like this one and can be copied at once."""
-        if not job.snapshot.is_on_host or self._link.place.ram_folder is None:
+        """What the next save will want, if it is like this one."""
+        if self._link.place.ram_folder is None:
             return None
         size_bytes = job.plan.layout.size_bytes
         return protocol.WantSpare(group=self._link.group, rank=job.plan.rank, size_bytes=size_bytes)
@@ -174,8 +186,8 @@ class Saver:
             return
         try:
             slot = self._ask("spare", request, protocol.Slot)
-            if slot.name is not None:
-                self._slots.make_ready(slot.name, request.size_bytes)
+            if slot.name is not None and self._pin is not None:
+                self._slots.make_ready(slot.name, request.size_bytes, self._pin)
         except HoldfastError as error:
             # The next save asks for a slot again, and tells what is wrong.
             log.debug("no slot is ready for the next image: %s", error)
@@ -202,6 +214,8 @@ class Saver:
         if filling is not None:
             with contextlib.closing(filling):
                 return self._seal(job, filling)
+        if not job.snapshot.is_on_host:
+            return self._fill_from_devices(job)
         slot = self._want_slot(job.plan)
         reason = slot.reason
         if slot.name is not None:
@@ -213,10 +227,45 @@ class Saver:
                 self._leave_ram(job.plan)
         return self._go_without_ram(job, job.snapshot.chunk_bytes, reason)
 
-    def _seal(self, job: Job, filling: Filling) -> str | None:
-        plan = job.plan
+    def _fill_from_devices(self, job: Job) -> str | None:
+        filling, reason = self._slot_for_devices(job.plan)
+        if filling is None:
+            return self._go_without_ram(job, job.snapshot.chunk_bytes, reason)
+        arriving = DeviceFilling(filling, job.plan.layout, job.snapshot, self._clock)
+        with contextlib.closing(filling):
+            try:
+                with arriving:
+                    seal_slot(self._slots.store(), filling, job.plan, arriving.wait)
+                return "ram"
+            except StorageError as error:
+                self._leave_ram(job.plan)
+                reason = str(error)
+            return self._go_without_ram(job, arriving.chunk_bytes(), reason)
+
+    def _slot_for_devices(self, plan: PartPlan) -> tuple[Filling | None, str]:
+        """The slot that is ready, else one that the agent gives, else the reason for none."""
+        filling = self._slots.take(plan.layout.size_bytes)
+        if filling is not None:
+            with contextlib.ExitStack() as on_error:
+                on_error.callback(filling.close)
+                self._tell_filling(plan)
+                on_error.pop_all()
+            return filling, ""
+        slot = self._want_slot(plan)
+        if slot.name is None:
+            return None, slot.reason
+        try:
+            return self._slots.store(slot.name).begin(plan.layout.size_bytes), ""
+        except StorageError as error:
+            return None, str(error)
+
+    def _tell_filling(self, plan: PartPlan) -> None:
         request = protocol.Filling(rank=plan.rank, id=(plan.id.step, plan.id.attempt))
         self._ask("filling", request, protocol.Empty)
+
+    def _seal(self, job: Job, filling: Filling) -> str | None:
+        plan = job.plan
+        self._tell_filling(plan)
         try:
             if not filling.is_current:
                 raise StorageError("the RAM tier was removed while the state was copied into it")

@@ -1,0 +1,108 @@
+"""Slots that devices fill by themselves, while the host digests what has arrived.
+
+Nothing lets go of a slot, or of the memory that it is filled from, before the devices are done with
+both. Each wait ends: a transfer that does not move for `STALL_SECS` counts as failed.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from holdfast.adapt.contract import Snapshot, Transfer
+from holdfast.clock import Clock
+from holdfast.engine.save import ChunkBytes, bytes_in_slot, fill_chunks
+from holdfast.errors import DeviceError, StorageError
+from holdfast.format.layout import ImageLayout
+from holdfast.store.ram import Filling
+
+POLL_SECS = 0.0002
+STALL_SECS = 60.0
+
+
+class DeviceFilling:
+    """A slot that is being filled from a snapshot, within a `with` statement.
+
+    Where the memory is not pinned the host copies it all, before the statement's body.
+
+    Raises:
+        DeviceError: the devices do not have the state.
+        StorageError: somebody changed the slot.
+    """
+
+    def __init__(
+        self, filling: Filling, layout: ImageLayout, snapshot: Snapshot, clock: Clock
+    ) -> None:
+        self._filling = filling
+        self._layout = layout
+        self._snapshot = snapshot
+        self._clock = clock
+        self._transfer: Transfer | None = None
+        self._has_let_go = False
+
+    def __enter__(self) -> DeviceFilling:
+        filling, layout, snapshot = self._filling, self._layout, self._snapshot
+        if not filling.is_current:
+            raise StorageError("the RAM tier was removed before the state was copied into it")
+        filling.write(0, memoryview(layout.header))
+        memory = filling.pinned(snapshot.pin)
+        ranges = snapshot.device_ranges(layout.chunks) if memory is not None else {}
+        if memory is not None:
+            self._transfer = memory.start(list(ranges.values()))
+        try:
+            others = (chunk for chunk in layout.chunks if chunk not in ranges)
+            fill_chunks(filling, others, snapshot.chunk_bytes)
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end()
+
+    def wait(self, stop_bytes: int) -> None:
+        """Waits until all below `stop_bytes` has arrived; `stop_bytes` only grows.
+
+        The snapshot is let go of as soon as nothing is read from it any more.
+
+        Raises:
+            DeviceError: it never will.
+        """
+        transfer = self._transfer
+        if transfer is None:
+            return
+        if not transfer.has_arrived(stop_bytes):
+            deadline = self._clock.monotonic() + STALL_SECS
+            while not transfer.has_arrived(stop_bytes):
+                if self._clock.monotonic() > deadline:
+                    transfer.fail(_stalled(stop_bytes))
+                self._clock.sleep(POLL_SECS)
+        if not self._has_let_go and transfer.is_over() and transfer.has_arrived(stop_bytes):
+            self._has_let_go = True
+            self._snapshot.release()
+
+    def chunk_bytes(self) -> ChunkBytes:
+        """The image's chunks, where they are to go elsewhere after all; once nothing is copied.
+
+        Raises:
+            StorageError: somebody changed the slot.
+        """
+        return bytes_in_slot(self._filling) if self._has_let_go else self._snapshot.chunk_bytes
+
+    def _end(self) -> None:
+        """Waits until the devices are done, well or not; a slot of one that hangs stays locked."""
+        if self._transfer is not None:
+            deadline = self._clock.monotonic() + STALL_SECS
+            while not self._transfer.is_over() and self._clock.monotonic() < deadline:
+                self._clock.sleep(POLL_SECS)
+
+
+def _stalled(stop_bytes: int) -> DeviceError:
+    return DeviceError(
+        f"copy from a device: expected the bytes below {stop_bytes} within {STALL_SECS:.0f} s, "
+        "found no progress; the device hangs"
+    )
