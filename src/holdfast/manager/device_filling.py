@@ -6,6 +6,8 @@ both. Each wait ends: a transfer that does not move for `STALL_SECS` counts as f
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from types import TracebackType
 
 from holdfast.adapt.contract import Snapshot, Transfer
@@ -17,6 +19,8 @@ from holdfast.store.ram import Filling
 
 POLL_SECS = 0.0002
 STALL_SECS = 60.0
+
+log = logging.getLogger(__name__)
 
 
 class DeviceFilling:
@@ -38,6 +42,8 @@ class DeviceFilling:
         self._clock = clock
         self._transfer: Transfer | None = None
         self._has_let_go = False
+        self._began_secs = 0.0
+        self._size_bytes = 0
 
     def __enter__(self) -> DeviceFilling:
         filling, layout, snapshot = self._filling, self._layout, self._snapshot
@@ -47,13 +53,14 @@ class DeviceFilling:
         memory = filling.pinned(snapshot.pin)
         ranges = snapshot.device_ranges(layout.chunks) if memory is not None else {}
         if memory is not None:
+            self._began_secs = self._clock.monotonic()
+            self._size_bytes = sum(found.size_bytes for found in ranges.values())
             self._transfer = memory.start(list(ranges.values()))
-        try:
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(self._end)
             others = (chunk for chunk in layout.chunks if chunk not in ranges)
             fill_chunks(filling, others, snapshot.chunk_bytes)
-        except BaseException:
-            self._end()
-            raise
+            on_error.pop_all()
         return self
 
     def __exit__(
@@ -84,6 +91,8 @@ class DeviceFilling:
         if not self._has_let_go and transfer.is_over() and transfer.has_arrived(stop_bytes):
             self._has_let_go = True
             self._snapshot.release()
+            secs = self._clock.monotonic() - self._began_secs
+            log.debug("devices copied %d bytes in %.6f s", self._size_bytes, secs)
 
     def chunk_bytes(self) -> ChunkBytes:
         """The image's chunks, where they are to go elsewhere after all; once nothing is copied.
