@@ -49,6 +49,24 @@ def test_a_transfer_by_cuda_copies_what_it_should() -> None:
     assert not fake.registered
 
 
+def test_what_has_arrived_stays_so_while_its_events_serve_the_next_transfer() -> None:
+    fake = FakeCuda()
+    pages = mmap.mmap(-1, 1000)
+    source = np.arange(100, dtype=np.uint8)
+    pinned = RegisteredMemory(Streams(CudaRuntime(fake)), memoryview(pages), 0)
+    one = DeviceRange(device=0, address=source.ctypes.data, size_bytes=100, offset_bytes=0)
+    first = pinned.start([one])
+    assert first.is_over()
+    fake.is_ready = False
+    second = pinned.start([one])
+    assert fake.recorded == [(0, 0), (0, 0)]
+    assert first.has_arrived(100)
+    assert not second.has_arrived(100)
+    fake.is_ready = True
+    assert second.is_over()
+    pinned.close()
+
+
 def test_the_current_device_of_the_thread_stays_what_it_was() -> None:
     fake = FakeCuda()
     runtime = CudaRuntime(fake)

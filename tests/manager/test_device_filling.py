@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -155,3 +156,63 @@ def test_a_slot_that_was_removed_is_not_filled(rig: Rig) -> None:
     chunk = rig.plan.layout.chunks[0]
     data = bytes(arriving.chunk_bytes()(chunk))
     assert data == np.asarray(rig.state[chunk.name]).tobytes()
+
+
+class LettingClock(FastClock):
+    """The device goes on when somebody waits for it, and not before."""
+
+    def __init__(self, device: StandInDevice) -> None:
+        super().__init__()
+        self._device = device
+
+    def sleep(self, secs: float) -> None:
+        self._device.let_run(None)
+        wait_until(lambda: not self._device.is_queued())
+
+
+class FailingHost:
+    """A snapshot whose bytes in the host's memory cannot be had."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._snapshot, name)
+
+    def chunk_bytes(self, chunk: object) -> memoryview:
+        raise StorageError("the host fails")
+
+
+def test_what_fails_on_the_host_waits_for_the_devices_all_the_same(rig: Rig) -> None:
+    filling = rig.store.begin(rig.plan.layout.size_bytes)
+    failing = FailingHost(rig.snapshot)
+    clock = LettingClock(rig.device)
+    arriving = DeviceFilling(filling, rig.plan.layout, failing, clock)
+    with (
+        rig.device.held(),
+        contextlib.closing(filling),
+        pytest.raises(StorageError, match="the host fails"),
+        arriving,
+    ):
+        pass
+    assert rig.device.copy_count == 3
+    assert len(rig.pool.free()) == 1
+
+
+def test_a_slot_that_lost_its_memory_while_a_device_filled_it_becomes_no_image(rig: Rig) -> None:
+    arriving, filling = filling_of(rig, SystemClock())
+    (slot,) = (rig.root / SLOTS).iterdir()
+
+    def wait(stop_bytes: int) -> None:
+        arriving.wait(stop_bytes)
+        if stop_bytes == rig.plan.layout.size_bytes:
+            os.truncate(slot, 0)
+            os.truncate(slot, stop_bytes)
+
+    with (
+        contextlib.closing(filling),
+        pytest.raises(StorageError, match="somebody else changes the RAM tier"),
+        arriving,
+    ):
+        seal_slot(rig.store, filling, rig.plan, wait)
+    assert not rig.image.exists()
