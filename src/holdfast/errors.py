@@ -65,6 +65,10 @@ class ObjectNotFoundError(StorageError):
     """A store holds no object of this key."""
 
 
+class DeviceError(HoldfastError):
+    """A device refused or failed a copy into the host's memory: look at the device's own errors."""
+
+
 class RunBusyError(HoldfastError):
     """Another live attempt works on the run: stop it, or open with `takeover=True`."""
 

@@ -109,7 +109,7 @@ def test_a_slot_whose_filling_ends_early_is_never_sealed(
         ThreadPoolExecutor(1) as pool,
     ):
         progress = FillProgress()
-        sealing = pool.submit(seal_slot, memory, filling, plan, all_anew(plan), progress)
+        sealing = pool.submit(seal_slot, memory, filling, plan, all_anew(plan), progress.wait_for)
         with pytest.raises(KeyboardInterrupt):
             fill_slot(filling, plan.layout, interrupted, progress)
         progress.end()

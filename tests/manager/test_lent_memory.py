@@ -125,7 +125,8 @@ class _Interrupting:
         self.is_interrupted = False
         self.outline = snapshot.outline
         self.values, self.process_values = snapshot.values, snapshot.process_values
-        self.marks = snapshot.marks
+        self.marks, self.pin = snapshot.marks, snapshot.pin
+        self.is_on_host, self.is_borrowed = True, False
 
     def chunk_bytes(self, chunk: Chunk) -> memoryview:
         if not self.is_interrupted:

@@ -16,6 +16,7 @@ import pytest
 
 import holdfast
 from holdfast import preservation_policy, save_decision_policy
+from holdfast.testing.stand_in_device import StandInDevice
 from tests.hosts import Host, events, wait_until
 
 EVERY_STEP = save_decision_policy.FixedIntervalPolicy(1)
@@ -232,6 +233,27 @@ def test_a_state_in_a_slot_that_finds_no_room_for_its_record_goes_to_the_disk(
         manager.wait_until_finished()
         assert [e["tier"] for e in events(run, "sealed")] == ["ram", "durable"]
         assert not list(small_ram.glob("*/ram/checkpoints/000000001.1/*"))
+        assert (manager.restore(1)["w"] == 1.0).all()
+        (small_ram / "filler").unlink()
+
+
+def test_a_state_that_a_device_copied_goes_to_the_disk_where_its_record_finds_no_room(
+    small_ram: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with (
+        StandInDevice().serving() as device,
+        holdfast.CheckpointManager(run, save_decision_policy=EVERY_STEP) as manager,
+    ):
+        manager.save(0, {"w": jnp.full(100_000, 0.0)})
+        manager.wait_until_finished()
+        wait_until(lambda: manager._saver._slots._ready is not None)
+        with (small_ram / "filler").open("wb", buffering=0) as filler:
+            fill_up(filler)
+        assert manager.save(1, {"w": jnp.full(100_000, 1.0)})
+        manager.wait_until_finished()
+        assert [e["tier"] for e in events(run, "sealed")] == ["ram", "durable"]
+        assert sum(device.copied_bytes.values()) == 2 * 400_000
         assert (manager.restore(1)["w"] == 1.0).all()
         (small_ram / "filler").unlink()
 

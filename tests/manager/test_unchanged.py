@@ -314,7 +314,7 @@ def slots() -> Iterator[RamSlots]:
 
 def _ready(slots: RamSlots, size_bytes: int) -> None:
     pool = SlotPool(slots._link.place.ram_folder, None, SystemClock())
-    slots.make_ready(pool.reserve(size_bytes), size_bytes)
+    slots.make_ready(pool.reserve(size_bytes), size_bytes, lambda memory: None)
 
 
 def _seal_next(parts: PartWriter, slots: RamSlots, plan: Any, snapshot: Any) -> None:
@@ -331,7 +331,7 @@ def test_a_part_whose_ram_is_removed_under_it_still_has_all_its_bytes(
 ) -> None:
     """Also those that it had only kept: nothing else holds the state any more."""
     durable = DiskStore(tmp_path, SystemClock())
-    parts, planner, framework = PartWriter(slots, durable), Planner("r", 0, 1), JaxFramework()
+    parts, planner, framework = PartWriter(slots, durable, SystemClock()), Planner("r", 0, 1), JaxFramework()
     state = begun()
 
     def taking(step: int) -> tuple[Any, Any]:
@@ -362,7 +362,7 @@ def test_a_part_whose_ram_is_removed_under_it_still_has_all_its_bytes(
 
 
 def test_a_part_that_is_not_sealed_leaves_no_name_behind(slots: RamSlots, tmp_path: Path) -> None:
-    parts = PartWriter(slots, DiskStore(tmp_path, SystemClock()))
+    parts = PartWriter(slots, DiskStore(tmp_path, SystemClock()), SystemClock())
     planner, framework = Planner("r", 0, 1), JaxFramework()
     state = begun()
     for step in range(3):

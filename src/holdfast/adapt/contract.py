@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from holdfast.errors import DeviceError
 from holdfast.format.layout import Chunk
 from holdfast.format.paths import Path
 from holdfast.format.placement import Placement, Target
@@ -28,16 +29,66 @@ class ArrayOutline:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Outline:
-    """A state without its bytes. States of one structure and sharding give the same object.
-
-    `is_on_host` tells whether all bytes are in the host's memory, so that copying them waits for no
-    device.
-    """
+    """A state without its bytes. States of one structure and sharding give the same object."""
 
     arrays: tuple[ArrayOutline, ...]
     containers: tuple[Container, ...]
     process_values: tuple[Path, ...]
-    is_on_host: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRange:
+    """Contiguous bytes in a device's memory, and where in the host's memory they belong."""
+
+    device: int
+    address: int
+    size_bytes: int
+    offset_bytes: int
+
+
+class Transfer(Protocol):
+    """Copies from devices into the host's memory that are on their way. Nothing here waits."""
+
+    def has_arrived(self, stop_bytes: int) -> bool:
+        """Whether all of it that belongs below `stop_bytes` is there; stops only ever grow.
+
+        Raises:
+            DeviceError: some of it will never arrive.
+        """
+        ...
+
+    def fail(self, error: DeviceError) -> None:
+        """Counts as failed from here on, and so does the way that it takes: it does not move."""
+        ...
+
+    def is_over(self) -> bool:
+        """Whether no device writes any more, be it that all arrived or that some of it failed."""
+        ...
+
+
+class PinnedMemory(Protocol):
+    """Host memory that devices write into by themselves, at their full rate."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a device may still write into it."""
+        ...
+
+    def start(self, ranges: Sequence[DeviceRange]) -> Transfer:
+        """Queues the copies of `ranges`, which stand in the order of their places.
+
+        The devices' memory is to be kept as it is until the transfer is over. What was refused is
+        told by the transfer.
+        """
+        ...
+
+    def close(self) -> None:
+        """Lets go of the memory; to be called before it is unmapped, and not while it is busy."""
+        ...
+
+
+Pinning = Callable[[memoryview], PinnedMemory | None]
+"""Makes host memory one that devices copy into; None where none does, or that is refused."""
 
 
 class Snapshot(Protocol):
@@ -48,9 +99,33 @@ class Snapshot(Protocol):
     process_values: tuple[SavedValue, ...]
     marks: tuple[Mark, ...]
     """For each array of the outline; the same object again has the same bytes."""
+    is_on_host: bool
+    """Whether all bytes are in the host's memory, so that copying them waits for no device."""
+    pin: Pinning
+    """For memory that this state, or one like it, is to be copied into."""
+
+    @property
+    def is_borrowed(self) -> bool:
+        """Whether some bytes are the training's, to be copied before the training goes on."""
+        ...
 
     def chunk_bytes(self, chunk: Chunk) -> memoryview:
         """The bytes of a chunk that this process holds: contiguous, C order, little-endian."""
+        ...
+
+    def device_ranges(self, chunks: Sequence[Chunk]) -> dict[Chunk, DeviceRange]:
+        """Where those of `chunks` are that a device can copy as they are; waits until they are.
+
+        Raises:
+            DeviceError: the device did not make them.
+        """
+        ...
+
+    def bring_to_host(self) -> None:
+        """Copies into the host's memory what is on devices; then nothing is borrowed.
+
+        Where a device fails, `chunk_bytes` tells.
+        """
         ...
 
     def release(self) -> None:

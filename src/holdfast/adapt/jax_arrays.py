@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -78,30 +77,14 @@ def _placement(sharding: Any, shape: tuple[int, ...], addressable: bool) -> _Pla
     return chunk_shape, tuple(tuple(sorted(ranks[region])) for region in regions)
 
 
-def held(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """Arrays with the same values that a later donation of `arrays` does not take away.
-
-    On the CPU a host view keeps its array's memory, so nothing is copied here; elsewhere the device
-    copies, in the order of its stream, before any later step can overwrite.
-    """
-    elsewhere = [i for i, a in enumerate(arrays) if not is_on_host(a)]
-    result = list(arrays)
-    if elsewhere:
-        copies = _device_copies([arrays[i] for i in elsewhere])
-        for i, copy in zip(elsewhere, copies, strict=True):
-            result[i] = copy
-    return result
-
-
-def is_on_host(array: jax.Array) -> bool:
-    """Whether its bytes are in the host's memory."""
-    device: Any = next(iter(array.sharding.device_set))
-    return str(device.platform) == "cpu"
-
-
-@jax.jit
-def _device_copies(arrays: list[jax.Array]) -> list[jax.Array]:
-    return [jnp.copy(a) for a in arrays]
+def chunk_regions(sharding: Any, shape: tuple[int, ...], addressable: bool) -> set[Region]:
+    """The chunks of an array that `placement` knows."""
+    found = _placement(sharding, shape, addressable)
+    if found is None:
+        return set()
+    chunk_shape = found[0]
+    count = chunk_count(shape, chunk_shape)
+    return {chunk_region(shape, chunk_shape, i) for i in range(count)}
 
 
 def host_views(array: jax.Array) -> dict[Region, np.ndarray]:

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from holdfast.adapt import jax_arrays, leaves
-from holdfast.adapt.contract import ArrayOutline, Mark, Outline, Processes, Restoration, Snapshot
+from holdfast.adapt.contract import (
+    ArrayOutline,
+    DeviceRange,
+    Mark,
+    Outline,
+    Pinning,
+    Processes,
+    Restoration,
+    Snapshot,
+)
+from holdfast.adapt.jax_devices import JaxDevices
 from holdfast.adapt.jax_processes import JaxProcesses
 from holdfast.adapt.jax_restore import LikeRestoration
 from holdfast.adapt.jax_tree import Structure, flatten
 from holdfast.adapt.nested import NestedRestoration
-from holdfast.errors import UnsupportedLeafError
+from holdfast.errors import DeviceError, UnsupportedLeafError
 from holdfast.format.grid import Region
 from holdfast.format.layout import Chunk
 from holdfast.format.paths import Path, path_name
@@ -22,19 +34,22 @@ from holdfast.format.placement import Placement
 from holdfast.format.records import CheckpointSpec, SavedValue
 from holdfast.format.values import encode_value
 
+log = logging.getLogger(__name__)
+
 
 class JaxFramework:
     """JAX: any pytree of arrays, values and objects that keep a state."""
 
     def __init__(self) -> None:
         self._outlines: dict[Any, Outline] = {}
+        self._devices = JaxDevices()
 
     def processes(self) -> Processes:
         return JaxProcesses()
 
     def snapshot(self, state: object) -> Snapshot:
         found, structure = flatten(state)
-        return _JaxSnapshot(found, structure, self._outline(found, structure))
+        return _JaxSnapshot(found, structure, self._outline(found, structure), self._devices)
 
     def outline(self, state: object) -> Outline:
         return self._outline(*flatten(state))
@@ -85,7 +100,6 @@ def _make_outline(found: list[Any], structure: Structure) -> Outline:
         arrays=tuple(arrays),
         containers=structure.containers,
         process_values=tuple(process_values),
-        is_on_host=all(jax_arrays.is_on_host(a) for a in found if isinstance(a, jax.Array)),
     )
 
 
@@ -107,7 +121,9 @@ class _JaxSnapshot:
     states of objects are copied here, since their owners may change them as soon as this returns.
     """
 
-    def __init__(self, found: list[Any], structure: Structure, outline: Outline) -> None:
+    def __init__(
+        self, found: list[Any], structure: Structure, outline: Outline, devices: JaxDevices
+    ) -> None:
         self.outline = outline
         self._pieces: list[dict[Region, np.ndarray]] = []
         values, process_values = [], []
@@ -128,28 +144,60 @@ class _JaxSnapshot:
         self.values = tuple(values)
         self.process_values = tuple(process_values)
         self.marks = tuple(marks)
-        self._hold(arrays)
+        self._hold(arrays, devices)
 
-    def _hold(self, arrays: list[Any]) -> None:
-        of_jax = [i for i, array in enumerate(arrays) if isinstance(array, jax.Array)]
-        kept = jax_arrays.held([arrays[i] for i in of_jax])
-        self._arrays = dict(zip(of_jax, kept, strict=True))
-        self._pieces = [
-            {} if i in self._arrays else {((0,) * array.ndim, array.shape): array}
-            for i, array in enumerate(arrays)
-        ]
-        for i, array in self._arrays.items():
-            if array is arrays[i]:
-                self._pieces[i] = jax_arrays.host_views(array)
+    def _hold(self, arrays: list[Any], devices: JaxDevices) -> None:
+        of_jax = {i: array for i, array in enumerate(arrays) if isinstance(array, jax.Array)}
+        self._on_devices = devices.hold(of_jax)
+        self.pin: Pinning = devices.pin
+        elsewhere = set(self._on_devices.keys())
+        self._pieces = []
+        for i, array in enumerate(arrays):
+            if i in elsewhere:
+                self._pieces.append({})
+            elif i in of_jax:
+                # A view keeps the array's memory, so nothing is copied here.
+                self._pieces.append(jax_arrays.host_views(array))
+            else:
+                self._pieces.append({((0,) * array.ndim, array.shape): array})
+        self.is_on_host = not elsewhere
+
+    @property
+    def is_borrowed(self) -> bool:
+        return self._on_devices.is_borrowed
 
     def chunk_bytes(self, chunk: Chunk) -> memoryview:
         pieces = self._pieces[chunk.array_index]
         if not pieces:
             # A device's copy comes to the host here, on the background thread.
-            pieces = jax_arrays.host_views(self._arrays[chunk.array_index])
+            pieces = self._on_devices.views(chunk.array_index)
             self._pieces[chunk.array_index] = pieces
         return leaves.bytes_of(pieces[chunk.start, chunk.stop])
 
+    def device_ranges(self, chunks: Sequence[Chunk]) -> dict[Chunk, DeviceRange]:
+        elsewhere = set(self._on_devices.keys())
+        self._on_devices.wait()
+        ranges = {}
+        for chunk in chunks:
+            if chunk.size_bytes and chunk.array_index in elsewhere:
+                region = (chunk.start, chunk.stop)
+                found = self._on_devices.range(chunk.array_index, region, chunk.offset_bytes)
+                if found is not None:
+                    ranges[chunk] = found
+        return ranges
+
+    def bring_to_host(self) -> None:
+        try:
+            for i in self._on_devices.keys():  # noqa: SIM118 - not a mapping
+                self._pieces[i] = self._on_devices.views(i)
+        except DeviceError as error:
+            log.debug("a state was not brought to the host: %s", error)
+            # What is left is asked for again, by whoever saves, and told there.
+            self._on_devices.is_borrowed = False
+            return
+        self._on_devices.release()
+        self.is_on_host = True
+
     def release(self) -> None:
         self._pieces = []
-        self._arrays = {}
+        self._on_devices.release()

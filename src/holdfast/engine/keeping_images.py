@@ -56,14 +56,22 @@ def remember(
     images: PartImages,
     marks: Sequence[Mark],
     before: SealedPart | None,
+    *,
+    is_readable: bool,
 ) -> SealedPart:
-    """What is to be known of a part that was just sealed; `before` is the last one."""
+    """What is to be known of a part that was just sealed; `before` is the last one.
+
+    `is_readable`: the bytes of such a state can be digested before they are copied.
+    """
     steady: frozenset[int] = frozenset()
     if before is not None and before.whole is plan.layout:
+        old_marks = before.marks
         steady = frozenset(
             chunk.ordinal
             for chunk in plan.layout.chunks
-            if chunk.size_bytes and _blocks(record, chunk) == _blocks(before.record, chunk)
+            if chunk.size_bytes
+            and (is_readable or _is_same(old_marks[chunk.array_index], marks[chunk.array_index]))
+            and _blocks(record, chunk) == _blocks(before.record, chunk)
         )
     return SealedPart(
         tier=tier, record=record, whole=plan.layout, own=images.own, marks=marks, steady=steady
@@ -71,9 +79,15 @@ def remember(
 
 
 def choose(
-    plan: PartPlan, before: SealedPart | None, marks: Sequence[Mark], chunk_bytes: ChunkBytes
+    plan: PartPlan,
+    before: SealedPart | None,
+    marks: Sequence[Mark],
+    chunk_bytes: ChunkBytes | None,
 ) -> PartImages:
-    """The images of a new part: what it keeps of `before`, and its own for all the rest."""
+    """The images of a new part: what it keeps of `before`, and its own for all the rest.
+
+    Without `chunk_bytes` nothing is digested: the same objects alone are unchanged.
+    """
     if before is None or not _may_serve(before, plan):
         return all_anew(plan)
     record, steady, old_marks = before.record, before.steady, before.marks
@@ -82,10 +96,12 @@ def choose(
         return _is_same(old_marks[chunk.array_index], marks[chunk.array_index])
 
     def may_be_unchanged(chunk: Chunk) -> bool:
-        return is_same(chunk) or chunk.ordinal in steady
+        return is_same(chunk) or (chunk_bytes is not None and chunk.ordinal in steady)
 
     def is_unchanged(chunk: Chunk) -> bool:
-        return is_same(chunk) or _has_digests(chunk, chunk_bytes, _blocks(record, chunk))
+        if is_same(chunk) or chunk_bytes is None:
+            return is_same(chunk)
+        return _has_digests(chunk, chunk_bytes, _blocks(record, chunk))
 
     return _images_of_part(plan, before, _still_good(before, may_be_unchanged, is_unchanged))
 

@@ -203,10 +203,9 @@ class CheckpointManager:
             CheckpointDamagedError: there are checkpoints, and none of them can be read.
         """
         restored = self._restore_newest(state)
-        if restored is not None:
-            state = restored.state
+        state = state if restored is None else restored.state
         # A leaf that cannot be saved is told now, not when the first save is due.
-        self._saver.expect(self._planner.expected(self._framework.outline(state)))
+        self._saver.expect(self._planner.layout(self._framework.outline(state)).size_bytes)
         return (0 if restored is None else restored.id.step + 1), state
 
     def restore(self, step: int | None = None, *, like: Any = None) -> Any:

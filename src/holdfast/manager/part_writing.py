@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from holdfast.adapt.contract import Snapshot
+from holdfast.clock import Clock
 from holdfast.engine.filling import FillProgress, fill_slot, seal_slot
 from holdfast.engine.keeping_images import (
     SealedPart,
@@ -31,11 +32,12 @@ from holdfast.engine.save import (
     all_anew,
     write_part,
 )
-from holdfast.errors import StorageError
+from holdfast.errors import DeviceError, StorageError
 from holdfast.format.layout import Chunk, partial_layout
 from holdfast.format.names import image_key, kept_image_key
 from holdfast.format.ranges import members
 from holdfast.format.records import PartRecord
+from holdfast.manager.device_filling import DeviceFilling
 from holdfast.manager.ram_slots import RamSlots
 from holdfast.store.contract import Reader, Store
 from holdfast.store.ram import Filling
@@ -67,9 +69,10 @@ class FilledPart:
     One thread fills it, another one may follow and seal it.
     """
 
-    def __init__(self, draft: PartDraft, filling: Filling) -> None:
+    def __init__(self, draft: PartDraft, filling: Filling, clock: Clock) -> None:
         self.draft = draft
         self.filling = filling
+        self._clock = clock
         self.progress = FillProgress()
         self._open = contextlib.ExitStack()
         self._readers: list[Reader] = []
@@ -86,16 +89,31 @@ class FilledPart:
             self._readers.append(self._open.enter_context(self.draft.store.open(key)))
 
     def fill(self, snapshot: Snapshot) -> None:
-        """Copies the rest, then lets go of the snapshot; what fails is told to whoever follows."""
+        """Copies the rest, then lets go of the snapshot; what fails is told to whoever follows.
+
+        What a snapshot borrows is the training's own again in any case.
+        """
+        own = self.draft.images.own
         try:
-            fill_slot(self.filling, self.draft.images.own, snapshot.chunk_bytes, self.progress)
-        except StorageError as error:
+            if snapshot.is_borrowed:
+                with self.arriving(snapshot) as arriving:
+                    arriving.wait(own.size_bytes)
+                self.progress.reach(own.size_bytes)
+            else:
+                fill_slot(self.filling, own, snapshot.chunk_bytes, self.progress)
+        except (StorageError, DeviceError) as error:
             step = self.draft.plan.id.step
             log.warning("the slot for step %d cannot be filled: %s", step, error)
+            if snapshot.is_borrowed:
+                snapshot.bring_to_host()
         else:
             snapshot.release()
         finally:
             self.end()
+
+    def arriving(self, snapshot: Snapshot) -> DeviceFilling:
+        """The slot, to be filled by devices."""
+        return DeviceFilling(self.filling, self.draft.images.own, snapshot, self._clock)
 
     def end(self) -> None:
         """No more is copied."""
@@ -138,9 +156,10 @@ class FilledPart:
 class PartWriter:
     """Owned by the saver's thread; `begin` and `forget` are also the training thread's."""
 
-    def __init__(self, slots: RamSlots, durable: Store) -> None:
+    def __init__(self, slots: RamSlots, durable: Store, clock: Clock) -> None:
         self._slots = slots
         self._durable = durable
+        self._clock = clock
         self._last: SealedPart | None = None
 
     def forget(self) -> None:
@@ -148,15 +167,18 @@ class PartWriter:
         self._last = None
 
     def begin(self, plan: PartPlan, snapshot: Snapshot) -> FilledPart | None:
-        """A part to be filled into the slot that is ready, if what changed of the state fits it."""
-        if not snapshot.outline.is_on_host or not self._slots.has_ready:
+        """A part to be filled at once into the slot that is ready, if what changed fits it.
+
+        None also where devices keep the state: their copy is waited for on the saver's thread.
+        """
+        if not (snapshot.is_on_host or snapshot.is_borrowed) or not self._slots.has_ready:
             return None
         last = self._last_in("ram")
-        images = choose(plan, last, snapshot.marks, snapshot.chunk_bytes)
+        images = self._choose(plan, snapshot, last)
         filling = self._slots.take(images.own.size_bytes)
         if filling is None:
             return None
-        filled = FilledPart(PartDraft(self._slots.tier(), plan, images), filling)
+        filled = FilledPart(PartDraft(self._slots.tier(), plan, images), filling, self._clock)
         try:
             if last is not None:
                 link_kept(filled.draft.store, plan, images, last)
@@ -175,12 +197,33 @@ class PartWriter:
         """
         if not filled.filling.is_current:
             raise StorageError("the RAM tier was removed while the state was copied into it")
+        return self._seal(filled, snapshot, filled.progress.wait_for)
+
+    def seal_from_devices(self, filled: FilledPart, snapshot: Snapshot) -> None:
+        """Has devices fill a slot, and makes a part of it while they do.
+
+        Raises:
+            StorageError, DeviceError: nothing of it is visible as a part.
+        """
+        own = filled.draft.images.own
+        arriving = filled.arriving(snapshot)
+        try:
+            filled.open_kept()
+            with arriving:
+                self._seal(filled, snapshot, arriving.wait)
+        finally:
+            if arriving.is_whole:
+                filled.progress.reach(own.size_bytes)
+            filled.end()
+
+    def _seal(
+        self, filled: FilledPart, snapshot: Snapshot, wait_for: Callable[[int], bool]
+    ) -> bool:
         draft = filled.draft
-        record = seal_slot(draft.store, filled.filling, draft.plan, draft.images, filled.progress)
-        if record is None:
-            return False
-        self._sealed(draft, record, snapshot)
-        return True
+        record = seal_slot(draft.store, filled.filling, draft.plan, draft.images, wait_for)
+        if record is not None:
+            self._sealed(draft, record, snapshot)
+        return record is not None
 
     @contextlib.contextmanager
     def draft(self, store: Store, plan: PartPlan, snapshot: Snapshot) -> Iterator[PartDraft]:
@@ -213,7 +256,7 @@ class PartWriter:
 
     def _keep(self, store: Store, plan: PartPlan, snapshot: Snapshot) -> PartImages:
         last = self._last_in(store.tier)
-        images = choose(plan, last, snapshot.marks, snapshot.chunk_bytes)
+        images = self._choose(plan, snapshot, last)
         if last is None or not images.kept:
             return images
         try:
@@ -223,8 +266,19 @@ class PartWriter:
             return all_anew(plan)
         return images
 
+    def _choose(self, plan: PartPlan, snapshot: Snapshot, last: SealedPart | None) -> PartImages:
+        # What is on a device would have to come to the host to be digested.
+        chunk_bytes = snapshot.chunk_bytes if snapshot.is_on_host else None
+        return choose(plan, last, snapshot.marks, chunk_bytes)
+
     def _sealed(self, draft: PartDraft, record: PartRecord, snapshot: Snapshot) -> None:
         draft.is_sealed = True
         self._last = remember(
-            draft.store.tier, record, draft.plan, draft.images, snapshot.marks, self._last
+            draft.store.tier,
+            record,
+            draft.plan,
+            draft.images,
+            snapshot.marks,
+            self._last,
+            is_readable=snapshot.is_on_host,
         )

@@ -47,10 +47,6 @@ class Planner:
             self._outline = outline
         return self._layout
 
-    def expected(self, outline: Outline) -> int | None:
-        """The size of this rank's image of such a state; None where it waits for a device."""
-        return self.layout(outline).size_bytes if outline.is_on_host else None
-
     def plan(self, snapshot: Snapshot, taking: Taking) -> PartPlan:
         """What this rank writes of the checkpoint."""
         outline = snapshot.outline

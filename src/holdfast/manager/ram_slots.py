@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 
+from holdfast.adapt.contract import Pinning
 from holdfast.clock import Clock
 from holdfast.manager.link import Link
 from holdfast.store.ram import Filling, RamStore
@@ -63,13 +64,15 @@ class RamSlots:
         self.give_up_ready()
         return False
 
-    def make_ready(self, name: str, size_bytes: int) -> None:
-        """Maps and locks a slot that the agent had to spare.
+    def make_ready(self, name: str, size_bytes: int, pin: Pinning) -> None:
+        """Maps and locks a slot that the agent had to spare, and pins it where that is of use.
 
         Raises:
             StorageError: it is gone, or somebody else's by now.
         """
         filling = self.store(name).begin(size_bytes)
+        # Page-locking takes its time for the first image that a slot holds, and none afterwards.
+        filling.pinned(pin)
         with self._lock:
             self._ready = filling
 

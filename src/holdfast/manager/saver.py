@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from holdfast.adapt.contract import Snapshot
+from holdfast.adapt.contract import Pinning, Snapshot
 from holdfast.agent import protocol
 from holdfast.clock import Clock
 from holdfast.engine.save import ChunkBytes, PartPlan, write_part
@@ -24,6 +24,7 @@ from holdfast.manager.part_writing import FilledPart, PartWriter
 from holdfast.manager.progress import Progress
 from holdfast.manager.ram_slots import RamSlots
 from holdfast.store.contract import Store
+from holdfast.store.ram import Filling
 
 BUSY_SECS = 0.02
 CLOSE_SECS = 300.0
@@ -62,8 +63,9 @@ class Saver:
         self._preparing_at: float | None = None
         self._has_told_no_ram = False
         self._slots = RamSlots(link, clock)
-        self._parts = PartWriter(self._slots, durable)
+        self._parts = PartWriter(self._slots, durable, clock)
         self._next_slot: protocol.WantSpare | None = None
+        self._pin: Pinning = _no_pin
         self._thread = threading.Thread(target=self._run, name="holdfast-save", daemon=True)
         self._thread.start()
 
@@ -74,6 +76,8 @@ class Saver:
         let go of: for the training thread.
         """
         filled = self._parts.begin(job.plan, job.snapshot)
+        if filled is None and job.snapshot.is_borrowed:
+            job.snapshot.bring_to_host()
         try:
             # The thread digests what is copied while this one goes on copying.
             self._submit(replace(job, filled=filled))
@@ -94,12 +98,11 @@ class Saver:
             self._is_getting_ready = True
             self._changed.notify_all()
 
-    def expect(self, size_bytes: int | None) -> None:
-        """The first save will be of that size, if it can be copied at once; None: it cannot be."""
-        if size_bytes is not None:
-            with self._changed:
-                self._next_slot = self._wanted(size_bytes, size_bytes)
-            self.get_ready()
+    def expect(self, size_bytes: int) -> None:
+        """The first save will be of that size."""
+        with self._changed:
+            self._next_slot = self._wanted(size_bytes, size_bytes)
+        self.get_ready()
 
     @property
     def is_getting_ready(self) -> bool:
@@ -166,15 +169,15 @@ class Saver:
             is_lost = isinstance(error, AgentUnavailableError)
             self._give_up(job, f"{type(error).__name__}: {error}", is_lost)
         finally:
-            self._next_slot = self._slot_after(job)
+            self._next_slot, self._pin = self._slot_after(job), job.snapshot.pin
             job.snapshot.release()
             self._set_at_storage(False)
         if self._progress.is_idle:
             self.get_ready()
 
     def _slot_after(self, job: Job) -> protocol.WantSpare | None:
-        """What the next save will want, if it is like this one and can be copied at once."""
-        if not job.snapshot.outline.is_on_host or self._link.place.ram_folder is None:
+        """What the next save will want, if it is like this one."""
+        if self._link.place.ram_folder is None:
             return None
         return self._wanted(self._parts.size_of_next_bytes(job.plan), job.plan.layout.size_bytes)
 
@@ -194,7 +197,7 @@ class Saver:
         try:
             slot = self._ask("spare", request, protocol.Slot)
             if slot.name is not None:
-                self._slots.make_ready(slot.name, request.size_bytes)
+                self._slots.make_ready(slot.name, request.size_bytes, self._pin)
         except HoldfastError as error:
             # The next save asks for a slot again, and tells what is wrong.
             log.debug("no slot is ready for the next image: %s", error)
@@ -224,6 +227,8 @@ class Saver:
                 tier = self._seal(job, filled)
             if filled.wait():
                 return tier
+        if not job.snapshot.is_on_host and self._link.place.ram_folder is not None:
+            return self._fill_from_devices(job)
         self._slots.give_up_ready()
         if self._link.place.ram_folder is None:
             slot = self._want_slot(job.plan, job.plan.layout.size_bytes)
@@ -246,11 +251,49 @@ class Saver:
             filled.fill(job.snapshot)
         return filled
 
+    def _fill_from_devices(self, job: Job) -> str | None:
+        """Has devices fill a slot by themselves; else the host copies it all."""
+        plan = job.plan
+        with self._parts.draft(self._slots.store(), plan, job.snapshot) as draft:
+            filling, reason = self._slot_for_devices(plan, draft.images.own.size_bytes)
+            if filling is None:
+                return self._go_without_ram(job, None, reason)
+            filled = FilledPart(draft, filling, self._clock)
+            with contextlib.closing(filled):
+                try:
+                    self._parts.seal_from_devices(filled, job.snapshot)
+                    return "ram"
+                except StorageError as error:
+                    draft.leave()
+                    chunks = filled.chunk_bytes() if filled.wait() else None
+                    return self._go_without_ram(job, chunks, str(error))
+
+    def _slot_for_devices(self, plan: PartPlan, size_bytes: int) -> tuple[Filling | None, str]:
+        """The slot that is ready, else one that the agent gives, else the reason for none."""
+        filling = self._slots.take(size_bytes)
+        if filling is not None:
+            with contextlib.ExitStack() as on_error:
+                on_error.callback(filling.close)
+                self._tell_filling(plan)
+                on_error.pop_all()
+            return filling, ""
+        self._slots.give_up_ready()
+        slot = self._want_slot(plan, size_bytes)
+        if slot.name is None:
+            return None, slot.reason
+        try:
+            return self._slots.store(slot.name).begin(size_bytes), ""
+        except StorageError as error:
+            return None, str(error)
+
+    def _tell_filling(self, plan: PartPlan) -> None:
+        request = protocol.Filling(rank=plan.rank, id=(plan.id.step, plan.id.attempt))
+        self._ask("filling", request, protocol.Empty)
+
     def _seal(self, job: Job, filled: FilledPart) -> str | None:
         """Seals what is being copied; the tier, or None: it goes nowhere, or was not copied."""
-        request = protocol.Filling(rank=job.plan.rank, id=(job.plan.id.step, job.plan.id.attempt))
         try:
-            self._ask("filling", request, protocol.Empty)
+            self._tell_filling(job.plan)
             return "ram" if self._parts.seal(filled, job.snapshot) else None
         except StorageError as error:
             filled.draft.leave()
@@ -334,3 +377,7 @@ class Saver:
             self._abandon(job, reason)
         except HoldfastError as error:
             log.warning("the agent was not told that step %d failed: %s", job.plan.id.step, error)
+
+
+def _no_pin(memory: memoryview) -> None:
+    """Before the first save nobody knows which devices there are."""

@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Protocol, TypeVar, cast
 
 from holdfast.clock import Clock
 from holdfast.errors import InvalidArgumentError, StorageError
@@ -29,6 +30,22 @@ from holdfast.store.slots import SLOTS
 IMAGE_SUFFIX = ".safetensors"
 LOCK_SECS = 1.0
 LOCK_POLL_SECS = 0.0005
+
+
+class Pin(Protocol):
+    """What holds on to a slot's memory as long as it is mapped: a device that writes into it."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it may still write; then the slot is not given back."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of the memory, and of all views of it."""
+        ...
+
+
+AnyPin = TypeVar("AnyPin", bound=Pin)
 
 
 class RamStore:
@@ -238,6 +255,22 @@ class Filling:
         """All bytes, to be read before it is closed."""
         return self._slot.view()
 
+    def pinned(self, pin: Callable[[memoryview], AnyPin | None]) -> AnyPin | None:
+        """What `pin` makes of the slot's memory; made once, and closed before it is unmapped.
+
+        Whoever writes by it checks afterwards (`check_whole`): it does not pass by the seam of
+        `FileSystem`, and nobody looks before each block.
+        """
+        return self._slot.pinned(pin)
+
+    def check_whole(self) -> None:
+        """Checks that what was written is what others will read.
+
+        Raises:
+            StorageError: somebody changed the slot under the run's hands.
+        """
+        self._slot.check_whole()
+
     def show(self, key: str) -> None:
         """Gives the image its name, in one step; it is not to be written to any more.
 
@@ -278,6 +311,7 @@ class _MappedSlot:
             self._map = mmap.mmap(self._fd, size_bytes, flags=flags)
             on_error.pop_all()
         self.is_filling = False
+        self._pin: Pin | None = None
 
     def is_current(self) -> bool:
         """Whether the slot's name still leads to what is mapped, all of it."""
@@ -307,7 +341,12 @@ class _MappedSlot:
         self.is_filling = True
 
     def unlock(self) -> None:
-        """Unlocks it; without an image it is free again."""
+        """Unlocks it; without an image it is free again.
+
+        Unless a device may still write into it: then it stays locked, until this process ends.
+        """
+        if self._pin is not None and self._pin.is_busy:
+            return
         self.is_filling = False
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
@@ -326,20 +365,20 @@ class _MappedSlot:
         """Copies `data` into the slot's memory."""
         if offset_bytes + len(data) > len(self._map):
             raise InvalidArgumentError(f"fill {self._path}: more than {len(self._map)} bytes")
-        self._check_whole()
+        self.check_whole()
         self._files.fill(self._fd, self._map, offset_bytes, data)
 
     def view(self) -> memoryview:
         """Its memory, to read from."""
-        self._check_whole()
+        self.check_whole()
         return memoryview(self._map).toreadonly()
 
     @property
     def size_bytes(self) -> int:
         return len(self._map)
 
-    def _check_whole(self) -> None:
-        """Checks, right before a block is copied, that there is memory for it.
+    def check_whole(self) -> None:
+        """Checks, right before a block is copied and after a device's copies, that it has memory.
 
         Raises:
             StorageError: somebody cut the slot off, or made holes in it.
@@ -351,7 +390,16 @@ class _MappedSlot:
                 f"{min(found.st_size, found.st_blocks * 512)}; somebody else changes the RAM tier"
             )
 
+    def pinned(self, pin: Callable[[memoryview], AnyPin | None]) -> AnyPin | None:
+        """What `pin` makes of its memory."""
+        if self._pin is None:
+            self._pin = pin(memoryview(self._map))
+        # One process has one way to pin.
+        return cast("AnyPin | None", self._pin)
+
     def close(self) -> None:
+        if self._pin is not None:
+            self._pin.close()
         self._map.close()
         self._files.close(self._fd)
 

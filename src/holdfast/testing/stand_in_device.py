@@ -1,0 +1,244 @@
+"""A device that is none: the host's memory plays a device's, and threads play its streams.
+
+It behaves as CUDA's runtime does where that matters. Copies run later, in order, from whatever the
+source holds by then; only registered memory may be written; memory must be unregistered before it
+is unmapped; a failed copy fails its stream for good. `held` stops the streams, so that a test says
+when copies run, and needs no luck.
+
+While it is `serving`, JAX's CPU arrays count as arrays on a device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from holdfast.adapt.jax_devices import Platform, XlaError, XlaMemory, serving
+from holdfast.errors import DeviceError
+
+STOP_SECS = 30.0
+
+
+class StandInDevice:
+    """A kind of device, as `holdfast.adapt` sees it: its runtime and its memory.
+
+    Args:
+        limit_bytes: what XLA says of each device's memory; None: it says nothing.
+        in_use_bytes: likewise, and their peak.
+    """
+
+    def __init__(self, *, limit_bytes: int | None = None, in_use_bytes: int = 0) -> None:
+        self.limit_bytes = limit_bytes
+        self.in_use_bytes = in_use_bytes
+        self.peak_bytes = in_use_bytes
+        self.registered: dict[int, int] = {}
+        self.registered_count = 0
+        self.copied_bytes: dict[int, int] = {}
+        self.copy_count = 0
+        self.refuses_to_register = False
+        self.fails_at_copy: int | None = None
+        """The copy, counted from 0 over all streams, that fails when it runs."""
+        self.refuses_copy: int | None = None
+        """The copy that is not even queued."""
+        self.is_out_of_memory = False
+        """Whether a copy on the device finds no room, whatever was said of it before."""
+        self.runs_out_later = False
+        """Whether that shows only when the copy is waited for."""
+        self._queued_count = 0
+        self._streams: list[StandInStream] = []
+        self._turn = threading.Condition()
+        self._runs_below: int | None = None
+
+    # As `holdfast.adapt.device_runtime.DeviceRuntime`.
+
+    def register(self, address: int, size_bytes: int, device: int) -> None:
+        if self.refuses_to_register or not size_bytes:
+            raise DeviceError("cudaHostRegister: expected success, found error 1 (stand-in)")
+        if address in self.registered:
+            raise DeviceError("cudaHostRegister: expected success, found error 712 (stand-in)")
+        self.registered[address] = size_bytes
+        self.registered_count += 1
+
+    def unregister(self, address: int) -> None:
+        if address not in self.registered:
+            raise DeviceError("cudaHostUnregister: expected success, found error 713 (stand-in)")
+        size_bytes = self.registered.pop(address)
+        assert _is_mapped(address, size_bytes), "memory was unmapped before it was unregistered"
+
+    def open_stream(self, device: int) -> StandInStream:
+        stream = StandInStream(self, device)
+        self._streams.append(stream)
+        return stream
+
+    # As `holdfast.adapt.jax_devices.DeviceMemory`.
+
+    def stats(self, device: Any) -> Mapping[str, int] | None:
+        if self.limit_bytes is None:
+            return None
+        return {
+            "bytes_limit": self.limit_bytes,
+            "bytes_in_use": self.in_use_bytes,
+            "peak_bytes_in_use": max(self.peak_bytes, self.in_use_bytes),
+        }
+
+    def copies(self, arrays: list[Any]) -> list[Any]:
+        if self.is_out_of_memory:
+            raise XlaError("RESOURCE_EXHAUSTED: Out of memory (stand-in)")
+        return XlaMemory().copies(arrays)
+
+    def wait(self, arrays: list[Any]) -> None:
+        if self.runs_out_later:
+            raise XlaError("RESOURCE_EXHAUSTED: Out of memory while executing (stand-in)")
+        XlaMemory().wait(arrays)
+
+    # For tests.
+
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[StandInDevice]:
+        """Serves JAX's CPU arrays; afterwards its threads are ended, and nothing is registered."""
+        platform = Platform(open_runtime=lambda: self, memory=self)
+        try:
+            with serving("cpu", platform):
+                yield self
+        finally:
+            self.let_run(None)
+            for stream in self._streams:
+                stream.stop()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """No copy runs meanwhile."""
+        self.let_run(0)
+        try:
+            yield
+        finally:
+            self.let_run(None)
+
+    def let_run(self, count: int | None) -> None:
+        """Lets as many more copies run, None: all; returns at once."""
+        with self._turn:
+            self._runs_below = None if count is None else self.copy_count + count
+            self._turn.notify_all()
+
+    def is_queued(self) -> bool:
+        """Whether any copy waits for its turn, or runs."""
+        return any(not stream.is_quiet() for stream in self._streams)
+
+    def check_queued(self, target: int, size_bytes: int) -> None:
+        """As the copy is queued.
+
+        Raises:
+            DeviceError: it is not.
+        """
+        number, self._queued_count = self._queued_count, self._queued_count + 1
+        if number == self.refuses_copy:
+            raise DeviceError("cudaMemcpyAsync: expected success, found error 1 (stand-in)")
+        self._check_registered(target, size_bytes)
+
+    def run(self, target: int, source: int, size_bytes: int, device: int) -> bool:
+        """Runs one copy; whether it went well."""
+        with self._turn:
+            self._turn.wait_for(self._is_next_free, STOP_SECS)
+            number, self.copy_count = self.copy_count, self.copy_count + 1
+        if number == self.fails_at_copy:
+            return False
+        self._check_registered(target, size_bytes)
+        ctypes.memmove(target, source, size_bytes)
+        self.copied_bytes[device] = self.copied_bytes.get(device, 0) + size_bytes
+        return True
+
+    def _is_next_free(self) -> bool:
+        return self._runs_below is None or self.copy_count < self._runs_below
+
+    def _check_registered(self, target: int, size_bytes: int) -> None:
+        for start, size in self.registered.items():
+            if start <= target and target + size_bytes <= start + size:
+                return
+        raise DeviceError("cudaMemcpyAsync: expected registered memory, found none (stand-in)")
+
+
+class StandInStream:
+    """Copies that a thread runs in order."""
+
+    def __init__(self, owner: StandInDevice, device: int) -> None:
+        self._owner = owner
+        self._device = device
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[int, int, int]] = deque()
+        self._queued = 0
+        self._done = 0
+        self._failure: DeviceError | None = None
+        self._is_stopped = False
+        name = f"stand-in-stream-{device}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def copy(self, target: int, source: int, size_bytes: int) -> None:
+        self._owner.check_queued(target, size_bytes)
+        with self._changed:
+            self._queued += 1
+            self._waiting.append((target, source, size_bytes))
+            self._changed.notify_all()
+
+    def mark(self) -> int:
+        return self._queued
+
+    def has_passed(self, mark: int) -> bool:
+        with self._changed:
+            if self._failure is not None:
+                raise self._failure
+            return self._done >= mark
+
+    def reuse(self, mark: int) -> None:
+        pass
+
+    def is_idle(self) -> bool:
+        with self._changed:
+            if self._failure is not None:
+                raise self._failure
+            return self._done == self._queued
+
+    def is_quiet(self) -> bool:
+        """Whether nothing waits or runs; never raises."""
+        with self._changed:
+            return self._failure is not None or self._done == self._queued
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify_all()
+        self._thread.join(STOP_SECS)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._is_stopped)
+                if not self._waiting or self._failure is not None:
+                    return
+                copy = self._waiting.popleft()
+            is_well = self._owner.run(*copy, self._device)
+            with self._changed:
+                if is_well:
+                    self._done += 1
+                else:
+                    self._failure = DeviceError(
+                        "cudaEventQuery: expected success, found error 719 (stand-in)"
+                    )
+                    self._waiting.clear()
+                self._changed.notify_all()
+
+
+def _is_mapped(address: int, size_bytes: int) -> bool:
+    """Whether these addresses are this process's."""
+    reached = address
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, _, stop = line.split()[0].partition("-")
+        if int(start, 16) <= reached < int(stop, 16):
+            reached = int(stop, 16)
+    return reached >= address + size_bytes

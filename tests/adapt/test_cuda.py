@@ -1,0 +1,168 @@
+"""CUDA's runtime behind the interface, against a fake of its calls; no GPU is needed here."""
+
+from __future__ import annotations
+
+import importlib.util
+import mmap
+import sys
+
+import numpy as np
+import pytest
+
+from holdfast.adapt import cuda, jax_devices
+from holdfast.adapt.contract import DeviceRange
+from holdfast.adapt.cuda import CudaRuntime, open_cuda
+from holdfast.adapt.transfers import RegisteredMemory, Streams
+from holdfast.errors import DeviceError
+from tests.adapt.fake_cuda import FakeCuda, cudaError_t
+
+HAS_BINDINGS = "cuda" in sys.modules or importlib.util.find_spec("cuda") is not None
+
+
+def test_a_transfer_by_cuda_copies_what_it_should() -> None:
+    fake = FakeCuda()
+    runtime = CudaRuntime(fake)
+    pages = mmap.mmap(-1, 10_000)
+    source = np.random.default_rng(3).integers(0, 256, 9000, np.uint8)
+    pinned = RegisteredMemory(Streams(runtime), memoryview(pages), 1)
+    ((size, flags, device),) = fake.registered.values()
+    assert (size, flags, device) == (10_000, fake.cudaHostRegisterPortable, 1)
+    ranges = [
+        DeviceRange(device=i, address=source.ctypes.data + at, size_bytes=n, offset_bytes=at)
+        for i, at, n in [(0, 0, 4000), (1, 4000, 5000)]
+    ]
+    fake.is_ready = False
+    transfer = pinned.start(ranges)
+    assert not transfer.has_arrived(9000)
+    assert pinned.is_busy
+    fake.is_ready = True
+    assert transfer.has_arrived(9000)
+    assert transfer.is_over()
+    assert pages[:9000] == source.tobytes()
+    # Each device has a stream and an event of its own, none of which waits or takes the time.
+    assert fake.streams == [(fake.cudaStreamNonBlocking, 0), (fake.cudaStreamNonBlocking, 1)]
+    assert fake.events == [(fake.cudaEventDisableTiming, 0), (fake.cudaEventDisableTiming, 1)]
+    assert fake.recorded == [(0, 0), (1, 1)]
+    pinned.start(ranges).is_over()
+    assert len(fake.events) == 2, "events were not used again"
+    pinned.close()
+    assert not fake.registered
+
+
+def test_what_has_arrived_stays_so_while_its_events_serve_the_next_transfer() -> None:
+    fake = FakeCuda()
+    pages = mmap.mmap(-1, 1000)
+    source = np.arange(100, dtype=np.uint8)
+    pinned = RegisteredMemory(Streams(CudaRuntime(fake)), memoryview(pages), 0)
+    one = DeviceRange(device=0, address=source.ctypes.data, size_bytes=100, offset_bytes=0)
+    first = pinned.start([one])
+    assert first.is_over()
+    fake.is_ready = False
+    second = pinned.start([one])
+    assert fake.recorded == [(0, 0), (0, 0)]
+    assert first.has_arrived(100)
+    assert not second.has_arrived(100)
+    fake.is_ready = True
+    assert second.is_over()
+    pinned.close()
+
+
+def test_the_current_device_of_the_thread_stays_what_it_was() -> None:
+    fake = FakeCuda()
+    runtime = CudaRuntime(fake)
+    fake.current = 1
+    runtime.register(4096, 10, 0)
+    runtime.open_stream(0).mark()
+    assert fake.current == 1
+    fake.failing["cudaHostRegister"] = cudaError_t.cudaErrorInvalidValue
+    with pytest.raises(DeviceError):
+        runtime.register(8192, 10, 0)
+    assert fake.current == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("cudaHostRegister", lambda r: r.register(4096, 10, 0)),
+        ("cudaHostUnregister", lambda r: r.unregister(4096)),
+        ("cudaStreamCreateWithFlags", lambda r: r.open_stream(0)),
+        ("cudaMemcpyAsync", lambda r: r.open_stream(0).copy(4096, 8192, 1)),
+        ("cudaEventCreateWithFlags", lambda r: r.open_stream(0).mark()),
+        ("cudaEventRecord", lambda r: r.open_stream(0).mark()),
+        ("cudaEventQuery", lambda r: r.open_stream(0).has_passed(0)),
+        ("cudaStreamQuery", lambda r: r.open_stream(0).is_idle()),
+    ],
+)
+def test_an_error_of_cuda_is_told_with_its_call_and_code(name: str, call) -> None:
+    fake = FakeCuda()
+    fake.failing[name] = cudaError_t.cudaErrorIllegalAddress
+    with pytest.raises(DeviceError, match=rf"{name}: .* error 700 \(cudaErrorIllegalAddress\)"):
+        call(CudaRuntime(fake))
+
+
+def test_an_error_is_not_left_for_the_next_one_who_asks() -> None:
+    fake = FakeCuda()
+    fake.failing["cudaHostRegister"] = cudaError_t.cudaErrorInvalidValue
+    with pytest.raises(DeviceError):
+        CudaRuntime(fake).register(4096, 10, 0)
+    assert fake.last_error is cudaError_t.cudaSuccess
+
+
+def test_without_the_bindings_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda", None)
+    with pytest.raises(DeviceError, match=r"install holdfast\[cuda\]"):
+        open_cuda()
+
+
+@pytest.mark.skipif(not HAS_BINDINGS, reason="the package cuda-bindings is not installed")
+def test_the_real_bindings_take_the_calls() -> None:
+    """Without a driver each call returns an error, and so proves that its arguments fit."""
+    from cuda.bindings import runtime as bindings
+
+    code, count = bindings.cudaGetDeviceCount()
+    if code == bindings.cudaError_t.cudaSuccess and count:
+        pytest.skip("there is a device: benchmarks/gpu.py runs the calls for real")
+    runtime = CudaRuntime(bindings)
+    stream = cuda.CudaStream(runtime, bindings.cudaStream_t(0), 0)
+    event = bindings.cudaEvent_t(0)
+    for call in (
+        open_cuda,
+        lambda: runtime.unregister(4096),
+        lambda: runtime._call("cudaHostRegister", 4096, 10, bindings.cudaHostRegisterPortable),
+        lambda: runtime._call("cudaStreamCreateWithFlags", bindings.cudaStreamNonBlocking),
+        lambda: runtime._call("cudaEventCreateWithFlags", bindings.cudaEventDisableTiming),
+        lambda: runtime._call("cudaSetDevice", 0),
+        lambda: runtime.record(event, bindings.cudaStream_t(0)),
+        lambda: stream.copy(4096, 8192, 1),
+        lambda: stream.has_passed(event),
+        stream.is_idle,
+    ):
+        with pytest.raises(DeviceError, match="expected success, found error"):
+            call()
+
+
+class _Client:
+    def __init__(self, platform_version: str) -> None:
+        self.platform_version = platform_version
+
+
+class _Device:
+    def __init__(self, platform: str, platform_version: str) -> None:
+        self.platform = platform
+        self.client = _Client(platform_version)
+
+
+@pytest.mark.parametrize(
+    ("platform", "version", "is_served"),
+    [
+        ("gpu", "PJRT C API\ncuda 13000", True),
+        ("gpu", "rocm 60300", False),
+        ("tpu", "PJRT C API\nTFRT TPU v4", False),
+        ("cpu", "cpu", False),
+    ],
+)
+def test_nvidias_devices_are_served_by_cuda_and_no_others(
+    platform: str, version: str, is_served: bool
+) -> None:
+    found = jax_devices._platform_of(_Device(platform, version))
+    assert (found is not None and found.open_runtime is open_cuda) == is_served
