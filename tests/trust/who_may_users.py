@@ -194,8 +194,12 @@ def users() -> Iterator[Users]:
         code = place / "code"
         shutil.copytree(ROOT / "src" / "holdfast", code / "holdfast")
         (code / "tests" / "trust").mkdir(parents=True)
-        for name in ("in_process.py", "who_may_trainer.py"):
-            shutil.copy(ROOT / "tests" / "trust" / name, code / "tests" / "trust" / name)
+        (code / "tests" / "engine").mkdir()
+        for name in (
+            *("trust/in_process.py", "trust/who_may_trainer.py"),
+            *("engine/keeping.py", "engine/making.py"),
+        ):
+            shutil.copy(ROOT / "tests" / name, code / "tests" / name)
         python = _python()
         assert python is not None
         environment = {
