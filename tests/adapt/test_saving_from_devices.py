@@ -257,6 +257,7 @@ def test_a_device_that_fails_while_the_training_waits_fails_no_save(
         wait_for_a_slot(manager)
         device.fails_at_copy = device.copy_count
         for step in (1, 2):
+            state = {"w": state["w"] + 1}
             assert same(saved(manager, step, state), state)
     assert device.copy_count == 1
 

@@ -77,7 +77,7 @@ def test_a_slot_sealed_while_it_is_filled_is_what_a_store_would_have_been_given(
     ):
         progress = FillProgress()
         sealing: Future[PartRecord | None] = pool.submit(
-            seal_slot, memory, filling, plan, all_anew(plan), progress
+            seal_slot, memory, filling, plan, all_anew(plan), progress.wait_for
         )
         filled = pool.submit(fill_slot, filling, plan.layout, one_by_one, progress)
         for _ in range(3):

@@ -331,7 +331,11 @@ def test_a_part_whose_ram_is_removed_under_it_still_has_all_its_bytes(
 ) -> None:
     """Also those that it had only kept: nothing else holds the state any more."""
     durable = DiskStore(tmp_path, SystemClock())
-    parts, planner, framework = PartWriter(slots, durable, SystemClock()), Planner("r", 0, 1), JaxFramework()
+    parts, planner, framework = (
+        PartWriter(slots, durable, SystemClock()),
+        Planner("r", 0, 1),
+        JaxFramework(),
+    )
     state = begun()
 
     def taking(step: int) -> tuple[Any, Any]:
