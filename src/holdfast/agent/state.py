@@ -17,8 +17,7 @@ from holdfast.agent.location import WORDS, ram_folder
 from holdfast.agent.notices import NoticeBoard
 from holdfast.agent.words import Words, create_words
 from holdfast.clock import Clock
-from holdfast.engine.catalog import list_checkpoints
-from holdfast.engine.sources import Listings
+from holdfast.engine.catalog import Listings, list_stores
 from holdfast.format.names import CheckpointId
 from holdfast.policy import preservation_policy, save_decision_policy
 from holdfast.store.contract import Store
@@ -72,7 +71,7 @@ class AgentState:
 
     def listings(self) -> Listings:
         """What each tier holds."""
-        return {store.tier: list_checkpoints(store) for store in self.stores}
+        return list_stores(self.stores)[0]
 
 
 def open_state(config: AgentConfig, clock: Clock, files: FileSystem) -> AgentState:

@@ -155,7 +155,7 @@ class _PartReader:
 
     def _check_lent(self, chunk: Chunk, data: memoryview) -> None:
         copy = self._copies[0]
-        where = f"{copy.store.tier}: {copy.image_key}"
+        where = f"{copy.store.name}: {copy.image_key}"
         for number, (start, stop) in enumerate(block_ranges(chunk.size_bytes)):
             offset = chunk.offset_bytes + start
             right = copy.part.blocks[chunk.first_block + number]
@@ -194,7 +194,7 @@ class _PartReader:
         for index, copy in enumerate(self._copies):
             if index in self._unreadable:
                 continue
-            where = f"{copy.store.tier}: {copy.image_key}"
+            where = f"{copy.store.name}: {copy.image_key}"
             try:
                 self._reader(index).read_into(offset, block)
                 check_block(block, copy.part.blocks[chunk.first_block + number], where, offset)

@@ -6,10 +6,10 @@ its parts sealed. A copy whose record is not the one that was committed is no co
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holdfast.engine.catalog import Listing, has_all_parts
+from holdfast.engine.catalog import Listing, Listings, has_all_parts
 from holdfast.engine.commit import parse_part
 from holdfast.engine.save import check_layout
 from holdfast.errors import (
@@ -54,10 +54,6 @@ class CheckpointSources:
         return image_layout(self.spec.arrays, rank)
 
 
-Listings = Mapping[str, Mapping[CheckpointId, Listing]]
-"""What each tier holds: tier to checkpoint to listing."""
-
-
 def find_sources(
     checkpoint: CheckpointId, stores: Sequence[Store], listings: Listings
 ) -> CheckpointSources:
@@ -68,7 +64,7 @@ def find_sources(
         CheckpointDamagedError: a record, or every copy of a part, is damaged or missing.
         StorageError: its manifest cannot be read, and it is not complete in RAM.
     """
-    listed = [(store, listings[store.tier].get(checkpoint, Listing())) for store in stores]
+    listed = [(store, listings[store.name].get(checkpoint, Listing())) for store in stores]
     parts, passed_over = [], []
     try:
         manifest = _read_manifest(checkpoint, listed)
@@ -86,7 +82,7 @@ def find_sources(
                 try:
                     copies.append(_part_source(checkpoint, rank, part_count, store, manifest))
                 except (CheckpointDamagedError, StorageError) as error:
-                    passed_over.append(f"{store.tier}: {error}")
+                    passed_over.append(f"{store.name}: {error}")
         if not copies:
             raise CheckpointDamagedError(_no_copy(checkpoint, rank, part_count, passed_over))
         _check_length(copies, listings)
@@ -114,11 +110,11 @@ def _check_length(copies: Sequence[PartSource], listings: Listings) -> None:
     told = []
     for copy in copies:
         name = copy.image_key.rpartition("/")[2]
-        found = listings[copy.store.tier][copy.part.id].sizes_bytes[name]
+        found = listings[copy.store.name][copy.part.id].sizes_bytes[name]
         if found >= copy.part.image_size_bytes:
             return
         told.append(
-            f"{copy.store.tier}: {copy.image_key}: bytes [{found}, {copy.part.image_size_bytes}) "
+            f"{copy.store.name}: {copy.image_key}: bytes [{found}, {copy.part.image_size_bytes}) "
             "are missing; the file is cut off"
         )
     raise CheckpointDamagedError(f"read {copies[0].part.id}: {'; '.join(told)}")
@@ -221,7 +217,7 @@ def is_sound(checkpoint: CheckpointId, stores: Sequence[Store], listings: Listin
         return False
     return all(
         any(
-            listings[copy.store.tier][checkpoint].sizes_bytes[copy.image_key.rpartition("/")[2]]
+            listings[copy.store.name][checkpoint].sizes_bytes[copy.image_key.rpartition("/")[2]]
             == copy.part.image_size_bytes
             for copy in copies
         )

@@ -30,7 +30,7 @@ STAGING_SIZE_BYTES = 4 * 1024 * 1024
 class DiskStore:
     """Objects as files below `root`, durable when a call returns. Threads may share it."""
 
-    tier = "durable"
+    tier = name = "durable"
 
     def __init__(self, root: Path, clock: Clock, files: FileSystem = LOCAL) -> None:
         self.root = root

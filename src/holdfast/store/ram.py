@@ -36,7 +36,7 @@ class RamStore:
     Not for several threads at once, but for a `Filling`, which another one may take over.
     """
 
-    tier = "ram"
+    tier = name = "ram"
 
     def __init__(
         self,
