@@ -20,7 +20,7 @@ from pathlib import Path
 from holdfast.clock import Clock
 from holdfast.errors import InvalidArgumentError, StorageError
 from holdfast.format.buffers import Buffer
-from holdfast.store.contract import Reader, StoredObject
+from holdfast.store.contract import StoredObject
 from holdfast.store.file_system import LOCAL, FileSystem
 from holdfast.store.files import FileReader, ObjectFolder, translated
 from holdfast.store.slots import SLOTS
@@ -33,7 +33,8 @@ LOCK_POLL_SECS = 0.0005
 class RamStore:
     """Objects below `root`, a folder on a tmpfs; images go into slots that `reserve` names.
 
-    Not for several threads at once, but for a `Filling`, which another one may take over.
+    Threads may share what only reads. All else is not for several at once, but for a `Filling`,
+    which another one may take over.
     """
 
     tier = name = "ram"
@@ -67,7 +68,7 @@ class RamStore:
     def get(self, key: str) -> bytes:
         return self._folder.read(key)
 
-    def open(self, key: str) -> AbstractContextManager[Reader]:
+    def open(self, key: str) -> AbstractContextManager[SlotReader]:
         return self._open_pinned(key)
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
@@ -124,7 +125,7 @@ class RamStore:
             )
 
     @contextlib.contextmanager
-    def _open_pinned(self, key: str) -> Iterator[Reader]:
+    def _open_pinned(self, key: str) -> Iterator[SlotReader]:
         """Opens an object; while it is open its slot is not recycled."""
         path = self._folder.path(key)
         deadline = self._clock.monotonic() + LOCK_SECS
@@ -134,7 +135,7 @@ class RamStore:
                     with translated("open", path):
                         shown = os.stat(path, follow_symlinks=False)
                     if os.path.samestat(shown, os.fstat(reader.fd)):
-                        yield _SlotReader(reader)
+                        yield SlotReader(reader)
                         return
             # Between opening and locking it was replaced: that slot may be filled anew. Or somebody
             # looks for free slots, who holds the lock for a moment.
@@ -157,7 +158,7 @@ class RamStore:
                 self._mapped.pop(name).close()
 
 
-class _SlotReader:
+class SlotReader:
     """An open object in RAM, locked shared."""
 
     def __init__(self, reader: FileReader) -> None:
@@ -167,6 +168,11 @@ class _SlotReader:
     @property
     def size_bytes(self) -> int:
         return self._reader.size_bytes
+
+    @property
+    def fd(self) -> int:
+        """The open file, to be sent from; it is closed, and unlocked, with the reader."""
+        return self._reader.fd
 
     def read_into(self, offset_bytes: int, target: memoryview) -> None:
         self._reader.read_into(offset_bytes, target)
@@ -184,7 +190,7 @@ class _SlotReader:
 class Filling:
     """A slot that is being filled: locked, so that it is nobody else's, until it is closed.
 
-    Threads may use it one after another.
+    Threads may use it one after another; several may fill a `target` of their own at once.
     """
 
     def __init__(self, folder: ObjectFolder, path: Path, slot: _MappedSlot) -> None:
@@ -209,6 +215,14 @@ class Filling:
             StorageError: somebody changed the slot under the run's hands.
         """
         self._slot.write(offset_bytes, data)
+
+    def target(self, start: int, stop: int) -> memoryview:
+        """The memory of bytes [start, stop), to be filled and read before it is closed.
+
+        Raises:
+            StorageError: somebody changed the slot under the run's hands.
+        """
+        return self._slot.target(start, stop)
 
     def view(self) -> memoryview:
         """All bytes, to be read before it is closed."""
@@ -304,6 +318,16 @@ class _MappedSlot:
             raise InvalidArgumentError(f"fill {self._path}: more than {len(self._map)} bytes")
         self._check_whole()
         self._files.fill(self._fd, self._map, offset_bytes, data)
+
+    def target(self, start: int, stop: int) -> memoryview:
+        """A piece of its memory, to write to."""
+        if not 0 <= start <= stop <= len(self._map):
+            raise InvalidArgumentError(
+                f"fill {self._path}: expected a range within {len(self._map)} bytes, found "
+                f"[{start}, {stop})"
+            )
+        self._check_whole()
+        return memoryview(self._map)[start:stop]
 
     def view(self) -> memoryview:
         """Its memory, to read from."""
