@@ -257,7 +257,7 @@ class HeldStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent is doing."""
+    """What the agent is doing. `peer_address` is where it serves its peers, if it does."""
 
     protocol: int = PROTOCOL_VERSION
     run: str
@@ -271,3 +271,4 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     held: tuple[HeldStatus, ...]
     pending: int
     leaves_in_secs: float | None
+    peer_address: str | None = None

@@ -52,6 +52,7 @@ class AgentState:
     ram_policies: Policies = field(default_factory=Policies)
     has_ram: bool = True
     linger_secs: float = 0.0
+    peer_address: str | None = None
     ledger: Ledger = field(default_factory=Ledger)
     notices: NoticeBoard = field(default_factory=NoticeBoard)
     filling: dict[int, CheckpointId] = field(default_factory=dict)
