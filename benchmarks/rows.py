@@ -332,6 +332,21 @@ def frozen(bench: Bench) -> Iterator[Figure]:
         )
 
 
+def peers(bench: Bench) -> Iterator[Figure]:
+    """An image of 1 GB pulled out of another process's RAM over loopback, every block checked."""
+    with bench.directory(in_ram=True) as directory:
+        found = bench.worker("pull", folder=directory, size_gb=bench.scale, count=bench.rounds)
+    pulled, plain = (statistics.median(found[k]) for k in ("pulled_secs", "plain_secs"))
+    yield Figure(
+        row="pulled from a peer's RAM over loopback, of what one plain socket moves",
+        state=f"{found['size_bytes'] / GB:.2g} GB",
+        reached=plain / pulled,
+        wanted=0.7,
+        at_most=False,
+        measured=found,
+    )
+
+
 ROWS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "training": training,
     "training-many": lambda bench: training(bench, "many"),
@@ -347,4 +362,5 @@ ROWS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "small": small,
     "frozen": frozen,
     "goodput": goodput,
+    "peers": peers,
 }

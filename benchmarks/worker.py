@@ -21,6 +21,7 @@ TASKS = {
     "not_due": "benchmarks.tasks_saving",
     "open_many": "benchmarks.tasks_restoring",
     "frozen": "benchmarks.tasks_saving",
+    "pull": "benchmarks.tasks_peers",
 }
 
 

@@ -136,7 +136,7 @@ class Made:
 
 def sources_of(checkpoint: CheckpointId, *stores: Store) -> CheckpointSources:
     """Where `checkpoint` can be read from; `stores` from the nearest on."""
-    return find_sources(checkpoint, stores, {s.tier: list_checkpoints(s) for s in stores})
+    return find_sources(checkpoint, stores, {s.name: list_checkpoints(s) for s in stores})
 
 
 def begin(store: Store, *origins: tuple[int, int] | None) -> None:

@@ -35,6 +35,7 @@ class DyingStore:
 
     def __init__(self, inner: Store, calls_left: int, point: str) -> None:
         self.tier = inner.tier
+        self.name = inner.name
         self.has_died = False
         self._inner = inner
         self._calls_left = calls_left
@@ -91,6 +92,7 @@ class WatchingStore:
 
     def __init__(self, inner: Store) -> None:
         self.tier = inner.tier
+        self.name = inner.name
         self.reads: list[tuple[str, int, int]] = []
         self.opened: list[str] = []
         self.closed_during_reads = 0

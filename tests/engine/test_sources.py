@@ -28,7 +28,7 @@ def made() -> Made:
 
 
 def listings(*stores: Store) -> dict:
-    return {store.tier: list_checkpoints(store) for store in stores}
+    return {store.name: list_checkpoints(store) for store in stores}
 
 
 def tiers(made: Made, *stores: Store) -> list[list[str]]:

@@ -261,7 +261,7 @@ class HeldStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent is doing."""
+    """What the agent is doing. `peer_address` is where it serves its peers, if it does."""
 
     protocol: int = PROTOCOL_VERSION
     run: str
@@ -275,3 +275,4 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     held: tuple[HeldStatus, ...]
     pending: int
     leaves_in_secs: float | None
+    peer_address: str | None = None

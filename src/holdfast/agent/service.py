@@ -228,6 +228,7 @@ class Service:
             ),
             pending=sum(e.is_pending for e in state.ledger),
             leaves_in_secs=self._leaves_in_secs(),
+            peer_address=state.peer_address,
         )
 
     def _step_of(self, seat: int) -> int | None:

@@ -17,8 +17,7 @@ from holdfast.agent.location import WORDS, ram_folder
 from holdfast.agent.notices import NoticeBoard
 from holdfast.agent.words import Words, create_words
 from holdfast.clock import Clock
-from holdfast.engine.catalog import list_checkpoints
-from holdfast.engine.sources import Listings
+from holdfast.engine.catalog import Listings, list_stores
 from holdfast.format.names import CheckpointId
 from holdfast.policy import preservation_policy, save_decision_policy
 from holdfast.store.contract import Store
@@ -53,6 +52,7 @@ class AgentState:
     ram_policies: Policies = field(default_factory=Policies)
     has_ram: bool = True
     linger_secs: float = 0.0
+    peer_address: str | None = None
     ledger: Ledger = field(default_factory=Ledger)
     notices: NoticeBoard = field(default_factory=NoticeBoard)
     filling: dict[int, CheckpointId] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class AgentState:
 
     def listings(self) -> Listings:
         """What each tier holds."""
-        return {store.tier: list_checkpoints(store) for store in self.stores}
+        return list_stores(self.stores)[0]
 
 
 def open_state(config: AgentConfig, clock: Clock, files: FileSystem) -> AgentState:

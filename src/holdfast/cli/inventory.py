@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.cli.runs import Run
 from holdfast.engine.attempts import read_attempts
-from holdfast.engine.catalog import Listing, list_checkpoints
+from holdfast.engine.catalog import Listing, list_stores
 from holdfast.engine.sources import readable
 from holdfast.errors import HoldfastError, ObjectNotFoundError
 from holdfast.format.names import (
@@ -83,7 +83,7 @@ def take_inventory(run: Run, limit: int | None) -> Inventory:
     Raises:
         StorageError: a tier cannot be listed.
     """
-    listings = {store.tier: list_checkpoints(store) for store in run.stores}
+    listings, _ = list_stores(run.stores)
     complete = set(readable(listings))
     problems = []
     timeline: set[CheckpointId] | None = None
@@ -96,9 +96,9 @@ def take_inventory(run: Run, limit: int | None) -> Inventory:
     rows = []
     for checkpoint in shown:
         held = {
-            store: listings[store.tier][checkpoint]
+            store: listings[store.name][checkpoint]
             for store in run.stores
-            if checkpoint in listings[store.tier]
+            if checkpoint in listings[store.name]
         }
         row = _row(checkpoint, held, checkpoint in complete, timeline)
         if row is not None:

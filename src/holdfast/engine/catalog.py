@@ -5,9 +5,10 @@ A listing proves what exists, not that it is sound: that is the reader's check.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from holdfast.errors import StorageError
 from holdfast.format.names import (
     CHECKPOINTS,
     MANIFEST,
@@ -17,6 +18,8 @@ from holdfast.format.names import (
     parse_part_name,
 )
 from holdfast.store.contract import Store
+
+PEER = "peer"
 
 
 @dataclass(slots=True)
@@ -56,6 +59,33 @@ class Listing:
     def kept_size_bytes(self) -> int:
         """The bytes of the images of earlier checkpoints that it keeps."""
         return sum(s for n, s in self.sizes_bytes.items() if parse_kept_image_name(n) is not None)
+
+
+Listings = Mapping[str, Mapping[CheckpointId, Listing]]
+"""What each store holds: its name to checkpoint to listing."""
+
+
+def list_stores(stores: Sequence[Store]) -> tuple[Listings, tuple[str, ...]]:
+    """What each store holds, and why some peers' could not be told: those count as empty.
+
+    Raises:
+        StorageError: a store that is no peer's cannot be listed.
+    """
+    found: dict[str, dict[CheckpointId, Listing]] = {}
+    passed_over = []
+    for store in stores:
+        found[store.name] = {}
+        try:
+            found[store.name] = list_checkpoints(store)
+        except StorageError as error:
+            if store.tier != PEER:
+                raise
+            passed_over.append(str(error))
+        if store.tier == PEER:
+            # Nothing is committed in RAM, and what says so must not hide the durable manifest.
+            for listing in found[store.name].values():
+                listing.sizes_bytes.pop(MANIFEST, None)
+    return found, tuple(passed_over)
 
 
 def has_all_parts(parts: Mapping[int, int]) -> bool:

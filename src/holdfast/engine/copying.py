@@ -40,7 +40,7 @@ def copy_part(source: Store, target: Store, part: PartRecord, spec: CheckpointSp
     check_kept_chunks(part, spec.arrays, f"part {part.rank} of {part.id}")
     layout = part_layout(spec.arrays, part.rank, part.kept)
     check_layout(part, layout)
-    there = _KeptElsewhere(target, part)
+    there = KeptElsewhere(target, part)
     for number, key in reversed([*enumerate(image_keys(part))]):
         if number == 0 or not there.link(number, layout):
             expected = expected_digests(part, layout, number)
@@ -58,11 +58,11 @@ def _copy_image(
     size_bytes: int,
 ) -> None:
     with source.open(key) as image, ThreadPoolExecutor(1, "holdfast-copy") as pool:
-        pieces = _CheckedPieces(image, key, _without_holes(expected, size_bytes))
+        pieces = _CheckedPieces(image, key, without_holes(expected, size_bytes))
         target.put(key, size_bytes, pieces.read_ahead(pool, size_bytes))
 
 
-def _without_holes(
+def without_holes(
     ranges: Iterable[tuple[int, int, str]], size_bytes: int
 ) -> Iterator[tuple[int, int, str]]:
     """`ranges`, and what lies between and behind them with an empty digest."""
@@ -76,7 +76,7 @@ def _without_holes(
         yield end, size_bytes, ""
 
 
-class _KeptElsewhere:
+class KeptElsewhere:
     """The kept images of a part that stand in a store already, under the name of any checkpoint.
 
     A (step, attempt) is written once, so the name tells which image it is. Where it was tried more

@@ -156,7 +156,7 @@ class _PartReader:
 
     def _check_lent(self, image: int, placed: Chunk, data: memoryview) -> None:
         copy = self._copies[0]
-        where = f"{copy.store.tier}: {copy.image_keys[image]}"
+        where = f"{copy.store.name}: {copy.image_keys[image]}"
         for number, (start, stop) in enumerate(block_ranges(placed.size_bytes)):
             offset = placed.offset_bytes + start
             right = copy.part.blocks[placed.first_block + number]
@@ -196,7 +196,7 @@ class _PartReader:
             if (index, image) in self._unreadable:
                 continue
             offset = placed.offset_bytes + start
-            where = f"{copy.store.tier}: {copy.image_keys[image]}"
+            where = f"{copy.store.name}: {copy.image_keys[image]}"
             try:
                 with self._tally.lock:
                     reader = self._reader(index, image)

@@ -6,10 +6,10 @@ its parts sealed. A copy whose record is not the one that was committed is no co
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holdfast.engine.catalog import Listing, has_all_parts
+from holdfast.engine.catalog import Listing, Listings, has_all_parts
 from holdfast.engine.commit import parse_part
 from holdfast.engine.save import check_layout
 from holdfast.errors import (
@@ -56,10 +56,6 @@ class CheckpointSources:
         return image_layout(self.spec.arrays, rank).chunks
 
 
-Listings = Mapping[str, Mapping[CheckpointId, Listing]]
-"""What each tier holds: tier to checkpoint to listing."""
-
-
 def find_sources(
     checkpoint: CheckpointId, stores: Sequence[Store], listings: Listings
 ) -> CheckpointSources:
@@ -70,7 +66,7 @@ def find_sources(
         CheckpointDamagedError: a record, or every copy of a part, is damaged or missing.
         StorageError: its manifest cannot be read, and it is not complete in RAM.
     """
-    listed = [(store, listings[store.tier].get(checkpoint, Listing())) for store in stores]
+    listed = [(store, listings[store.name].get(checkpoint, Listing())) for store in stores]
     parts, passed_over = [], []
     try:
         manifest = _read_manifest(checkpoint, listed)
@@ -90,7 +86,7 @@ def find_sources(
                     _check_kept_listed(part, listing)
                     copies.append((store, part))
                 except (CheckpointDamagedError, StorageError) as error:
-                    passed_over.append(f"{store.tier}: {error}")
+                    passed_over.append(f"{store.name}: {error}")
         if not copies:
             raise CheckpointDamagedError(_no_copy(checkpoint, rank, part_count, passed_over))
         _check_length(copies, listings)
@@ -140,9 +136,9 @@ def _check_length(copies: Sequence[tuple[Store, PartRecord]], listings: Listings
     """Checks that the images of one copy are long enough, before memory is taken for the bytes."""
     told: list[str] = []
     for store, part in copies:
-        sizes = _sizes_bytes(part, listings[store.tier][part.id])
+        sizes = _sizes_bytes(part, listings[store.name][part.id])
         short = [
-            f"{store.tier}: {key}: bytes [{found}, {size}) are missing; the file is cut off"
+            f"{store.name}: {key}: bytes [{found}, {size}) are missing; the file is cut off"
             for key, found, size in sizes
             if found < size
         ]
@@ -255,7 +251,7 @@ def is_sound(checkpoint: CheckpointId, stores: Sequence[Store], listings: Listin
         any(
             all(
                 found == size
-                for _, found, size in _sizes_bytes(copy.part, listings[copy.store.tier][checkpoint])
+                for _, found, size in _sizes_bytes(copy.part, listings[copy.store.name][checkpoint])
             )
             for copy in copies
         )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from holdfast.engine.attempts import read_attempts
-from holdfast.engine.catalog import list_checkpoints
-from holdfast.engine.sources import CheckpointSources, Listings, find_sources, is_sound, readable
+from holdfast.engine.catalog import Listings, list_stores
+from holdfast.engine.sources import CheckpointSources, find_sources, is_sound, readable
 from holdfast.errors import StepNotFoundError, StepUncommittedError
 from holdfast.format.names import CheckpointId
 from holdfast.format.timeline import last_steps, on_timeline
@@ -16,12 +16,16 @@ from holdfast.store.contract import Store
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What the stores held at one moment; `timeline` by ascending step, as far as names tell."""
+    """What the stores held at one moment; `timeline` by ascending step, as far as names tell.
+
+    `unlisted` tells of peers that could not say what they hold.
+    """
 
     stores: tuple[Store, ...]
     listings: Listings
     timeline: tuple[CheckpointId, ...]
     limits: dict[int, int]
+    unlisted: tuple[str, ...] = ()
 
     def sound(self) -> list[CheckpointId]:
         """The checkpoints of the timeline whose records are whole and images complete."""
@@ -57,12 +61,13 @@ class View:
 
     def sources(self, checkpoint: CheckpointId) -> CheckpointSources:
         """Where it can be read from; errors as `find_sources`."""
-        return find_sources(checkpoint, self.stores, self.listings)
+        found = find_sources(checkpoint, self.stores, self.listings)
+        return replace(found, passed_over=self.unlisted + found.passed_over)
 
 
 def look(stores: Sequence[Store], durable: Store) -> View:
     """What the stores hold now; `durable` also tells the timeline."""
-    listings = {store.tier: list_checkpoints(store) for store in stores}
+    listings, unlisted = list_stores(stores)
     attempts = read_attempts(durable)
     timeline = on_timeline(readable(listings), attempts)
-    return View(tuple(stores), listings, tuple(timeline), last_steps(attempts))
+    return View(tuple(stores), listings, tuple(timeline), last_steps(attempts), unlisted)

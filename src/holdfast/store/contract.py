@@ -10,7 +10,8 @@ dot. What a store promises:
 - Errors are `StorageError`s. Any call that failed may be repeated; `put` and `delete` are
   idempotent, and `put_if_absent` is not: a repeated call may find its own object.
 
-Every store passes `holdfast.testing.store_suite`.
+Every store passes `holdfast.testing.store_suite`. A peer's memory can be read only: that store has
+the reading half, and refuses the rest.
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ class Store(Protocol):
     """The contract; see the module."""
 
     tier: str
-    """What the tier is called in reports: `ram`, `durable`."""
+    """What the tier is called in reports: `ram`, `peer`, `durable`."""
+
+    name: str
+    """What tells the store from others that a checkpoint is read from: the tier, or which peer."""
 
     def put(self, key: str, size_bytes: int, blocks: Iterable[Buffer]) -> None:
         """Writes an object of `size_bytes`, the concatenation of `blocks`; replaces an old one.

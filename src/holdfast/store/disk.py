@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 class DiskStore:
     """Objects as files below `root`, durable when a call returns. Threads may share it."""
 
-    tier = "durable"
+    tier = name = "durable"
 
     def __init__(self, root: Path, clock: Clock, files: FileSystem = LOCAL) -> None:
         self.root = root

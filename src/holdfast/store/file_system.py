@@ -3,7 +3,7 @@
 Everything that the stores change on a file system, and every byte that they read from one, passes
 through one `FileSystem`. So a test can record what is done and in which order, refuse the n-th
 call, or leave a disk as a crash would (`holdfast.testing`). Looks at names, sizes and locks change
-nothing and do not pass here.
+nothing and do not pass here; nor does what goes between a socket and a slot's memory.
 
 The methods are the system's own calls: they raise OSError, and mean what POSIX says. A folder is
 synced by opening it and syncing that.

@@ -21,7 +21,7 @@ from typing import Protocol, TypeVar, cast
 from holdfast.clock import Clock
 from holdfast.errors import InvalidArgumentError, StorageError
 from holdfast.format.buffers import Buffer
-from holdfast.store.contract import Reader, StoredObject
+from holdfast.store.contract import StoredObject
 from holdfast.store.file_system import LOCAL, FileSystem
 from holdfast.store.files import FileReader, ObjectFolder, translated
 from holdfast.store.mappings import ReadMappings
@@ -54,7 +54,7 @@ class RamStore:
     Threads may share it but for `put` and `begin`; a `Filling` may be taken over by another one.
     """
 
-    tier = "ram"
+    tier = name = "ram"
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class RamStore:
     def get(self, key: str) -> bytes:
         return self._folder.read(key)
 
-    def open(self, key: str) -> AbstractContextManager[Reader]:
+    def open(self, key: str) -> AbstractContextManager[SlotReader]:
         return self._open_pinned(key)
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
@@ -151,7 +151,7 @@ class RamStore:
             )
 
     @contextlib.contextmanager
-    def _open_pinned(self, key: str) -> Iterator[Reader]:
+    def _open_pinned(self, key: str) -> Iterator[SlotReader]:
         """Opens an object; while it is open its slot is not recycled."""
         path = self._folder.path(key)
         deadline = self._clock.monotonic() + LOCK_SECS
@@ -161,7 +161,7 @@ class RamStore:
                     with translated("open", path):
                         shown = os.stat(path, follow_symlinks=False)
                     if os.path.samestat(shown, os.fstat(reader.fd)):
-                        yield _SlotReader(reader, path, self._read)
+                        yield SlotReader(reader, path, self._read)
                         return
             # Between opening and locking it was replaced: that slot may be filled anew. Or somebody
             # looks for free slots, who holds the lock for a moment.
@@ -184,7 +184,7 @@ class RamStore:
                 self._mapped.pop(name).close()
 
 
-class _SlotReader:
+class SlotReader:
     """An open object in RAM, locked shared."""
 
     def __init__(self, reader: FileReader, path: Path, mappings: ReadMappings) -> None:
@@ -196,6 +196,11 @@ class _SlotReader:
     @property
     def size_bytes(self) -> int:
         return self._reader.size_bytes
+
+    @property
+    def fd(self) -> int:
+        """The open file, to be sent from; it is closed, and unlocked, with the reader."""
+        return self._reader.fd
 
     def read_into(self, offset_bytes: int, target: memoryview) -> None:
         self._reader.read_into(offset_bytes, target)
@@ -225,7 +230,7 @@ class _SlotReader:
 class Filling:
     """A slot that is being filled: locked, so that it is nobody else's, until it is closed.
 
-    Threads may use it one after another.
+    Threads may use it one after another; several may fill a `target` of their own at once.
     """
 
     def __init__(self, folder: ObjectFolder, path: Path, slot: _MappedSlot) -> None:
@@ -250,6 +255,14 @@ class Filling:
             StorageError: somebody changed the slot under the run's hands.
         """
         self._slot.write(offset_bytes, data)
+
+    def target(self, start: int, stop: int) -> memoryview:
+        """The memory of bytes [start, stop), to be filled and read before it is closed.
+
+        Raises:
+            StorageError: somebody changed the slot under the run's hands.
+        """
+        return self._slot.target(start, stop)
 
     def view(self) -> memoryview:
         """All bytes, to be read before it is closed."""
@@ -367,6 +380,16 @@ class _MappedSlot:
             raise InvalidArgumentError(f"fill {self._path}: more than {len(self._map)} bytes")
         self.check_whole()
         self._files.fill(self._fd, self._map, offset_bytes, data)
+
+    def target(self, start: int, stop: int) -> memoryview:
+        """A piece of its memory, to write to."""
+        if not 0 <= start <= stop <= len(self._map):
+            raise InvalidArgumentError(
+                f"fill {self._path}: expected a range within {len(self._map)} bytes, found "
+                f"[{start}, {stop})"
+            )
+        self.check_whole()
+        return memoryview(self._map)[start:stop]
 
     def view(self) -> memoryview:
         """Its memory, to read from."""

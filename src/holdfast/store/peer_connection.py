@@ -1,0 +1,212 @@
+"""One HTTP connection to a peer, on which no wait is without a bound.
+
+Three bounds hold for whatever the other end does: how long connecting may take, how long no byte
+may come, and when an answer has to be whole. The last one makes a peer that trickles fail too.
+Bytes go from the socket straight into the memory that they are for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import io
+import socket
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from holdfast.clock import Clock
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+PIECE_SIZE_BYTES = 1024 * 1024
+LARGE_SIZE_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAddress:
+    """Where a peer serves; `host` is an address or a name."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerBounds:
+    """How long a peer may take before it is taken for gone.
+
+    `rate_min_bytes` is per second: an answer of n bytes has to be whole after `stall_secs` and the
+    time that n bytes take at this rate. For `rest_secs` after a failure the peer is not asked.
+    """
+
+    connect_secs: float = 5.0
+    stall_secs: float = 10.0
+    rate_min_bytes: int = 4 * 1024 * 1024
+    rest_secs: float = 30.0
+
+
+class BadAnswerError(Exception):
+    """What came is no answer to what was asked."""
+
+
+class PeerConnection:
+    """A connection, made when it is first needed; for one thread at a time, but for `abort`."""
+
+    def __init__(
+        self, address: PeerAddress, bounds: PeerBounds, clock: Clock, tls: ssl.SSLContext | None
+    ) -> None:
+        self._address = address
+        self._bounds = bounds
+        self._clock = clock
+        self._tls = tls
+        self._socket: _BoundedSocket | None = None
+        self._http = http.client.HTTPConnection(address.host, address.port)
+        self.has_answered = False
+
+    def ask(self, method: str, target: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
+        """Sends a request; the head of the answer.
+
+        Raises:
+            OSError, http.client.HTTPException: there is none; the connection is to be closed.
+        """
+        if self._socket is None:
+            self._socket = self._connected()
+            # The library wants of a socket only what this one can.
+            self._http.sock = cast(socket.socket, self._socket)
+        self._socket.deadline = self._clock.monotonic() + self._bounds.stall_secs
+        self._http.request(method, target, headers=headers)
+        answer = self._http.getresponse()
+        self.has_answered = True
+        return answer
+
+    def receive(self, answer: http.client.HTTPResponse, target: memoryview) -> None:
+        """Fills `target` with the answer's body, which has just that size.
+
+        Raises:
+            OSError, BadAnswerError: it did not come, or not in time; `target` holds anything.
+        """
+        self._expect(len(target))
+        done = 0
+        while done < len(target):
+            # Released, because an error may keep it, and with it a slot's mapping.
+            with target[done:] as left:
+                count = answer.readinto(left)
+            if not count:
+                raise BadAnswerError(f"expected {len(target)} bytes, found the end after {done}")
+            done += count
+        # Of an empty body, too, the library wants to see the end.
+        answer.read()
+
+    def receive_bytes(self, answer: http.client.HTTPResponse, size_max_bytes: int) -> bytes:
+        """The answer's body; memory is taken for no more than has come.
+
+        Raises:
+            OSError, BadAnswerError: it did not come, or is larger.
+        """
+        size = answer.length
+        if size is None or answer.chunked or size > size_max_bytes:
+            found = "a body of unknown size" if size is None else f"one of {size} bytes"
+            raise BadAnswerError(
+                f"expected a body of at most {size_max_bytes} bytes, found {found}"
+            )
+        self._expect(size)
+        data = bytearray()
+        while len(data) < size:
+            piece = answer.read(min(size - len(data), PIECE_SIZE_BYTES))
+            if not piece:
+                raise BadAnswerError(f"expected {size} bytes, found the end after {len(data)}")
+            data += piece
+        answer.read()
+        return bytes(data)
+
+    def _expect(self, size_bytes: int) -> None:
+        assert self._socket is not None
+        secs = self._bounds.stall_secs + size_bytes / self._bounds.rate_min_bytes
+        self._socket.deadline = self._clock.monotonic() + secs
+
+    def _connected(self) -> _BoundedSocket:
+        address = (self._address.host, self._address.port)
+        raw = socket.create_connection(address, self._bounds.connect_secs)
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(raw.close)
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is not None:
+                raw = self._tls.wrap_socket(raw, server_hostname=self._address.host)
+            on_error.pop_all()
+        return _BoundedSocket(raw, self._bounds.stall_secs, self._clock)
+
+    def abort(self) -> None:
+        """From another thread: makes a wait on it end at once."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.raw.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Closes it for good."""
+        self._http.close()
+        if self._socket is not None:
+            self._socket.raw.close()
+
+
+class _BoundedSocket:
+    """A socket whose every wait ends after `stall_secs`, and at `deadline` at the latest."""
+
+    def __init__(self, raw: socket.socket, stall_secs: float, clock: Clock) -> None:
+        self.raw = raw
+        self.deadline = 0.0
+        self._stall_secs = stall_secs
+        self._clock = clock
+        self._woken_at_bytes = 1
+
+    def _bound(self) -> None:
+        left_secs = self.deadline - self._clock.monotonic()
+        if left_secs <= 0:
+            raise TimeoutError("it came slower than the least rate that is waited for")
+        self.raw.settimeout(min(left_secs, self._stall_secs))
+
+    def sendall(self, data: bytes) -> None:
+        self._bound()
+        self.raw.sendall(data)
+
+    def recv_into(self, target: WriteableBuffer) -> int:
+        self._bound()
+        self._wake_for(memoryview(target).nbytes)
+        return self.raw.recv_into(target)
+
+    def _wake_for(self, size_bytes: int) -> None:
+        """Waits for much of a large answer at once: waking for every packet triples the switches.
+
+        What is waited for is never more than what the answer has still to bring.
+        """
+        if isinstance(self.raw, ssl.SSLSocket):
+            return
+        wanted = min(size_bytes, PIECE_SIZE_BYTES) if size_bytes >= LARGE_SIZE_BYTES else 1
+        if wanted != self._woken_at_bytes:
+            self.raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
+            self._woken_at_bytes = wanted
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        return io.BufferedReader(_Stream(self))
+
+    def close(self) -> None:
+        # The library closes it before the body of an answer that is the last one was read.
+        pass
+
+
+class _Stream(io.RawIOBase):
+    """A bounded socket as the library reads it."""
+
+    def __init__(self, source: _BoundedSocket) -> None:
+        self._source = source
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: WriteableBuffer) -> int:
+        return self._source.recv_into(target)

@@ -1,0 +1,102 @@
+"""What a peer is asked and what it answers: HTTP targets, ranges, and two small JSON bodies.
+
+    GET, HEAD /RUN_ID/objects/KEY       the bytes of one object, whole or one range of them
+    GET       /RUN_ID/names/PREFIX      a `Names`
+
+Both ends read these from the other one, so what is parsed here is matched whole or refused.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from holdfast.errors import InvalidArgumentError
+from holdfast.store.contract import check_key
+
+OBJECTS = "objects"
+NAMES = "names"
+ERROR_HEADER = "Holdfast-Error"
+"""Names the class of the error in a refusal: the answer to HEAD has no body."""
+NAMES_SIZE_MAX_BYTES = 64 * 1024 * 1024
+
+TOKEN_LENGTH_MIN = 32
+_TOKEN = re.compile(r"[!-~]{32,256}")
+_RANGE = re.compile(r"bytes=([0-9]{1,19})-([0-9]{1,19})")
+
+
+class Names(msgspec.Struct, frozen=True):
+    """(key, size in bytes) of each object below a prefix, in the order of the keys."""
+
+    objects: tuple[tuple[str, int], ...]
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why there is no answer."""
+
+    message: str
+
+
+def target_of(run_id: str, kind: str, key: str) -> str:
+    """The request's target for an object, or for the names below a prefix.
+
+    Raises:
+        InvalidArgumentError: `key` is none.
+    """
+    check_key(key)
+    try:
+        return f"/{run_id}/{kind}/{quote(key, safe='/')}"
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(f"key {key!r}: expected one that UTF-8 can encode") from error
+
+
+def parse_target(target: str) -> tuple[str, str, str]:
+    """(run id, kind, key) of a request's target, decoded once.
+
+    Raises:
+        InvalidArgumentError: it is no such target, or its key could lead outside of the store.
+    """
+    try:
+        decoded = unquote(target, errors="strict")
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(f"target {target[:200]!r}: it is not UTF-8") from error
+    root, run_id, kind, key = (*decoded.split("/", 3), "", "", "", "")[:4]
+    if root or kind not in (OBJECTS, NAMES):
+        raise InvalidArgumentError(
+            f"target {target[:200]!r}: expected /RUN_ID/{OBJECTS}/KEY or /RUN_ID/{NAMES}/PREFIX"
+        )
+    return run_id, kind, check_key(key)
+
+
+def parse_range(header: str, size_bytes: int) -> tuple[int, int] | None:
+    """The half-open range that a `Range` header asks for; None where the object has none such.
+
+    Raises:
+        InvalidArgumentError: it is not one range with both ends.
+    """
+    match = _RANGE.fullmatch(header)
+    if match is None:
+        raise InvalidArgumentError(f"range {header[:100]!r}: expected bytes=FIRST-LAST")
+    start, stop = int(match[1]), int(match[2]) + 1
+    return (start, stop) if start < stop <= size_bytes else None
+
+
+def content_range(start: int, stop: int, size_bytes: int) -> str:
+    """The `Content-Range` of a half-open range."""
+    return f"bytes {start}-{stop - 1}/{size_bytes}"
+
+
+def check_token(token: str, where: str) -> str:
+    """`token`, if it can be one: long enough, and fit for a header.
+
+    Raises:
+        InvalidArgumentError: it cannot; the message does not show it.
+    """
+    if _TOKEN.fullmatch(token) is None:
+        raise InvalidArgumentError(
+            f"{where}: expected a token of {TOKEN_LENGTH_MIN} to 256 visible ASCII characters, "
+            f"found {len(token)} characters"
+        )
+    return token
