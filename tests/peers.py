@@ -79,6 +79,9 @@ class ReadThroughPeer:
     def put_if_absent(self, key: str, data: bytes) -> bool:
         return self._own.put_if_absent(key, data)
 
+    def link(self, source_key: str, key: str) -> None:
+        self._own.link(source_key, key)
+
     def delete(self, key: str) -> None:
         self._own.delete(key)
 

@@ -91,7 +91,7 @@ class Run:
         if self.last is not None:
             link_kept(self.store, plan, images, self.last)
         record = write_part(self.store, plan, self.made.chunk_bytes, images)
-        self.last = remember("ram", record, plan, images, self.marks, self.last)
+        self.last = remember("ram", record, plan, images, self.marks, self.last, is_readable=True)
         return images
 
     def anew(self, images: PartImages) -> list[int]:

@@ -74,6 +74,7 @@ def test_nothing_is_written_or_deleted_at_a_peer(served: PeerAddress, data: byte
         for call in (
             lambda: peer.put("a", 1, [b"x"]),
             lambda: peer.put_if_absent("a", b"x"),
+            lambda: peer.link(KEY, f"{KEY}.more"),
             lambda: peer.delete(KEY),
             lambda: peer.discard_unfinished("checkpoints"),
         ):
