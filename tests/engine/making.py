@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import ml_dtypes
+import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
@@ -98,10 +99,17 @@ class Made:
 
     @property
     def spec(self) -> CheckpointSpec:
+        """What is written of it: of arrays with the same owners the first has them."""
+        first: dict[tuple, int] = {}
+        at = [first.setdefault(spec.owners, i) for i, spec in enumerate(self.specs)]
+        arrays = tuple(
+            spec if at[i] == i else msgspec.structs.replace(spec, owners=at[i])
+            for i, spec in enumerate(self.specs)
+        )
         return CheckpointSpec(
             time=TIME,
             metrics=None,
-            arrays=tuple(self.specs),
+            arrays=arrays,
             containers=(),
             values=tuple(SavedValue(path=p, value=v) for p, v in self.values.items()),
             process_values=(),

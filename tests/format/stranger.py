@@ -67,23 +67,23 @@ def read_checkpoint(run: Path, step: int, attempt: int) -> Checkpoint:
         found = [part[k] for k in ("step", "attempt", "rank", "part_count", "image_size_bytes")]
         _need(found == [step, attempt, rank, len(parts), reference["image_size_bytes"]], "the part")
         _need(part["checkpoint"] == (None if rank else held), "rank 0's copy of the checkpoint")
-        owned = (_chunks(s, rank, arrays[_name(s["path"])]) for s in held["arrays"])
+        owned = (_chunks(held["arrays"], i, rank, a) for i, a in enumerate(arrays.values()))
         _read_images(folder / f"image-{ending}", part, dict(ChainMap(*owned)))
         rank_values.append({tuple(v["path"]): _value(v["value"]) for v in part["values"]})
     values = {tuple(v["path"]): _value(v["value"]) for v in held["values"]}
     return Checkpoint(step, attempt, arrays, values, rank_values)
 
 
-def _chunks(spec: dict, rank: int, whole: np.ndarray) -> dict[str, np.ndarray]:
-    found, extents = {}, spec["chunk_shape"] if whole.size else whole.shape
-    axes = list(zip(extents, whole.shape, strict=True))
-    owners = [owner for owner, count in spec["owners"] for _ in range(count)]
+def _chunks(specs: list, at: int, rank: int, whole: np.ndarray) -> dict[str, np.ndarray]:
+    found, spec, runs = {}, specs[at], specs[at]["owners"]
+    runs = specs[runs]["owners"] if isinstance(runs, int) else runs
+    axes = list(zip(spec["chunk_shape"] if whole.size else whole.shape, whole.shape, strict=True))
     cells = list(np.ndindex(*(-(-d // c) if c else 1 for c, d in axes)))
-    for owner, cell in zip(owners, cells, strict=True):
+    for owner, cell in zip((o for o, n in runs for _ in range(n)), cells, strict=True):
         cut = [slice(i * c, min(i * c + c, d)) for i, (c, d) in zip(cell, axes, strict=True)]
-        index = "[" + ",".join(f"{s.start}:{s.stop}" for s in cut) + "]"
         if owner == rank:
-            found[_name(spec["path"]) + (index if len(cells) > 1 else "")] = whole[(*cut, ...)]
+            index = "[" + ",".join(f"{s.start}:{s.stop}" for s in cut) + "]"
+            found[_name(spec["path"]) + index * (len(cells) > 1)] = whole[(*cut, ...)]
     return found
 
 

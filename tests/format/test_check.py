@@ -235,7 +235,7 @@ ANY_ARRAY = st.builds(
     shape=st.lists(SMALL, max_size=3).map(tuple),
     dtype=st.sampled_from([*DTYPES[:3], "bfloat16", "complex128", "x"]),
     chunk_shape=st.lists(SMALL, max_size=3).map(tuple),
-    owners=st.lists(st.tuples(SMALL, SMALL), max_size=3).map(tuple),
+    owners=st.one_of(SMALL, st.lists(st.tuples(SMALL, SMALL), max_size=3).map(tuple)),
 )
 
 
@@ -259,3 +259,34 @@ def test_what_passes_can_be_laid_out_and_holds_every_byte(
         layouts = [image_layout(spec.arrays, rank) for rank in range(part_count)]
         expected = sum(math.prod(a.shape) * numpy_type(a.dtype).itemsize for a in arrays)
         assert sum(c.size_bytes for layout in layouts for c in layout.chunks) == expected
+
+
+def _array_of(name: str, count: int, owners: object) -> ArraySpec:
+    return ArraySpec(path=(name,), shape=(count,), dtype="int8", chunk_shape=(1,), owners=owners)
+
+
+@pytest.mark.parametrize(
+    ("owners", "count", "message"),
+    [
+        (1, 2, "its owners are array 1's, which has none"),
+        (2, 2, "its owners are array 2's, which has none"),
+        (-1, 2, "its owners are array -1's, which has none"),
+        (0, 3, "its owners, array 0's, do not cover its chunks"),
+    ],
+)
+def test_owners_that_are_said_to_stand_elsewhere_stand_there(
+    owners: int, count: int, message: str
+) -> None:
+    written = _array_of("a", 2, ((0, 1), (1, 1)))
+    spec = msgspec.structs.replace(
+        _spec(), arrays=(written, _array_of("b", count, owners), _array_of("c", 2, 0))
+    )
+    with pytest.raises(CheckpointDamagedError, match=message):
+        check_manifest(_manifest(spec), "r")
+
+
+def test_owners_are_not_looked_up_twice() -> None:
+    arrays = (_array_of("a", 2, ((0, 2),)), _array_of("b", 2, 0), _array_of("c", 2, 1))
+    spec = msgspec.structs.replace(_spec(), arrays=arrays)
+    with pytest.raises(CheckpointDamagedError, match="array c: its owners are array 1's"):
+        check_manifest(_manifest(spec), "r")

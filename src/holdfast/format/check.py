@@ -41,8 +41,9 @@ def check_spec(spec: CheckpointSpec, part_count: int, where: str) -> None:
             )
     names = set()
     chunks_total = 0
-    for array in spec.arrays:
-        _check_array(array, part_count, where)
+    for index, array in enumerate(spec.arrays):
+        _check_array(array, where)
+        _check_owners(spec.arrays, index, part_count, where)
         names.add(array.name)
         chunks_total += chunk_count(array.shape, array.chunk_shape)
     if len(names) != len(spec.arrays):
@@ -53,9 +54,9 @@ def check_spec(spec: CheckpointSpec, part_count: int, where: str) -> None:
         )
 
 
-def _check_array(array: ArraySpec, part_count: int, where: str) -> None:
+def _check_array(array: ArraySpec, where: str) -> None:
     def damaged(what: str) -> CheckpointDamagedError:
-        return CheckpointDamagedError(f"read {where}: array {array.name}: {what}")
+        return _damaged(array, what, where)
 
     dtype = numpy_dtype(array.dtype)
     if dtype is None:
@@ -70,10 +71,27 @@ def _check_array(array: ArraySpec, part_count: int, where: str) -> None:
     # Axes without extent count as 1: no library takes the others of such a shape without a limit.
     if math.prod(d or 1 for d in array.shape) * dtype.itemsize > ARRAY_SIZE_MAX_BYTES:
         raise damaged(f"shape {array.shape} is larger than {ARRAY_SIZE_MAX_BYTES} bytes")
-    if any(not 0 <= rank < part_count or count < 1 for rank, count in array.owners):
-        raise damaged(f"owners {array.owners[:8]} are not ranks below {part_count}")
-    if sum(count for _, count in array.owners) != chunk_count(array.shape, array.chunk_shape):
-        raise damaged("its owners do not cover its chunks")
+
+
+def _check_owners(arrays: Sequence[ArraySpec], index: int, part_count: int, where: str) -> None:
+    array = arrays[index]
+    count = chunk_count(array.shape, array.chunk_shape)
+    found = array.owners
+    if isinstance(found, int):
+        earlier = arrays[found] if 0 <= found < index else None
+        if earlier is None or isinstance(earlier.owners, int):
+            raise _damaged(array, f"its owners are array {found}'s, which has none", where)
+        if chunk_count(earlier.shape, earlier.chunk_shape) != count:
+            raise _damaged(array, f"its owners, array {found}'s, do not cover its chunks", where)
+        return
+    if any(not 0 <= rank < part_count or run < 1 for rank, run in found):
+        raise _damaged(array, f"owners {found[:8]} are not ranks below {part_count}", where)
+    if sum(run for _, run in found) != count:
+        raise _damaged(array, "its owners do not cover its chunks", where)
+
+
+def _damaged(array: ArraySpec, what: str, where: str) -> CheckpointDamagedError:
+    return CheckpointDamagedError(f"read {where}: array {array.name}: {what}")
 
 
 def check_manifest(manifest: Manifest, where: str) -> None:

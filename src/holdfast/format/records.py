@@ -7,6 +7,7 @@ the part records. Per-process values stand in the part records alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -47,10 +48,14 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     time: Time
 
 
+Owners = tuple[tuple[int, int], ...]
+
+
 class ArraySpec(msgspec.Struct, frozen=True, kw_only=True):
     """One array: its elements as stored, the grid of its chunks, and who owns each chunk.
 
-    `owners` is run-length encoded over the chunks in C order: (rank, how many chunks).
+    `owners` is run-length encoded over the chunks in C order: (rank, how many chunks). Or it is the
+    index of an earlier array that has the same ones, written out; `owners_of` tells them.
     `prng_impl` is set for typed PRNG keys, whose key data (uint32) is what is stored.
     `scalar` tells a NumPy scalar from an array without axes.
     """
@@ -59,7 +64,7 @@ class ArraySpec(msgspec.Struct, frozen=True, kw_only=True):
     shape: tuple[int, ...]
     dtype: str
     chunk_shape: tuple[int, ...]
-    owners: tuple[tuple[int, int], ...]
+    owners: Owners | int
     prng_impl: str | None = None
     scalar: bool = False
 
@@ -67,6 +72,15 @@ class ArraySpec(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """The path as chunks carry it."""
         return path_name(self.path)
+
+
+def owners_of(arrays: Sequence[ArraySpec], index: int) -> Owners:
+    """The owners of the chunks of one of `arrays`, run-length encoded."""
+    found = arrays[index].owners
+    if isinstance(found, int):
+        found = arrays[found].owners
+        assert not isinstance(found, int), "whoever read the arrays has checked them"
+    return found
 
 
 class Container(msgspec.Struct, frozen=True, kw_only=True):

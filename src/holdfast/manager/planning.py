@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from holdfast.adapt.contract import Outline, Snapshot
-from holdfast.engine.plan import assign_owners
+from holdfast.engine.plan import assign_owners, shared
 from holdfast.engine.save import PartPlan
 from holdfast.format.layout import ImageLayout, image_layout
 from holdfast.format.names import CheckpointId
@@ -73,7 +73,7 @@ class Planner:
 
 def array_specs(outline: Outline) -> tuple[ArraySpec, ...]:
     """The specs of an outline's arrays, with the owners that every rank computes alike."""
-    owners = assign_owners([array.placement for array in outline.arrays])
+    owners = shared(assign_owners([array.placement for array in outline.arrays]))
     return tuple(
         ArraySpec(
             path=array.path,
