@@ -55,7 +55,8 @@ def run_seed(seed: int) -> tuple[int, str, dict[str, int]]:
 
 
 def replay(seed: int, error: str) -> str:
-    return f"seed {seed}: {error}\nreplay: HOLDFAST_SCHEDULE={seed} pytest tests/agreement -k one_s"
+    command = f"HOLDFAST_SCHEDULE={seed} pytest tests/agreement -k one_schedule"
+    return f"seed {seed}: {error}\nreplay: {command}"
 
 
 @pytest.mark.parametrize("first", range(0, FAST_SEEDS, CHUNK))
