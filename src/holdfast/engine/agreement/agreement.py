@@ -1,0 +1,277 @@
+"""One host's machine: the member, and the leader where this host leads.
+
+It does no I/O and waits for nothing. It is told a fact at a time, with the time and the steps that
+were published, and hands back what is to be done. `next_at_secs` tells when it wants a `Tick`
+though nothing happens. A run on one host is the same machine: its messages stay inside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.engine.agreement import facts
+from holdfast.engine.agreement.effects import Effect, GroupRefused
+from holdfast.engine.agreement.facts import Fact, Published
+from holdfast.engine.agreement.leader import Leader
+from holdfast.engine.agreement.member import Member
+from holdfast.engine.agreement.messages import Kind
+from holdfast.engine.agreement.receiving import receive
+from holdfast.engine.agreement.reign import Reign
+from holdfast.engine.agreement.starting import Starting, tell_refused
+from holdfast.engine.agreement.turn import Identity, Turn
+from holdfast.format.names import CheckpointId
+
+INNER_MAX = 200
+"""The messages that the halves of one host exchange in one turn."""
+
+REFUSED_MAX = 8
+
+
+class Agreement:
+    """The machine of one start of one host's agent. Owned by one thread."""
+
+    def __init__(self, identity: Identity) -> None:
+        self.identity = identity
+        self.member = Member(identity)
+        self.leader: Leader | None = None
+        self.starting: Starting | None = None
+        self.refused: dict[str, str] = {}
+
+    def handle(self, fact: Fact, now_secs: float, published: Published) -> list[Effect]:
+        """Takes one fact.
+
+        Args:
+            fact: what happened; the first one of a start may be `Found`.
+            now_secs: seconds on a clock that never goes backwards.
+            published: the steps of the ranks that live here, read just now.
+
+        Returns:
+            What is to be done, in this order.
+        """
+        turn = Turn(self.identity.host, now_secs, published)
+        self._take(turn, fact)
+        for _ in range(INNER_MAX):
+            self._work(turn)
+            if not turn.inner:
+                return turn.effects
+            while turn.inner:
+                receive(self, turn, self.identity.host, turn.inner.popleft())
+        raise AssertionError("the halves of one host do not come to rest")
+
+    def next_at_secs(self, now_secs: float) -> float:
+        """When a `Tick` is due, if nothing happens before; on the clock of `handle`."""
+        times = [self.member.next_at_secs(now_secs)]
+        if self.leader is not None:
+            times.append(self.leader.next_at_secs(now_secs))
+        if self.starting is not None:
+            times.append(self.starting.next_at_secs(now_secs))
+        return min(times)
+
+    # What others want to know.
+
+    @property
+    def attempt(self) -> int:
+        """The newest attempt that is known here; 0 where none is."""
+        return self.member.attempt
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether this host's RAM is not needed by any checkpoint, as far as its leader knows."""
+        return self.member.is_settled
+
+    def serves(self, attempt: int) -> bool:
+        """Whether a host that knows of no newer attempt than `attempt` may read parts here."""
+        return attempt >= self.member.attempt
+
+    def is_saving(self) -> bool:
+        """Whether a checkpoint is on its way; for policies, which the leader's agent asks."""
+        return self.leader is not None and self.leader.is_saving
+
+    def is_target_under_way(self, kind: Kind) -> bool:
+        """Whether ranks are on their way to a target; a policy need not be asked meanwhile."""
+        return self.leader is not None and self.leader.targets.is_under_way(kind)
+
+    def survives(self) -> tuple[CheckpointId, int | None] | None:
+        """The newest complete checkpoint, and how many more losses of failure domains it survives.
+
+        None where this host does not lead, or there is none; a count of None: it is durable.
+        """
+        return self.leader.survives() if self.leader is not None else None
+
+    # What changes who leads.
+
+    def fence(self, turn: Turn, attempt: int, reason: str) -> None:
+        """A newer attempt has begun; who leads it is asked of those that led before."""
+        if attempt > self.member.attempt:
+            self.member.fence(turn, attempt, reason)
+            self.check_leads()
+
+    def check_leads(self) -> None:
+        """Leads no attempt that is not the newest."""
+        if self.leader is not None and self.leader.reign.attempt < self.member.attempt:
+            self.leader = None
+
+    def step_down(self) -> None:
+        """Another successor leads."""
+        self.leader = None
+
+    # How facts are taken.
+
+    def _take(self, turn: Turn, fact: Fact) -> None:
+        member = self.member
+        match fact:
+            case facts.Received():
+                receive(self, turn, fact.sender, fact.message)
+            case facts.Found():
+                member.adopt(turn, fact)
+                if member.reign is not None and fact.leader == turn.host:
+                    self.leader = Leader(self.identity, member.reign, is_new=False)
+            case facts.RankJoined():
+                member.joined(turn, fact)
+            case facts.RankLeft() | facts.RankLost():
+                member.left(fact)
+            case facts.PartBegun():
+                member.begun(fact)
+            case facts.PartSealed() | facts.PartAbandoned():
+                member.sealed(turn, fact)
+            case facts.Wish():
+                member.wished(fact.kind)
+            case facts.BranchWanted():
+                member.branch_wanted(fact)
+            case facts.TargetWritten():
+                member.target_written(fact)
+            case facts.SourcesWanted():
+                member.ask_sources(turn, fact.id)
+            case facts.LeaveWanted():
+                member.leave(turn)
+            case facts.Preserved():
+                if self.leader is not None:
+                    self.leader.preserve(fact.ids)
+            case facts.Deleted():
+                if self.leader is not None:
+                    self.leader.ledger.delete(fact.id)
+            case facts.Tick():
+                pass
+            case _:
+                self._take_outcome(turn, fact)
+
+    def _take_outcome(self, turn: Turn, fact: Fact) -> None:
+        """Takes what came of an effect on the stores."""
+        holdings, leader, starting = self.member.holdings, self.leader, self.starting
+        match fact:
+            case facts.ReplicaSealed():
+                holdings.replica_sealed(turn, fact)
+            case facts.PullFailed():
+                holdings.pull_failed(turn, fact)
+            case facts.PartsWritten():
+                holdings.parts_written(fact)
+            case facts.WriteFailed():
+                holdings.write_failed(turn, fact)
+                self.fence(turn, fact.newer_attempt, fact.reason)
+            case facts.CommitWritten() if leader is not None:
+                leader.durability.committed(fact.id)
+            case facts.CommitFailed():
+                if leader is not None:
+                    leader.durability.commit_failed(turn, fact)
+                self.fence(turn, fact.newer_attempt, fact.reason)
+            case facts.DurableListed():
+                self._take_listing(turn, fact)
+            case facts.ListingFailed():
+                if starting is not None:
+                    starting.listing_failed(turn, fact)
+                if leader is not None:
+                    leader.durability.listing_failed(turn)
+            case facts.AttemptBegun():
+                if starting is not None and starting.awaits(fact.attempt):
+                    starting.attempt_begun(fact)
+                else:
+                    # The start that asked for it is gone; the record fences all the same.
+                    self.fence(turn, fact.attempt, f"attempt {fact.attempt} has begun")
+            case facts.AttemptTaken() if starting is not None:
+                starting.attempt_taken(fact)
+            case facts.BeginFailed() if starting is not None:
+                starting.begin_failed(turn, fact)
+        self.member.changed()
+
+    def _take_listing(self, turn: Turn, fact: facts.DurableListed) -> None:
+        if self.starting is not None:
+            self.starting.listed_durable(fact)
+        if self.leader is not None and fact.newest_attempt > self.member.attempt:
+            # A start that goes on meanwhile is told by the record whether it is too late.
+            self.fence(turn, fact.newest_attempt, f"attempt {fact.newest_attempt} has begun")
+        elif self.leader is not None:
+            self.leader.listed(turn, fact)
+
+    def _work(self, turn: Turn) -> None:
+        self._start(turn)
+        if self.leader is not None:
+            self.leader.work(turn)
+        self.member.work(turn)
+        self._succeed(turn)
+
+    def _start(self, turn: Turn) -> None:
+        """Begins what trainers want to begin: an attempt, or a branch of theirs."""
+        member, joining = self.member, self.member.joining
+        if self.starting is not None and not self._is_wanted(self.starting):
+            self.starting = None
+        if self.starting is None and joining is not None and joining.leader == turn.host:
+            self.starting = Starting(self.identity, joining, turn.now_secs)
+        if self.starting is None and self.leader is not None and member.group is not None:
+            branch = self.leader.wanted_branch
+            if branch is not None:
+                self.starting = Starting(
+                    self.identity,
+                    member.group,
+                    turn.now_secs,
+                    branch_from=branch.attempt,
+                    origin=branch.origin,
+                )
+        starting = self.starting
+        if starting is None:
+            return
+        starting.work(turn, member.group)
+        if starting.reign is not None:
+            self._lead(turn, starting, starting.reign)
+        elif starting.refusal:
+            self._refuse(turn, starting)
+
+    def _is_wanted(self, starting: Starting) -> bool:
+        if starting.branch_from:
+            return self.leader is not None and self.leader.reign.attempt == starting.branch_from
+        return starting.group is self.member.joining
+
+    def _lead(self, turn: Turn, starting: Starting, reign: Reign) -> None:
+        before, self.starting = self.leader, None
+        self.leader = Leader(self.identity, reign, is_new=True)
+        if starting.branch_from and before is not None:
+            self.leader.inherit(turn, before)
+        for sender, report in sorted(starting.hellos.items()):
+            self.leader.heard(turn, sender, report)
+        if starting.listed is not None:
+            self.leader.listed(turn, starting.listed)
+
+    def _refuse(self, turn: Turn, starting: Starting) -> None:
+        self.starting = None
+        if starting.branch_from:
+            if self.leader is not None:
+                self.leader.forget_branch()
+            newest = starting.listed.newest_attempt if starting.listed is not None else 0
+            turn.act(GroupRefused(starting.group.word, starting.refusal, starting.is_busy))
+            self.fence(turn, newest, starting.refusal)
+            return
+        self.refused[starting.group.word] = starting.refusal
+        while len(self.refused) > REFUSED_MAX:
+            del self.refused[next(iter(self.refused))]
+        tell_refused(turn, starting)
+
+    def _succeed(self, turn: Turn) -> None:
+        """Leads in the place of a silent leader, if it is this host's turn."""
+        following = self.member.following
+        if following.leader != turn.host or following.incarnation:
+            return
+        reign = self.member.reign
+        if self.leader is not None or reign is None or reign.attempt != self.member.attempt:
+            return
+        reign = replace(reign, successors=following.successors, term=following.term, is_first=False)
+        self.leader = Leader(self.identity, reign, is_new=False)
+        self.member.changed()

@@ -1,0 +1,163 @@
+"""What a host's machine wants done. Nobody blocks: an outcome comes back as a fact.
+
+They are done in the order in which they are given. A machine has at most `PULLS_MAX` pulls, one
+persist, one commit, one listing and one begin under way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.engine.agreement.messages import AnyMessage, Kind, PartHolders, Status
+from holdfast.format.names import CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """To be sent, once, without waiting for it; it may be lost."""
+
+    host: str
+    message: AnyMessage
+
+
+@dataclass(frozen=True, slots=True)
+class SetTarget:
+    """Write the word, then read the published steps: `TargetWritten`."""
+
+    kind: Kind
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmTarget:
+    """Ranks that reach the preemption's target may stop there."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClearTarget:
+    """Write that there is no target; also that none is confirmed, where it is the preemption's."""
+
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Make these durable, unless a newer attempt forbids it: `PartsWritten`, `WriteFailed`."""
+
+    id: CheckpointId
+    ranks: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Copy a part from another host's RAM: `ReplicaSealed`, `PullFailed`."""
+
+    id: CheckpointId
+    rank: int
+    part_count: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Write the manifest, unless a newer attempt forbids it: `CommitWritten`, `CommitFailed`."""
+
+    id: CheckpointId
+    part_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Its RAM here may be used for something else."""
+
+    id: CheckpointId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Tell the ranks here how a checkpoint ended: committed, failed or dropped."""
+
+    id: CheckpointId
+    status: Status
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptJoined:
+    """The ranks of `group` are part of that attempt; their words are clear."""
+
+    group: str
+    attempt: int
+    origin: CheckpointId | None
+    successors: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRefused:
+    """The ranks of `group` cannot begin: another attempt lives (`is_busy`), or storage fails."""
+
+    group: str
+    reason: str
+    is_busy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """The ranks of `group` must stop: `attempt` has taken the run over."""
+
+    group: str
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListDurable:
+    """List the durable tier: `DurableListed`, `ListingFailed`."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeginAttempt:
+    """Put the attempt's record if there is none: `AttemptBegun`, `AttemptTaken`, `BeginFailed`."""
+
+    attempt: int
+    origin: CheckpointId | None
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """For the run's events and the policies, on the leader's host: a checkpoint has come so far."""
+
+    id: CheckpointId
+    status: Status
+
+
+@dataclass(frozen=True, slots=True)
+class SourcesFound:
+    """Who holds the parts of a checkpoint that a trainer here restores."""
+
+    id: CheckpointId
+    parts: tuple[PartHolders, ...]
+
+
+Effect = (
+    Send
+    | SetTarget
+    | ConfirmTarget
+    | ClearTarget
+    | Persist
+    | Pull
+    | Commit
+    | Drop
+    | Tell
+    | AttemptJoined
+    | GroupRefused
+    | Fenced
+    | ListDurable
+    | BeginAttempt
+    | Reached
+    | SourcesFound
+)

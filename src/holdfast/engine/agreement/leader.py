@@ -1,0 +1,409 @@
+"""The leader: on the host of rank 0, and on a successor while that one is silent.
+
+It knows what all hosts hold, from their reports, and tells each what to do. It keeps nothing that
+its followers could not tell a leader that comes after it.
+
+Invariants:
+- A target is proposed only while all ranks of the attempt live, and agreed by all their hosts.
+- RAM is given up only by a leader that has heard of all ranks, so that it knows how many copies
+  there can be, and that has begun the attempt or seen in storage that none is newer.
+- A manifest is wanted only once all parts were told to be durable; the store looks again.
+- A successor that leads in the place of rank 0's host makes durable and commits, nothing else.
+"""
+
+from __future__ import annotations
+
+from holdfast.engine.agreement.choosing import holders_of
+from holdfast.engine.agreement.durability import Durability
+from holdfast.engine.agreement.effects import Reached
+from holdfast.engine.agreement.entry import domains_of
+from holdfast.engine.agreement.facts import DurableListed
+from holdfast.engine.agreement.following import term_above
+from holdfast.engine.agreement.host_view import HostView
+from holdfast.engine.agreement.ledger import Ledger
+from holdfast.engine.agreement.messages import (
+    NO_STEP,
+    BranchWish,
+    Command,
+    HostState,
+    Leaving,
+    Orders,
+    PullOrder,
+    Report,
+    Sources,
+    WriteOrder,
+)
+from holdfast.engine.agreement.reign import Reign
+from holdfast.engine.agreement.replication import Ring, failures_survived, successors_of
+from holdfast.engine.agreement.runs import ranks_in, runs_of
+from holdfast.engine.agreement.settings import SUCCESSORS_MAX
+from holdfast.engine.agreement.targets import Ranks, TargetAgreement
+from holdfast.engine.agreement.turn import Identity, Turn
+from holdfast.format.names import CheckpointId
+
+
+class Leader:
+    """Leads one attempt."""
+
+    def __init__(self, identity: Identity, reign: Reign, *, is_new: bool) -> None:
+        self._identity = identity
+        self._settings = identity.settings
+        self.reign = reign
+        self.term = reign.term
+        self.ledger = Ledger(reign.attempt, reign.limits)
+        self.targets = TargetAgreement()
+        self.views = {host: HostView(host, is_lost=True) for host in reign.successors}
+        self._durability = Durability(identity.settings, self.ledger)
+        self._successors = reign.successors
+        self._knows_targets = self._knows_newest = is_new
+        self._has_been_whole = False
+        self._living_count = 0
+        self._broken: set[str] = set()
+        self._branch: BranchWish | None = None
+        self._refused_branch = False
+        self._seq = 0
+        self._look_at_secs = 0.0
+        self._retry_at_secs = 0.0
+        self._dirty: set[str] = set()
+        self._rank_hosts: frozenset[str] = frozenset()
+        self._begun_at_secs: float | None = None
+
+    # What is asked of it.
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all ranks of the attempt live, so that a checkpoint can become complete."""
+        return self._living_count == self.reign.rank_count and not self._broken
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a rank is gone that was there."""
+        return bool(self._broken)
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a checkpoint is on its way: to all ranks, to its copies, or to be durable."""
+        floor = self.ledger.floor
+        newest = self.ledger.newest_complete()
+        is_copying = (
+            newest is not None
+            and newest.id.attempt == self.reign.attempt
+            and (self.ledger.required > 0 and newest.id != floor and not newest.was_protected)
+        )
+        return is_copying or bool(self.ledger.open_entries()) or bool(self.ledger.pending())
+
+    @property
+    def wanted_branch(self) -> BranchWish | None:
+        """The attempt that the ranks want to begin from here, if they went back."""
+        return self._branch
+
+    @property
+    def ledger_size(self) -> int:
+        """How many checkpoints it cares for."""
+        return len(self.ledger.entries)
+
+    def survives(self) -> tuple[CheckpointId, int | None] | None:
+        """The newest complete checkpoint, and how many losses of domains it survives now."""
+        newest = self.ledger.newest_complete()
+        if newest is None:
+            return None
+        return newest.id, failures_survived(domains_of(newest, self.ledger.domains))
+
+    def sources(self, checkpoint: CheckpointId, first: int) -> Sources:
+        """One page of where the parts of a checkpoint are."""
+        entry = self.ledger.entries.get(checkpoint)
+        parts, next_rank = holders_of(entry, first) if entry is not None else ((), None)
+        return Sources(
+            run=self._identity.run,
+            attempt=self.reign.attempt,
+            id=checkpoint,
+            parts=parts,
+            next_rank=next_rank,
+        )
+
+    # What it hears.
+
+    def inherit(self, turn: Turn, before: Leader) -> None:
+        """Goes on with the hosts of the attempt that this one branches from."""
+        for host, old in before.views.items():
+            if old.state is not None:
+                view = self.views[host] = HostView(host, old.incarnation, old.seq, old.version)
+                view.heard_at_secs = turn.now_secs
+                self._take_state(view, old.state, is_present=False)
+                self._dirty.add(host)
+
+    def preserve(self, checkpoints: frozenset[CheckpointId]) -> None:
+        """These keep their RAM, beside what has to keep it."""
+        self.ledger.preserved = checkpoints
+        self.ledger.is_changed = True
+
+    def forget_branch(self) -> None:
+        """The branch that was wanted does not begin."""
+        self._branch = None
+        self._refused_branch = True
+
+    def heard(self, turn: Turn, sender: str, report: Report) -> None:
+        """Takes a report."""
+        view = self.views.get(sender)
+        if view is None:
+            view = self.views[sender] = HostView(sender)
+        elif view.is_stale(report, self._settings.lost_secs, turn.now_secs):
+            return
+        if report.term > self.term:
+            self.outbid(report.term)
+        is_new_version = report.version != view.version or report.incarnation != view.incarnation
+        view.take(report, turn.now_secs)
+        is_following = (report.term, report.leader_incarnation) == (
+            self.term,
+            self._identity.incarnation,
+        )
+        if is_following:
+            view.channel.acked = max(view.channel.acked, report.ack)
+        if view.is_lost or is_following != view.is_following or view.state != report.state:
+            view.is_lost, view.is_following = False, is_following
+            self._take_state(view, report.state, is_present=report.attempt == self.reign.attempt)
+        if is_new_version or turn.now_secs >= view.channel.due_at_secs(self._settings):
+            view.is_owed = True
+            self._dirty.add(sender)
+
+    def outbid(self, term: int) -> None:
+        """Takes a term above `term`, which somebody else has, or had, or waits for."""
+        if term >= self.term and self._identity.host in self._successors:
+            self.term = term_above(self._successors, self._identity.host, term)
+            self._dirty.update(self.views)
+            for view in self.views.values():
+                view.is_following, view.is_owed = False, True
+                view.channel.acked = 0
+
+    def left(self, sender: str, message: Leaving) -> None:
+        """A host's agent goes, and its RAM."""
+        view = self.views.get(sender)
+        if view is not None and view.incarnation == message.incarnation:
+            self._forget(view)
+
+    def listed(self, turn: Turn, fact: DurableListed) -> None:
+        """Takes what the durable tier holds."""
+        if fact.newest_attempt == self.reign.attempt:
+            self.ledger.limits.update(fact.limits)
+            self._knows_newest = True
+            self._check_may_recycle()
+        parts = {c: listed.ranks for c, listed in fact.parts.items()}
+        self.ledger.list_durable(fact.committed, parts)
+        self._durability.listed(turn)
+
+    @property
+    def durability(self) -> Durability:
+        """What is made durable, and the outcomes of that."""
+        return self._durability
+
+    # By itself.
+
+    def work(self, turn: Turn) -> None:
+        """Decides what is to be done now, and tells the hosts."""
+        if self._begun_at_secs is None:
+            self._begun_at_secs = turn.now_secs
+        if turn.now_secs >= self._look_at_secs:
+            self._look_at_secs = turn.now_secs + self._settings.heartbeat_secs / 2
+            self._look_for_lost(turn)
+        self._decide_targets(turn)
+        self._durability.work(turn, self)
+        self.ledger.settle()
+        for checkpoint, status in self.ledger.news:
+            turn.act(Reached(checkpoint, status))
+        self.ledger.news.clear()
+        if self.ledger.is_changed or self.targets.is_changed:
+            self.ledger.is_changed = self.targets.is_changed = False
+            self._dirty.update(self.views)
+        self._tell(turn)
+
+    def next_at_secs(self, now_secs: float) -> float:
+        """When it has something to do by itself."""
+        storage_at_secs = self._durability.next_at_secs(now_secs)
+        return min(self._look_at_secs, self._retry_at_secs, storage_at_secs)
+
+    def ring(self) -> Ring:
+        """The hosts that were heard of; those that had ranks of this attempt take copies."""
+        here = {h: v for h, v in self.views.items() if v.state is not None and not v.is_lost}
+        domains = {host: self.ledger.domains[host] for host in here}
+        return Ring(domains, [host for host, view in here.items() if view.homes])
+
+    def _take_state(self, view: HostView, state: HostState, *, is_present: bool) -> None:
+        host = view.host
+        if view.state is None:
+            self._durability.hosts_changed()
+        self.ledger.domains[host] = state.domain
+        self._living_count -= len(view.ranks)
+        before = view.take_state(state, self.reign.group)
+        self._living_count += len(view.ranks)
+        if view.homes - view.ranks or (state.group == self.reign.group and state.is_broken):
+            self._broken.add(host)
+        else:
+            self._broken.discard(host)
+        if bool(view.ranks) != (host in self._rank_hosts):
+            self._rank_hosts = frozenset(v.host for v in self.views.values() if v.ranks)
+        self.ledger.take(host, before, view.held)
+        if is_present:
+            self._drop_missed(view, state)
+        if self.is_whole and not self._has_been_whole:
+            self._know_all()
+        if view.is_following and self._knows_targets:
+            for kind in state.wishes:
+                self.targets.wish(kind)
+            self.targets.heard(host, state.targets, self._ranks)
+        branch = state.branch
+        if branch is not None and branch.attempt == self.reign.attempt and view.is_following:
+            self._branch = branch if not self._refused_branch else None
+
+    def _know_all(self) -> None:
+        """All ranks are there: it is known in how many domains a part can stand."""
+        self._has_been_whole = True
+        rank_hosts = [v for v in self.views.values() if v.ranks]
+        rank_hosts.sort(key=lambda v: min(v.ranks))
+        domains = {v.host: self.ledger.domains[v.host] for v in rank_hosts}
+        self.ledger.required = min(self._settings.copies, len(set(domains.values())))
+        self._check_may_recycle()
+        if self.reign.is_first and self._identity.host in domains:
+            self._successors = successors_of(self._identity.host, domains, SUCCESSORS_MAX)
+        self.ledger.count_anew()
+
+    def _check_may_recycle(self) -> None:
+        """An agent that was started anew may have missed that another attempt has begun."""
+        knows_enough = self._has_been_whole and self._knows_newest
+        self.ledger.may_recycle = self.reign.is_first and knows_enough
+        self.ledger.is_changed = True
+
+    def _drop_missed(self, view: HostView, state: HostState) -> None:
+        """Gives up what a rank here has gone past, or has left behind, without its part."""
+        # Where a host is silent, it may have a copy of what is gone here.
+        are_all_heard = self._has_been_whole and not any(v.is_lost for v in self.views.values())
+        gone = view.homes - view.ranks if are_all_heard else set()
+        for entry in self.ledger.open_entries():
+            passed = any(
+                p.step >= entry.id.step and not entry.missing.isdisjoint(ranks_in(p.ranks))
+                for p in state.progress
+                if state.group == self.reign.group
+            )
+            if passed:
+                self.ledger.drop(entry, "the ranks did not meet at one step")
+            elif not entry.missing.isdisjoint(gone):
+                self.ledger.drop(entry, "a rank ended before it made its part")
+
+    def _decide_targets(self, turn: Turn) -> None:
+        if not self.reign.is_first:
+            return
+        if not self.is_whole:
+            if self._has_been_whole:
+                self.targets.give_up()
+            return
+        if not self._knows_targets:
+            rank_views = [v for v in self.views.values() if v.ranks]
+            if not all(view.is_following for view in rank_views):
+                return
+            self._knows_targets = True
+            states = [(v.host, s) for v in rank_views if v.state for s in v.state.targets]
+            self.targets.recover(states)
+            for view in rank_views:
+                assert view.state is not None
+                for kind in view.state.wishes:
+                    self.targets.wish(kind)
+                self.targets.heard(view.host, view.state.targets, self._ranks)
+        own = self.views.get(self._identity.host)
+        if own is not None:
+            own.published = max(own.published, turn.published.highest)
+        self.targets.propose(self._ranks)
+
+    def _ranks(self) -> Ranks:
+        origin = self.reign.origin
+        highest = max((self.views[host].published for host in self._rank_hosts), default=NO_STEP)
+        return Ranks(self._rank_hosts, max(highest, origin.step if origin else NO_STEP))
+
+    def _look_for_lost(self, turn: Turn) -> None:
+        oldest = turn.now_secs - self._settings.lost_secs
+        for view in self.views.values():
+            if not view.is_lost and view.heard_at_secs < oldest:
+                view.is_lost = True
+                if view.ranks:
+                    self._broken.add(view.host)
+                self._forget(view)
+            if view.is_lost and (view.homes or view.host in self._successors):
+                # It may follow a successor by now, and will say so.
+                view.channel.put(self._command(view))
+                self._send(turn, view)
+        begun_at_secs = turn.now_secs if self._begun_at_secs is None else self._begun_at_secs
+        has_gathered = turn.now_secs - begun_at_secs >= self._settings.gather_secs
+        if not self.reign.is_first or not has_gathered:
+            return
+        for entry in list(self.ledger.entries.values()):
+            if entry.is_open and entry.id.attempt < self.reign.attempt:
+                self.ledger.drop(entry, "its attempt is over")
+
+    def _forget(self, view: HostView) -> None:
+        """Its RAM is not counted on any more. Its ranks are not known to be gone."""
+        self.ledger.take(view.host, view.held, {})
+        self._living_count -= len(view.ranks)
+        view.held, view.ranks = {}, frozenset()
+        view.state = None
+        view.is_lost = True
+        self._rank_hosts -= {view.host}
+        self._durability.hosts_changed()
+
+    # What it tells.
+
+    def _tell(self, turn: Turn) -> None:
+        if turn.now_secs >= self._retry_at_secs:
+            self._retry_at_secs = turn.now_secs + self._settings.retry_secs
+            for view in self.views.values():
+                is_due = turn.now_secs >= view.channel.due_at_secs(self._settings)
+                if is_due and view.channel.acked < view.channel.version and not view.is_lost:
+                    self._send(turn, view)
+        dirty, self._dirty = self._dirty, set()
+        # Sets of names have no order that two runs of one seed share.
+        for host in sorted(dirty):
+            view = self.views[host]
+            if view.is_lost:
+                continue
+            is_new = view.channel.put(self._command(view))
+            if is_new or view.is_owed:
+                self._send(turn, view)
+
+    def _send(self, turn: Turn, view: HostView) -> None:
+        view.channel.sent_at_secs = turn.now_secs
+        view.is_owed = False
+        turn.send(view.host, self._orders(view))
+
+    def _orders(self, view: HostView) -> Orders:
+        self._seq += 1
+        assert isinstance(view.channel.content, Command)
+        return Orders(
+            run=self._identity.run,
+            attempt=self.reign.attempt,
+            group=self.reign.group,
+            term=self.term,
+            incarnation=self._identity.incarnation,
+            seq=self._seq,
+            version=view.channel.version,
+            ack=view.version,
+            origin=self.reign.origin,
+            rank_count=self.reign.rank_count,
+            successors=self._successors,
+            command=view.channel.content,
+        )
+
+    def _command(self, view: HostView) -> Command:
+        writes, pulls = [], []
+        for entry in self.ledger:
+            ranks = entry.writes.get(view.host)
+            if ranks:
+                writes.append(WriteOrder(entry.id, runs_of(ranks), entry.round))
+            by_source: dict[str, list[int]] = {}
+            for rank, source in entry.pulls.get(view.host, ()):
+                by_source.setdefault(source, []).append(rank)
+            for source, pulled in sorted(by_source.items()):
+                pulls.append(PullOrder(entry.id, entry.part_count, runs_of(pulled), source))
+        return Command(
+            targets=self.targets.targets() if self._knows_targets else None,
+            verdicts=tuple(self.ledger.verdict(checkpoint) for checkpoint in view.held),
+            writes=tuple(writes),
+            pulls=tuple(pulls),
+            is_settled=self._durability.is_settled,
+        )

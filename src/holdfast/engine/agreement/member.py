@@ -1,0 +1,447 @@
+"""A member: what every host does, the leader's too.
+
+It tells its leader all that stands here (`Report`), and does what the leader wants (`Orders`).
+
+Invariants:
+- Nothing that an older attempt wants is done once a newer one is known.
+- Between the report to an attempt that begins and its beginning, nothing is dropped: the new
+  attempt counts on what it was told.
+- A report that was not acknowledged is told again; where the leader is silent, to its successor.
+"""
+
+from __future__ import annotations
+
+from holdfast.engine.agreement.choosing import limits_after
+from holdfast.engine.agreement.effects import AttemptJoined, Fenced, GroupRefused, SourcesFound
+from holdfast.engine.agreement.facts import (
+    BranchWanted,
+    Found,
+    PartAbandoned,
+    PartBegun,
+    PartSealed,
+    RankJoined,
+    RankLeft,
+    RankLost,
+    TargetWritten,
+)
+from holdfast.engine.agreement.following import Following
+from holdfast.engine.agreement.holdings import Holdings
+from holdfast.engine.agreement.membership import Group, found_group, joined_group
+from holdfast.engine.agreement.messages import (
+    NO_STEP,
+    BranchWish,
+    HostState,
+    Kind,
+    Leaving,
+    Newer,
+    Orders,
+    PartHolders,
+    Progress,
+    Refused,
+    Report,
+    Sources,
+    WhereIs,
+)
+from holdfast.engine.agreement.reign import Reign
+from holdfast.engine.agreement.runs import runs_of
+from holdfast.engine.agreement.target_words import TargetWords
+from holdfast.engine.agreement.turn import Channel, Identity, Turn
+from holdfast.format.names import STEP_MAX, CheckpointId
+
+LOOK_SECS = 0.05
+"""How often the published steps are looked at while a target waits for ranks."""
+
+
+class Member:
+    """One host's part in a run."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self._settings = identity.settings
+        self.attempt = 0
+        self.reign: Reign | None = None
+        self.group: Group | None = None
+        self.joining: Group | None = None
+        self.following = Following(identity.settings)
+        self.holdings = Holdings(identity.settings)
+        self.words = TargetWords()
+        self._wishes: set[Kind] = set()
+        self._branch: BranchWish | None = None
+        self._seq = 0
+        self._channel = Channel()
+        self._hello = Channel()
+        self._acked = (0, 0, 0)
+        self._frozen_until_secs = float("-inf")
+        self._is_changed = True
+        self._settled = False
+        self._asked: dict[CheckpointId, float] = {}
+        self._pages: dict[CheckpointId, list[PartHolders]] = {}
+
+    def adopt(self, turn: Turn, found: Found) -> None:
+        """Takes over from an agent before this one."""
+        self.attempt = found.attempt
+        self.group = found_group(found)
+        self.holdings.adopt(found)
+        self.words.adopt(turn, found)
+        successors = found.successors or ((found.leader,) if found.leader else ())
+        self.following.turn_to(found.attempt, successors, 0, turn.now_secs)
+        if successors:
+            self._know_reign(found.group, found.rank_count, found.origin)
+        if self.group is not None:
+            for rank in self.group.ranks:
+                step = self.holdings.highest_sealed(found.attempt, rank)
+                self.group.begun[rank] = self.group.sealed[rank] = step
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether, as far as its leader knows, no checkpoint needs this host's RAM any more."""
+        return self._settled or len(self.holdings) == 0
+
+    # What happens here.
+
+    def joined(self, turn: Turn, fact: RankJoined) -> None:
+        """A trainer is attached; its group begins an attempt, or is in one already."""
+        self._is_changed = True
+        if self.group is not None and self.group.word == fact.group:
+            self.group.ranks.add(fact.rank)
+            return
+        if self.joining is not None and self.joining.word != fact.group:
+            waited_secs = turn.now_secs - self.joining.since_secs
+            if waited_secs < self._settings.joining_secs and not fact.takeover:
+                reason = f"other trainers ({self.joining.word}) are beginning an attempt here"
+                turn.act(GroupRefused(fact.group, reason, is_busy=True))
+                return
+            self._refuse_joining(turn, "another start took its place", is_busy=True)
+        if self.joining is None:
+            self.joining = joined_group(fact, turn.now_secs)
+            self._hello = Channel()
+        self.joining.ranks.add(fact.rank)
+
+    def left(self, fact: RankLeft | RankLost) -> None:
+        """A trainer is gone; lost where it did not say so."""
+        self._is_changed = True
+        for group in (self.group, self.joining):
+            if group is not None and group.word == fact.group and fact.rank in group.ranks:
+                group.ranks.discard(fact.rank)
+                group.is_broken |= isinstance(fact, RankLost)
+        if self.joining is not None and not self.joining.ranks:
+            self.joining = None
+
+    def begun(self, fact: PartBegun) -> None:
+        """A rank has read its target, and takes a checkpoint."""
+        if self.group is not None and fact.id.attempt == self.group.attempt:
+            self._is_changed = True
+            begun = self.group.begun
+            begun[fact.rank] = max(begun.get(fact.rank, NO_STEP), fact.id.step)
+
+    def sealed(self, turn: Turn, fact: PartSealed | PartAbandoned) -> None:
+        """A rank's part is whole, or will never be."""
+        self._is_changed = True
+        group = self.group
+        if group is None or fact.id.attempt != group.attempt:
+            if fact.id not in self.holdings:
+                reason = f"attempt {fact.id.attempt} is not the present one here"
+                self.holdings.refuse(turn, fact.id, reason)
+            return
+        for steps in (group.begun, group.sealed):
+            steps[fact.rank] = max(steps.get(fact.rank, NO_STEP), fact.id.step)
+        if isinstance(fact, PartSealed):
+            self.holdings.sealed(turn, fact)
+        else:
+            self.holdings.abandoned(turn, fact)
+
+    def wished(self, kind: Kind) -> None:
+        """Somebody here wants a checkpoint."""
+        if self.group is not None and kind not in self._wishes:
+            self._wishes.add(kind)
+            self._is_changed = True
+
+    def branch_wanted(self, fact: BranchWanted) -> None:
+        """The ranks here went back; each of them says so."""
+        if self.group is not None and fact.attempt == self.group.attempt:
+            self._branch = BranchWish(fact.attempt, fact.origin)
+            self._is_changed = True
+
+    def target_written(self, fact: TargetWritten) -> None:
+        """The word stands, and the steps were read after that."""
+        self._is_changed = True
+        if self.words.written(fact) and fact.kind is not Kind.PREEMPTION:
+            self._wishes.discard(fact.kind)
+
+    def changed(self) -> None:
+        """What is held has changed."""
+        self._is_changed = True
+
+    def ask_sources(self, turn: Turn, checkpoint: CheckpointId) -> None:
+        """Asks the leader where a checkpoint's parts are."""
+        self._pages[checkpoint] = []
+        self._ask(turn, checkpoint)
+
+    def leave(self, turn: Turn) -> None:
+        """Says that this host's RAM goes."""
+        leader = self.following.leader
+        if leader is not None:
+            leaving = Leaving(
+                run=self._identity.run,
+                attempt=self.attempt,
+                incarnation=self._identity.incarnation,
+            )
+            turn.send(leader, leaving)
+
+    # What others say.
+
+    def ordered(self, turn: Turn, sender: str, orders: Orders) -> None:
+        """Does what a leader wants, if it is the present one."""
+        if orders.attempt < self.attempt or (
+            orders.attempt == self.attempt == self.following.attempt
+            and orders.term < self.following.term
+        ):
+            self.tell_newer(turn, sender)
+            return
+        if not self.following.takes(orders, turn.now_secs):
+            return
+        if self.attempt < orders.attempt or (
+            self.joining is not None and self.joining.word == orders.group
+        ):
+            self._enter(turn, orders)
+        self._know_reign(orders.group, orders.rank_count, orders.origin)
+        self._channel.acked = max(self._channel.acked, min(orders.ack, self._channel.version))
+        command = orders.command
+        if command.targets is not None:
+            if self.group is not None and self.group.word == orders.group:
+                self.words.obey(turn, command.targets)
+            if self.words.is_confirmed(Kind.PREEMPTION):
+                self._wishes.discard(Kind.PREEMPTION)
+        self.holdings.obey(turn, command)
+        self._settled = command.is_settled
+        self._is_changed = True
+
+    def heard_newer(self, turn: Turn, message: Newer) -> None:
+        """A newer attempt has begun, or a later term leads this one."""
+        if message.attempt > self.attempt:
+            reason = f"attempt {message.attempt} is led by {message.leader}"
+            self.fence(turn, message.attempt, reason)
+            self.following.turn_to(message.attempt, (message.leader,), 0, turn.now_secs)
+        elif message.attempt == self.attempt and message.term > self.following.term:
+            successors = self.following.successors
+            if message.leader in successors:
+                self.following.turn_to(self.attempt, successors, message.term, turn.now_secs)
+                self._is_changed = True
+
+    def refused(self, turn: Turn, message: Refused) -> None:
+        """The attempt that trainers here wanted does not begin."""
+        if self.joining is not None and self.joining.word == message.group:
+            self._refuse_joining(turn, message.reason, is_busy=True)
+
+    def heard_sources(self, turn: Turn, message: Sources) -> None:
+        """A page of where a checkpoint's parts are."""
+        pages = self._pages.get(message.id)
+        first = sum(count for part in pages or () for _, count in part.ranks)
+        if pages is None or (message.parts and message.parts[0].ranks[0][0] != first):
+            return
+        pages.extend(message.parts)
+        if message.next_rank is None:
+            del self._pages[message.id], self._asked[message.id]
+            turn.act(SourcesFound(message.id, tuple(pages)))
+        else:
+            self._ask(turn, message.id)
+
+    def tell_held(self, turn: Turn, starter: str) -> None:
+        """Tells a start what stands here; until it has begun, nothing is dropped."""
+        self._frozen_until_secs = turn.now_secs + self._settings.gather_secs
+        held = Channel()
+        held.put(self._state(None))
+        turn.send(starter, self._report(turn, held))
+
+    def tell_newer(self, turn: Turn, host: str) -> None:
+        """Tells somebody who is behind what is known here."""
+        leader = self.following.leader
+        if leader is not None and self.following.attempt == self.attempt and host != turn.host:
+            newer = Newer(
+                run=self._identity.run,
+                attempt=self.attempt,
+                leader=leader,
+                term=self.following.term,
+            )
+            turn.send(host, newer)
+
+    # By itself.
+
+    def work(self, turn: Turn) -> None:
+        """Looks at the words, begins what is due, and tells what has changed."""
+        now_secs = turn.now_secs
+        joining = self.joining
+        if joining is not None and now_secs - joining.since_secs >= self._settings.joining_secs:
+            self._refuse_joining(turn, "the attempt did not begin in time", is_busy=False)
+        group = self.group
+        if self.words.is_waiting and group is not None:
+            self.words.look(group.ranks, group.begun, turn.published.lowest)
+            self._is_changed = True
+        if self.following.next_if_silent(now_secs):
+            self._is_changed = True
+        for checkpoint, asked_at_secs in list(self._asked.items()):
+            if now_secs - asked_at_secs >= self._settings.heartbeat_secs:
+                self._ask(turn, checkpoint)
+        is_frozen = self.joining is not None or now_secs < self._frozen_until_secs
+        if self.holdings.work(turn, is_frozen):
+            self._is_changed = True
+        self._tell(turn)
+
+    def next_at_secs(self, now_secs: float) -> float:
+        """When it has something to do by itself, if nothing happens before."""
+        times = [self.holdings.next_at_secs(now_secs)]
+        if self.following.leader is not None:
+            times.append(self._channel.due_at_secs(self._settings))
+            times.append(self.following.silent_at_secs())
+        if self.joining is not None:
+            times.append(self._hello.due_at_secs(self._settings))
+            times.append(self.joining.since_secs + self._settings.joining_secs)
+        if self.words.is_waiting:
+            times.append(now_secs + LOOK_SECS)
+        times.extend(at_secs + self._settings.heartbeat_secs for at_secs in self._asked.values())
+        return min(times)
+
+    def _tell(self, turn: Turn) -> None:
+        """Reports to the leader, and to the one of an attempt that begins, what is new or due."""
+        targets = [(self.following.leader, self._channel, self.group)]
+        if self.joining is not None:
+            targets.append((self.joining.leader, self._hello, self.joining))
+        for host, channel, group in targets:
+            if host is None:
+                continue
+            is_new = self._is_changed and channel.put(self._state(group))
+            if (
+                is_new
+                or self._owes_ack(channel)
+                or turn.now_secs >= channel.due_at_secs(self._settings)
+            ):
+                channel.sent_at_secs = turn.now_secs
+                turn.send(host, self._report(turn, channel))
+        self._is_changed = False
+
+    def _owes_ack(self, channel: Channel) -> bool:
+        """Whether the leader's last orders are to be acknowledged."""
+        if channel is not self._channel:
+            return False
+        heard = self.following.term, self.following.incarnation, self.following.ack
+        if heard == self._acked:
+            return False
+        return self.following.incarnation > 0
+
+    def _report(self, turn: Turn, channel: Channel) -> Report:
+        self._seq += 1
+        following = self.following
+        assert isinstance(channel.content, HostState)
+        if channel is self._channel:
+            self._acked = following.term, following.incarnation, following.ack
+        return Report(
+            run=self._identity.run,
+            attempt=self.attempt,
+            incarnation=self._identity.incarnation,
+            seq=self._seq,
+            version=channel.version,
+            term=following.term,
+            leader_incarnation=following.incarnation,
+            ack=following.ack,
+            # Those of trainers that are about to begin another attempt say nothing of it.
+            published=NO_STEP if channel is self._hello else turn.published.highest,
+            is_hello=channel is not self._channel,
+            state=channel.content,
+        )
+
+    def _state(self, group: Group | None) -> HostState:
+        held = self.holdings.states()
+        if group is None:
+            return HostState(
+                group="",
+                domain=self._identity.domain,
+                held=held,
+                peers=self.following.successors,
+            )
+        is_present = group is self.group
+        sealed_ranks: dict[int, list[int]] = {}
+        for rank, step in group.sealed.items():
+            sealed_ranks.setdefault(step, []).append(rank)
+        return HostState(
+            group=group.word,
+            domain=self._identity.domain,
+            rank_count=group.rank_count,
+            ranks=runs_of(group.ranks),
+            is_broken=group.is_broken,
+            progress=tuple(
+                Progress(runs_of(ranks), step) for step, ranks in sorted(sealed_ranks.items())
+            ),
+            targets=self.words.states() if is_present else (),
+            wishes=tuple(sorted(self._wishes)) if is_present else (),
+            held=held,
+            branch=self._branch if is_present else None,
+            peers=() if is_present else self.following.successors,
+        )
+
+    def _know_reign(self, group: str, rank_count: int, origin: CheckpointId | None) -> None:
+        """Keeps what a successor has to know to lead in the leader's place."""
+        attempt = self.following.attempt
+        limits = limits_after({}, attempt, origin, STEP_MAX)
+        self.reign = Reign(
+            attempt=attempt,
+            group=group,
+            rank_count=rank_count,
+            origin=origin,
+            limits=limits,
+            successors=self.following.successors,
+        )
+
+    def _enter(self, turn: Turn, orders: Orders) -> None:
+        """A newer attempt has begun: of the trainers here, or of others."""
+        joining = self.joining
+        if joining is not None and joining.word == orders.group:
+            self.fence(turn, orders.attempt, "another start has taken its place")
+            self.group, self.joining = joining, None
+        elif self.group is None or self.group.word != orders.group:
+            self.fence(turn, orders.attempt, "trainers on other hosts have taken the run over")
+        self.attempt = orders.attempt
+        self.words.reset(turn)
+        self.holdings.release()
+        self._wishes.clear()
+        self._branch = None
+        self._is_changed = True
+        self._frozen_until_secs = float("-inf")
+        if self.group is not None:
+            self.group.begin(orders.attempt, orders.origin)
+            turn.act(AttemptJoined(orders.group, orders.attempt, orders.origin, orders.successors))
+
+    def fence(self, turn: Turn, attempt: int, reason: str) -> None:
+        """A newer attempt has begun, of other trainers: those here must stop.
+
+        Who leads it is asked of those that led before, until it is known.
+        """
+        self.attempt = attempt
+        self.following.turn_to(attempt, self.following.successors, 0, turn.now_secs)
+        self._is_changed = True
+        group, self.group = self.group, None
+        self.words.reset(turn)
+        self.holdings.release()
+        self._wishes.clear()
+        self._branch = None
+        if group is not None and group.ranks:
+            turn.act(Fenced(group.word, attempt, reason))
+
+    def _refuse_joining(self, turn: Turn, reason: str, *, is_busy: bool) -> None:
+        assert self.joining is not None
+        turn.act(GroupRefused(self.joining.word, reason, is_busy))
+        self.joining = None
+
+    def _ask(self, turn: Turn, checkpoint: CheckpointId) -> None:
+        self._asked[checkpoint] = turn.now_secs
+        leader = self.following.leader
+        if leader is not None:
+            first = sum(count for p in self._pages[checkpoint] for _, count in p.ranks)
+            turn.send(
+                leader,
+                WhereIs(
+                    run=self._identity.run,
+                    attempt=self.attempt,
+                    id=checkpoint,
+                    first_rank=first,
+                ),
+            )

@@ -1,0 +1,55 @@
+"""The trainers of one host: those of the present attempt, and those that want to begin one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from holdfast.engine.agreement.facts import Found, RankJoined
+from holdfast.format.names import CheckpointId
+
+
+@dataclass(slots=True)
+class Group:
+    """Trainers that belong together; `begun` and `sealed` are the ranks' last steps.
+
+    `attempt` is 0 until it has begun. `ranks` live and are attached.
+    """
+
+    word: str
+    rank_count: int
+    leader: str
+    attempt: int = 0
+    origin: CheckpointId | None = None
+    ranks: set[int] = field(default_factory=set)
+    is_broken: bool = False
+    takeover: bool = False
+    since_secs: float = 0.0
+    begun: dict[int, int] = field(default_factory=dict)
+    sealed: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def is_living(self) -> bool:
+        """Whether it can go on: its ranks live, and none was lost."""
+        return bool(self.ranks) and not self.is_broken
+
+    def begin(self, attempt: int, origin: CheckpointId | None) -> None:
+        """Its attempt has begun, or a branch of it."""
+        self.attempt, self.origin = attempt, origin
+        self.begun.clear()
+        self.sealed.clear()
+
+
+def joined_group(fact: RankJoined, now_secs: float) -> Group:
+    """The group that a first trainer brings."""
+    return Group(
+        fact.group, fact.rank_count, fact.leader, takeover=fact.takeover, since_secs=now_secs
+    )
+
+
+def found_group(found: Found) -> Group | None:
+    """The group whose trainers an agent finds alive when it starts."""
+    if not found.group or not found.ranks:
+        return None
+    group = Group(found.group, found.rank_count, found.leader, found.attempt, found.origin)
+    group.ranks, group.is_broken = set(found.ranks), found.is_broken
+    return group

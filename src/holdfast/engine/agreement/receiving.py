@@ -1,0 +1,145 @@
+"""What a host makes of a message: whose it is, and whether its sender is behind.
+
+Fencing comes first. A message of an older attempt is answered with the newer one, whoever sent it,
+except where its sender joins the newer attempt. One that knows of a newer attempt ends what is led
+here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.engine.agreement.messages import (
+    Alive,
+    AnyMessage,
+    Leaving,
+    Newer,
+    Orders,
+    Probe,
+    Refused,
+    Report,
+    Sources,
+    WhereIs,
+    WhoHolds,
+)
+from holdfast.engine.agreement.turn import Turn
+
+if TYPE_CHECKING:
+    from holdfast.engine.agreement.agreement import Agreement
+
+
+def receive(agreement: Agreement, turn: Turn, sender: str, message: AnyMessage) -> None:
+    """Takes one message."""
+    if message.run != agreement.identity.run:
+        return
+    match message:
+        case Report():
+            _report(agreement, turn, sender, message)
+        case Orders():
+            _orders(agreement, turn, sender, message)
+        case Newer():
+            _newer(agreement, turn, message)
+        case Probe():
+            _probe(agreement, turn, sender, message)
+        case Alive():
+            if agreement.starting is not None:
+                agreement.starting.heard_alive(message)
+        case Refused():
+            agreement.member.refused(turn, message)
+        case WhoHolds():
+            if message.attempt >= agreement.member.attempt:
+                agreement.member.tell_held(turn, sender)
+        case Leaving():
+            if agreement.leader is not None:
+                agreement.leader.left(sender, message)
+        case WhereIs():
+            _where_is(agreement, turn, sender, message)
+        case Sources():
+            agreement.member.heard_sources(turn, message)
+
+
+def _report(agreement: Agreement, turn: Turn, sender: str, report: Report) -> None:
+    member, leader, starting = agreement.member, agreement.leader, agreement.starting
+    group = report.state.group
+    if report.is_hello and starting is not None and starting.takes(sender, group):
+        starting.heard(sender, report)
+        return
+    if leader is not None and group == leader.reign.group and report.attempt <= member.attempt:
+        leader.heard(turn, sender, report)
+        return
+    if group in agreement.refused:
+        refused = Refused(
+            run=report.run,
+            attempt=member.attempt,
+            group=group,
+            reason=agreement.refused[group][:500],
+        )
+        turn.send(sender, refused)
+        return
+    if report.is_hello:
+        # Its start is not here yet; it will say so again.
+        return
+    if report.attempt > member.attempt:
+        reason = f"{sender} knows of attempt {report.attempt}"
+        agreement.fence(turn, report.attempt, reason)
+    elif report.attempt < member.attempt:
+        member.tell_newer(turn, sender)
+    elif leader is not None:
+        leader.heard(turn, sender, report)
+    elif member.following.incarnation:
+        # The sender took this host for a leader; who leads is known here.
+        member.tell_newer(turn, sender)
+
+
+def _orders(agreement: Agreement, turn: Turn, sender: str, orders: Orders) -> None:
+    member, leader = agreement.member, agreement.leader
+    is_other = leader is not None and sender != turn.host
+    if leader is not None and is_other and orders.attempt == leader.reign.attempt:
+        if leader.reign.is_first and orders.term > leader.term:
+            # A successor took this one for dead. The trainers' own host goes on leading.
+            leader.outbid(orders.term)
+            return
+        if orders.term <= leader.term:
+            member.tell_newer(turn, sender)
+            return
+        agreement.step_down()
+    member.ordered(turn, sender, orders)
+    agreement.check_leads()
+
+
+def _newer(agreement: Agreement, turn: Turn, message: Newer) -> None:
+    leader = agreement.leader
+    if leader is not None and message.attempt == leader.reign.attempt:
+        if message.leader == turn.host or message.term < leader.term:
+            return
+        if leader.reign.is_first:
+            leader.outbid(message.term)
+            return
+        if message.term > leader.term:
+            agreement.step_down()
+    agreement.member.heard_newer(turn, message)
+    agreement.check_leads()
+
+
+def _probe(agreement: Agreement, turn: Turn, sender: str, probe: Probe) -> None:
+    group, leader = agreement.member.group, agreement.leader
+    is_other = group is not None and group.word != probe.group
+    is_living = group is not None and is_other and group.is_living
+    if is_living and leader is not None and leader.is_broken:
+        # Without all its ranks it cannot go on, so it does not stand in the way.
+        is_living = False
+    alive = Alive(
+        run=probe.run,
+        attempt=agreement.member.attempt,
+        group=probe.group,
+        is_living=is_living,
+    )
+    turn.send(sender, alive)
+
+
+def _where_is(agreement: Agreement, turn: Turn, sender: str, message: WhereIs) -> None:
+    if message.attempt != agreement.member.attempt or agreement.leader is None:
+        if message.attempt <= agreement.member.attempt:
+            agreement.member.tell_newer(turn, sender)
+        return
+    turn.send(sender, agreement.leader.sources(message.id, message.first_rank))

@@ -1,0 +1,40 @@
+"""Sets of ranks as runs: `((0, 8), (16, 4))` are the ranks 0 to 7 and 16 to 19.
+
+A host has a few runs however many ranks it has, so that messages stay small. Runs ascend, do not
+touch each other and are not empty: equal sets have equal runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+Runs = tuple[tuple[int, int], ...]
+"""(first rank, number of ranks), ascending."""
+
+
+def runs_of(ranks: Iterable[int]) -> Runs:
+    """The runs that make up `ranks`, which may come in any order."""
+    ordered = sorted(ranks)
+    if not ordered:
+        return ()
+    if ordered[-1] - ordered[0] + 1 == len(ordered):
+        return ((ordered[0], len(ordered)),)
+    runs: list[tuple[int, int]] = []
+    first = last = ordered[0]
+    for rank in ordered[1:]:
+        if rank != last + 1:
+            runs.append((first, last - first + 1))
+            first = rank
+        last = rank
+    runs.append((first, last - first + 1))
+    return tuple(runs)
+
+
+def ranks_in(runs: Runs) -> list[int]:
+    """The ranks of `runs`, ascending."""
+    return [rank for first, count in runs for rank in range(first, first + count)]
+
+
+def count_in(runs: Runs) -> int:
+    """How many ranks `runs` have."""
+    return sum(count for _, count in runs)

@@ -1,0 +1,361 @@
+"""One host of the simulator: its RAM, words and processes, and the shell that carries out effects.
+
+The machine of an agent dies with the agent; RAM, words and the group's file stay, until the host
+itself is lost.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from holdfast.engine.agreement import effects as ef
+from holdfast.engine.agreement import facts as fa
+from holdfast.engine.agreement.agreement import Agreement
+from holdfast.engine.agreement.messages import AnyMessage, Kind
+from holdfast.engine.agreement.turn import Identity
+from holdfast.format.names import CheckpointId
+
+if TYPE_CHECKING:
+    from tests.agreement.trainer import Trainer
+    from tests.agreement.world import World
+
+NEVER = 1 << 62
+TICK_SECS_MIN = 0.001
+
+
+@dataclass
+class GroupFile:
+    """What an agent leaves for the next one on its host."""
+
+    group: str
+    attempt: int
+    leader: str
+    successors: tuple[str, ...]
+    origin: CheckpointId | None
+    rank_count: int
+    is_broken: bool = False
+
+
+@dataclass
+class Host:
+    world: World
+    name: str
+    domain: str
+    is_up: bool = True
+    agent: Agreement | None = None
+    life: int = 0
+    ram: dict[CheckpointId, dict[int, bool]] = field(default_factory=dict)
+    counts: dict[CheckpointId, int] = field(default_factory=dict)
+    words: dict[Kind, int] = field(default_factory=dict)
+    confirmed: int | None = None
+    trainers: dict[tuple[str, int], Trainer] = field(default_factory=dict)
+    file: GroupFile | None = None
+    armed_at: float = math.inf
+    busy: set[str] = field(default_factory=set)
+
+    # The agent's life.
+
+    def start_agent(self) -> None:
+        if self.agent is not None or not self.is_up:
+            return
+        world = self.world
+        self.life += 1
+        self.armed_at = math.inf
+        incarnation = 1 + int(world.now * 1000) + self.life
+        self.agent = Agreement(
+            Identity(
+                run="run",
+                host=self.name,
+                domain=self.domain,
+                incarnation=incarnation,
+                settings=world.settings,
+            )
+        )
+        self.tell(self._found())
+        for trainer in list(self.trainers.values()):
+            trainer.agent_returned()
+
+    def kill_agent(self) -> None:
+        self.world.oracle.agent_lost(self)
+        self.agent = None
+        self.life += 1
+        self.busy.clear()
+
+    def crash(self) -> None:
+        self.kill_agent()
+        self.is_up = False
+        for trainer in list(self.trainers.values()):
+            trainer.die(tell=False)
+        self.trainers.clear()
+        self.world.oracle.ram_lost(self)
+        self.ram.clear()
+        self.counts.clear()
+        self.words.clear()
+        self.confirmed = self.file = None
+
+    def reboot(self) -> None:
+        self.is_up = True
+        self.start_agent()
+
+    def _found(self) -> fa.Found:
+        file = self.file
+        ram = {
+            c: fa.Listed(part_count=self.counts[c], ranks=frozenset(parts))
+            for c, parts in self.ram.items()
+        }
+        replicas = {
+            c: frozenset(r for r, is_own in parts.items() if not is_own)
+            for c, parts in self.ram.items()
+        }
+        if file is None:
+            return fa.Found(ram=ram, replicas=replicas)
+        mine = [t for t in self.trainers.values() if t.group == file.group and t.is_attached]
+        due = {c for t in mine for c, is_due in t.outstanding.items() if is_due}
+        return fa.Found(
+            ram=ram,
+            replicas=replicas,
+            due=frozenset(due),
+            attempt=file.attempt,
+            group=file.group,
+            rank_count=file.rank_count,
+            ranks=frozenset(t.rank for t in mine),
+            is_broken=file.is_broken,
+            leader=file.leader,
+            successors=file.successors,
+            origin=file.origin,
+            targets={k: s for k, s in self.words.items() if s != NEVER} if mine else {},
+            is_confirmed=self.confirmed is not None,
+        )
+
+    # What the agent is told.
+
+    def published(self) -> fa.Published:
+        file, steps = self.file, []
+        for trainer in self.trainers.values():
+            if file is not None and trainer.group == file.group and trainer.is_attached:
+                steps.append(trainer.step)
+        if not steps:
+            return fa.Published()
+        return fa.Published(max(steps), min(steps))
+
+    def tell(self, fact: fa.Fact) -> None:
+        """Tells the agent, if it lives, and does what it wants."""
+        if self.agent is None:
+            return
+        life = self.life
+        wanted = self.agent.handle(fact, self.world.now, self.published())
+        for effect in wanted:
+            # An agent may die between any two deeds.
+            if self.life != life:
+                return
+            self.do(effect)
+        if self.life == life:
+            self.world.oracle.looked(self)
+            self._arm()
+
+    def later(self, secs: float, fact: fa.Fact) -> None:
+        """Tells the agent of now after a while, if it lives then."""
+        self.world.at(secs, self._tell_life, self.life, fact)
+
+    def _tell_life(self, life: int, fact: fa.Fact) -> None:
+        if life == self.life:
+            self.tell(fact)
+
+    def _arm(self) -> None:
+        assert self.agent is not None
+        at = max(self.agent.next_at_secs(self.world.now), self.world.now + TICK_SECS_MIN)
+        if at < self.armed_at or self.armed_at <= self.world.now:
+            self.armed_at = at
+            self.world.at(at - self.world.now, self._tick, self.life, at)
+
+    def _tick(self, life: int, at: float) -> None:
+        if life == self.life and self.armed_at == at:
+            self.armed_at = math.inf
+            self.tell(fa.Tick())
+
+    # What it wants.
+
+    def do(self, effect: ef.Effect) -> None:
+        world, rng = self.world, self.world.rng
+        match effect:
+            case ef.Send():
+                world.network.send(self.name, effect.host, effect.message)
+            case ef.SetTarget():
+                self.words[effect.kind] = effect.step
+                world.at(rng.random() * 0.002, self._look, self.life, effect)
+            case ef.ConfirmTarget():
+                self.confirmed = effect.step
+            case ef.ClearTarget():
+                self.words[effect.kind] = NEVER
+                if effect.kind is Kind.PREEMPTION:
+                    self.confirmed = None
+            case ef.Persist():
+                self._claim("persist")
+                world.at(world.storage_secs(), self._check_fence, self.life, effect)
+            case ef.Commit():
+                self._claim(f"commit {effect.id.attempt} {self.agent.attempt}")
+                world.oracle.commit_wanted(self, effect)
+                world.at(world.storage_secs(), self._check_fence, self.life, effect)
+            case ef.Pull():
+                world.at(0.01 + rng.random() * 0.2, self._pull, self.life, effect)
+            case ef.Drop():
+                world.oracle.dropped(self, effect)
+                self.ram.pop(effect.id, None)
+            case ef.ListDurable():
+                world.at(world.storage_secs(), self._list, self.life)
+            case ef.BeginAttempt():
+                world.at(world.storage_secs(), self._begin, self.life, effect)
+            case ef.Reached():
+                world.oracle.reached(self, effect)
+            case _:
+                self._do_for_trainers(effect)
+
+    def _do_for_trainers(self, effect: ef.Effect) -> None:
+        match effect:
+            case ef.AttemptJoined():
+                assert self.agent is not None
+                job = self.world.jobs[effect.group]
+                self.file = GroupFile(
+                    effect.group,
+                    effect.attempt,
+                    job.leader,
+                    effect.successors,
+                    effect.origin,
+                    job.rank_count,
+                )
+                self.world.oracle.joined(self, effect)
+                for trainer in list(self.trainers.values()):
+                    if trainer.group == effect.group:
+                        trainer.attempt_joined(effect.attempt, effect.origin)
+            case ef.Tell():
+                self.world.oracle.told(self, effect)
+                for trainer in list(self.trainers.values()):
+                    trainer.outstanding.pop(effect.id, None)
+            case ef.GroupRefused():
+                self.world.group_refused(effect)
+            case ef.Fenced():
+                for trainer in list(self.trainers.values()):
+                    if trainer.group == effect.group:
+                        trainer.fenced()
+            case ef.SourcesFound():
+                self.world.oracle.sources_found(self, effect)
+
+    def _claim(self, what: str) -> None:
+        assert what not in self.busy, f"two of {what} at a time on {self.name}"
+        self.busy.add(what)
+
+    def _release(self, is_commit: bool) -> None:
+        for what in [w for w in self.busy if w.startswith("commit") == is_commit]:
+            self.busy.discard(what)
+
+    def _look(self, life: int, effect: ef.SetTarget) -> None:
+        if life == self.life:
+            self.tell(fa.TargetWritten(effect.kind, effect.step, self.published().highest))
+
+    # Storage: what is checked and what is put are two requests, with time between them.
+
+    def _check_fence(self, life: int, effect: ef.Persist | ef.Commit) -> None:
+        world = self.world
+        newer = world.storage.forbids(effect.id)
+        is_bad = world.rng.random() < world.storage_failures
+        if newer or is_bad:
+            reason = f"attempt {newer} has taken the run over" if newer else "the disk is full"
+            self._storage_failed(life, effect, reason, newer)
+        else:
+            world.at(world.storage_secs(), self._put, life, effect)
+
+    def _storage_failed(
+        self, life: int, effect: ef.Persist | ef.Commit, reason: str, newer: int
+    ) -> None:
+        if life != self.life:
+            return
+        is_commit = isinstance(effect, ef.Commit)
+        self._release(is_commit)
+        failed = fa.CommitFailed if is_commit else fa.WriteFailed
+        self.tell(failed(effect.id, reason, newer))
+
+    def _put(self, life: int, effect: ef.Persist | ef.Commit) -> None:
+        """A request that was sent arrives, though its agent may be dead by now."""
+        world, storage = self.world, self.world.storage
+        fact: fa.Fact
+        if isinstance(effect, ef.Persist):
+            held = self.ram.get(effect.id, {}) if self.is_up else {}
+            if not effect.ranks <= held.keys():
+                self._storage_failed(life, effect, "its RAM is gone", 0)
+                return
+            for rank in effect.ranks:
+                token = effect.id.step, effect.id.attempt, rank
+                storage.put_part(effect.id, rank, self.counts[effect.id], token)
+            world.oracle.written(effect.id)
+            fact = fa.PartsWritten(effect.id, effect.ranks)
+        else:
+            world.oracle.committing(effect)
+            storage.manifests.setdefault(effect.id, effect.part_count)
+            world.oracle.committed(effect)
+            fact = fa.CommitWritten(effect.id)
+        if world.rng.random() < world.storage_failures / 2:
+            self._storage_failed(life, effect, "no answer", 0)
+        elif life == self.life:
+            self._release(isinstance(effect, ef.Commit))
+            self.tell(fact)
+
+    def _list(self, life: int) -> None:
+        if life != self.life:
+            return
+        world = self.world
+        if world.rng.random() < world.storage_failures:
+            self.tell(fa.ListingFailed("no answer"))
+        else:
+            self.tell(world.storage.listing())
+
+    def _begin(self, life: int, effect: ef.BeginAttempt) -> None:
+        world = self.world
+        if life != self.life:
+            return
+        if world.rng.random() < world.storage_failures:
+            if world.rng.random() < 0.5:
+                self._put_attempt(effect)
+            self.tell(fa.BeginFailed(effect.attempt, "no answer"))
+        elif self._put_attempt(effect):
+            self.tell(fa.AttemptBegun(effect.attempt))
+        else:
+            self.tell(fa.AttemptTaken(effect.attempt))
+
+    def _put_attempt(self, effect: ef.BeginAttempt) -> bool:
+        oracle = self.world.oracle
+        oracle.beginning(self, effect)
+        is_put = self.world.storage.begin(effect.attempt, self.name, effect.origin)
+        if is_put:
+            oracle.begun(self, effect)
+        return is_put
+
+    def _pull(self, life: int, effect: ef.Pull) -> None:
+        world = self.world
+        if life != self.life or self.agent is None:
+            return
+        source = world.hosts[effect.source]
+        is_there = (
+            source.is_up
+            and source.agent is not None
+            and world.network.reaches(self.name, source.name)
+            and source.agent.serves(self.agent.attempt)
+            and effect.rank in source.ram.get(effect.id, {})
+            and world.rng.random() >= world.pull_failures
+        )
+        if not is_there:
+            self.tell(fa.PullFailed(effect.id, effect.rank))
+            return
+        self.hold(effect.id, effect.rank, effect.part_count, is_own=False)
+        self.tell(fa.ReplicaSealed(effect.id, effect.rank, effect.part_count))
+
+    def hold(self, checkpoint: CheckpointId, rank: int, count: int, *, is_own: bool) -> None:
+        """A part stands in this host's RAM."""
+        self.ram.setdefault(checkpoint, {})[rank] = is_own
+        self.counts[checkpoint] = count
+        self.world.oracle.stands(self, checkpoint, rank, count)
+
+    def receive(self, sender: str, message: AnyMessage) -> None:
+        if self.agent is not None:
+            self.tell(fa.Received(sender, message))

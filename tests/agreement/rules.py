@@ -1,0 +1,198 @@
+"""Rules of the protocol, each broken on purpose: what the simulator has to notice."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.engine.agreement import entry, targets
+from holdfast.engine.agreement.durability import Durability
+from holdfast.engine.agreement.following import Following
+from holdfast.engine.agreement.host_view import HostView
+from holdfast.engine.agreement.leader import Leader
+from holdfast.engine.agreement.ledger import Ledger
+from holdfast.engine.agreement.member import Member
+from holdfast.engine.agreement.messages import Kind
+from holdfast.engine.agreement.starting import Starting
+from holdfast.engine.agreement.target_words import TargetWords
+from holdfast.engine.agreement.turn import Channel
+
+Patch = Callable[[object, str, Any], None]
+Breach = Callable[[Patch], None]
+
+
+def accept_without_looking(patch: Patch) -> None:
+    written = TargetWords.written
+
+    def blind(self: TargetWords, fact: Any) -> bool:
+        return written(self, type(fact)(fact.kind, fact.step, -1))
+
+    patch(TargetWords, "written", blind)
+
+
+def agree_before_all_accept(patch: Patch) -> None:
+    patch(targets, "_has_all", lambda told, hosts: bool(told))
+
+
+def recycle_once_complete(patch: Patch) -> None:
+    def count(self: entry.Entry, rank: int, required: int, domains: Any) -> None:
+        _count(self, rank, min(required, 1), domains)
+
+    _count = entry.Entry.count
+    patch(entry.Entry, "count", count)
+
+
+def drop_all_but_the_newest_part(patch: Patch) -> None:
+    verdict = Ledger.verdict
+
+    def hasty(self: Ledger, checkpoint: Any) -> Any:
+        found = verdict(self, checkpoint)
+        newest = max(self.entries, key=lambda c: (c.attempt, c.step), default=checkpoint)
+        return type(found)(found.id, found.status, found.id != newest, found.reason)
+
+    patch(Ledger, "verdict", hasty)
+
+
+def never_tell_again(patch: Patch) -> None:
+    patch(Channel, "due_at_secs", lambda self, settings: float("inf"))
+
+
+def obey_older_attempts(patch: Patch) -> None:
+    ordered = Member.ordered
+
+    def gullible(self: Member, turn: Any, sender: str, orders: Any) -> None:
+        if orders.attempt < self.attempt:
+            self.holdings.obey(turn, orders.command)
+        else:
+            ordered(self, turn, sender, orders)
+
+    patch(Member, "ordered", gullible)
+
+
+def believe_overtaken_reports(patch: Patch) -> None:
+    patch(HostView, "is_stale", lambda self, report, lost_secs, now_secs: False)
+
+
+def obey_overtaken_orders(patch: Patch) -> None:
+    def takes(self: Following, orders: Any, now_secs: float) -> bool:
+        self.attempt, self.successors = orders.attempt, orders.successors
+        self.term, self.incarnation, self.seq = orders.term, orders.incarnation, orders.seq
+        self.ack, self.heard_at_secs = orders.version, now_secs
+        return True
+
+    patch(Following, "takes", takes)
+
+
+def commit_without_the_last_part(patch: Patch) -> None:
+    def next_to_commit(self: Durability) -> Any:
+        for found in self._ledger.pending():
+            if len(found.durable) >= max(1, found.part_count - 1):
+                return found
+        return None
+
+    patch(Durability, "_next_to_commit", next_to_commit)
+
+
+def count_parts_of_other_steps(patch: Patch) -> None:
+    take = Ledger.take
+
+    def mixed(self: Ledger, host: str, old: Any, new: Any) -> None:
+        take(self, host, old, new)
+        ids = sorted(new)
+        for older, newer in itertools.pairwise(ids):
+            known = self.entries.get(older)
+            other = self.entries.get(newer)
+            if known is not None and other is not None and known.part_count == other.part_count:
+                for rank, holders in known.holders.items():
+                    other.holders.setdefault(rank, {}).update(holders)
+                    other.count(rank, self.required, self.domains)
+                self._advance(other)
+
+    patch(Ledger, "take", mixed)
+
+
+def drop_while_an_attempt_begins(patch: Patch) -> None:
+    from holdfast.engine.agreement.holdings import Holdings
+
+    work = Holdings.work
+    patch(Holdings, "work", lambda self, turn, is_frozen: work(self, turn, False))
+
+
+def never_take_the_lead_back(patch: Patch) -> None:
+    patch(Leader, "outbid", lambda self, term: None)
+
+
+def keep_words_of_the_attempt_before(patch: Patch) -> None:
+    patch(TargetWords, "reset", lambda self, turn: self._words.clear())
+
+
+def go_on_from_the_newest_committed(patch: Patch) -> None:
+    from holdfast.engine.agreement import starting
+
+    def choose(states: Any, durable: Any) -> Any:
+        found = [c for c in durable.committed if c.step <= durable.limits.get(c.attempt, -1)]
+        return max(found, key=lambda c: (c.step, c.attempt), default=None)
+
+    patch(starting, "choose_checkpoint", choose)
+
+
+def keep_what_ranks_have_missed(patch: Patch) -> None:
+    patch(Leader, "_drop_missed", lambda self, view, state: None)
+
+
+def never_pull(patch: Patch) -> None:
+    patch(Durability, "_order_pulls", lambda self, entry: None)
+
+
+def join_without_a_record(patch: Patch) -> None:
+    def begin(self: Starting, turn: Any) -> None:
+        self._number = self.listed.newest_attempt + 1 if self.listed else 1
+        self._reign(self._number)
+
+    patch(Starting, "_begin", begin)
+
+
+def stop_before_it_is_agreed(patch: Patch) -> None:
+    obey = TargetWords.obey
+
+    def eager(self: TargetWords, turn: Any, wanted: Any) -> None:
+        eager_ones = [
+            type(t)(t.kind, t.step, True) if t.kind is Kind.PREEMPTION else t for t in wanted
+        ]
+        obey(self, turn, eager_ones)
+
+    patch(TargetWords, "obey", eager)
+
+
+def forget_what_failed(patch: Patch) -> None:
+    def failed(self: Durability, turn: Any, fact: Any) -> None:
+        self._tries += 1
+
+    patch(Durability, "commit_failed", failed)
+
+
+BREACHES: dict[str, Breach] = {
+    breach.__name__: breach
+    for breach in (
+        accept_without_looking,
+        agree_before_all_accept,
+        recycle_once_complete,
+        drop_all_but_the_newest_part,
+        never_tell_again,
+        obey_older_attempts,
+        believe_overtaken_reports,
+        obey_overtaken_orders,
+        commit_without_the_last_part,
+        count_parts_of_other_steps,
+        drop_while_an_attempt_begins,
+        never_take_the_lead_back,
+        keep_words_of_the_attempt_before,
+        go_on_from_the_newest_committed,
+        keep_what_ranks_have_missed,
+        never_pull,
+        join_without_a_record,
+        stop_before_it_is_agreed,
+        forget_what_failed,
+    )
+}

@@ -1,0 +1,246 @@
+"""The pure functions of the agreement, and the messages on the wire."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.engine.agreement.choosing import (
+    PAGE_RANKS,
+    choose_checkpoint,
+    holders_of,
+    limits_after,
+    sources_in_order,
+)
+from holdfast.engine.agreement.entry import Entry
+from holdfast.engine.agreement.facts import DurableListed, Listed
+from holdfast.engine.agreement.following import leader_of, term_above
+from holdfast.engine.agreement.messages import (
+    Command,
+    Held,
+    HostState,
+    Orders,
+    PartHolders,
+    Report,
+    WriteOrder,
+    decode_message,
+    encode_message,
+)
+from holdfast.engine.agreement.replication import (
+    Ring,
+    assign_pulls,
+    failures_survived,
+    successors_of,
+)
+from holdfast.engine.agreement.runs import count_in, ranks_in, runs_of
+from holdfast.errors import InvalidArgumentError
+from holdfast.format.names import CheckpointId
+
+
+@given(st.sets(st.integers(0, 300)))
+def test_runs_are_their_ranks_and_do_not_touch(ranks: set[int]) -> None:
+    runs = runs_of(ranks)
+    assert ranks_in(runs) == sorted(ranks)
+    assert count_in(runs) == len(ranks)
+    for (first, count), (following, _) in itertools.pairwise(runs):
+        assert first + count < following
+
+
+def world_of(domain_count: int, size: int) -> dict[str, str]:
+    return {f"h{d}.{i}": f"d{d}" for d in range(domain_count) for i in range(size)}
+
+
+@pytest.mark.parametrize("domain_count", [2, 3, 7])
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("copies", [2, 3])
+def test_pulls_bring_every_part_into_enough_domains_and_are_balanced(
+    domain_count: int, size: int, copies: int
+) -> None:
+    domains = world_of(domain_count, size)
+    holders = {rank: [host] for rank, host in enumerate(domains)}
+    pulls = assign_pulls(holders, holders, copies, Ring(domains, domains))
+    standing = {rank: {domains[hosts[0]]} for rank, hosts in holders.items()}
+    for target, parts in pulls.items():
+        for rank, source in parts:
+            assert source in holders[rank]
+            assert domains[target] not in standing[rank], "a second copy in one domain"
+            standing[rank].add(domains[target])
+    assert {len(found) for found in standing.values()} == {min(copies, domain_count)}
+    assert {len(parts) for parts in pulls.values()} == {min(copies, domain_count) - 1}
+
+
+def test_pulls_leave_out_hosts_that_are_gone_and_what_stands_already() -> None:
+    domains = world_of(4, 1)
+    del domains["h1.0"]
+    holders = {0: ["h0.0"], 2: ["h2.0", "h3.0"]}
+    pulls = assign_pulls(holders, holders, 2, Ring(domains, domains))
+    assert pulls == {"h2.0": [(0, "h0.0")]}
+
+
+def test_a_host_without_ranks_gives_copies_and_takes_none() -> None:
+    domains = world_of(3, 1)
+    pulls = assign_pulls({0: ["h0.0"]}, [0], 2, Ring(domains, ["h2.0"]))
+    assert pulls == {"h2.0": [(0, "h0.0")]}
+
+
+@given(st.lists(st.sets(st.integers(0, 4)), min_size=1, max_size=5))
+def test_failures_survived_is_exact(parts: list[set[int]]) -> None:
+    survived = failures_survived([{str(d) for d in domains} for domains in parts])
+    assert survived is not None
+
+    def is_whole_after(lost: tuple[int, ...]) -> bool:
+        return all(domains - set(lost) for domains in parts)
+
+    for count in range(6):
+        always = all(is_whole_after(lost) for lost in itertools.combinations(range(5), count))
+        assert always == (count <= survived) or count > 5
+
+
+def test_durable_parts_survive_every_loss() -> None:
+    assert failures_survived([]) is None
+
+
+def test_the_second_successor_stands_in_another_domain() -> None:
+    domains = {"a": "x", "b": "x", "c": "y", "d": "y", "e": "z"}
+    assert successors_of("a", domains, 16) == ("a", "c", "e", "d", "b")
+    assert successors_of("a", domains, 2) == ("a", "c")
+
+
+@given(st.integers(0, 50), st.integers(0, 3))
+def test_a_term_above_is_higher_and_its_hosts_own(term: int, index: int) -> None:
+    successors = ("a", "b", "c", "d")
+    above = term_above(successors, successors[index], term)
+    assert term < above <= term + len(successors)
+    assert leader_of(successors, above) == successors[index]
+
+
+def state(*held: tuple[int, int, int, set[int]]) -> HostState:
+    """(step, attempt, part count, ranks)."""
+    return HostState(
+        group="",
+        domain="d",
+        held=tuple(
+            Held(CheckpointId(step, attempt), count, False, runs_of(ranks), (), ())
+            for step, attempt, count, ranks in held
+        ),
+    )
+
+
+def listing(limits: dict[int, int], **more: object) -> DurableListed:
+    fields: dict[str, object] = {"committed": frozenset(), "parts": {}, **more}
+    return DurableListed(newest_attempt=max(limits), leader="a", limits=limits, **fields)  # type: ignore[arg-type]
+
+
+def test_the_newest_whole_checkpoint_of_ram_peers_and_the_durable_tier_is_chosen() -> None:
+    whole = CheckpointId(30, 1)
+    durable = listing({1: 10**15}, parts={whole: Listed(part_count=3, ranks=frozenset({2}))})
+    states = [state((30, 1, 3, {0}), (40, 1, 3, {0})), state((30, 1, 3, {1}), (40, 1, 3, {1}))]
+    assert choose_checkpoint(states, durable) == whole
+    assert choose_checkpoint(states[:1], durable) is None
+
+
+def test_parts_of_two_part_counts_are_never_put_together() -> None:
+    states = [state((30, 1, 2, {0})), state((30, 1, 3, {1, 2}))]
+    assert choose_checkpoint(states, listing({1: 10**15})) is None
+
+
+def test_what_lies_off_the_timeline_is_not_chosen() -> None:
+    states = [state((70, 1, 1, {0}), (50, 1, 1, {0}))]
+    limits = limits_after({1: 10**15}, 2, CheckpointId(50, 1), 10**15)
+    assert limits == {1: 50, 2: 10**15}
+    assert choose_checkpoint(states, listing(limits)) == CheckpointId(50, 1)
+
+
+def test_holders_come_in_pages_that_make_up_all_ranks() -> None:
+    count = PAGE_RANKS + 10
+    entry = Entry(CheckpointId(1, 1), count)
+    for rank in range(count):
+        entry.holders[rank] = {f"h{rank // 8}": True}
+    first, following = holders_of(entry, 0)
+    assert following == PAGE_RANKS
+    rest, end = holders_of(entry, PAGE_RANKS)
+    assert end is None
+    assert [r for part in (*first, *rest) for r in ranks_in(part.ranks)] == list(range(count))
+    assert len(first) == PAGE_RANKS // 8
+
+
+def test_sources_are_read_from_the_nearest_first() -> None:
+    part = PartHolders(((0, 1),), ("a", "b", "c"), True)
+    domains = {"a": "x", "b": "y", "c": "y", "d": "y"}
+    assert sources_in_order(part, "c", "y", domains)[:2] == ["c", "b"]
+    assert set(sources_in_order(part, "d", "y", domains)[:2]) == {"b", "c"}
+
+
+def a_report(**changes: object) -> Report:
+    report = Report(
+        run="run",
+        attempt=3,
+        incarnation=1,
+        seq=1,
+        version=1,
+        term=0,
+        leader_incarnation=1,
+        ack=0,
+        published=5,
+        is_hello=False,
+        state=state((30, 1, 3, {0})),
+    )
+    return msgspec.structs.replace(report, **changes)
+
+
+def test_messages_come_back_from_the_wire_as_they_were() -> None:
+    report = a_report()
+    assert decode_message(encode_message(report)) == report
+
+
+BAD = {
+    "no JSON": b"{",
+    "another message": b'{"message":"Hello"}',
+    "a step below zero": encode_message(a_report(state=state((-3, 1, 1, {0})))),
+    "attempt zero": encode_message(a_report(state=state((3, 0, 1, {0})))),
+    "a rank above the count": encode_message(a_report(state=state((3, 1, 2, {5})))),
+    "a billion ranks": encode_message(
+        Orders(
+            run="run",
+            attempt=3,
+            group="g",
+            term=0,
+            incarnation=1,
+            seq=1,
+            version=1,
+            ack=0,
+            origin=None,
+            rank_count=1,
+            successors=("a",),
+            command=Command(writes=(WriteOrder(CheckpointId(1, 1), ((0, 10**9),), 0),)),
+        )
+    ),
+    "too long": b" " * (4 * 1024 * 1024 + 1),
+    "nested too deep": b'{"message":' + b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("data", BAD.values(), ids=BAD)
+def test_what_is_no_message_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidArgumentError, match="read an agent's message"):
+        decode_message(data)
+
+
+def test_spoilt_messages_are_refused_or_are_messages() -> None:
+    rng = random.Random(4)
+    data = encode_message(a_report())
+    refused = 0
+    for _ in range(2000):
+        spoilt = bytearray(data)
+        for _ in range(rng.randint(1, 3)):
+            spoilt[rng.randrange(len(spoilt))] = rng.randrange(256)
+        try:
+            decode_message(bytes(spoilt))
+        except InvalidArgumentError:
+            refused += 1
+    assert refused > 1000

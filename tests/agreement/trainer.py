@@ -1,0 +1,208 @@
+"""One trainer of the simulator: it steps, publishes, reads the words, and saves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from holdfast.engine.agreement import facts as fa
+from holdfast.engine.agreement.messages import Kind
+from holdfast.format.names import CheckpointId
+
+if TYPE_CHECKING:
+    from tests.agreement.host import Host
+    from tests.agreement.jobs import Job
+
+NEVER = 1 << 62
+STOP_WAIT_SECS = 40.0
+POLL_SECS = 0.02
+
+
+@dataclass
+class Trainer:
+    """One rank. `window`: how many steps it may be ahead of the slowest rank."""
+
+    job: Job
+    rank: int
+    host: Host
+    step: int = -1
+    attempt: int = 0
+    is_attached: bool = True
+    is_stopped: bool = False
+    is_zombie: bool = False
+    served: dict[Kind, int] = field(default_factory=dict)
+    begun: set[CheckpointId] = field(default_factory=set)
+    filling: CheckpointId | None = None
+    outstanding: dict[CheckpointId, bool] = field(default_factory=dict)
+    untold: list[fa.Fact] = field(default_factory=list)
+    waits_since: float | None = None
+    pace_secs: float = 0.1
+    loop: int = 0
+
+    @property
+    def group(self) -> str:
+        return self.job.word
+
+    # Its life.
+
+    def attach(self) -> None:
+        self.host.trainers[self.group, self.rank] = self
+        if self.host.agent is None:
+            self.host.start_agent()
+        self.host.tell(self._joined())
+
+    def _joined(self) -> fa.RankJoined:
+        return fa.RankJoined(
+            group=self.group,
+            rank=self.rank,
+            rank_count=self.job.rank_count,
+            leader=self.job.leader,
+            takeover=self.job.takeover,
+        )
+
+    def agent_returned(self) -> None:
+        """A new agent is here: it is told again what the one before may not have heard."""
+        if not self.is_attached:
+            return
+        if self.attempt == 0:
+            self.host.tell(self._joined())
+        untold, self.untold = self.untold, []
+        for fact in untold:
+            self.host.tell(fact)
+
+    def attempt_joined(self, attempt: int, origin: CheckpointId | None) -> None:
+        if not self.is_attached or attempt <= self.attempt:
+            return
+        self.attempt = attempt
+        self.step = origin.step if origin is not None else -1
+        self.served.clear()
+        self.filling = None
+        self.waits_since = None
+        self.loop += 1
+        self._next()
+
+    def die(self, *, tell: bool = True) -> None:
+        """Ends without a word; what it has sealed is told before that is."""
+        if not self.is_attached:
+            return
+        self.is_attached = False
+        self.loop += 1
+        self.host.trainers.pop((self.group, self.rank), None)
+        self.job.lost(self)
+        if not tell:
+            return
+        if self.host.file is not None and self.host.file.group == self.group:
+            self.host.file.is_broken = True
+        if self.host.agent is not None:
+            for fact in self.untold:
+                self.host.tell(fact)
+            self.host.tell(fa.RankLost(self.group, self.rank))
+
+    def leave(self) -> None:
+        """Ends in good order."""
+        if not self.is_attached:
+            return
+        self.is_attached = False
+        self.loop += 1
+        self.host.trainers.pop((self.group, self.rank), None)
+        self.host.tell(fa.RankLeft(self.group, self.rank))
+
+    def fenced(self) -> None:
+        if not self.is_zombie:
+            self.die()
+
+    # Its steps.
+
+    def _next(self) -> None:
+        world = self.host.world
+        pace_secs = self.pace_secs * (0.5 + world.rng.random())
+        world.at(pace_secs, self._step, self.loop)
+
+    def _step(self, loop: int) -> None:
+        world = self.host.world
+        if loop != self.loop or not self.is_attached:
+            return
+        if not self.job.may_step(self):
+            world.at(self.pace_secs * 0.5, self._step, loop)
+            return
+        self.step += 1
+        # Between the publishing of a step and the reading of the words anything may happen.
+        world.at(world.rng.random() * 0.003, self._read, loop)
+
+    def _read(self, loop: int) -> None:
+        if loop != self.loop or not self.is_attached:
+            return
+        host, step = self.host, self.step
+        due = {k for k, target in host.words.items() if step >= target}
+        fresh = {k for k in due if self.served.get(k) != host.words[k]}
+        is_due_by_step = self.job.every > 0 and step % self.job.every == 0 and step > 0
+        if fresh or is_due_by_step:
+            for kind in fresh:
+                self.served[kind] = host.words[kind]
+            self._save(is_due=bool(fresh - {Kind.RAM}) or is_due_by_step)
+        host.world.oracle.read(self, step)
+        if Kind.PREEMPTION in due:
+            self.waits_since = host.world.now
+            self._wait(loop, host.words[Kind.PREEMPTION])
+        else:
+            self._next()
+
+    def _wait(self, loop: int, target: int) -> None:
+        """At a target to stop at: until it is agreed, or another one is proposed."""
+        if loop != self.loop or not self.is_attached:
+            return
+        host, world = self.host, self.host.world
+        if host.words.get(Kind.PREEMPTION, NEVER) != target or self.step < target:
+            self.waits_since = None
+            self._next()
+            return
+        is_late = self.waits_since is not None and world.now - self.waits_since > STOP_WAIT_SECS
+        if host.confirmed == target or is_late:
+            self.is_stopped = True
+            world.oracle.stopped(self, is_late=is_late)
+            self.job.stopped(self)
+            return
+        world.at(POLL_SECS, self._wait, loop, target)
+
+    # Its saves.
+
+    def _save(self, *, is_due: bool) -> None:
+        world = self.host.world
+        checkpoint = CheckpointId(self.step, self.attempt)
+        if checkpoint in self.begun:
+            return
+        self.begun.add(checkpoint)
+        self.outstanding[checkpoint] = is_due
+        self.host.tell(fa.PartBegun(self.rank, checkpoint))
+        fill_secs = 0.01 + world.rng.random() * world.fill_secs_max
+        at = max(world.now + fill_secs, getattr(self, "_sealed_at", 0.0) + 0.001)
+        self._sealed_at = at
+        world.at(at - world.now, self._sealed, checkpoint, is_due)
+
+    def _sealed(self, checkpoint: CheckpointId, is_due: bool) -> None:
+        world, host = self.host.world, self.host
+        if not self.is_attached or not host.is_up:
+            return
+        count = self.job.rank_count
+        fact: fa.Fact
+        if world.rng.random() < world.abandons:
+            fact = fa.PartAbandoned(self.rank, checkpoint, count, "no room")
+            world.oracle.abandoned(checkpoint)
+        else:
+            if self.job.has_ram:
+                host.hold(checkpoint, self.rank, count, is_own=True)
+            else:
+                token = checkpoint.step, checkpoint.attempt, self.rank
+                world.storage.put_part(checkpoint, self.rank, count, token)
+                world.oracle.stands(host, checkpoint, self.rank, count)
+            fact = fa.PartSealed(
+                rank=self.rank,
+                id=checkpoint,
+                part_count=count,
+                in_ram=self.job.has_ram,
+                is_due=is_due,
+            )
+        if host.agent is None:
+            self.untold.append(fact)
+        else:
+            host.tell(fact)
