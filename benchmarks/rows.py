@@ -32,10 +32,18 @@ def each_system(bench: Bench, measure: Callable[[str], dict[str, Any]]) -> Round
     return found
 
 
+def limits(bench: Bench, size_gb: float) -> dict[str, float]:
+    """The machine's own rates now: those of a disk that others share are not the same for long."""
+    rates: dict[str, float] = bench.worker(
+        "limits", size_gb=size_gb, disk=str(bench.disk), ram=str(bench.ram)
+    )
+    return rates
+
+
 def training(bench: Bench, kind: str = "adam") -> Iterator[Figure]:
     """Training time lost per checkpoint and GB; the interval of durable checkpoints; memory."""
     size_gb = STATES[kind] * bench.scale
-    rates = bench.worker("limits", size_gb=size_gb, disk=str(bench.disk), ram=str(bench.ram))
+    rates = limits(bench, size_gb)
 
     def measure(system: str) -> dict[str, Any]:
         with bench.directory() as directory:
@@ -147,13 +155,14 @@ def _lost_secs_per_gb(measured: dict[str, Any]) -> float:
 def safe_and_durable(bench: Bench, kind: str, size_gb: float) -> Iterator[Figure]:
     """Seconds until safe from a crash of the process, and until durable."""
     size_gb *= bench.scale
-    rates = bench.worker("limits", size_gb=size_gb, disk=str(bench.disk), ram=str(bench.ram))
 
     def measure(system: str, *, in_ram: bool = False) -> dict[str, Any]:
+        rates = limits(bench, size_gb) if system == "holdfast" else {}
         with bench.directory(in_ram=in_ram) as directory:
-            return bench.worker(
+            found = bench.worker(
                 "save", system=system, directory=directory, kind=kind, size_gb=size_gb, count=3
             )
+        return found | {"limits": rates}
 
     found = each_system(bench, measure)
     on_tmpfs = [measure("orbax", in_ram=True) for _ in range(bench.rounds)]
@@ -164,11 +173,14 @@ def safe_and_durable(bench: Bench, kind: str, size_gb: float) -> Iterator[Figure
     durable = {
         s: median_of(r, lambda m: statistics.median(m["durable_secs"])) for s, r in found.items()
     }
-    measured = {"rounds": found, "orbax_on_tmpfs": on_tmpfs, "limits": rates}
+    measured = {"rounds": found, "orbax_on_tmpfs": on_tmpfs}
     yield Figure(
         row="sealed in RAM, of the copy rate",
         state=state,
-        reached=size / safe / rates["copy_recycled"],
+        reached=median_of(
+            found["holdfast"],
+            lambda m: size / statistics.median(m["safe_secs"]) / m["limits"]["copy_recycled"],
+        ),
         wanted=0.6,
         at_most=False,
         measured=measured,
@@ -183,7 +195,10 @@ def safe_and_durable(bench: Bench, kind: str, size_gb: float) -> Iterator[Figure
     yield Figure(
         row="durable, of the O_DIRECT rate",
         state=state,
-        reached=size / durable["holdfast"] / rates["write"],
+        reached=median_of(
+            found["holdfast"],
+            lambda m: size / statistics.median(m["durable_secs"]) / m["limits"]["write"],
+        ),
         wanted=0.85,
         at_most=False,
     )
@@ -199,7 +214,6 @@ def safe_and_durable(bench: Bench, kind: str, size_gb: float) -> Iterator[Figure
 def restoring(bench: Bench, kind: str, size_gb: float) -> Iterator[Figure]:
     """Restores after a crash of the trainer, from RAM and from a cold disk."""
     size_gb *= bench.scale
-    rates = bench.worker("limits", size_gb=size_gb, disk=str(bench.disk), ram=str(bench.ram))
     arguments: dict[str, Any] = {"kind": kind, "size_gb": size_gb}
 
     def measure(system: str) -> dict[str, Any]:
@@ -208,10 +222,11 @@ def restoring(bench: Bench, kind: str, size_gb: float) -> Iterator[Figure]:
             saved = bench.killed_worker("fill", **own)
             warm = bench.worker("restore", **own, cold=False)
             bench.end_agents()
+            rates = limits(bench, size_gb) if system == "holdfast" else {}
             cold = bench.worker("restore", **own, cold=True)
             assert saved["fingerprint"] == warm["fingerprint"] == cold["fingerprint"]
             memory = bench.worker("restore_memory", **own)
-            return {"warm": warm, "cold": cold, "memory": memory}
+            return {"warm": warm, "cold": cold, "memory": memory, "limits": rates}
 
     found = each_system(bench, measure)
     warm = {s: median_of(r, lambda m: m["warm"]["secs"]) for s, r in found.items()}
@@ -223,12 +238,14 @@ def restoring(bench: Bench, kind: str, size_gb: float) -> Iterator[Figure]:
         reached=warm["orbax"] / warm["holdfast"],
         wanted=10,
         at_most=False,
-        measured={"rounds": found, "limits": rates},
+        measured={"rounds": found},
     )
     yield Figure(
         row="restore from disk, cold, of the raw read rate",
         state=kind,
-        reached=size / cold["holdfast"] / rates["read_cold"],
+        reached=median_of(
+            found["holdfast"], lambda m: size / m["cold"]["secs"] / m["limits"]["read_cold"]
+        ),
         wanted=0.8,
         at_most=False,
     )
