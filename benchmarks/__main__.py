@@ -18,6 +18,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the rows that were asked for; 0 whether or not the figures are met."""
     options = _parse(arguments)
     figures: list[Figure] = []
+    is_written = options.scale == 1 and not options.dry
+    if is_written and options.rows == list(ROWS):
+        page.clear()
     with bench(options.rounds, options.scale, options.disk) as made:
         for name in options.rows:
             started = time.monotonic()
@@ -32,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     f"(wanted {sign} {figure.wanted:.3g}) {verdict}",
                     flush=True,
                 )
-            if options.scale == 1 and not options.dry:
+            if is_written:
                 page.write(found, options.rounds)
     return 0
 

@@ -17,7 +17,13 @@ DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "performance.md"
 RESULTS = DOCS / "performance.json"
 CHART = DOCS / "performance.png"
+MULTIPLE_MIN, MULTIPLE_MAX = 0.05, 50.0
 BEGIN, END = "<!-- figures: made by `make bench` -->", "<!-- end of figures -->"
+
+
+def clear() -> None:
+    """Forgets what earlier runs left: all of it is measured anew."""
+    RESULTS.unlink(missing_ok=True)
 
 
 def write(figures: Sequence[Figure], rounds: int) -> None:
@@ -75,6 +81,7 @@ def _draw(results: Sequence[dict[str, Any]]) -> None:
 
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     names = [f"{r['row']}\n{r['state']}" for r in results]
     better = [
@@ -84,17 +91,23 @@ def _draw(results: Sequence[dict[str, Any]]) -> None:
     figure, axes = plt.subplots(figsize=(10, 0.42 * len(results) + 1.2))
     places = range(len(results))
     colors = ["#2a78b5" if r["met"] else "#c44e52" for r in results]
-    axes.barh(list(places), [max(b, 0.01) for b in better], color=colors, height=0.6)
+    ends = [min(max(b, MULTIPLE_MIN), MULTIPLE_MAX) for b in better]
+    # Bars begin where reached is as wanted: to the right what is better, to the left what is worse.
+    widths = [end - 1 for end in ends]
+    axes.barh(list(places), widths, left=1, color=colors, height=0.6)
     axes.set_yticks(list(places), names, fontsize=7)
     axes.invert_yaxis()
     axes.set_xscale("log")
+    axes.set_xlim(min(0.45, 0.9 * min(ends)), 1.6 * max(ends))
+    axes.xaxis.set_major_locator(FixedLocator([0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.axvline(1, color="black", linewidth=1)
-    axes.set_xlabel("reached over wanted, turned so that right of the line is better (log scale)")
+    axes.set_xlabel("times as good as was wanted (log scale); worse is left of the line")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for place, result in zip(places, results, strict=True):
         text = f" {_number(result['reached'])} {result['unit']}"
-        axes.text(max(better[place], 0.01), place, text, va="center", fontsize=7)
-    figure.tight_layout()
-    figure.savefig(CHART, dpi=110)
+        axes.text(max(ends[place], 1), place, text, va="center", fontsize=7)
+    figure.savefig(CHART, dpi=110, bbox_inches="tight")
     plt.close(figure)

@@ -17,6 +17,7 @@ from benchmarks.memory import PeakMemory
 from benchmarks.systems import SYSTEMS, State, System
 
 WARM_UP_STEPS = 3
+BATCH_ROWS = 128
 
 
 def train(
@@ -33,7 +34,7 @@ def train(
     folder = Path(directory)
     state = states.make(kind, size_gb)
     step_function = states.train_step(matmuls) if kind == "adam" else states.any_step()
-    batch = jnp.ones((256, states.SIDE))
+    batch = jnp.ones((BATCH_ROWS, states.SIDE))
     state, _ = _run(step_function, state, batch, range(WARM_UP_STEPS), None)
     state, without = _run(step_function, state, batch, range(steps), None)
     opened = SYSTEMS[system](folder, **policy)
@@ -69,7 +70,7 @@ def peak_memory(
     folder = Path(directory)
     state = states.make(kind, size_gb)
     step_function = states.train_step(matmuls) if kind == "adam" else states.any_step()
-    batch = jnp.ones((256, states.SIDE))
+    batch = jnp.ones((BATCH_ROWS, states.SIDE))
     state, _ = _run(step_function, state, batch, range(WARM_UP_STEPS), None)
     before = PeakMemory.of_now(folder)
     opened = SYSTEMS[system](folder)

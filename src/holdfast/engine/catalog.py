@@ -99,13 +99,13 @@ def list_checkpoints(store: Store) -> dict[CheckpointId, Listing]:
     found: dict[CheckpointId, Listing] = {}
     last_folder, sizes_bytes = "", None
     for stored in store.list(CHECKPOINTS):
-        _, folder, *rest = stored.key.split("/")
+        folder, _, name = stored.key[len(CHECKPOINTS) + 1 :].partition("/")
         if folder != last_folder:
             # What is in one folder comes together, and there may be thousands of folders.
             checkpoint, last_folder = parse_checkpoint_name(folder), folder
             sizes_bytes = None
             if checkpoint is not None:
                 sizes_bytes = found.setdefault(checkpoint, Listing()).sizes_bytes
-        if sizes_bytes is not None and len(rest) == 1:
-            sizes_bytes[rest[0]] = stored.size_bytes
+        if sizes_bytes is not None and name and "/" not in name:
+            sizes_bytes[name] = stored.size_bytes
     return {c: found[c] for c in sorted(found) if found[c].sizes_bytes}

@@ -9,8 +9,10 @@ in the last two saves: what changes all the time is not read for it.
 from __future__ import annotations
 
 import contextlib
+import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import msgspec
@@ -28,6 +30,9 @@ KEPT_COUNT_MAX = 4
 USED_SIZE_MIN_BYTES = 1024 * 1024
 USED_SHARE_MIN = 0.5
 """Below this share of its bytes an image is not worth the room that the others take."""
+
+TOGETHER_SIZE_MIN_BYTES = 64 * 1024 * 1024
+THREADS_MAX = 4
 
 Mark = weakref.ReferenceType[object] | None
 """Leads to the array that a chunk is of, if that is of a kind that cannot change."""
@@ -174,12 +179,20 @@ def _still_good(
     for image in _images(before):
         hopeful = [c for o in members(image.used) if may_be(c := before.whole.chunks[o])]
         if _is_worth(_size_bytes(hopeful), image):
-            unchanged = [chunk for chunk in hopeful if is_unchanged(chunk)]
+            unchanged = _chosen(hopeful, is_unchanged)
             size_bytes = _size_bytes(unchanged)
             if _is_worth(size_bytes, image):
                 used = ranges_of(chunk.ordinal for chunk in unchanged)
                 found.append((size_bytes, msgspec.structs.replace(image, used=used)))
     return found
+
+
+def _chosen(chunks: Sequence[Chunk], is_right: Callable[[Chunk], bool]) -> list[Chunk]:
+    """Those of `chunks` that are; all cores look, since a training thread may wait for it."""
+    if _size_bytes(chunks) < TOGETHER_SIZE_MIN_BYTES:
+        return [chunk for chunk in chunks if is_right(chunk)]
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, THREADS_MAX), "holdfast-digest") as pool:
+        return [c for c, right in zip(chunks, pool.map(is_right, chunks), strict=True) if right]
 
 
 def _images_of_part(
