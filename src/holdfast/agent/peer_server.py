@@ -3,7 +3,7 @@
 A request is looked at in this order: its token, its method, its target, its run; whoever has no
 token learns nothing of the rest. Only objects of the tier can be named, never the slots and nothing
 outside (`holdfast.store.peer_messages`). Bytes go out by `sendfile`; TLS has to encrypt them, so
-there they are copied.
+there they are copied. Besides, it takes the messages by which hosts agree.
 
 It has a thread and an event loop of its own: what peers do never keeps the trainers waiting. All
 but `close` and `address` belongs to that thread. A peer costs no more than `PeerLimits` says.
@@ -19,6 +19,7 @@ import logging
 import socket
 import ssl
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -33,14 +34,17 @@ from holdfast.agent.peer_connections import (
     ServedConnection,
     object_tag,
 )
+from holdfast.engine.agreement.messages import MESSAGE_BYTES_MAX, AnyMessage, decode_message
 from holdfast.errors import (
     HoldfastError,
     InvalidArgumentError,
     ObjectNotFoundError,
 )
-from holdfast.store.peer_connection import PeerAddress
+from holdfast.store.peer_connection import PeerAddress, parse_address
 from holdfast.store.peer_messages import (
+    ADDRESS_HEADER,
     ERROR_HEADER,
+    MESSAGES,
     NAMES,
     NAMES_SIZE_MAX_BYTES,
     Names,
@@ -70,14 +74,22 @@ http_log.addFilter(
 )
 
 
+Deliver = Callable[[str, PeerAddress, AnyMessage], None]
+"""Takes a message: the host that sent it, where that is answered, and what it says."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What is served to whom. `store` is only read, and by this server alone."""
+    """What is served to whom. `store` is only read, and by this server alone.
+
+    `deliver` is called in the server's thread, and must not wait.
+    """
 
     store: RamStore
     run_id: str
     token: str = field(repr=False)
     tls: ssl.SSLContext | None = None
+    deliver: Deliver | None = None
 
 
 class PeerServer:
@@ -190,7 +202,8 @@ class PeerServer:
         if not hmac.compare_digest(shown, f"Bearer {self._served.token}".encode()):
             error = InvalidArgumentError("this run's token is not what was shown")
             return _refusal(401, error, {"WWW-Authenticate": "Bearer"})
-        if request.method not in ("GET", "HEAD") or request.body_exists:
+        is_read = request.method in ("GET", "HEAD") and not request.body_exists
+        if not is_read and (request.method != "POST" or self._served.deliver is None):
             error = InvalidArgumentError(
                 f"{request.method}: this memory can be read, without a body"
             )
@@ -201,12 +214,32 @@ class PeerServer:
                 f"this agent serves run {self._served.run_id}, not {run_id[:64]!r}"
             )
             return _refusal(404, error)
+        if is_read == (kind == MESSAGES):
+            error = InvalidArgumentError(f"{request.method}: messages are sent, the rest is read")
+            return _refusal(405, error, {"Allow": "POST" if kind == MESSAGES else "GET, HEAD"})
+        if kind == MESSAGES:
+            return await self._message(request, key)
         if key.split("/")[0] == SLOTS:
             raise ObjectNotFoundError(f"{key[:200]}: slots are no objects")
         if kind == NAMES:
             loop = asyncio.get_running_loop()
             return _json(200, await loop.run_in_executor(None, self._names, key))
         return await self._object(request, connection, key)
+
+    async def _message(self, request: web.BaseRequest, sender: str) -> web.StreamResponse:
+        assert self._served.deliver is not None
+        address = parse_address(request.headers.get(ADDRESS_HEADER, ""))
+        data = bytearray()
+        try:
+            async with asyncio.timeout(self._connections.limits.piece_secs):
+                async for piece in request.content.iter_chunked(COPIED_SIZE_BYTES):
+                    data += piece
+                    if len(data) > MESSAGE_BYTES_MAX:
+                        break
+        except TimeoutError as error:
+            raise InvalidArgumentError("a message did not come in time") from error
+        self._served.deliver(sender, address, decode_message(bytes(data)))
+        return web.Response(status=204)
 
     async def _object(
         self, request: web.BaseRequest, connection: ServedConnection, key: str

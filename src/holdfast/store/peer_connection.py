@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import io
+import re
 import socket
 import ssl
 from collections.abc import Mapping
@@ -17,9 +18,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from holdfast.clock import Clock
+from holdfast.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
+
+_ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%]{2,100})\]|([^\[\]:/\s]{1,255})):([0-9]{1,5})")
 
 PIECE_SIZE_BYTES = 1024 * 1024
 LARGE_SIZE_BYTES = 64 * 1024
@@ -49,6 +53,20 @@ class PeerBounds:
     stall_secs: float = 10.0
     rate_min_bytes: int = 4 * 1024 * 1024
     rest_secs: float = 30.0
+
+
+def parse_address(text: str) -> PeerAddress:
+    """The address that `str` of one gave.
+
+    Raises:
+        InvalidArgumentError: it is none.
+    """
+    match = _ADDRESS.fullmatch(text)
+    if match is None or not 0 < int(match[3]) < 1 << 16:
+        raise InvalidArgumentError(
+            f"address {text[:200]!r}: expected HOST:PORT, with [] around an IPv6 address"
+        )
+    return PeerAddress(match[1] or match[2], int(match[3]))
 
 
 class BadAnswerError(Exception):

@@ -2,6 +2,7 @@
 
     GET, HEAD /RUN_ID/objects/KEY       the bytes of one object, whole or one range of them
     GET       /RUN_ID/names/PREFIX      a `Names`
+    POST      /RUN_ID/messages/HOST     one message of the hosts' agreement, from HOST's agent
 
 Both ends read these from the other one, so what is parsed here is matched whole or refused.
 """
@@ -18,6 +19,9 @@ from holdfast.store.contract import check_key
 
 OBJECTS = "objects"
 NAMES = "names"
+MESSAGES = "messages"
+ADDRESS_HEADER = "Holdfast-Address"
+"""Where the agent that sends a message is answered."""
 ERROR_HEADER = "Holdfast-Error"
 """Names the class of the error in a refusal: the answer to HEAD has no body."""
 NAMES_SIZE_MAX_BYTES = 64 * 1024 * 1024
@@ -63,9 +67,10 @@ def parse_target(target: str) -> tuple[str, str, str]:
     except UnicodeDecodeError as error:
         raise InvalidArgumentError(f"target {target[:200]!r}: it is not UTF-8") from error
     root, run_id, kind, key = (*decoded.split("/", 3), "", "", "", "")[:4]
-    if root or kind not in (OBJECTS, NAMES):
+    if root or kind not in (OBJECTS, NAMES, MESSAGES):
         raise InvalidArgumentError(
-            f"target {target[:200]!r}: expected /RUN_ID/{OBJECTS}/KEY or /RUN_ID/{NAMES}/PREFIX"
+            f"target {target[:200]!r}: expected /RUN_ID/{OBJECTS}/KEY, /RUN_ID/{NAMES}/PREFIX or "
+            f"/RUN_ID/{MESSAGES}/HOST"
         )
     return run_id, kind, check_key(key)
 
