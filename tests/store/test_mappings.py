@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,6 +102,29 @@ def test_a_slot_that_was_cut_off_is_an_error_and_no_signal(
         os.truncate(in_memory / FIRST, 1024)
         with pytest.raises(StorageError, match="expected 4096 bytes of memory, found"):
             reader.view()
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_store_that_nobody_has_any_more_leaves_no_descriptor(
+    in_memory: Path, is_closed: bool
+) -> None:
+    def count() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = count()
+    for number in range(5):
+        root = in_memory / str(number)
+        made = RamStore(root, SlotPool(root, None, SystemClock()).reserve, SystemClock())
+        made.put(FIRST, SIZE, [b"a" * SIZE])
+        read(made, FIRST)
+        if is_closed:
+            made.close()
+        else:
+            # What is mapped for filling has an owner who closes it.
+            made._unmap(lambda slot: True)
+        del made
+    gc.collect()
+    assert count() == before
 
 
 def test_an_object_without_bytes_shows_none(store: RamStore) -> None:

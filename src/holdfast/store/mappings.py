@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -61,7 +62,6 @@ class ReadMappings:
                 except BufferError:
                     # Somebody reads it just now; it goes the next time.
                     continue
-                os.close(mapping.fd)
                 del self._known[key]
 
 
@@ -69,7 +69,10 @@ def _map(fd: int, size_bytes: int) -> _Mapping:
     # An opening of its own: a lock that is held on `fd` must end with `fd`.
     own_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return _Mapping(own_fd, mmap.mmap(own_fd, size_bytes, prot=mmap.PROT_READ))
+        pages = mmap.mmap(own_fd, size_bytes, prot=mmap.PROT_READ)
     except (OSError, ValueError):
         os.close(own_fd)
         raise
+    # It goes with the pages, also where nobody closes the store.
+    weakref.finalize(pages, os.close, own_fd)
+    return _Mapping(own_fd, pages)
