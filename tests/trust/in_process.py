@@ -212,6 +212,7 @@ class InProcessHost:
             self.call(_close(self.service))
             self.state.events.close()
             self.state.words.close()
+            self.state.ram.close()
             self.service = None
             # Each agent has a loop of its own, as it has a process.
             self.runner.close()

@@ -146,6 +146,7 @@ async def _serve(config: AgentConfig, files: FileSystem, has_place: Callable[[],
         service.close()
         state.events.close()
         state.words.close()
+        state.ram.close()
     return service.is_all_durable
 
 
