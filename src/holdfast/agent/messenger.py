@@ -24,6 +24,7 @@ from holdfast.store.peer_messages import ADDRESS_HEADER, MESSAGES, target_of
 SEND_SECS = 5.0
 PAUSE_SECS = 0.2
 """After a failure: a host that refuses at once must not be asked without end."""
+TLS_CLOSE_SECS = 0.25
 CONNECTIONS_MAX = 256
 WAITING_MAX = 64
 """The messages that wait for one host; beyond that the oldest is lost."""
@@ -81,6 +82,9 @@ class Messenger:
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._session is not None:
             await self._session.close()
+            if self._sender.tls is not None:
+                # The library's docs: an encrypted connection takes a moment to end.
+                await asyncio.sleep(TLS_CLOSE_SECS)
 
     async def _deliver(self, host: str, waiting: deque[AnyMessage]) -> None:
         try:
