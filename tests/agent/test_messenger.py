@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import json
 import shutil
+import socket
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -237,21 +239,19 @@ def test_what_is_no_message_is_refused(
 
 
 def test_a_message_without_end_is_not_read_to_its_end(there: Post) -> None:
-    async def endless() -> AsyncIterator[bytes]:
-        while True:
-            yield b"[" * 65536
-
-    async def run() -> None:
-        url = f"http://{there.address}/{RUN}/messages/host-a"
-        # The server may end the connection before its answer is read.
-        with contextlib.suppress(aiohttp.ClientError):
-            async with (
-                aiohttp.ClientSession() as session,
-                session.post(url, data=endless(), headers=HEADERS) as answer,
-            ):
-                assert answer.status == 400
-
-    asyncio.run(asyncio.wait_for(run(), WAIT_SECS))
+    head = [f"POST /{RUN}/messages/host-a HTTP/1.1", "Host: host-b", "Transfer-Encoding: chunked"]
+    head += [f"{name}: {value}" for name, value in HEADERS.items()]
+    piece = b"10000\r\n" + b"[" * 65536 + b"\r\n"
+    where = (there.address.host, there.address.port)
+    with (
+        socket.create_connection(where, WAIT_SECS) as connection,
+        contextlib.suppress(ConnectionError),
+    ):
+        connection.sendall("\r\n".join([*head, "", ""]).encode())
+        deadline = time.monotonic() + WAIT_SECS
+        while time.monotonic() < deadline:
+            connection.sendall(piece)
+        pytest.fail("all of it was taken")
     assert not there.came
 
 
