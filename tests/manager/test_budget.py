@@ -29,7 +29,7 @@ def test_the_agent_waits_until_the_cost_is_known_and_then_for_its_share(tmp_path
         seats = [member.seat for member in group.living]
         assert is_wanted(host)
         for seat in seats:
-            values[words.step_word(seat)] = 0
+            values[words.step_word(seat)] = values[words.taken_word(seat)] = 0
         host.save(trainer, 0)
         clock.sleep(1000)
         assert not is_wanted(host)

@@ -59,7 +59,7 @@ def test_a_half_of_an_older_attempt_is_dropped_once_the_new_one_saves(host: Mode
     host.save(trainer, 15)
     host.settle()
     assert host.in_ram() == {Id(15, 2): {0, 1}}
-    assert host.answers()[half] == "failed"
+    assert host.answers()[half] == "dropped"
 
 
 def test_a_half_is_answered_when_its_trainers_went_back(host: ModelHost) -> None:

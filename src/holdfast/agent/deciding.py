@@ -23,12 +23,14 @@ class Decider:
     def __init__(self, state: AgentState) -> None:
         self._state = state
         self._margin = 0
+        self._begun_step = words.NO_STEP
         self._last: dict[int, CheckpointInfo] = {}
 
     def tick(self) -> None:
         """Sets whatever target is due now."""
         if self._state.group is None or not self._state.group.living:
             return
+        self._clear_served()
         preempted = self._is_told_to_stop()
         if preempted and self._word(words.TARGET_PREEMPTION) == words.NEVER:
             target = self.request(words.TARGET_DURABLE)
@@ -48,15 +50,26 @@ class Decider:
         return self._word(word)
 
     def begun(self, step: int) -> None:
-        """Clears the targets that a checkpoint of `step` serves, once all ranks have read them."""
+        """Notes that a rank takes a checkpoint of `step`, which serves the targets up to it."""
+        self._begun_step = max(step, self._begun_step)
+        self._clear_served()
+
+    def _clear_served(self) -> None:
+        """Clears the targets that are served, once no rank can read them for a first time.
+
+        A rank publishes its step before it reads the targets, and says what it takes after it.
+        """
         group = self._state.group
-        if group is None:
-            return
-        seats = [member.seat for member in group.living]
-        if all(self._word(words.step_word(seat)) >= step for seat in seats):
-            for word in (words.TARGET_DURABLE, words.TARGET_RAM):
-                if self._word(word) <= step:
+        for word in (words.TARGET_DURABLE, words.TARGET_RAM):
+            target = self._word(word)
+            if group is not None and target <= self._begun_step:
+                seats = [member.seat for member in group.living]
+                if all(self._has_read(seat, target) for seat in seats):
                     self._state.words.values[word] = words.NEVER
+
+    def _has_read(self, seat: int, target: int) -> bool:
+        taken, published = self._word(words.taken_word(seat)), self._word(words.step_word(seat))
+        return taken >= target or published > target
 
     def taken(self, entry: Entry) -> None:
         """Notes a complete checkpoint, which the policies see as the previous one."""
@@ -76,6 +89,7 @@ class Decider:
             self._state.words.values[word] = words.NEVER
         self._last.clear()
         self._margin = 0
+        self._begun_step = words.NO_STEP
 
     def _decide(self, word: int, policy: SaveDecisionPolicy | None, preempted: bool) -> None:
         if policy is None or self._word(word) != words.NEVER:

@@ -222,6 +222,7 @@ class Joining:
         self._state.words.values[words.step_word(member.seat)] = words.NO_STEP
         self._state.words.values[words.notice_word(member.seat)] = 0
         self._state.words.values[words.cost_word(member.seat)] = words.NO_COST
+        self._state.words.values[words.taken_word(member.seat)] = words.NO_STEP
         group.members[rank] = member
         group.left.discard(rank)
         groups.write_group(self._state.folder / GROUP, group)

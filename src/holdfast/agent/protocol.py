@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.format.names import ATTEMPT_MAX, PART_COUNT_MAX, STEP_MAX
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 PENDING_COUNT_MIN = 3
 PENDING_COUNT_MAX = 64
@@ -147,7 +147,7 @@ class Watch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that happened. `kind`: committed, failed, deleted, fenced, judge."""
+    """One thing that happened. `kind`: committed, failed, dropped, deleted, fenced, judge."""
 
     kind: str
     id: Id | None = None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from holdfast.agent import protocol
+from holdfast.agent import protocol, words
 from holdfast.agent.deciding import Decider
+from holdfast.agent.group import Group
 from holdfast.agent.keeping import Keeper
 from holdfast.agent.protocol import Notice
 from holdfast.agent.state import AgentState
@@ -130,8 +131,7 @@ class Saving:
             self._decider.taken(entry)
             await self._keeper.recycle()
         for missed in state.ledger.missed(request.rank, checkpoint.step, checkpoint.attempt):
-            await self._drop(missed.id, "the ranks did not meet at one step")
-            self._decider.missed()
+            await self._miss(missed.id)
         state.wake()
 
     async def abandoned(self, request: protocol.Abandoned) -> None:
@@ -144,6 +144,28 @@ class Saving:
         if checkpoint in self._state.ledger.entries:
             await self._drop(checkpoint, request.reason)
         self._state.wake()
+
+    async def tick(self) -> None:
+        """Drops what can never be whole: a rank has gone on without saving it, or is gone."""
+        group = self._state.group
+        if group is None:
+            return
+        for entry in list(self._state.ledger):
+            if entry.id.attempt == group.attempt and not entry.is_complete:
+                missing = set(group.members) - entry.ram - entry.durable
+                if any(self._has_passed(group, rank, entry.id.step) for rank in missing):
+                    # A rank may have ended before it came to tell what it had sealed.
+                    entry.ram |= (await self._keeper.parts_in_ram()).get(entry.id, set())
+                    if not entry.is_complete:
+                        await self._miss(entry.id)
+
+    def _has_passed(self, group: Group, rank: int, step: int) -> bool:
+        member, values = group.members[rank], self._state.words.values
+        if rank in group.left or not member.is_alive:
+            return True
+        # The step first: a trainer says that it takes one before it publishes the next.
+        published = values[words.step_word(member.seat)]
+        return published > step and values[words.taken_word(member.seat)] < step
 
     async def vote(self, request: protocol.Vote) -> protocol.Verdict:
         """Waits for every rank's vote on one try to restore; good if all are, on one checkpoint."""
@@ -194,12 +216,16 @@ class Saving:
             await self._keeper.take_stock()
             state.ledger.want_newest_durable()
 
-    async def _drop(self, checkpoint: CheckpointId, reason: str) -> None:
+    async def _miss(self, checkpoint: CheckpointId) -> None:
+        await self._drop(checkpoint, "the ranks did not meet at one step", kind="dropped")
+        self._decider.missed()
+
+    async def _drop(self, checkpoint: CheckpointId, reason: str, kind: str = "failed") -> None:
         entry = self._state.ledger.entries.pop(checkpoint)
         await self._keeper.drop_ram([entry])
         self._state.events.write("dropped", checkpoint, reason=reason)
         if entry.is_durable_due:
-            notice = Notice(kind="failed", id=(checkpoint.step, checkpoint.attempt), reason=reason)
+            notice = Notice(kind=kind, id=(checkpoint.step, checkpoint.attempt), reason=reason)
             await self._state.notices.post(notice)
 
     def _checked(self, found: tuple[int, int]) -> CheckpointId:

@@ -89,6 +89,7 @@ class Service:
             self._has_served = True
             self._alone_since = self._state.clock.monotonic()
         self._check_place()
+        await self._saving.tick()
         self._decider.tick()
         self._keeper.tick()
 

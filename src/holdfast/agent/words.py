@@ -1,7 +1,7 @@
 """The words that trainers and their agent share: 64-bit ints in one mapped file.
 
 Each word has one writer. An aligned word is read and written whole, so nobody sees half of one. The
-agent writes the attempt and the targets; each trainer writes the three words of its own seat.
+agent writes the attempt and the targets; each trainer writes the four words of its own seat.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TARGET_DURABLE = 1
 TARGET_RAM = 2
 TARGET_PREEMPTION = 3
 _FIRST_SEAT = 16
-_SEAT_WORDS = 3
+_SEAT_WORDS = 4
 SEAT_COUNT = 1016
 _SIZE_BYTES = 8 * (_FIRST_SEAT + _SEAT_WORDS * SEAT_COUNT)
 
@@ -39,6 +39,11 @@ def notice_word(seat: int) -> int:
 def cost_word(seat: int) -> int:
     """The index of the word with the training time that a checkpoint costs there, nanoseconds."""
     return step_word(seat) + 2
+
+
+def taken_word(seat: int) -> int:
+    """The index of the word with the step of the last checkpoint that the trainer there took."""
+    return step_word(seat) + 3
 
 
 class Words:
@@ -79,6 +84,7 @@ def create_words(path: Path) -> Words:
         for seat in range(SEAT_COUNT):
             words.values[step_word(seat)] = NO_STEP
             words.values[cost_word(seat)] = NO_COST
+            words.values[taken_word(seat)] = NO_STEP
         words.close()
         unfinished.rename(path)
     return Words(path)

@@ -25,7 +25,7 @@ import msgspec
 
 from holdfast.adapt.contract import Framework
 from holdfast.agent import protocol
-from holdfast.agent.words import ATTEMPT, TARGET_DURABLE, TARGET_RAM
+from holdfast.agent.words import ATTEMPT, NO_STEP, TARGET_DURABLE, TARGET_RAM
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import FencedError, HoldfastError, StepExistsError, WaitTimeoutError
 from holdfast.format.names import STEP_MAX, CheckpointId
@@ -368,6 +368,7 @@ class CheckpointManager:
         plan = self._planner.plan(snapshot, taking)
         self._progress.accept(taking.id, durable=due.durable)
         self._steps.took(step, due, place.words.values)
+        place.words.values[place.taken_word] = step
         self._saver.take(Job(plan=plan, snapshot=snapshot, is_durable_due=due.durable))
         return True
 
@@ -392,6 +393,7 @@ class CheckpointManager:
         # Published first: targets that the agent sets from here on lie above this step.
         place = self._link.place
         place.words.values[place.step_word] = found.step
+        place.words.values[place.taken_word] = NO_STEP
         self._steps.went_back(found.step)
         self._saver.forget()
         if self._meter is not None:
@@ -451,11 +453,7 @@ class CheckpointManager:
         elif notice.kind == "warning":
             log.warning("the agent says: %s", notice.reason)
         elif notice.id is not None:
-            checkpoint = CheckpointId(*notice.id)
-            if notice.kind in ("committed", "deleted"):
-                self._progress.finish(checkpoint)
-            elif notice.kind == "failed":
-                self._progress.fail(checkpoint, notice.reason)
+            self._progress.end(CheckpointId(*notice.id), notice.kind, notice.reason)
             if self._progress.is_idle:
                 self._saver.get_ready()
 

@@ -25,7 +25,7 @@ from holdfast.agent.client import AgentClient, AgentGoneError
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.location import WORDS
 from holdfast.agent.starting import ensure_agent
-from holdfast.agent.words import Words, cost_word, notice_word, step_word
+from holdfast.agent.words import Words, cost_word, notice_word, step_word, taken_word
 from holdfast.clock import Clock
 from holdfast.errors import AgentUnavailableError, FencedError, HoldfastError
 
@@ -60,6 +60,10 @@ class Place:
     @property
     def cost_word(self) -> int:
         return cost_word(self.seat)
+
+    @property
+    def taken_word(self) -> int:
+        return taken_word(self.seat)
 
 
 class Link:
@@ -217,6 +221,7 @@ class Link:
             values[place.step_word] = old.words.values[old.step_word]
             values[place.notice_word] = old.words.values[old.notice_word]
             values[place.cost_word] = old.words.values[old.cost_word]
+            values[place.taken_word] = old.words.values[old.taken_word]
         self._on_return()
 
     def _take(self, attached: protocol.Attached) -> Place:

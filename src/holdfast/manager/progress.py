@@ -5,6 +5,7 @@ Shared by the training thread, the saver and the watcher; one lock guards it all
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from holdfast.agent.protocol import Sealed
 from holdfast.errors import HoldfastError, SaveFailedError
 from holdfast.format.names import CheckpointId
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -50,6 +53,15 @@ class Progress:
         with self._changed:
             self._saves.pop(checkpoint, None)
             self._changed.notify_all()
+
+    def end(self, checkpoint: CheckpointId, kind: str, reason: str) -> None:
+        """It ended as a notice says; one of any other kind changes nothing."""
+        if kind == "failed":
+            self.fail(checkpoint, reason)
+        elif kind in ("committed", "dropped", "deleted"):
+            if kind == "dropped":
+                log.warning("step %d is not saved: %s", checkpoint.step, reason)
+            self.finish(checkpoint)
 
     def fail(self, checkpoint: CheckpointId, reason: str) -> None:
         """It failed; said once by `raise_failure`. Anything said of an unknown save is ignored."""

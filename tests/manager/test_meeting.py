@@ -1,0 +1,126 @@
+"""Ranks meet at a target, or the half checkpoint is given up; nobody waits for it for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.agent import protocol, words
+from holdfast.agent.state import Policies
+from holdfast.format.names import CheckpointId
+from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy
+from tests.trust.in_process import InProcessHost, Trainer, in_process_host
+
+
+class Ranks:
+    """Two ranks of one process, and their words."""
+
+    def __init__(self, host: InProcessHost) -> None:
+        self.host = host
+        host.start_agent()
+        assert host.service is not None
+        self.service = host.service
+        self.trainer: Trainer = host.attach(count=2)
+        group = host.state.group
+        assert group is not None
+        self.seats = [group.members[rank].seat for rank in (0, 1)]
+
+    def publish(self, rank: int, step: int) -> None:
+        self.host.state.words.values[words.step_word(self.seats[rank])] = step
+
+    def take(self, rank: int, step: int) -> CheckpointId:
+        """The rank has read the target, and tells the agent that it fills a slot."""
+        self.host.state.words.values[words.taken_word(self.seats[rank])] = step
+        taken = CheckpointId(step, self.trainer.attempt)
+        request = protocol.Filling(rank=rank, id=(taken.step, taken.attempt))
+        self.host.call(self.service.filling(request, self.trainer.process.pid))
+        return taken
+
+    def seal(self, taken: CheckpointId, rank: int) -> None:
+        self.host.seal(self.trainer, taken, rank)
+        self.host.tell_sealed(self.trainer, taken, rank)
+
+    def told(self) -> list[tuple[str, CheckpointId]]:
+        found = self.host.state.notices._notices
+        return [(n.kind, CheckpointId(*n.id)) for n in found if n.id is not None]
+
+    @property
+    def target(self) -> int:
+        return self.host.state.words.values[words.TARGET_DURABLE]
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[Ranks]:
+    with in_process_host(tmp_path) as host:
+        yield Ranks(host)
+
+
+def test_a_target_stands_until_every_rank_has_read_it(ranks: Ranks) -> None:
+    ranks.publish(0, 4)
+    ranks.publish(1, 4)
+    ranks.host.state.durable_policies = Policies(save=ContinuousCheckpointingPolicy())
+    ranks.host.settle()
+    assert ranks.target == 5
+    # Both have come to the step, and only one of them has looked at the target yet.
+    ranks.publish(0, 5)
+    ranks.publish(1, 5)
+    ranks.take(0, 5)
+    ranks.host.settle()
+    assert ranks.target == 5
+    ranks.take(1, 5)
+    ranks.host.settle()
+    assert ranks.target == words.NEVER
+
+
+def test_a_rank_that_went_past_a_target_has_read_it(ranks: Ranks) -> None:
+    ranks.publish(0, 4)
+    ranks.publish(1, 4)
+    ranks.host.state.durable_policies = Policies(save=ContinuousCheckpointingPolicy())
+    ranks.host.settle()
+    ranks.publish(0, 5)
+    ranks.publish(1, 6)
+    ranks.take(0, 5)
+    ranks.host.state.durable_policies = Policies()
+    ranks.host.settle()
+    assert ranks.target == words.NEVER
+
+
+def test_what_a_rank_went_past_is_given_up_and_told(ranks: Ranks) -> None:
+    ranks.publish(0, 5)
+    ranks.publish(1, 5)
+    half = ranks.take(0, 5)
+    ranks.seal(half, 0)
+    ranks.host.settle()
+    # It may still come to save it.
+    assert half in ranks.host.state.ledger.entries
+    ranks.publish(1, 6)
+    ranks.host.settle()
+    assert half not in ranks.host.state.ledger.entries
+    assert ranks.told() == [("dropped", half)]
+
+
+def test_a_rank_that_saves_it_late_is_waited_for(ranks: Ranks) -> None:
+    ranks.publish(0, 5)
+    half = ranks.take(0, 5)
+    ranks.seal(half, 0)
+    ranks.publish(1, 5)
+    ranks.take(1, 5)
+    ranks.publish(1, 30)
+    ranks.host.settle()
+    ranks.seal(half, 1)
+    ranks.host.settle()
+    assert ranks.host.look().find(5) == half
+    assert ranks.told() == [("committed", half)]
+
+
+def test_what_a_rank_left_without_is_given_up_and_told(ranks: Ranks) -> None:
+    half = ranks.take(0, 5)
+    ranks.seal(half, 0)
+    group = ranks.host.state.group
+    assert group is not None
+    request = protocol.Detach(group=group.group, rank=1)
+    ranks.host.call(ranks.service.detach(request, ranks.trainer.process.pid))
+    ranks.host.settle()
+    assert ranks.told() == [("dropped", half)]
