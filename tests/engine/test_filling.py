@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -11,9 +12,11 @@ import numpy as np
 import pytest
 
 from holdfast.clock import SystemClock
+from holdfast.engine import filling
 from holdfast.engine.catalog import list_checkpoints
 from holdfast.engine.filling import FillProgress, fill_slot, seal_slot
 from holdfast.engine.save import PartPlan, all_anew, write_part
+from holdfast.errors import StorageError
 from holdfast.format.layout import Chunk, image_layout
 from holdfast.format.names import CheckpointId
 from holdfast.format.records import ArraySpec, CheckpointSpec, PartRecord
@@ -26,6 +29,14 @@ SHAPES = {"big": (5, 1 << 20), "small": (7,), "none": (0, 3), "wide": (3, 700_00
 ARRAYS = {
     name: random_array(shape, "float32", seed) for seed, (name, shape) in enumerate(SHAPES.items())
 }
+
+
+@pytest.fixture(params=[1, 4], ids=["one_thread", "four_threads"])
+def thread_count(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(filling, "PARALLEL_SIZE_BYTES", 0)
+    monkeypatch.setattr(filling, "PARALLEL_PIECE_BYTES", 0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(request.param)))
+    return request.param
 
 
 @pytest.fixture
@@ -59,6 +70,7 @@ def chunk_bytes(chunk: Chunk) -> memoryview:
     return memoryview(array.reshape(-1).view(np.uint8))
 
 
+@pytest.mark.usefixtures("thread_count")
 def test_a_slot_sealed_while_it_is_filled_is_what_a_store_would_have_been_given(
     plan: PartPlan, memory: RamStore, tmp_path: Path
 ) -> None:
@@ -72,14 +84,14 @@ def test_a_slot_sealed_while_it_is_filled_is_what_a_store_would_have_been_given(
         return chunk_bytes(chunk)
 
     with (
-        contextlib.closing(memory.begin(plan.layout.size_bytes)) as filling,
+        contextlib.closing(memory.begin(plan.layout.size_bytes)) as slot,
         ThreadPoolExecutor(2) as pool,
     ):
         progress = FillProgress()
         sealing: Future[PartRecord | None] = pool.submit(
-            seal_slot, memory, filling, plan, all_anew(plan), progress.wait_for
+            seal_slot, memory, slot, plan, all_anew(plan), progress.wait_for
         )
-        filled = pool.submit(fill_slot, filling, plan.layout, one_by_one, progress)
+        filled = pool.submit(fill_slot, slot, plan.layout, one_by_one, progress)
         for _ in range(3):
             assert not sealing.done()
             assert not list_checkpoints(memory)
@@ -93,6 +105,7 @@ def test_a_slot_sealed_while_it_is_filled_is_what_a_store_would_have_been_given(
     assert data == (tmp_path / f"checkpoints/{ID}/image-00000-of-00001.safetensors").read_bytes()
 
 
+@pytest.mark.usefixtures("thread_count")
 @pytest.mark.parametrize("blocks", [0, 1, 2])
 def test_a_slot_whose_filling_ends_early_is_never_sealed(
     plan: PartPlan, memory: RamStore, blocks: int
@@ -105,13 +118,40 @@ def test_a_slot_whose_filling_ends_early_is_never_sealed(
         return chunk_bytes(chunk)
 
     with (
-        contextlib.closing(memory.begin(plan.layout.size_bytes)) as filling,
+        contextlib.closing(memory.begin(plan.layout.size_bytes)) as slot,
         ThreadPoolExecutor(1) as pool,
     ):
         progress = FillProgress()
-        sealing = pool.submit(seal_slot, memory, filling, plan, all_anew(plan), progress.wait_for)
+        sealing = pool.submit(seal_slot, memory, slot, plan, all_anew(plan), progress.wait_for)
         with pytest.raises(KeyboardInterrupt):
-            fill_slot(filling, plan.layout, interrupted, progress)
+            fill_slot(slot, plan.layout, interrupted, progress)
         progress.end()
         assert sealing.result(30) is None
     assert not list_checkpoints(memory)
+
+
+@pytest.mark.usefixtures("thread_count")
+@pytest.mark.parametrize("failing_at", [0, 1, 5])
+def test_a_thread_that_fails_ends_the_filling_and_is_told(
+    plan: PartPlan, memory: RamStore, monkeypatch: pytest.MonkeyPatch, failing_at: int
+) -> None:
+    told: list[int] = []
+    with contextlib.closing(memory.begin(plan.layout.size_bytes)) as slot:
+        write, lock = slot.write, threading.Lock()
+
+        def failing(offset_bytes: int, data: memoryview) -> None:
+            with lock:
+                told.append(offset_bytes)
+                if len(told) == failing_at + 1:
+                    raise StorageError("no more")
+            write(offset_bytes, data)
+
+        monkeypatch.setattr(slot, "write", failing)
+        progress = FillProgress()
+        with pytest.raises(StorageError, match="no more"):
+            fill_slot(slot, plan.layout, chunk_bytes, progress)
+        count = len(told)
+        assert count <= failing_at + 1 + filling.THREAD_COUNT_MAX
+        progress.end()
+        assert not progress.wait_for(plan.layout.size_bytes)
+    assert len(told) == count

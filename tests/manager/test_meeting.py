@@ -11,7 +11,7 @@ from holdfast.agent import protocol, words
 from holdfast.agent.state import Policies
 from holdfast.format.names import CheckpointId
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy
-from tests.trust.in_process import InProcessHost, Trainer, in_process_host
+from tests.trust.in_process import InProcessHost, StepClock, Trainer, in_process_host
 
 
 class Ranks:
@@ -124,3 +124,38 @@ def test_what_a_rank_left_without_is_given_up_and_told(ranks: Ranks) -> None:
     ranks.host.call(ranks.service.detach(request, ranks.trainer.process.pid))
     ranks.host.settle()
     assert ranks.told() == [("dropped", half)]
+
+
+def test_the_next_save_is_wanted_about_a_step_before_the_last_one_is_durable(
+    tmp_path: Path,
+) -> None:
+    clock = StepClock()
+    with in_process_host(tmp_path, clock=clock) as host:
+        host.start_agent()
+        trainer = host.attach()
+        host.state.durable_policies = Policies(save=ContinuousCheckpointingPolicy())
+        assert host.state.group is not None
+        seat = host.state.group.members[0].seat
+        assert host.service is not None
+        decider, values = host.service._decider, host.state.words.values
+
+        def step_to(step: int) -> int:
+            values[words.step_word(seat)] = step
+            decider.tick()
+            return values[words.TARGET_DURABLE]
+
+        # A step takes ten seconds, and one checkpoint is on its way.
+        step_to(0)
+        clock.sleep(10)
+        values[words.taken_word(seat)] = 1
+        step_to(1)
+        host.save(trainer, 1)
+        assert host.state.ledger.is_saving()
+        host.state.durable_at_secs = None
+        assert step_to(1) == words.NEVER
+        host.state.durable_at_secs = clock.monotonic() + 25
+        assert step_to(1) == words.NEVER
+        clock.sleep(14)
+        assert step_to(1) == words.NEVER
+        clock.sleep(2)
+        assert step_to(1) == 2

@@ -39,7 +39,9 @@ def test_ram_is_saved_as_often_as_its_own_policy_says(one_host: Host, tmp_path: 
     wait_until(lambda: [e["step"] for e in events(run, "committed")] == [0, 10, 20, 24])
 
 
-def test_continuous_never_overlaps_saves(one_host: Host, tmp_path: Path) -> None:
+def test_continuous_is_at_most_one_checkpoint_ahead_of_the_one_that_is_written(
+    one_host: Host, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     with holdfast.CheckpointManager(run) as manager:
         for step in range(300):
@@ -47,8 +49,12 @@ def test_continuous_never_overlaps_saves(one_host: Host, tmp_path: Path) -> None
             time.sleep(0.002)
     story = [(e["event"], e["step"]) for e in events(run, "sealed", "committed")]
     assert len(story) >= 6
-    assert [event for event, _ in story] == ["sealed", "committed"] * (len(story) // 2)
-    assert all(a[1] == b[1] for a, b in zip(story[::2], story[1::2], strict=True))
+    sealed = [step for event, step in story if event == "sealed"]
+    assert sealed == [step for event, step in story if event == "committed"]
+    waiting = 0
+    for event, _ in story:
+        waiting += 1 if event == "sealed" else -1
+        assert 0 <= waiting <= 2
 
 
 def test_continuous_respects_the_minimum_interval(one_host: Host, tmp_path: Path) -> None:

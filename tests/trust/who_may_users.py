@@ -143,8 +143,10 @@ class Users:
 def open_to_all(folder: Path) -> None:
     """Takes the mode bits away as a hindrance, so that only the other checks are left."""
     for path in (folder.parent, folder, *folder.rglob("*")):
-        if not stat.S_ISLNK(path.lstat().st_mode):
-            path.chmod(0o777)
+        # The agent lives, and may replace or remove a file meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISLNK(path.lstat().st_mode):
+                path.chmod(0o777)
 
 
 def why_not() -> str | None:

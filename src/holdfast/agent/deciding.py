@@ -7,6 +7,8 @@ and is dropped, and the next target lies further ahead.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from holdfast.agent import words
 from holdfast.agent.ledger import Entry
 from holdfast.agent.state import AgentState
@@ -17,6 +19,23 @@ MARGIN_MAX = 64
 NANOSECONDS = 1e9
 
 
+@dataclass(slots=True)
+class Pace:
+    """How long a step takes, as the published steps tell."""
+
+    step_secs: float | None = None
+    _step: int = words.NO_STEP
+    _at_secs: float = 0.0
+
+    def see(self, step: int, now_secs: float) -> None:
+        """Takes the highest step that is published now."""
+        if step == self._step:
+            return
+        if self._step != words.NO_STEP and step > self._step:
+            self.step_secs = (now_secs - self._at_secs) / (step - self._step)
+        self._step, self._at_secs = step, now_secs
+
+
 class Decider:
     """Sets and clears the target words."""
 
@@ -24,13 +43,15 @@ class Decider:
         self._state = state
         self._margin = 0
         self._begun_step = words.NO_STEP
+        self._pace = Pace()
         self._last: dict[int, CheckpointInfo] = {}
 
     def tick(self) -> None:
         """Sets whatever target is due now."""
-        if self._state.group is None or not self._state.group.living:
+        if self._state.group is None or not self._state.group.present:
             return
         self._clear_served()
+        self._pace.see(self._highest(), self._state.clock.monotonic())
         preempted = self._is_told_to_stop()
         if preempted and self._word(words.TARGET_PREEMPTION) == words.NEVER:
             target = self.request(words.TARGET_DURABLE)
@@ -42,10 +63,8 @@ class Decider:
     def request(self, word: int) -> int:
         """Sets a target for the first step that no rank has published, and returns it."""
         group = self._state.group
-        living = group.living if group else []
-        published = [self._word(words.step_word(member.seat)) for member in living]
-        margin = self._margin if len(living) > 1 else 0
-        target = max(published, default=words.NO_STEP) + 1 + margin
+        margin = self._margin if group and len(group.present) > 1 else 0
+        target = self._highest() + 1 + margin
         self._state.words.values[word] = min(target, self._word(word))
         return self._word(word)
 
@@ -63,7 +82,7 @@ class Decider:
         for word in (words.TARGET_DURABLE, words.TARGET_RAM):
             target = self._word(word)
             if group is not None and target <= self._begun_step:
-                seats = [member.seat for member in group.living]
+                seats = [member.seat for member in group.present]
                 if all(self._has_read(seat, target) for seat in seats):
                     self._state.words.values[word] = words.NEVER
 
@@ -94,25 +113,44 @@ class Decider:
     def _decide(self, word: int, policy: SaveDecisionPolicy | None, preempted: bool) -> None:
         if policy is None or self._word(word) != words.NEVER:
             return
-        is_filling = bool(self._state.filling)
-        is_saving = is_filling or (word == words.TARGET_DURABLE and self._state.ledger.is_saving())
         context = SaveContext(
             now=self._state.clock.now(),
-            is_saving_in_progress=is_saving,
+            is_saving_in_progress=self._is_saving(word),
             reached_preemption=preempted and not self._has_saved_preemption(),
             save_cost_secs=self._save_cost_secs(),
         )
         last = self._last.get(word)
-        group = self._state.group
-        published = [self._word(words.step_word(m.seat)) for m in group.living] if group else []
-        step = max(published, default=words.NO_STEP) + 1
-        if policy.should_save(step, [last] if last else [], context=context):
+        if policy.should_save(self._highest() + 1, [last] if last else [], context=context):
             self.request(word)
+
+    def _is_saving(self, word: int) -> bool:
+        """Whether a checkpoint is in progress in that tier.
+
+        One that will be durable within about a step, if it takes as long as the last one, is in
+        progress no more: so the next one is sealed about then, and storage does not wait for the
+        training.
+        """
+        state = self._state
+        if state.filling:
+            return True
+        if word != words.TARGET_DURABLE or not state.ledger.is_saving():
+            return False
+        step_secs = self._pace.step_secs
+        if state.durable_at_secs is None or step_secs is None:
+            return True
+        is_one = sum(e.is_pending for e in state.ledger) == 1
+        return not is_one or state.durable_at_secs - state.clock.monotonic() > step_secs
+
+    def _highest(self) -> int:
+        """The highest step that a rank has published."""
+        group = self._state.group
+        seats = [member.seat for member in group.present] if group else []
+        return max((self._word(words.step_word(seat)) for seat in seats), default=words.NO_STEP)
 
     def _save_cost_secs(self) -> float | None:
         """What a checkpoint costs the rank that it costs most; None until one of them knows."""
         group = self._state.group
-        costs = [self._word(words.cost_word(m.seat)) for m in group.living] if group else []
+        costs = [self._word(words.cost_word(m.seat)) for m in group.present] if group else []
         known = [cost for cost in costs if cost != words.NO_COST]
         return max(known) / NANOSECONDS if known else None
 
@@ -123,7 +161,7 @@ class Decider:
     def _is_told_to_stop(self) -> bool:
         group = self._state.group
         return group is not None and any(
-            self._word(words.notice_word(member.seat)) for member in group.living
+            self._word(words.notice_word(member.seat)) for member in group.present
         )
 
     def _word(self, index: int) -> int:

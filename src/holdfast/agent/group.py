@@ -55,12 +55,19 @@ class Group:
     count: int
     members: dict[int, Member] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
+    ended: set[int] = field(default_factory=set)
     is_broken: bool = False
 
     @property
     def living(self) -> list[Member]:
         """The members that are attached and run."""
         return [m for m in self.members.values() if m.is_alive]
+
+    @property
+    def present(self) -> list[Member]:
+        """The members that have not left, and whose end was not noticed: a look at no process."""
+        gone = self.left | self.ended
+        return [m for m in self.members.values() if m.rank not in gone]
 
     def record(self) -> GroupRecord:
         """What its file says."""

@@ -225,6 +225,7 @@ class Joining:
         self._state.words.values[words.taken_word(member.seat)] = words.NO_STEP
         group.members[rank] = member
         group.left.discard(rank)
+        group.ended.discard(rank)
         groups.write_group(self._state.folder / GROUP, group)
         self._follow(member)
         return member
@@ -256,6 +257,7 @@ class Joining:
         if group is None or group.members.get(member.rank) != member or member.rank in group.left:
             return
         group.is_broken = True
+        group.ended.add(member.rank)
         self._state.events.write("trainer_lost", rank=member.rank, pid=member.pid)
         self._gone(group, member)
 

@@ -45,6 +45,7 @@ class Keeper:
         self._pool = ThreadPoolExecutor(1, "holdfast-keep")
         self._task: asyncio.Task[None] | None = None
         self._retry_at = 0.0
+        self._last_secs: float | None = None
         self._infos: dict[CheckpointId, CheckpointInfo] = {}
         self._judged: set[CheckpointId] = set()
         self._has_told_ram = False
@@ -214,6 +215,7 @@ class Keeper:
     async def _make_durable(self, entry: Entry) -> None:
         state = self._state
         started = state.clock.monotonic()
+        state.durable_at_secs = None if self._last_secs is None else started + self._last_secs
         try:
             size = await self._run(
                 self._persist, entry.id, entry.part_count, frozenset(entry.durable)
@@ -232,7 +234,8 @@ class Keeper:
         else:
             entry.is_committed = True
             entry.durable = set(range(entry.part_count))
-            secs = round(state.clock.monotonic() - started, 4)
+            self._last_secs = state.clock.monotonic() - started
+            secs = round(self._last_secs, 4)
             state.events.write("committed", entry.id, bytes=size, secs=secs)
             info = self._infos[entry.id]
             data = _info_message(entry.id, info)

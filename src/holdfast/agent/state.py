@@ -55,6 +55,9 @@ class AgentState:
     peer_address: str | None = None
     ledger: Ledger = field(default_factory=Ledger)
     notices: NoticeBoard = field(default_factory=NoticeBoard)
+    durable_at_secs: float | None = None
+    """When the checkpoint that is being written will be durable, if it takes as long as the last
+    one; by the monotonic clock."""
     filling: dict[int, CheckpointId] = field(default_factory=dict)
     handed_out: dict[int, str] = field(default_factory=dict)
     wake: Callable[[], None] = lambda: None

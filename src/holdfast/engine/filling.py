@@ -6,8 +6,10 @@ written, and are done a moment after the last byte stands there.
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from holdfast.engine.save import ChunkBytes, PartImages, PartPlan, put_record
 from holdfast.format.digests import block_ranges, digest
@@ -18,6 +20,10 @@ from holdfast.store.contract import Store
 from holdfast.store.ram import Filling
 
 TELL_SIZE_BYTES = 8 * 1024 * 1024
+PARALLEL_SIZE_BYTES = 32 * 1024 * 1024
+PARALLEL_PIECE_BYTES = 256 * 1024
+"""Of smaller ones each costs more in Python than in memory, and Python runs one thread."""
+THREAD_COUNT_MAX = 4
 
 
 class FillProgress:
@@ -65,25 +71,97 @@ def fill_slot(
 
 def fill_chunks(
     filling: Filling,
-    chunks: Iterable[Chunk],
+    chunks: Sequence[Chunk],
     chunk_bytes: ChunkBytes,
     tell: Callable[[int], None] = lambda upto_bytes: None,
 ) -> None:
     """Copies chunks of an image into a slot; tells now and then how far it is.
 
+    Large ones are copied by several threads, because one does not move what the memory could.
+
     Raises:
         StorageError: somebody changed the slot.
     """
-    told_bytes = 0
+    pieces = _Pieces(chunks, chunk_bytes, tell)
+    helper_count = _helper_count(chunks)
+    if not helper_count:
+        pieces.copy_into(filling)
+        return
+    with ThreadPoolExecutor(helper_count, "holdfast-fill") as pool:
+        try:
+            helping = [pool.submit(pieces.copy_into, filling) for _ in range(helper_count)]
+            pieces.copy_into(filling)
+            for help_ in helping:
+                help_.result()
+        finally:
+            # Also after a Ctrl-C: when this is left, nobody writes to the slot any more.
+            pieces.stop()
+
+
+def _helper_count(chunks: Sequence[Chunk]) -> int:
+    """How many threads are worth starting besides the one that waits."""
+    total_bytes = sum(chunk.size_bytes for chunk in chunks)
+    if total_bytes < PARALLEL_SIZE_BYTES or total_bytes < len(chunks) * PARALLEL_PIECE_BYTES:
+        return 0
+    return min(len(os.sched_getaffinity(0)), THREAD_COUNT_MAX) - 1
+
+
+class _Pieces:
+    """The pieces of an image in their order, for several threads."""
+
+    def __init__(
+        self, chunks: Iterable[Chunk], chunk_bytes: ChunkBytes, tell: Callable[[int], None]
+    ) -> None:
+        self._left = _pieces(chunks, chunk_bytes)
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._taken_count = 0
+        self._copied: dict[int, int] = {}
+        self._first_open = 0
+        self._upto_bytes = self._told_bytes = 0
+        self._is_stopped = False
+
+    def copy_into(self, filling: Filling) -> None:
+        """Copies pieces until none is left."""
+        try:
+            while (piece := self._take()) is not None:
+                number, offset_bytes, data = piece
+                filling.write(offset_bytes, data)
+                self._note(number, offset_bytes + len(data))
+        finally:
+            # Where one thread fails, the others need not go on.
+            self.stop()
+
+    def stop(self) -> None:
+        """No more pieces are given out."""
+        self._is_stopped = True
+
+    def _take(self) -> tuple[int, int, memoryview] | None:
+        with self._lock:
+            found = None if self._is_stopped else next(self._left, None)
+            if found is None:
+                return None
+            number, self._taken_count = self._taken_count, self._taken_count + 1
+            return number, *found
+
+    def _note(self, number: int, upto_bytes: int) -> None:
+        """A piece stands in the slot: tells how far all that comes before stands there too."""
+        with self._lock:
+            self._copied[number] = upto_bytes
+            while self._first_open in self._copied:
+                self._upto_bytes = self._copied.pop(self._first_open)
+                self._first_open += 1
+            if self._upto_bytes - self._told_bytes >= TELL_SIZE_BYTES:
+                self._told_bytes = self._upto_bytes
+                self._tell(self._told_bytes)
+
+
+def _pieces(chunks: Iterable[Chunk], chunk_bytes: ChunkBytes) -> Iterator[tuple[int, memoryview]]:
     for chunk in chunks:
-        if not chunk.size_bytes:
-            continue
-        data = chunk_bytes(chunk)
-        for start, stop in block_ranges(chunk.size_bytes):
-            filling.write(chunk.offset_bytes + start, data[start:stop])
-            if chunk.offset_bytes + stop - told_bytes >= TELL_SIZE_BYTES:
-                told_bytes = chunk.offset_bytes + stop
-                tell(told_bytes)
+        if chunk.size_bytes:
+            data = chunk_bytes(chunk)
+            for start, stop in block_ranges(chunk.size_bytes):
+                yield chunk.offset_bytes + start, data[start:stop]
 
 
 def seal_slot(

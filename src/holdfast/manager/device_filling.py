@@ -58,7 +58,7 @@ class DeviceFilling:
             self._transfer = memory.start(list(ranges.values()))
         with contextlib.ExitStack() as on_error:
             on_error.callback(self._end)
-            others = (chunk for chunk in layout.chunks if chunk not in ranges)
+            others = [chunk for chunk in layout.chunks if chunk not in ranges]
             fill_chunks(filling, others, snapshot.chunk_bytes)
             on_error.pop_all()
         return self

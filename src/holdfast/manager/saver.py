@@ -93,7 +93,7 @@ class Saver:
         self._parts.forget()
 
     def get_ready(self) -> None:
-        """Nothing is being saved any more: a slot may be made ready for the next time."""
+        """A save is sealed, or has ended: a slot may be made ready for the next time."""
         with self._changed:
             self._is_getting_ready = True
             self._changed.notify_all()
@@ -172,8 +172,7 @@ class Saver:
             self._next_slot, self._pin = self._slot_after(job), job.snapshot.pin
             job.snapshot.release()
             self._set_at_storage(False)
-        if self._progress.is_idle:
-            self.get_ready()
+        self.get_ready()
 
     def _slot_after(self, job: Job) -> protocol.WantSpare | None:
         """What the next save will want, if it is like this one."""

@@ -44,7 +44,8 @@ class SaveContext(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         now: the present time.
-        is_saving_in_progress: an earlier checkpoint is not yet durable.
+        is_saving_in_progress: an earlier checkpoint is not yet durable, nor will it be within about
+            a step.
         reached_preemption: somebody told the run that it will have to stop soon.
         save_cost_secs: the training time that one checkpoint costs, as measured on the last ones;
             None until it is known.
