@@ -39,7 +39,7 @@ def test_ram_is_saved_as_often_as_its_own_policy_says(one_host: Host, tmp_path: 
     wait_until(lambda: [e["step"] for e in events(run, "committed")] == [0, 10, 20, 24])
 
 
-def test_continuous_is_at_most_one_checkpoint_ahead_of_the_one_that_is_written(
+def test_continuous_is_at_most_one_checkpoint_ahead_of_what_is_written(
     one_host: Host, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
