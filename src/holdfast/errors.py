@@ -77,6 +77,10 @@ class FencedError(HoldfastError):
     """A newer attempt took the run over: this process must stop; nothing more is saved."""
 
 
+class ProcessLostError(HoldfastError):
+    """Another process of the job failed, ended or never came: stop this one, start the job anew."""
+
+
 class SaveFailedError(HoldfastError):
     """A background save failed; training may go on, the next save is tried anew.
 
@@ -95,3 +99,14 @@ class AgentUnavailableError(HoldfastError):
 
 class WaitTimeoutError(HoldfastError, TimeoutError):
     """What was waited for did not happen in the time given; it still goes on."""
+
+
+def error_named(name: str, message: str) -> HoldfastError:
+    """The error that another process raised; one of a class that is not known here is a plain one.
+
+    `SaveFailedError` is a plain one too: it has a step besides its message.
+    """
+    kind = globals().get(name)
+    if not (isinstance(kind, type) and issubclass(kind, HoldfastError)) or kind is SaveFailedError:
+        return HoldfastError(message)
+    return kind(message)

@@ -130,13 +130,7 @@ def _failure(body: bytes) -> errors.HoldfastError:
         failure = msgspec.json.decode(body, type=protocol.Failure)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return errors.AgentUnavailableError(f"the agent answered {body[:200]!r}")
-    kind = getattr(errors, failure.error, None)
-    if not (isinstance(kind, type) and issubclass(kind, errors.HoldfastError)):
-        kind = errors.HoldfastError
-    if kind is errors.SaveFailedError:
-        # It has a step besides; no route of an agent answers with it.
-        kind = errors.HoldfastError
-    return kind(failure.message)
+    return errors.error_named(failure.error, failure.message)
 
 
 def answers(folder: Path) -> bool:
