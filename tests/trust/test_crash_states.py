@@ -20,6 +20,7 @@ import pytest
 from holdfast.engine.sources import readable
 from holdfast.errors import HoldfastError
 from holdfast.format.names import CheckpointId
+from holdfast.manager.decisions import Decisions, OneProcess
 from holdfast.manager.opening import open_run
 from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LocalFileSystem
@@ -366,15 +367,6 @@ def test_the_death_of_all_processes_alone_needs_no_sync() -> None:
     Tally(FAST_SHARE).try_all(log, deaths(log, start_of(log)), with_ram=True)
 
 
-class OneProcess:
-    """A job of one process, as the manager asks for it."""
-
-    rank, count = 0, 1
-
-    def agree(self, name: str, value: str) -> str:
-        return value
-
-
 def test_a_run_whose_making_was_cut_off_is_opened() -> None:
     with memory_folder() as folder:
         log = recorded(first_save, Path(folder))
@@ -384,7 +376,9 @@ def test_a_run_whose_making_was_cut_off_is_opened() -> None:
             for place in places(Path(folder)).values():
                 place.mkdir()
             materialise(state.tree, places(Path(folder)))
-            open_run(Path(folder) / "disk" / "runs" / "one", OneProcess(), StepClock(tokens=1000))
+            clock = StepClock(tokens=1000)
+            directory = Path(folder) / "disk" / "runs" / "one"
+            open_run(directory, Decisions(OneProcess(), clock), clock)
 
 
 class Meanwhile(LocalFileSystem):

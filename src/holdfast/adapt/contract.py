@@ -147,14 +147,54 @@ class Restoration(Protocol):
         ...
 
 
+class KeyValues(Protocol):
+    """Words that every process of a job can put and read: the framework's own service.
+
+    Keys are names with slashes between them. Every call ends by itself, and waits for no process.
+
+    Raises:
+        ProcessLostError: the service does not answer; so from every call.
+    """
+
+    def put_if_absent(self, key: str, value: str) -> bool:
+        """Puts a word that is never changed; False where one stands already."""
+        ...
+
+    def get(self, key: str) -> str | None:
+        """The word, None where there is none (yet)."""
+        ...
+
+    def below(self, folder: str) -> dict[str, str]:
+        """All words whose keys begin with `folder` and a slash, by what follows that."""
+        ...
+
+    def delete(self, folder: str) -> None:
+        """Removes all words whose keys begin with `folder` and a slash; there may be none."""
+        ...
+
+
 class Processes(Protocol):
-    """The processes of one training job."""
+    """The processes of one training job.
+
+    Attributes:
+        rank: this process's index, from 0.
+        count: how many there are.
+        slice_index: the slice of this process's devices; None where the job has one slice only, or
+            the devices do not tell.
+    """
 
     rank: int
     count: int
 
-    def agree(self, name: str, value: str) -> str:
-        """Rank 0's `value`, on every rank; each `name` serves once."""
+    @property
+    def slice_index(self) -> int | None: ...
+
+    def key_values(self) -> KeyValues:
+        """The words that the processes share.
+
+        Raises:
+            InvalidArgumentError: the framework's service was not started.
+        """
         ...
 
 

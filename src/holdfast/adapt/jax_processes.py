@@ -1,13 +1,21 @@
-"""The processes of a JAX job, and how they agree on a word: JAX's own key-value service."""
+"""The processes of a JAX job, and the words that they share: JAX's own key-value service.
+
+The service is a part of rank 0's process. No call here is a collective, and none waits for another
+process: JAX's waiting calls leave a request behind in the service for each wait that ran out.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 from jax._src import distributed
 
-AGREE_TIMEOUT_MS = 120_000
+from holdfast.errors import InvalidArgumentError, ProcessLostError
+
+# How the messages of the service's errors begin.
+_NOT_FOUND = "NOT_FOUND"
+_ALREADY_EXISTS = "ALREADY_EXISTS"
 
 
 class JaxProcesses:
@@ -17,13 +25,64 @@ class JaxProcesses:
         self.rank = jax.process_index()
         self.count = jax.process_count()
 
-    def agree(self, name: str, value: str) -> str:
-        if self.count == 1:
-            return value
+    @property
+    def slice_index(self) -> int | None:
+        indices = {getattr(device, "slice_index", None) for device in jax.devices()}
+        own = {getattr(device, "slice_index", None) for device in jax.local_devices()}
+        return own.pop() if len(indices) > 1 and len(own) == 1 else None
+
+    def key_values(self) -> JaxKeyValues:
         # The client has no public name; checkpointing libraries reach for it here.
         client: Any = distributed.global_state.client
-        key = f"holdfast/{name}"
-        if self.rank == 0:
-            client.key_value_set(key, value)
-            return value
-        return str(client.blocking_key_value_get(key, AGREE_TIMEOUT_MS))
+        if client is None:
+            raise InvalidArgumentError(
+                f"find the other processes: this job has {self.count}, and jax.distributed, by "
+                "which they find each other, is not started; call jax.distributed.initialize() "
+                "first, and jax.distributed.shutdown() last"
+            )
+        return JaxKeyValues(client)
+
+
+class JaxKeyValues:
+    """JAX's service; see `holdfast.adapt.contract.KeyValues`."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def put_if_absent(self, key: str, value: str) -> bool:
+        try:
+            self._client.key_value_set(key, value)
+        except jax.errors.JaxRuntimeError as error:
+            if str(error).startswith(_ALREADY_EXISTS):
+                return False
+            _raise_lost(f"put {key}", error)
+        return True
+
+    def get(self, key: str) -> str | None:
+        try:
+            return str(self._client.key_value_try_get(key))
+        except jax.errors.JaxRuntimeError as error:
+            if str(error).startswith(_NOT_FOUND):
+                return None
+            _raise_lost(f"get {key}", error)
+
+    def below(self, folder: str) -> dict[str, str]:
+        start = f"{folder}/"
+        try:
+            found = self._client.key_value_dir_get(start)
+        except jax.errors.JaxRuntimeError as error:
+            _raise_lost(f"list {folder}", error)
+        return {key.removeprefix(start): value for key, value in found}
+
+    def delete(self, folder: str) -> None:
+        try:
+            self._client.key_value_delete(f"{folder}/")
+        except jax.errors.JaxRuntimeError as error:
+            _raise_lost(f"delete {folder}", error)
+
+
+def _raise_lost(action: str, error: Exception) -> NoReturn:
+    raise ProcessLostError(
+        f"{action} in jax.distributed's key-value service: {str(error).splitlines()[0]}. Rank 0's "
+        "process holds it; look at that one's log, stop this process and start the job again"
+    ) from error

@@ -16,6 +16,7 @@ from holdfast.errors import (
     ObjectNotFoundError,
 )
 from holdfast.format.names import CHECKPOINTS
+from holdfast.manager.decisions import Decisions, OneProcess
 from holdfast.manager.opening import open_run, run_directory
 from holdfast.manager.view import View, look
 from holdfast.store.contract import Store
@@ -87,7 +88,7 @@ def read_damaged(directory: Path) -> tuple[Run, HoldfastError | None]:
 def made_where_missing(directory: Path) -> Run:
     """The same, of a run that is made where there is none."""
     clock = SystemClock()
-    opened = open_run(run_directory(directory), _Alone(), clock)
+    opened = open_run(directory, Decisions(OneProcess(), clock), clock)
     ram = ram_store(opened.run_id, host_name(), clock)
     return Run(directory=opened.directory, run_id=opened.run_id, durable=opened.durable, ram=ram)
 
@@ -102,13 +103,3 @@ def ram_store(run_id: str, host: str, clock: Clock) -> RamStore | None:
 
 def _reads_only(size_bytes: int) -> str:
     raise AssertionError("the command line does not write to RAM")
-
-
-class _Alone:
-    """The processes of a job of one."""
-
-    rank = 0
-    count = 1
-
-    def agree(self, name: str, value: str) -> str:
-        return value

@@ -31,9 +31,10 @@ from holdfast.errors import FencedError, HoldfastError, StepExistsError, WaitTim
 from holdfast.format.names import STEP_MAX, CheckpointId
 from holdfast.manager import arguments
 from holdfast.manager.attaching import agent_config, attach_request
+from holdfast.manager.decisions import Decisions
 from holdfast.manager.link import Link
 from holdfast.manager.metadata import CheckpointMetadata, metadata_of
-from holdfast.manager.opening import open_run, run_directory
+from holdfast.manager.opening import open_run
 from holdfast.manager.options import Options, RamTier, checked_signals
 from holdfast.manager.overhead import OverheadMeter, meter_for
 from holdfast.manager.own_policies import OwnPolicyThread, history, own_policies
@@ -101,7 +102,8 @@ class CheckpointManager:
         self._clock: Clock = SystemClock()
         self._framework = _framework()
         self._processes = self._framework.processes()
-        self._run = open_run(run_directory(directory), self._processes, self._clock)
+        self._decisions = Decisions(self._processes, self._clock)
+        self._run = open_run(directory, self._decisions, self._clock)
         self._progress = Progress()
         self._own: OwnPolicyThread | None = None
         self._is_closed = False

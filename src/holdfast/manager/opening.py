@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.adapt.contract import Processes
 from holdfast.clock import Clock
 from holdfast.engine.run import create_run, read_run
-from holdfast.errors import HoldfastError, InvalidArgumentError, NotARunError, StorageError
+from holdfast.errors import InvalidArgumentError, NotARunError
 from holdfast.format.names import RUN_FILE
+from holdfast.manager.decisions import Decisions
 from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LOCAL
 from holdfast.store.files import UNFINISHED, make_folder, translated
 
-_openings: Iterator[int] = itertools.count()
+OPEN_SECS = 600.0
+"""How long the processes wait for each other: one may have more to load than another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,28 +48,24 @@ def run_directory(directory: object) -> Path:
     return Path(os.path.abspath(str(text)))
 
 
-def open_run(directory: Path, processes: Processes, clock: Clock) -> OpenRun:
+def open_run(directory: object, decisions: Decisions, clock: Clock) -> OpenRun:
     """Opens the run in `directory` on all processes; rank 0 makes it where there is none.
 
     Raises:
-        NotARunError, NewerFormatError, StorageError: told by name; nothing was changed.
+        NotARunError, NewerFormatError, StorageError: told by name, and raised by all processes;
+            nothing was changed.
+        InvalidArgumentError: as `run_directory`, and as `Decisions.decide`.
+        ProcessLostError: as `Decisions.decide`.
     """
-    durable = DiskStore(directory, clock)
-    name = f"{directory}/{next(_openings)}"
-    if processes.rank == 0:
-        try:
-            run_id = _open_or_create(directory, durable, clock)
-        except HoldfastError as error:
-            if processes.count > 1:
-                processes.agree(name, f"error {error}")
-            raise
-        word = processes.agree(name, f"{run_id} {clock.token()}")
-    else:
-        word = processes.agree(name, "")
-    run_id, _, group = word.partition(" ")
-    if run_id == "error":
-        raise StorageError(f"rank 0 could not open the run: {group}")
-    return OpenRun(directory=directory, run_id=run_id, group=group, durable=durable)
+    with decisions.telling("open the run"):
+        path = run_directory(directory)
+    durable = DiskStore(path, clock)
+
+    def opened(_: list[str]) -> str:
+        return f"{_open_or_create(path, durable, clock)} {clock.token()}"
+
+    run_id, _, group = decisions.decide("open the run", "", opened, OPEN_SECS).partition(" ")
+    return OpenRun(directory=path, run_id=run_id, group=group, durable=durable)
 
 
 def _open_or_create(directory: Path, durable: DiskStore, clock: Clock) -> str:
