@@ -94,14 +94,18 @@ def test_a_store_forgets_the_folders_that_another_one_removed() -> None:
                 writer.put(key, 1, [b"x"])
                 remover.delete(key)
 
+        def held_bytes_after(first: int) -> int:
+            tracemalloc.start()
+            try:
+                write_and_remove(first, 2000)
+                return tracemalloc.get_traced_memory()[0]
+            finally:
+                tracemalloc.stop()
+
         write_and_remove(0, 300)
-        tracemalloc.start()
-        try:
-            write_and_remove(300, 2000)
-            held_bytes, _ = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-        assert held_bytes < 100_000
+        # Python's table of strings, where pathlib keeps names, doubles now and then, at once. It
+        # does not do so twice in a row; what is leaked is there each time.
+        assert min(held_bytes_after(300), held_bytes_after(2300)) < 100_000
 
 
 @pytest.mark.soak
