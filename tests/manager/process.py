@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import holdfast
 from holdfast import preservation_policy, save_decision_policy
+from holdfast.errors import HoldfastError
 
 WITH_POSITION = json.loads(sys.argv[5]).get("position", True)
 
@@ -89,7 +90,19 @@ def main() -> None:
         preservation_policy=preservation_policy.LatestN(100),
         ram=holdfast.RamTier(linger_secs=30) if todo.get("ram", True) else None,
     ) as manager:
-        start, state = manager.resume(state_at(-1, rank))
+        if todo.get("absent") == rank:
+            say(absent=os.getpid())
+            signal.pause()
+        like = state_at(-1, rank)
+        if todo.get("other_like") == rank:
+            like["another"] = jnp.float32(0)
+        try:
+            start, state = manager.resume(like)
+        except HoldfastError as error:
+            say(error=type(error).__name__, message=str(error))
+            sys.stdout.flush()
+            # JAX's own end would wait for the other processes.
+            os._exit(0)
         say(start=start, right=start == 0 or right(state, start - 1, rank))
         saved = []
         for step in range(start, start + todo["steps"]):

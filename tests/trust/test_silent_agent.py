@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import subprocess
 import time
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import errors
 from holdfast.agent import protocol
 from holdfast.agent.client import PULSE_SECS
 from holdfast.agent.starting import START_SECS
@@ -53,8 +51,18 @@ def _join(one: InProcessHost, rank: int, process: subprocess.Popen[bytes]) -> No
     one.call(one.service.attach(request, process.pid))
 
 
-@pytest.mark.parametrize("leaves", ["killed", "in good order"])
-def test_a_vote_ends_when_another_rank_is_gone(tmp_path: Path, leaves: str) -> None:
+@pytest.mark.parametrize(
+    ("leaves", "told"),
+    [
+        ("killed", "has ended"),
+        ("killed while no agent lives", "has ended"),
+        ("in good order", "has closed its manager"),
+    ],
+)
+def test_trainers_hear_at_once_of_another_rank_that_is_gone(
+    tmp_path: Path, leaves: str, told: str
+) -> None:
+    """They may be waiting for its vote on a restore."""
     with in_process_host(tmp_path) as one, contextlib.ExitStack() as ends:
         one.start_agent()
         service = one.service
@@ -65,21 +73,32 @@ def test_a_vote_ends_when_another_rank_is_gone(tmp_path: Path, leaves: str) -> N
             ends.callback(process.kill)
             _join(one, rank, process)
 
-        async def vote() -> None:
-            ballot = protocol.Vote(group="group", rank=0, round=1, good=True, id=(1, 1))
-            voting = asyncio.ensure_future(service.vote(ballot, processes[0].pid))
-            # The vote waits before the other rank goes.
-            for _ in range(3):
-                await asyncio.sleep(0)
-            if leaves == "killed":
-                processes[1].kill()
-            else:
-                detach = protocol.Detach(group="group", rank=1)
-                await service.detach(detach, processes[1].pid)
-            await asyncio.wait_for(voting, EASE_SECS)
+        if leaves == "killed":
+            processes[1].kill()
+        elif leaves == "killed while no agent lives":
+            one.crash_agent()
+            processes[1].kill()
+            processes[1].wait()
+            one.start_agent()
+            service = one.service
+            assert service is not None
+        else:
+            detach = protocol.Detach(group="group", rank=1)
+            one.call(service.detach(detach, processes[1].pid))
 
-        with pytest.raises(errors.FencedError, match="a process of this job has ended"):
-            one.call(vote())
+        def notices() -> list[protocol.Notice]:
+            one.settle()
+            watch = protocol.Watch(group="group", rank=0, cursor=0)
+            if not one.state.notices._notices:
+                # The agent would wait for one.
+                return []
+            return list(one.call(service.watch(watch, processes[0].pid)).notices)
+
+        wait_until(notices, EASE_SECS)
+        (notice,) = notices()
+        assert (notice.kind, notice.data) == ("gone", "group")
+        rank = f"rank 1 (process {processes[1].pid} on host {one.state.config.host})"
+        assert f"{rank} {told}" in notice.reason
 
 
 def test_a_store_forgets_the_folders_that_another_one_removed() -> None:

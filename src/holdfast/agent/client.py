@@ -25,8 +25,8 @@ from holdfast.agent.location import peer, socket_address
 PULSE_SECS = 10.0
 CALL_SECS = 600.0
 LONG_CALL_SECS = 3660.0
-LONG_CALLS = frozenset({"delete", "judged", "sealed", "vote"})
-"""They wait for whole images that are written before, or for the slowest rank's restore."""
+LONG_CALLS = frozenset({"delete", "judged", "sealed"})
+"""They wait for whole images that are written before."""
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 

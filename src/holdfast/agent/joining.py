@@ -13,6 +13,7 @@ from holdfast.agent import protocol, words
 from holdfast.agent.deciding import Decider
 from holdfast.agent.group import Group, Member
 from holdfast.agent.location import GROUP
+from holdfast.agent.protocol import Notice
 from holdfast.agent.state import AgentState, Policies
 from holdfast.engine.attempts import AttemptStart, begin_attempt, newest_attempt, read_attempts
 from holdfast.engine.sources import readable
@@ -40,6 +41,7 @@ class Joining:
         self._seat = 0
         self._followed: dict[Member, int] = {}
         self._branch: protocol.Branch | None = None
+        self._untold: list[Notice] = []
 
     def adopt(self) -> None:
         """Takes over the group that an agent before this one left, if its processes live."""
@@ -53,8 +55,11 @@ class Joining:
             return
         self._state.group = found
         self._state.events.attempt = found.attempt
-        for member in found.living:
-            self._follow(member)
+        for member in found.members.values():
+            if member.is_alive:
+                self._follow(member)
+            else:
+                self._tell_gone(found, member, "has ended")
 
     async def attach(self, request: protocol.Attach, pid: int) -> protocol.Attached:
         """Seats a trainer; the first of a group begins an attempt.
@@ -131,6 +136,12 @@ class Joining:
             group.left.add(request.rank)
             self._unfollow(group.members[request.rank])
             self._gone(group, group.members[request.rank])
+
+    async def tick(self) -> None:
+        """Tells the other trainers of those that are gone: they may wait for them."""
+        untold, self._untold = self._untold, []
+        for notice in untold:
+            await self._state.notices.post(notice)
 
     def close(self) -> None:
         """Ends the thread, and follows nobody any more."""
@@ -263,6 +274,8 @@ class Joining:
 
     def _gone(self, group: Group, member: Member) -> None:
         state = self._state
+        has_left = member.rank in group.left
+        self._tell_gone(group, member, "has closed its manager" if has_left else "has ended")
         state.filling.pop(member.rank, None)
         state.handed_out.pop(member.rank, None)
         remaining = [m for m in group.living if m.rank not in group.left]
@@ -272,6 +285,13 @@ class Joining:
             groups.write_group(state.folder / GROUP, None)
             self._decider.reset()
         state.wake()
+
+    def _tell_gone(self, group: Group, member: Member, how: str) -> None:
+        reason = (
+            f"rank {member.rank} (process {member.pid} on host {self._state.config.host}) {how}; "
+            "stop this process and start the job again"
+        )
+        self._untold.append(Notice(kind="gone", reason=reason, data=group.group))
 
     def _take_policies(self, request: protocol.Attach) -> None:
         state = self._state

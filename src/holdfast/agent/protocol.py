@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.format.names import ATTEMPT_MAX, PART_COUNT_MAX, STEP_MAX
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 PENDING_COUNT_MIN = 3
 PENDING_COUNT_MAX = 64
@@ -147,7 +147,10 @@ class Watch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that happened. `kind`: committed, failed, dropped, deleted, fenced, judge."""
+    """One thing that happened. `kind`: committed, failed, dropped, deleted, fenced, gone, judge.
+
+    Of a trainer that is gone `data` names the group.
+    """
 
     kind: str
     id: Id | None = None
@@ -160,23 +163,6 @@ class Notices(msgspec.Struct, frozen=True, kw_only=True):
 
     cursor: int
     notices: tuple[Notice, ...]
-
-
-class Vote(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's result of one try to restore; answered when all ranks have voted."""
-
-    group: str
-    rank: Rank
-    round: Number
-    good: bool
-    id: Id | None
-
-
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether all ranks restored that checkpoint; if not, only steps below `limit` remain."""
-
-    good: bool
-    limit: int
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,9 +1,8 @@
-"""Saves under way: slots handed out, parts sealed, checkpoints complete, votes on a restore."""
+"""Saves under way: slots handed out, parts sealed, checkpoints complete."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 from holdfast.agent import protocol, words
 from holdfast.agent.deciding import Decider
@@ -16,12 +15,9 @@ from holdfast.errors import (
     InvalidArgumentError,
     OutOfSpaceError,
     StorageError,
-    WaitTimeoutError,
 )
 from holdfast.format.names import CheckpointId
 
-VOTE_WAIT_SECS = 3600.0
-VOTE_POLL_SECS = 0.5
 SLOTS_PER_RANK = 2
 """What holds the newest checkpoint, and what the next one goes into, where each is one image."""
 
@@ -33,8 +29,6 @@ class Saving:
         self._state = state
         self._decider = decider
         self._keeper = keeper
-        self._votes: dict[tuple[str, int], dict[int, protocol.Vote]] = {}
-        self._voted = asyncio.Condition()
         self._reserving = asyncio.Lock()
         # By rank: of the image that it fills or will fill, and of one of all that it saves.
         self._sizes_bytes: dict[int, int] = {}
@@ -167,44 +161,12 @@ class Saving:
         published = values[words.step_word(member.seat)]
         return published > step and values[words.taken_word(member.seat)] < step
 
-    async def vote(self, request: protocol.Vote) -> protocol.Verdict:
-        """Waits for every rank's vote on one try to restore; good if all are, on one checkpoint."""
-        state = self._state
-        group = state.group
-        if group is None or group.group != request.group:
-            raise FencedError("restore: another attempt has taken the run over; stop this process")
-        async with self._voted:
-            ballot = self._votes.setdefault((request.group, request.round), {})
-            ballot[request.rank] = request
-            self._voted.notify_all()
-
-            def is_over() -> bool:
-                is_gone = state.group is not group or group.is_broken or bool(group.left)
-                return len(ballot) == group.count or is_gone
-
-            deadline = state.clock.monotonic() + VOTE_WAIT_SECS
-            while not is_over():
-                if state.clock.monotonic() > deadline:
-                    raise WaitTimeoutError(
-                        f"restore: {len(ballot)} of {group.count} ranks came to the vote"
-                    )
-                # A rank that ends says nothing here, so each voter looks by itself too.
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._voted.wait(), VOTE_POLL_SECS)
-            if len(ballot) < group.count or group.is_broken:
-                raise FencedError("restore: a process of this job has ended; stop this one")
-            return _verdict(list(ballot.values()))
-
     async def group_changed(self) -> None:
-        """Wakes voters whose group is gone, and takes care of what it left behind."""
+        """Takes care of what the group before this one, if any, left behind."""
         state = self._state
-        current = state.group.group if state.group is not None else None
         attempt = state.group.attempt if state.group is not None else None
-        self._votes = {k: ballot for k, ballot in self._votes.items() if k[0] == current}
         self._sizes_bytes.clear()
         self._whole_sizes_bytes.clear()
-        async with self._voted:
-            self._voted.notify_all()
         in_ram = await self._keeper.parts_in_ram()
         for entry in list(state.ledger):
             if entry.id.attempt != attempt:
@@ -239,12 +201,3 @@ class Saving:
         if checkpoint.step < 0:
             raise InvalidArgumentError(f"save {checkpoint}: the step is negative")
         return checkpoint
-
-
-def _verdict(ballot: list[protocol.Vote]) -> protocol.Verdict:
-    """Good if all restored the same; else all go on below it, or to the lowest that one chose."""
-    chosen = {vote.id for vote in ballot}
-    steps = [-1 if vote.id is None else vote.id[0] for vote in ballot]
-    if len(chosen) == 1:
-        return protocol.Verdict(good=all(vote.good for vote in ballot), limit=steps[0])
-    return protocol.Verdict(good=False, limit=min(steps) + 1)

@@ -35,7 +35,6 @@ def application(service: Service, body_secs: float = BODY_SECS) -> web.Applicati
         "sealed": (protocol.Sealed, service.sealed),
         "abandoned": (protocol.Abandoned, service.abandoned),
         "watch": (protocol.Watch, service.watch),
-        "vote": (protocol.Vote, service.vote),
         "judged": (protocol.Judged, service.judged),
         "request": (protocol.RequestSave, service.request_save),
         "delete": (protocol.Delete, service.delete),

@@ -89,6 +89,7 @@ class Service:
             self._has_served = True
             self._alone_since = self._state.clock.monotonic()
         self._check_place()
+        await self._joining.tick()
         await self._saving.tick()
         self._decider.tick()
         self._keeper.tick()
@@ -147,9 +148,6 @@ class Service:
 
     async def watch(self, request: protocol.Watch, pid: int) -> protocol.Notices:
         return await self._state.notices.after(request.cursor)
-
-    async def vote(self, request: protocol.Vote, pid: int) -> protocol.Verdict:
-        return await self._saving.vote(request)
 
     async def judged(self, request: protocol.Judged, pid: int) -> protocol.Empty:
         await self._keeper.judged([CheckpointId(*c) for c in request.keep])

@@ -41,10 +41,11 @@ from holdfast.manager.own_policies import OwnPolicyThread, history, own_policies
 from holdfast.manager.planning import Planner, Taking
 from holdfast.manager.preemption import PreemptionSignals
 from holdfast.manager.progress import Progress
-from holdfast.manager.restoring import Restored, RestoreReport, Rounds, restore_newest, restore_step
+from holdfast.manager.restoring import Restored, RestoreReport, restore_newest, restore_step
 from holdfast.manager.saver import Job, Saver
 from holdfast.manager.stepping import Stepping
 from holdfast.manager.view import View, look
+from holdfast.manager.voting import Votes
 from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy, SaveDecisionPolicy
 from holdfast.store.contract import Store
@@ -107,14 +108,15 @@ class CheckpointManager:
         self._progress = Progress()
         self._own: OwnPolicyThread | None = None
         self._is_closed = False
-        self._vote_round = 0
-        self._link = Link(
-            agent_config(self._run, self._options),
-            attach_request(self._run, self._options, self._processes),
-            self._clock,
-            self._noticed,
-            self._returned,
-        )
+        self._votes = Votes(self._decisions)
+        with self._decisions.telling("join the host's agent"):
+            self._link = Link(
+                agent_config(self._run, self._options),
+                attach_request(self._run, self._options, self._processes),
+                self._clock,
+                self._noticed,
+                self._returned,
+            )
         place = self._link.place
         self._steps = Stepping(place.origin, self._options, self._processes.count)
         self._meter = meter_for(self._options)
@@ -232,7 +234,7 @@ class CheckpointManager:
         arguments.check_step(step)
         self._settle()
         restored = restore_step(
-            self._look(), step, self._framework, like, self._rounds(), self._clock
+            self._look, step, self._framework, like, self._votes.rounds, self._clock
         )
         self._went_back(restored)
         return restored.state
@@ -383,7 +385,9 @@ class CheckpointManager:
 
     def _restore_newest(self, like: object) -> Restored | None:
         self._settle()
-        restored = restore_newest(self._look, self._framework, like, self._rounds(), self._clock)
+        restored = restore_newest(
+            self._look, self._framework, like, self._votes.rounds, self._clock
+        )
         if restored is not None:
             self._went_back(restored)
         return restored
@@ -419,23 +423,6 @@ class CheckpointManager:
         """Lets what is on its way arrive, so that a restore sees it."""
         self._progress.wait(lambda sealed, finished: finished, SEAL_SECS)
 
-    def _rounds(self) -> Rounds:
-        return Rounds(vote=self._vote, rank=self._processes.rank, count=self._processes.count)
-
-    def _vote(self, good: bool, found: CheckpointId | None) -> tuple[bool, int]:
-        if self._processes.count == 1:
-            return good, found.step if found else -1
-        self._vote_round += 1
-        request = protocol.Vote(
-            group=self._run.group,
-            rank=self._processes.rank,
-            round=self._vote_round,
-            good=good,
-            id=(found.step, found.attempt) if found else None,
-        )
-        verdict = self._link.call("vote", request, protocol.Verdict)
-        return verdict.good, verdict.limit
-
     def _look(self) -> View:
         stores: list[Store] = [self._run.durable]
         folder = self._link.place.ram_folder
@@ -448,6 +435,7 @@ class CheckpointManager:
     def _noticed(self, notice: protocol.Notice) -> None:
         if self._own is not None:
             self._own.notice(notice)
+        self._votes.notice(notice, self._run.group)
         if notice.kind == "fenced":
             self._progress.stop(FencedError(notice.reason))
         elif notice.kind == "unavailable":

@@ -1,13 +1,15 @@
 """Restoring: the newest good checkpoint, or a given one, on all ranks the same.
 
 Each round the ranks take the newest checkpoint that is left, read what they need of it, and vote.
-Only when all could read it does any of them keep it; else all go on to an older one.
+Only when all could read it does any of them keep it; else all go on to an older one. What ends the
+restore of a rank that has not voted ends it on all of them.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from holdfast.adapt.contract import Framework, Restoration
@@ -55,11 +57,15 @@ class RestoreReport:
 
 @dataclass(slots=True)
 class Rounds:
-    """How the ranks agree: `vote` gives (good, the step below which to go on)."""
+    """How the ranks agree: `vote` gives (good, the step below which to go on).
+
+    An error that leaves a block of `telling` is told to the other ranks instead of a vote.
+    """
 
     vote: Callable[[bool, CheckpointId | None], tuple[bool, int]]
     rank: int
     count: int
+    telling: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 @dataclass(slots=True)
@@ -86,16 +92,18 @@ def restore_newest(
     """The newest checkpoint that every rank can read; None where nothing was ever saved.
 
     Raises:
-        StructureMismatchError: `like` does not fit the newest good one.
+        StructureMismatchError: `like` does not fit the newest good one, here or on another rank.
         CheckpointDamagedError: there are checkpoints, and none of them can be read.
+        ProcessLostError: another rank has ended.
     """
     started = clock.monotonic()
     limit = STEP_MAX + 1
     skipped: list[tuple[int, int, str]] = []
     while True:
-        view = look()
-        left = [c for c in view.timeline if c.step < limit]
-        tried = _try(view, left[-1], framework, like, rounds) if left else None
+        with rounds.telling():
+            view = look()
+            left = [c for c in view.timeline if c.step < limit]
+            tried = _try(view, left[-1], framework, like, rounds) if left else None
         if tried is not None and tried.error is not None:
             skipped.append((tried.id.step, tried.id.attempt, str(tried.error)))
             log.warning("step %d cannot be restored, trying an older one: %s", *skipped[-1][::2])
@@ -115,15 +123,24 @@ def restore_newest(
 
 
 def restore_step(
-    view: View, step: int, framework: Framework, like: object, rounds: Rounds, clock: Clock
+    look: Callable[[], View],
+    step: int,
+    framework: Framework,
+    like: object,
+    rounds: Rounds,
+    clock: Clock,
 ) -> Restored:
     """The checkpoint of `step`.
 
     Raises:
-        StepNotFoundError, StepUncommittedError, CheckpointDamagedError, StructureMismatchError.
+        StepNotFoundError, StepUncommittedError, CheckpointDamagedError, StructureMismatchError: on
+            this rank, or on another one.
+        ProcessLostError: another rank has ended.
     """
     started = clock.monotonic()
-    tried = _try(view, view.find(step), framework, like, rounds)
+    with rounds.telling():
+        view = look()
+        tried = _try(view, view.find(step), framework, like, rounds)
     good, _ = rounds.vote(tried.error is None, tried.id)
     if tried.error is not None:
         raise tried.error
