@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 
 import jax
 import jax.numpy as jnp
@@ -96,13 +97,7 @@ def main() -> None:
         like = state_at(-1, rank)
         if todo.get("other_like") == rank:
             like["another"] = jnp.float32(0)
-        try:
-            start, state = manager.resume(like)
-        except HoldfastError as error:
-            say(error=type(error).__name__, message=str(error))
-            sys.stdout.flush()
-            # JAX's own end would wait for the other processes.
-            os._exit(0)
+        start, state = manager.resume(like)
         say(start=start, right=start == 0 or right(state, start - 1, rank))
         saved = []
         for step in range(start, start + todo["steps"]):
@@ -120,4 +115,10 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except HoldfastError as error:
+        traceback.print_exc()
+        say(error=type(error).__name__, message=str(error))
+        # JAX's own end would wait for the other processes.
+        os._exit(3)

@@ -12,6 +12,7 @@ from holdfast.adapt.jax_processes import JaxKeyValues
 from holdfast.clock import SystemClock
 from holdfast.manager.decisions import (
     GRACE_SECS,
+    LINGER_SECS,
     POLL_SECS_MAX,
     ROOT,
     Decisions,
@@ -146,7 +147,7 @@ def test_no_rank_waits_beyond_its_bound() -> None:
         one = ranks(MemoryWords(), 3, clock)[rank]
         with pytest.raises(errors.ProcessLostError, match="did not come within"):
             one.decide("vote", "v", joined, 3600.0)
-        bound_secs = 3600.0 + GRACE_SECS * (rank != 0)
+        bound_secs = 3600.0 + (GRACE_SECS if rank else LINGER_SECS)
         assert bound_secs <= clock.secs - StepClock.secs <= bound_secs + POLL_SECS_MAX
 
 
@@ -277,6 +278,25 @@ def test_a_second_process_of_one_rank_is_told_so(words: KeyValues) -> None:
     words.delete(f"{ROOT}/0/answer")
     with pytest.raises(errors.ProcessLostError, match="rank 1 has said something already"):
         twins[1].decide("vote", "other", joined, 0.0)
+
+
+def test_rank_0_keeps_an_error_until_the_others_have_looked() -> None:
+    """It may be about to end, and the words end with it."""
+    clock = StepClock()
+    words = MemoryWords()
+    first = ranks(words, 2, clock)[0]
+    at_secs: list[float] = []
+
+    def judge(values: list[str]) -> str:
+        at_secs.append(clock.secs)
+        raise errors.StorageError("it is full")
+
+    words.words[f"{ROOT}/0/values/1"] = '{"name":"vote","value":"v1"}'
+    with pytest.raises(errors.StorageError):
+        first.decide("vote", "v0", judge, SECS)
+    assert clock.secs - at_secs[0] == LINGER_SECS > POLL_SECS_MAX
+    first.give_up("read", errors.StorageError("it is full"))
+    assert clock.secs - at_secs[0] == 2 * LINGER_SECS
 
 
 # Of 4,096 processes.

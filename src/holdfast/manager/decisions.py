@@ -42,6 +42,9 @@ POLL_SHARE = 0.1
 """Of the time that was waited: how long until the next look, so that asking stays cheap."""
 GRACE_SECS = 5.0
 """By so much the other ranks outwait rank 0, which knows best who is missing."""
+LINGER_SECS = 2.0
+"""Rank 0's process holds the words: it keeps an error for so long before it raises it itself, which
+may end the process. Everybody else has looked by then."""
 RUNS_TOLD_MAX = 10
 
 
@@ -108,7 +111,7 @@ class Decisions:
     def __init__(self, processes: Processes, clock: Clock, numbers: Numbers = _numbers) -> None:
         self.rank = processes.rank
         self.count = processes.count
-        self._clock = clock
+        self.clock = clock
         self._numbers = numbers
         self._words = processes.key_values() if processes.count > 1 else None
 
@@ -170,7 +173,7 @@ class Decisions:
 
     def pauses(self, timeout_secs: float) -> _Pauses:
         """How a wait of this process goes."""
-        return _Pauses(self._clock, timeout_secs)
+        return _Pauses(self.clock, timeout_secs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +247,7 @@ class _Decision:
             ProcessLostError: another process has put one as this rank.
         """
         key = f"{self.values}/{self._of.rank}"
-        said = _encoded(_Value(self._name, value))
+        said = json_text(_Value(self._name, value))
         if not self._words.put_if_absent(key, said) and self._words.get(key) != said:
             raise ProcessLostError(
                 f"{self._name}: rank {self._of.rank} has said something already; was this process "
@@ -291,16 +294,18 @@ class _Decision:
 
     def put(self, answer: _Answer) -> None:
         """Puts the answer, unless one stands."""
-        self._words.put_if_absent(self._answer, _encoded(answer))
+        self._words.put_if_absent(self._answer, json_text(answer))
 
     def fail(self, error: BaseException) -> None:
-        """Ends the decision by `error`, unless it has an answer."""
-        kind, message = type(error).__name__, _text(str(error))
+        """Ends the decision by `error`, unless it has an answer; lets the others see that."""
+        kind, message = type(error).__name__, plain_text(str(error))
         if not isinstance(error, HoldfastError):
             kind, message = ProcessLostError.__name__, f"{self._name}: {kind}: {message}"
         # Where nobody can be told, the error itself is what this rank raises.
         with contextlib.suppress(ProcessLostError):
             self.put(_Answer(message, self._of.rank, kind))
+            if self._of.rank == LEADER:
+                self._of.clock.sleep(LINGER_SECS)
 
     def _answer_now(self) -> str | None:
         found = self._words.get(self._answer)
@@ -350,10 +355,11 @@ def ranks_text(ranks: Collection[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {text}"
 
 
-def _text(text: str) -> str:
+def json_text(word: msgspec.Struct) -> str:
+    """`word` as a value or an answer can have it."""
+    return msgspec.json.encode(word).decode()
+
+
+def plain_text(text: str) -> str:
     """`text` as JSON can have it: a path may hold bytes that are no characters."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _encoded(word: msgspec.Struct) -> str:
-    return msgspec.json.encode(word).decode()

@@ -1,4 +1,4 @@
-"""Opening a run: its directory is made or checked, and all ranks agree on what they opened."""
+"""Opening a run: its directory is made or checked, and all ranks see that they opened the same."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from holdfast.clock import Clock
 from holdfast.engine.run import create_run, read_run
 from holdfast.errors import InvalidArgumentError, NotARunError
 from holdfast.format.names import RUN_FILE
-from holdfast.manager.decisions import Decisions
+from holdfast.manager.decisions import Decisions, json_text
+from holdfast.manager.sharing import Sighting, check_shared, look_for
 from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LOCAL
 from holdfast.store.files import UNFINISHED, make_folder, translated
@@ -53,7 +56,7 @@ def open_run(directory: object, decisions: Decisions, clock: Clock) -> OpenRun:
 
     Raises:
         NotARunError, NewerFormatError, StorageError: told by name, and raised by all processes;
-            nothing was changed.
+            nothing was changed, save that rank 0 may have made the run and others do not see it.
         InvalidArgumentError: as `run_directory`, and as `Decisions.decide`.
         ProcessLostError: as `Decisions.decide`.
     """
@@ -65,7 +68,19 @@ def open_run(directory: object, decisions: Decisions, clock: Clock) -> OpenRun:
         return f"{_open_or_create(path, durable, clock)} {clock.token()}"
 
     run_id, _, group = decisions.decide("open the run", "", opened, OPEN_SECS).partition(" ")
+    if decisions.count > 1:
+        _find_on_all_hosts(run_id, durable, decisions, clock)
     return OpenRun(directory=path, run_id=run_id, group=group, durable=durable)
+
+
+def _find_on_all_hosts(run_id: str, durable: DiskStore, decisions: Decisions, clock: Clock) -> None:
+    def judge(values: list[str]) -> str:
+        check_shared(run_id, [msgspec.json.decode(value, type=Sighting) for value in values])
+        return ""
+
+    with decisions.telling("find the run"):
+        seen = json_text(look_for(run_id, durable, clock))
+    decisions.decide("find the run", seen, judge, OPEN_SECS)
 
 
 def _open_or_create(directory: Path, durable: DiskStore, clock: Clock) -> str:

@@ -10,7 +10,7 @@ import msgspec
 from holdfast.agent.protocol import Notice
 from holdfast.errors import FencedError, HoldfastError, ProcessLostError
 from holdfast.format.names import CheckpointId
-from holdfast.manager.decisions import Decisions
+from holdfast.manager.decisions import Decisions, json_text
 from holdfast.manager.restoring import Rounds
 
 VOTE_SECS = 3600.0
@@ -56,7 +56,7 @@ class Votes:
     def _vote(self, good: bool, found: CheckpointId | None) -> tuple[bool, int]:
         ballot = Ballot(good, (found.step, found.attempt) if found else None)
         answer = self._decisions.decide(
-            NAME, _encoded(ballot), _judged, VOTE_SECS, lambda: self._trouble
+            NAME, json_text(ballot), _judged, VOTE_SECS, lambda: self._trouble
         )
         said = msgspec.json.decode(answer, type=Verdict)
         return said.good, said.limit
@@ -72,8 +72,4 @@ def verdict(ballots: Sequence[Ballot]) -> Verdict:
 
 
 def _judged(values: list[str]) -> str:
-    return _encoded(verdict([msgspec.json.decode(value, type=Ballot) for value in values]))
-
-
-def _encoded(word: msgspec.Struct) -> str:
-    return msgspec.json.encode(word).decode()
+    return json_text(verdict([msgspec.json.decode(value, type=Ballot) for value in values]))
