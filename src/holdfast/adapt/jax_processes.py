@@ -6,6 +6,7 @@ process: JAX's waiting calls leave a request behind in the service for each wait
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -27,9 +28,7 @@ class JaxProcesses:
 
     @property
     def slice_index(self) -> int | None:
-        indices = {getattr(device, "slice_index", None) for device in jax.devices()}
-        own = {getattr(device, "slice_index", None) for device in jax.local_devices()}
-        return own.pop() if len(indices) > 1 and len(own) == 1 else None
+        return slice_of(jax.devices(), jax.local_devices())
 
     def key_values(self) -> JaxKeyValues:
         # The client has no public name; checkpointing libraries reach for it here.
@@ -79,6 +78,14 @@ class JaxKeyValues:
             self._client.key_value_delete(f"{folder}/")
         except jax.errors.JaxRuntimeError as error:
             _raise_lost(f"delete {folder}", error)
+
+
+def slice_of(devices: Sequence[object], own: Sequence[object]) -> int | None:
+    """The one slice that all of `own` are in, where `devices` are in several."""
+    all_slices, own_slices = (
+        {getattr(device, "slice_index", None) for device in some} for some in (devices, own)
+    )
+    return own_slices.pop() if len(all_slices) > 1 and len(own_slices) == 1 else None
 
 
 def _raise_lost(action: str, error: Exception) -> NoReturn:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import signal
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from holdfast.agent.config import LINGER_SECS
 from holdfast.agent.protocol import TierPolicies
+from holdfast.engine.agreement.messages import NAME_CHARS_MAX
 from holdfast.errors import InvalidArgumentError
 from holdfast.policy import preservation_policy, save_decision_policy
 from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
 from holdfast.policy.save_decision_policy import SaveDecisionPolicy
+
+NAME_TOLD_MAX = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +31,8 @@ class RamTier:
             there is one domain, and one copy.
         limit_bytes: the most that all images together may take; None: as much as the tmpfs has.
         linger_secs: how long the agent keeps the memory after the last trainer has gone.
+        failure_domain: the name of what fails together with this host, as a rack; the same on all
+            of its processes. None: the slice, where the job has several, else the host.
 
     Raises:
         InvalidArgumentError: an argument is out of its range, or a policy is none.
@@ -37,6 +43,7 @@ class RamTier:
     copies: int = 2
     limit_bytes: int | None = None
     linger_secs: float = LINGER_SECS
+    failure_domain: str | None = None
 
     def __post_init__(self) -> None:
         if self.save_decision_policy is not None:
@@ -58,6 +65,8 @@ class RamTier:
             raise InvalidArgumentError(
                 f"RamTier(linger_secs=...): expected seconds, 0 or more, found {self.linger_secs!r}"
             )
+        if self.failure_domain is not None:
+            check_name("RamTier(failure_domain=...)", self.failure_domain)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +99,22 @@ class Options:
             save=_encoded_save(policy) if policy is not None else None,
             preserve=preservation_policy.encode(self.ram.preservation_policy).decode(),
         )
+
+
+def check_name(what: str, value: object) -> str:
+    """The name of a host or of a failure domain.
+
+    Raises:
+        InvalidArgumentError: it is no text, empty, too long, or has control characters.
+    """
+    is_name = isinstance(value, str) and 0 < len(value) <= NAME_CHARS_MAX
+    # Cc: controls. Cs: half characters, which stand for bytes that are none.
+    if not is_name or any(unicodedata.category(c) in ("Cc", "Cs") for c in str(value)):
+        raise InvalidArgumentError(
+            f"{what}: expected a name of 1 to {NAME_CHARS_MAX} characters, none of them a control "
+            f"character, found {ascii(value)[:NAME_TOLD_MAX]}"
+        )
+    return str(value)
 
 
 def _encoded_save(policy: SaveDecisionPolicy) -> str | None:
