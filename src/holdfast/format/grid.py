@@ -57,6 +57,29 @@ def chunks_overlapping(shape: Shape, chunk_shape: Shape, region: Region) -> Iter
     yield from walk(0, 0)
 
 
+def enclosing_chunk(shape: Shape, chunk_shape: Shape, start: Shape) -> Region:
+    """The region of the chunk that holds the element at `start`, or starts there."""
+    if math.prod(shape) == 0:
+        return (0,) * len(shape), shape
+    lower = tuple(a // c * c for a, c in zip(start, chunk_shape, strict=True))
+    upper = tuple(min(a + c, d) for a, c, d in zip(lower, chunk_shape, shape, strict=True))
+    return lower, upper
+
+
+def contiguous_start(region: Region, outer: Region) -> int | None:
+    """How many elements of `outer`, in C order, come before `region`; None: it has gaps there."""
+    inner_shape, outer_shape = region_shape(region), region_shape(outer)
+    start = 0
+    is_one_row = True
+    for a, o, extent, whole in zip(region[0], outer[0], inner_shape, outer_shape, strict=True):
+        # Once an axis has more than one row, all below it has to be whole.
+        if not is_one_row and extent != whole:
+            return None
+        is_one_row = is_one_row and extent == 1
+        start = start * whole + (a - o)
+    return start
+
+
 def region_shape(region: Region) -> Shape:
     """The extent of a region along each axis."""
     return tuple(b - a for a, b in zip(*region, strict=True))
