@@ -5,6 +5,7 @@ Arguments: coordinator's address, count, rank, directory, what to do as JSON. Pr
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -20,6 +21,9 @@ import holdfast
 from holdfast import preservation_policy, save_decision_policy
 
 WITH_POSITION = json.loads(sys.argv[5]).get("position", True)
+# MiB of an array that every process has, and whether it stays as it is.
+BIG_MIB = json.loads(sys.argv[5]).get("big_mib", 0)
+IS_FROZEN = json.loads(sys.argv[5]).get("frozen", False)
 
 
 class Position:
@@ -50,14 +54,26 @@ def state_at(step: int, rank: int) -> dict:
         "host": np.arange(5) + step,
         "step": step,
     }
+    if BIG_MIB:
+        everywhere = NamedSharding(mesh, PartitionSpec())
+        state["big"] = frozen(everywhere) if IS_FROZEN else array(big_at(step, BIG_MIB), everywhere)
     if WITH_POSITION:
         state["position"] = Position(1000 * rank + step)
     return state
 
 
+@functools.cache
+def frozen(everywhere: NamedSharding) -> jax.Array:
+    return array(big_at(0, BIG_MIB), everywhere)
+
+
+def big_at(step: int, size_mib: int) -> np.ndarray:
+    return np.arange(size_mib << 18, dtype=np.float32).reshape(size_mib, 512, 512) - step
+
+
 def right(state: dict, step: int, rank: int) -> bool:
     expected = state_at(step, rank)
-    for name in ("sharded", "replicated"):
+    for name in ("sharded", "replicated", *(["big"] if BIG_MIB else [])):
         for mine, other in zip(
             state[name].addressable_shards, expected[name].addressable_shards, strict=True
         ):

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import holdfast
@@ -62,6 +63,55 @@ def test_two_processes_make_one_checkpoint_and_both_come_back(
     again = results(start_job(one_host, run, 2, steps=4, interval=4))
     assert [(r["start"], r["right"]) for r in again] == [(9, True)] * 2
     assert {tier for e in events(run, "restored") for tier in e["sources"]} == {"ram"}
+
+
+def test_a_large_array_that_both_processes_have_is_written_by_both_and_comes_back(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    todo: dict[str, Any] = {"interval": 1, "position": False, "big_mib": 40}
+    results(start_job(one_host, run, 2, steps=2, **todo))
+    for folder in ("000000000.1", "000000001.1"):
+        images = sorted((run / "checkpoints" / folder).glob("image-*"))
+        sizes = [image.stat().st_size for image in images]
+        assert len(sizes) == 2
+        assert max(sizes) <= 1.1 * sum(sizes) / 2, f"{folder} is uneven: {sizes}"
+    again = results(start_job(one_host, run, 2, steps=1, **todo))
+    assert [(r["start"], r["right"]) for r in again] == [(2, True)] * 2
+    with holdfast.CheckpointManager(run) as manager:
+        big = manager.restore(1)["big"]
+        grid = manager.metadata(1).arrays["big"].grid
+    assert grid[0] >= 2
+    assert grid[1:] == (1, 1)
+    assert np.array_equal(big, np.arange(40 << 18, dtype=np.float32).reshape(40, 512, 512) - 1)
+
+
+def test_a_large_array_that_both_write_and_that_does_not_change_is_kept_by_both(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    results(
+        start_job(
+            one_host,
+            run,
+            2,
+            steps=3,
+            interval=1,
+            position=False,
+            big_mib=40,
+            frozen=True,
+            sleep=0.2,
+        )
+    )
+    last = run / "checkpoints" / "000000002.1"
+    for rank in range(2):
+        own = last / f"image-0000{rank}-of-00002.safetensors"
+        (kept,) = last.glob(f"image-0000{rank}-of-00002.from-*")
+        assert own.stat().st_size < 1 << 20
+        assert kept.stat().st_size >= 0.9 * (20 << 20)
+    with holdfast.CheckpointManager(run) as manager:
+        big = manager.restore(2)["big"]
+    assert np.array_equal(big, np.arange(40 << 18, dtype=np.float32).reshape(40, 512, 512))
 
 
 def test_continuous_targets_are_met_by_all_ranks_at_one_step(
