@@ -107,6 +107,8 @@ def main() -> None:
     ) as manager:
         start, state = manager.resume(state_at(-1, rank))
         say(start=start, right=start == 0 or right(state, start - 1, rank))
+        if start and todo.get("values"):
+            say(values=manager.process_values(start - 1), left_out=manager.last_restore.left_out)
         saved = []
         for step in range(start, start + todo["steps"]):
             time.sleep(todo.get("sleep", 0.002) * (1 + rank * todo.get("lag", 0)))

@@ -39,11 +39,19 @@ from holdfast.manager.overhead import OverheadMeter, meter_for
 from holdfast.manager.own_policies import OwnPolicyThread, history, own_policies
 from holdfast.manager.planning import Planner, Taking
 from holdfast.manager.preemption import PreemptionSignals
+from holdfast.manager.process_values import process_values_of
 from holdfast.manager.progress import Progress
-from holdfast.manager.restoring import Restored, RestoreReport, Rounds, restore_newest, restore_step
+from holdfast.manager.restoring import (
+    Restored,
+    RestoreReport,
+    event_of,
+    restore_newest,
+    restore_step,
+)
 from holdfast.manager.saver import Job, Saver
 from holdfast.manager.stepping import Stepping
 from holdfast.manager.view import View, look
+from holdfast.manager.voting import Voting
 from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy, SaveDecisionPolicy
 from holdfast.store.contract import Store
@@ -105,7 +113,6 @@ class CheckpointManager:
         self._progress = Progress()
         self._own: OwnPolicyThread | None = None
         self._is_closed = False
-        self._vote_round = 0
         self._link = Link(
             agent_config(self._run, self._options),
             attach_request(self._run, self._options, self._processes),
@@ -113,6 +120,7 @@ class CheckpointManager:
             self._noticed,
             self._returned,
         )
+        self._voting = Voting(self._link, self._run.group, self._processes)
         place = self._link.place
         self._steps = Stepping(place.origin, self._options, self._processes.count)
         self._meter = meter_for(self._options)
@@ -216,11 +224,12 @@ class CheckpointManager:
         Args:
             step: None: the newest; older ones are tried where it is damaged, and that is told.
             like: arrays, ShapeDtypeStructs and values that give structure and sharding; None:
-                nested dicts of NumPy arrays.
+                nested dicts of NumPy arrays. Objects that keep a state may be left out.
 
         Raises:
             StepNotFoundError, StepUncommittedError, CheckpointDamagedError: the step.
-            StructureMismatchError: `like` is not what was saved.
+            StructureMismatchError: `like` is not what was saved, or has objects whose states
+                another number of processes saved; see `process_values`.
         """
         if step is None:
             restored = self._restore_newest(like)
@@ -230,7 +239,7 @@ class CheckpointManager:
         arguments.check_step(step)
         self._settle()
         restored = restore_step(
-            self._look(), step, self._framework, like, self._rounds(), self._clock
+            self._look(), step, self._framework, like, self._voting.rounds(), self._clock
         )
         self._went_back(restored)
         return restored.state
@@ -290,6 +299,23 @@ class CheckpointManager:
         arguments.check_step(step)
         view = self._look()
         return metadata_of(view.sources(view.find(step)))
+
+    def process_values(self, step: int) -> dict[str, list[Any]]:
+        """The states of iterators and the like in the checkpoint of `step`, of all its processes.
+
+        For a job with another number of processes, which restores a state without these objects
+        and divides their states anew. Nothing is set, and the run stays where it is.
+
+        Returns:
+            By name (`data`, `loaders/train`) the states as they were saved, one for each process
+            that saved, in the order of their ranks.
+
+        Raises:
+            StepNotFoundError, StepUncommittedError, CheckpointDamagedError.
+        """
+        arguments.check_step(step)
+        view = self._look()
+        return process_values_of(view.sources(view.find(step)))
 
     def close(self) -> None:
         """Waits until all accepted saves are durable, then leaves the agent. Once is enough.
@@ -381,7 +407,9 @@ class CheckpointManager:
 
     def _restore_newest(self, like: object) -> Restored | None:
         self._settle()
-        restored = restore_newest(self._look, self._framework, like, self._rounds(), self._clock)
+        restored = restore_newest(
+            self._look, self._framework, like, self._voting.rounds(), self._clock
+        )
         if restored is not None:
             self._went_back(restored)
         return restored
@@ -401,38 +429,11 @@ class CheckpointManager:
         timeline = self._look().timeline
         if timeline and timeline[-1] != found:
             self._link.branch((found.step, found.attempt))
-        report = restored.report
-        self._link.tell(
-            "restored",
-            step=report.step,
-            attempt=report.attempt,
-            sources=report.sources,
-            skipped=report.skipped,
-            passed_over=report.passed_over,
-            secs=report.seconds,
-            rank=self._processes.rank,
-        )
+        self._link.tell("restored", rank=self._processes.rank, **event_of(restored.report))
 
     def _settle(self) -> None:
         """Lets what is on its way arrive, so that a restore sees it."""
         self._progress.wait(lambda sealed, finished: finished, SEAL_SECS)
-
-    def _rounds(self) -> Rounds:
-        return Rounds(vote=self._vote, rank=self._processes.rank, count=self._processes.count)
-
-    def _vote(self, good: bool, found: CheckpointId | None) -> tuple[bool, int]:
-        if self._processes.count == 1:
-            return good, found.step if found else -1
-        self._vote_round += 1
-        request = protocol.Vote(
-            group=self._run.group,
-            rank=self._processes.rank,
-            round=self._vote_round,
-            good=good,
-            id=(found.step, found.attempt) if found else None,
-        )
-        verdict = self._link.call("vote", request, protocol.Verdict)
-        return verdict.good, verdict.limit
 
     def _look(self) -> View:
         stores: list[Store] = [self._run.durable]
