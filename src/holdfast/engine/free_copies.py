@@ -14,8 +14,8 @@ from bisect import bisect_right
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
+from holdfast.format.dtypes import item_size_bytes
 from holdfast.format.grid import chunk_region, region_shape
-from holdfast.format.layout import item_size_bytes
 from holdfast.format.placement import Placement
 from holdfast.format.records import Owners
 

@@ -9,14 +9,13 @@ bounded, because each way is written down once in every manifest.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import groupby
 
 import numpy as np
 
-from holdfast.format.grid import grid_shape
-from holdfast.format.layout import item_size_bytes
+from holdfast.format.dtypes import item_size_bytes
+from holdfast.format.grid import chunk_sizes
 from holdfast.format.placement import Placement
 from holdfast.format.records import Owners
 
@@ -58,17 +57,7 @@ def shared(owners: Sequence[Owners]) -> list[Owners | int]:
 
 def _chunk_sizes_bytes(placement: Placement) -> np.ndarray:
     """The bytes of each chunk in C order, as int64."""
-    shape, chunk_shape = placement.shape, placement.chunk_shape
-    sizes = np.full(1, item_size_bytes(placement.dtype), np.int64)
-    if math.prod(shape) == 0:
-        return sizes * 0
-    for extent, chunk, count in zip(
-        shape, chunk_shape, grid_shape(shape, chunk_shape), strict=True
-    ):
-        of_axis = np.full(count, chunk, np.int64)
-        of_axis[-1] = extent - (count - 1) * chunk
-        sizes = np.multiply.outer(sizes, of_axis).reshape(-1)
-    return sizes
+    return chunk_sizes(placement.shape, placement.chunk_shape) * item_size_bytes(placement.dtype)
 
 
 class _Groups:

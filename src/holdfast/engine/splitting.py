@@ -21,8 +21,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from holdfast.format.digests import BLOCK_SIZE_BYTES
+from holdfast.format.dtypes import item_size_bytes
 from holdfast.format.grid import chunk_region, grid_shape, region_shape
-from holdfast.format.layout import CHUNK_ALIGNMENT_BYTES, item_size_bytes
+from holdfast.format.layout import CHUNK_ALIGNMENT_BYTES
 from holdfast.format.placement import Placement
 
 PIECE_SIZE_MIN_BYTES = BLOCK_SIZE_BYTES

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import numpy as np
+
 Shape = tuple[int, ...]
 Region = tuple[tuple[int, ...], tuple[int, ...]]
 """A hyper-rectangle: its start and its stop, one entry an axis."""
@@ -37,6 +39,20 @@ def chunk_region(shape: Shape, chunk_shape: Shape, index: int) -> Region:
     lower = tuple(reversed(start))
     upper = tuple(min(a + c, d) for a, c, d in zip(lower, chunk_shape, shape, strict=True))
     return lower, upper
+
+
+def chunk_sizes(shape: Shape, chunk_shape: Shape) -> np.ndarray:
+    """How many elements each chunk has, in C order, as int64."""
+    sizes = np.ones(1, np.int64)
+    if math.prod(shape) == 0:
+        return sizes * 0
+    for extent, chunk, count in zip(
+        shape, chunk_shape, grid_shape(shape, chunk_shape), strict=True
+    ):
+        of_axis = np.full(count, chunk, np.int64)
+        of_axis[-1] = extent - (count - 1) * chunk
+        sizes = np.multiply.outer(sizes, of_axis).reshape(-1)
+    return sizes
 
 
 def chunks_overlapping(shape: Shape, chunk_shape: Shape, region: Region) -> Iterator[int]:
