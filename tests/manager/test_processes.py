@@ -9,12 +9,15 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 import holdfast
 from holdfast import errors
 from holdfast.manager.metadata import CheckpointMetadata
+from tests.format.stranger import read_checkpoint
 from tests.hosts import Host, events, wait_until
 
 PROCESS = Path(__file__).with_name("process.py")
@@ -79,12 +82,19 @@ def test_a_large_array_that_both_processes_have_is_written_by_both_and_comes_bac
         assert max(sizes) <= 1.1 * sum(sizes) / 2, f"{folder} is uneven: {sizes}"
     again = results(start_job(one_host, run, 2, steps=1, **todo))
     assert [(r["start"], r["right"]) for r in again] == [(2, True)] * 2
+    expected = np.arange(40 << 18, dtype=np.float32).reshape(40, 512, 512) - 1
+    assert np.array_equal(read_checkpoint(run, 1, 1).arrays["big"], expected)
+    mesh = jax.make_mesh((2, 4), ("x", "y"), devices=jax.devices()[:8])
+    by_columns = NamedSharding(mesh, PartitionSpec("x", None, "y"))
     with holdfast.CheckpointManager(run) as manager:
-        big = manager.restore(1)["big"]
         grid = manager.metadata(1).arrays["big"].grid
-    assert grid[0] >= 2
-    assert grid[1:] == (1, 1)
-    assert np.array_equal(big, np.arange(40 << 18, dtype=np.float32).reshape(40, 512, 512) - 1)
+        assert grid[0] >= 2
+        assert grid[1:] == (1, 1)
+        like = like_of(manager.metadata(1))
+        like["big"] = jax.ShapeDtypeStruct(expected.shape, np.float32, sharding=by_columns)
+        big = manager.restore(1, like=like)["big"]
+        assert big.sharding == by_columns
+        assert np.array_equal(big, expected)
 
 
 def test_a_large_array_that_both_write_and_that_does_not_change_is_kept_by_both(
