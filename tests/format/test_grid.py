@@ -49,6 +49,36 @@ def test_the_chunks_that_overlap_a_region_are_those_that_hold_its_elements(
     assert list(grid.chunks_overlapping(shape, chunk_shape, region)) == expected
 
 
+@given(grids(), st.data())
+def test_the_chunk_around_an_element_is_the_one_that_holds_it(
+    of: tuple, data: st.DataObject
+) -> None:
+    shape, chunk_shape = of
+    found = [grid.chunk_region(shape, chunk_shape, i) for i in range(len(list(cells(*of))))]
+    one = data.draw(st.sampled_from(found))
+    start = tuple(data.draw(st.integers(a, max(a, b - 1))) for a, b in zip(*one, strict=True))
+    assert grid.enclosing_chunk(shape, chunk_shape, start) == one
+
+
+@given(shapes(), st.data())
+def test_a_region_starts_where_its_elements_stand_together_or_has_gaps(
+    shape: tuple[int, ...], data: st.DataObject
+) -> None:
+    region = data.draw(regions(shape))
+    places = np.arange(math.prod(shape)).reshape(shape)[_slices(region)].reshape(-1)
+    # An outer region that does not start at 0 says the same.
+    shift = data.draw(st.integers(0, 3))
+    moved, outer = (
+        tuple(tuple(x + shift for x in bound) for bound in bounds)
+        for bounds in (region, ((0,) * len(shape), shape))
+    )
+    start = grid.contiguous_start(moved, outer)
+    if start is not None and places.size:
+        assert places.tolist() == list(range(start, start + places.size))
+    if start is None:
+        assert places.size == 0 or places[-1] - places[0] >= places.size
+
+
 @given(shapes(), st.data())
 def test_an_intersection_is_what_both_regions_hold(
     shape: tuple[int, ...], data: st.DataObject

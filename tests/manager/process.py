@@ -5,6 +5,7 @@ Arguments: coordinator's address, count, rank, directory, what to do as JSON. Pr
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -22,6 +23,9 @@ from holdfast import preservation_policy, save_decision_policy
 from holdfast.errors import HoldfastError
 
 WITH_POSITION = json.loads(sys.argv[5]).get("position", True)
+# MiB of an array that every process has, and whether it stays as it is.
+BIG_MIB = json.loads(sys.argv[5]).get("big_mib", 0)
+IS_FROZEN = json.loads(sys.argv[5]).get("frozen", False)
 
 
 class Position:
@@ -52,14 +56,26 @@ def state_at(step: int, rank: int) -> dict:
         "host": np.arange(5) + step,
         "step": step,
     }
+    if BIG_MIB:
+        everywhere = NamedSharding(mesh, PartitionSpec())
+        state["big"] = frozen(everywhere) if IS_FROZEN else array(big_at(step, BIG_MIB), everywhere)
     if WITH_POSITION:
         state["position"] = Position(1000 * rank + step)
     return state
 
 
+@functools.cache
+def frozen(everywhere: NamedSharding) -> jax.Array:
+    return array(big_at(0, BIG_MIB), everywhere)
+
+
+def big_at(step: int, size_mib: int) -> np.ndarray:
+    return np.arange(size_mib << 18, dtype=np.float32).reshape(size_mib, 512, 512) - step
+
+
 def right(state: dict, step: int, rank: int) -> bool:
     expected = state_at(step, rank)
-    for name in ("sharded", "replicated"):
+    for name in ("sharded", "replicated", *(["big"] if BIG_MIB else [])):
         for mine, other in zip(
             state[name].addressable_shards, expected[name].addressable_shards, strict=True
         ):
@@ -99,6 +115,8 @@ def main() -> None:
             like["another"] = jnp.float32(0)
         start, state = manager.resume(like)
         say(start=start, right=start == 0 or right(state, start - 1, rank))
+        if start and todo.get("values"):
+            say(values=manager.process_values(start - 1), left_out=manager.last_restore.left_out)
         saved = []
         for step in range(start, start + todo["steps"]):
             time.sleep(todo.get("sleep", 0.002) * (1 + rank * todo.get("lag", 0)))

@@ -9,10 +9,15 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 import holdfast
 from holdfast import errors
+from holdfast.manager.metadata import CheckpointMetadata
+from tests.format.stranger import read_checkpoint
 from tests.hosts import Host, events, wait_until
 
 PROCESS = Path(__file__).with_name("process.py")
@@ -62,6 +67,62 @@ def test_two_processes_make_one_checkpoint_and_both_come_back(
     again = results(start_job(one_host, run, 2, steps=4, interval=4))
     assert [(r["start"], r["right"]) for r in again] == [(9, True)] * 2
     assert {tier for e in events(run, "restored") for tier in e["sources"]} == {"ram"}
+
+
+def test_a_large_array_that_both_processes_have_is_written_by_both_and_comes_back(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    todo: dict[str, Any] = {"interval": 1, "position": False, "big_mib": 40}
+    results(start_job(one_host, run, 2, steps=2, **todo))
+    for folder in ("000000000.1", "000000001.1"):
+        images = sorted((run / "checkpoints" / folder).glob("image-*"))
+        sizes = [image.stat().st_size for image in images]
+        assert len(sizes) == 2
+        assert max(sizes) <= 1.1 * sum(sizes) / 2, f"{folder} is uneven: {sizes}"
+    again = results(start_job(one_host, run, 2, steps=1, **todo))
+    assert [(r["start"], r["right"]) for r in again] == [(2, True)] * 2
+    expected = np.arange(40 << 18, dtype=np.float32).reshape(40, 512, 512) - 1
+    assert np.array_equal(read_checkpoint(run, 1, 1).arrays["big"], expected)
+    mesh = jax.make_mesh((2, 4), ("x", "y"), devices=jax.devices()[:8])
+    by_columns = NamedSharding(mesh, PartitionSpec("x", None, "y"))
+    with holdfast.CheckpointManager(run) as manager:
+        grid = manager.metadata(1).arrays["big"].grid
+        assert grid[0] >= 2
+        assert grid[1:] == (1, 1)
+        like = like_of(manager.metadata(1))
+        like["big"] = jax.ShapeDtypeStruct(expected.shape, np.float32, sharding=by_columns)
+        big = manager.restore(1, like=like)["big"]
+        assert big.sharding == by_columns
+        assert np.array_equal(big, expected)
+
+
+def test_a_large_array_that_both_write_and_that_does_not_change_is_kept_by_both(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    results(
+        start_job(
+            one_host,
+            run,
+            2,
+            steps=3,
+            interval=1,
+            position=False,
+            big_mib=40,
+            frozen=True,
+            sleep=0.2,
+        )
+    )
+    last = run / "checkpoints" / "000000002.1"
+    for rank in range(2):
+        own = last / f"image-0000{rank}-of-00002.safetensors"
+        (kept,) = last.glob(f"image-0000{rank}-of-00002.from-*")
+        assert own.stat().st_size < 1 << 20
+        assert kept.stat().st_size >= 0.9 * (20 << 20)
+    with holdfast.CheckpointManager(run) as manager:
+        big = manager.restore(2)["big"]
+    assert np.array_equal(big, np.arange(40 << 18, dtype=np.float32).reshape(40, 512, 512))
 
 
 def test_continuous_targets_are_met_by_all_ranks_at_one_step(
@@ -126,11 +187,83 @@ def test_what_two_processes_saved_is_not_divided_anew_among_one_in_silence(
     run = tmp_path / "run"
     results(start_job(one_host, run, 2, steps=1, interval=1))
     with holdfast.CheckpointManager(run) as manager:
-        with pytest.raises(errors.StructureMismatchError, match=r"position.*2 processes.* has 1"):
+        asked = r"position.*2 processes.* has 1\b.*process_values\(0\)"
+        with pytest.raises(errors.StructureMismatchError, match=asked):
             manager.restore()
         metadata = manager.metadata(0)
     assert metadata.process_count == 2
     assert metadata.arrays["sharded"].grid == (8, 1)
+
+
+def test_one_process_and_four_read_the_states_that_two_have_saved(
+    one_host: Host, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    results(start_job(one_host, run, 2, steps=3, interval=1))
+    states = {"position": [{"value": 2}, {"value": 1002}]}
+    found = results(start_job(one_host, run, 4, steps=0, position=False, values=True))
+    expected = {"start": 3, "right": True, "values": states, "left_out": ["position"]}
+    assert [{key: r[key] for key in expected} for r in found] == [expected] * 4
+    with holdfast.CheckpointManager(run) as manager:
+        start, state = manager.resume(like_of(manager.metadata(2)))
+        assert (start, manager.last_restore.left_out) == (3, ("position",))
+        assert np.array_equal(state["host"], np.arange(5) + 2)
+        assert manager.process_values(2) == states
+        assert manager.process_values(0) == {"position": [{"value": 0}, {"value": 1000}]}
+        with pytest.raises(errors.StepNotFoundError, match="find step 7"):
+            manager.process_values(7)
+    assert "without the states" not in caplog.text
+
+
+class Sampler:
+    """Keeps a place in data."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def like_of(metadata: CheckpointMetadata) -> dict[str, Any]:
+    """A state of NumPy arrays, without the objects that keep a state."""
+    arrays = {name: np.zeros(a.shape, a.dtype) for name, a in metadata.arrays.items()}
+    return arrays | metadata.values
+
+
+def test_states_of_which_one_part_is_damaged_are_not_given_at_all(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    results(start_job(one_host, run, 2, steps=2, interval=1))
+    one_host.kill_agent()
+    for folder in one_host.folder.iterdir():
+        shutil.rmtree(folder)
+    record = run / "checkpoints" / "000000001.1" / "part-00001-of-00002.json"
+    record.write_bytes(record.read_bytes().replace(b"1001", b"1002", 1))
+    with holdfast.CheckpointManager(run) as manager:
+        with pytest.raises(errors.CheckpointDamagedError, match="part-00001-of-00002"):
+            manager.process_values(1)
+        assert manager.process_values(0) == {"position": [{"value": 0}, {"value": 1000}]}
+
+
+def test_as_many_processes_that_leave_their_objects_out_are_told(
+    one_host: Host, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    with holdfast.CheckpointManager(run) as manager:
+        manager.save(0, {"w": np.arange(3), "loaders": [Sampler(7)]}, force=True)
+        manager.wait_until_finished()
+        start, state = manager.resume({"w": np.zeros(3, int)})
+        assert (start, manager.last_restore.left_out) == (1, ("loaders/0",))
+        assert np.array_equal(state["w"], np.arange(3))
+        assert "step 0 is restored without the states of loaders/0" in caplog.text
+        assert manager.process_values(0) == {"loaders/0": [{"at": 7}]}
+        with pytest.raises(errors.StructureMismatchError, match="w: expected nothing, found array"):
+            manager.resume({"loaders": [Sampler(0)]})
 
 
 def test_four_processes_read_what_two_have_saved(one_host: Host, tmp_path: Path) -> None:

@@ -251,6 +251,46 @@ def test_a_grain_iterator_goes_on_where_the_arrays_do(one_host: Host, tmp_path: 
         np.testing.assert_array_equal(next(state["data"]), batch)
 
 
+def shard(number: int) -> Any:
+    """A Grain iterator over its own numbers, in an order of its own."""
+    numbers = np.arange(100 * number, 100 * number + 100)
+    return iter(grain.MapDataset.source(numbers).shuffle(seed=number).repeat().to_iter_dataset())
+
+
+class Shards:
+    """The Grain iterators of some shards."""
+
+    def __init__(self, *numbers: int) -> None:
+        self.iterators = {number: shard(number) for number in numbers}
+
+    def get_state(self) -> dict[int, Any]:
+        return {number: iterator.get_state() for number, iterator in self.iterators.items()}
+
+    def set_state(self, states: dict[int, Any]) -> None:
+        for number, state in states.items():
+            self.iterators[number].set_state(state)
+
+
+def test_grain_iterators_of_shards_are_divided_anew_and_go_on_where_they_were(
+    one_host: Host, tmp_path: Path
+) -> None:
+    data = Shards(0, 1, 2, 3)
+    for number, iterator in data.iterators.items():
+        for _ in range(3 * number):
+            next(iterator)
+    with manager(tmp_path / "run") as saving:
+        assert saving.save(4, {"data": data, "w": jnp.float32(3)})
+        expected = {n: [next(i) for _ in range(5)] for n, i in data.iterators.items()}
+    with manager(tmp_path / "run") as reading:
+        start, _ = reading.resume({"w": jnp.float32(0)})
+        (states,) = reading.process_values(start - 1)["data"]
+    for numbers in ((0, 3), (1, 2)):
+        share = Shards(*numbers)
+        share.set_state({number: states[number] for number in numbers})
+        found = {n: [next(i) for _ in range(5)] for n, i in share.iterators.items()}
+        assert found == {number: expected[number] for number in numbers}
+
+
 class Sampler:
     """An object with `state_dict`, as PyTorch's loaders and samplers have."""
 

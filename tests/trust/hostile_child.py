@@ -33,7 +33,7 @@ from holdfast.engine.catalog import list_checkpoints
 from holdfast.engine.run import read_run
 from holdfast.errors import HoldfastError
 from holdfast.format.check import check_manifest, check_part
-from holdfast.format.layout import image_layout, smallest_block_count
+from holdfast.format.layout import image_layout
 from holdfast.format.names import (
     CheckpointId,
     parse_attempt_name,
@@ -41,6 +41,7 @@ from holdfast.format.names import (
     parse_kept_image_name,
     parse_part_name,
 )
+from holdfast.format.ownership import Ownership
 from holdfast.format.records import (
     AttemptRecord,
     CheckpointSpec,
@@ -239,9 +240,10 @@ def _use(spec: CheckpointSpec, part_count: int) -> None:
     decode_metrics(spec.metrics)
     for value in spec.values:
         decode_value(value.value)
+    owned = Ownership(spec.arrays)
     for rank in range(min(part_count, 3)):
-        if smallest_block_count(spec.arrays, rank) <= CHUNKS_LAID_OUT_MAX:
-            image_layout(spec.arrays, rank)
+        if owned.block_count_min(rank) <= CHUNKS_LAID_OUT_MAX:
+            image_layout(spec.arrays, rank, owned)
     if sum(_size_bytes(array) for array in spec.arrays) < 1 << 20:
         NestedFramework().restoration(spec, None).finish({})
 

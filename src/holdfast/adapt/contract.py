@@ -134,9 +134,13 @@ class Snapshot(Protocol):
 
 
 class Restoration(Protocol):
-    """A state in the making: fill the targets, then finish."""
+    """A state in the making: fill the targets, then finish.
+
+    `process_values` are the paths of the objects in it that keep a state of their own.
+    """
 
     targets: Sequence[Target]
+    process_values: Sequence[Path]
 
     def finish(self, process_values: Mapping[Path, object]) -> object:
         """The state; the targets are filled and are the state's own from now on.
@@ -221,6 +225,8 @@ class Framework(Protocol):
 
     def restoration(self, spec: CheckpointSpec, like: object) -> Restoration:
         """Prepares a state like `like`; with None, nested dicts of NumPy arrays.
+
+        `like` may leave out objects that keep a state, and nothing else.
 
         Raises:
             StructureMismatchError: `like` is not what was saved; all differences are told.

@@ -12,6 +12,7 @@ that saves. XLA tells a device's own address of such an array, and its layout.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,7 +31,7 @@ from holdfast.adapt.cuda import open_cuda
 from holdfast.adapt.device_runtime import DeviceRuntime
 from holdfast.adapt.transfers import RegisteredMemory, Streams
 from holdfast.errors import DeviceError
-from holdfast.format.grid import Region
+from holdfast.format.grid import Region, contiguous_start, region_shape, slices_within
 
 RESERVE_SHARE = 1 / 32
 """Of a device's memory, kept free besides what steps and copies are known to take."""
@@ -293,17 +294,37 @@ class DeviceArrays:
                 self._devices.ran_out()
             raise DeviceError(f"copy a state on its device: {error}") from error
 
-    def range(self, key: int, region: Region, offset_bytes: int) -> DeviceRange | None:
-        """Where a piece is, if its bytes are what belongs into an image, as they are."""
-        piece = self._pieces.of(key).get(region)
-        if piece is None or not self._devices.is_in_use or not _is_plain(piece):
+    def range(
+        self, key: int, shard: Region, region: Region, offset_bytes: int
+    ) -> DeviceRange | None:
+        """Where `region` of the piece `shard` is, if its bytes belong into an image as they are."""
+        piece = self._pieces.of(key).get(shard)
+        before = contiguous_start(region, shard)
+        if piece is None or before is None or not self._devices.is_in_use or not _is_plain(piece):
             return None
         return DeviceRange(
             device=_number(_device_of(piece)),
-            address=piece.unsafe_buffer_pointer(),
-            size_bytes=piece.nbytes,
+            address=piece.unsafe_buffer_pointer() + before * piece.dtype.itemsize,
+            size_bytes=math.prod(region_shape(region)) * piece.dtype.itemsize,
             offset_bytes=offset_bytes,
         )
+
+    def view_within(self, key: int, shard: Region, region: Region) -> np.ndarray:
+        """`region` of the piece `shard` in the host's memory; the rest stays where it is.
+
+        Raises:
+            DeviceError: the device did not give it.
+        """
+        piece, first = self._pieces.of(key)[shard], slices_within(region, shard)
+        try:
+            # Regions of one shape are cut out by one program, wherever they start.
+            cut = jax.lax.dynamic_slice(piece, [s.start for s in first], region_shape(region))
+            return np.asarray(cut)
+        except XlaError as error:
+            if "RESOURCE_EXHAUSTED" in str(error):
+                # The device has no room for it twice.
+                return self.views(key)[shard][first]
+            raise DeviceError(f"bring a state to the host: {error}") from error
 
     def views(self, key: int) -> dict[Region, np.ndarray]:
         """The pieces in the host's memory, by NumPy.

@@ -27,7 +27,7 @@ from holdfast.adapt.jax_restore import LikeRestoration
 from holdfast.adapt.jax_tree import Structure, flatten
 from holdfast.adapt.nested import NestedRestoration
 from holdfast.errors import DeviceError, UnsupportedLeafError
-from holdfast.format.grid import Region
+from holdfast.format.grid import Region, enclosing_chunk, slices_within
 from holdfast.format.layout import Chunk
 from holdfast.format.paths import Path, path_name
 from holdfast.format.placement import Placement
@@ -168,11 +168,15 @@ class _JaxSnapshot:
 
     def chunk_bytes(self, chunk: Chunk) -> memoryview:
         pieces = self._pieces[chunk.array_index]
+        region, shard = (chunk.start, chunk.stop), self._shard_of(chunk)
         if not pieces:
             # A device's copy comes to the host here, on the background thread.
+            if shard != region:
+                piece = self._on_devices.view_within(chunk.array_index, shard, region)
+                return leaves.bytes_of(piece)
             pieces = self._on_devices.views(chunk.array_index)
             self._pieces[chunk.array_index] = pieces
-        return leaves.bytes_of(pieces[chunk.start, chunk.stop])
+        return leaves.bytes_of(pieces[shard][slices_within(region, shard)])
 
     def device_ranges(self, chunks: Sequence[Chunk]) -> dict[Chunk, DeviceRange]:
         elsewhere = set(self._on_devices.keys())
@@ -180,11 +184,17 @@ class _JaxSnapshot:
         ranges = {}
         for chunk in chunks:
             if chunk.size_bytes and chunk.array_index in elsewhere:
-                region = (chunk.start, chunk.stop)
-                found = self._on_devices.range(chunk.array_index, region, chunk.offset_bytes)
+                region, shard = (chunk.start, chunk.stop), self._shard_of(chunk)
+                offset_bytes = chunk.offset_bytes
+                found = self._on_devices.range(chunk.array_index, shard, region, offset_bytes)
                 if found is not None:
                     ranges[chunk] = found
         return ranges
+
+    def _shard_of(self, chunk: Chunk) -> Region:
+        """The piece of the array that a chunk is, or is a part of."""
+        placed = self.outline.arrays[chunk.array_index].placement
+        return enclosing_chunk(placed.shape, placed.chunk_shape, chunk.start)
 
     def bring_to_host(self) -> None:
         try:

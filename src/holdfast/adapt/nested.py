@@ -20,6 +20,7 @@ class NestedRestoration:
 
     def __init__(self, spec: CheckpointSpec) -> None:
         self._spec = spec
+        self.process_values: Sequence[Path] = spec.process_values
         self.targets: Sequence[Target] = [
             Target(
                 array_index=index,

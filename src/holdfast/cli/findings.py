@@ -14,6 +14,7 @@ from holdfast.cli.runs import Run
 from holdfast.engine.attempts import attempt_numbers, read_attempt_at
 from holdfast.engine.catalog import Listing, list_checkpoints
 from holdfast.engine.commit import parse_part
+from holdfast.engine.part_layouts import PartLayouts
 from holdfast.engine.sources import CheckpointSources, PartSource, part_source
 from holdfast.engine.verify import BlockCheck, verify
 from holdfast.errors import CheckpointDamagedError, HoldfastError, ObjectNotFoundError
@@ -120,12 +121,14 @@ def _sources(copy: Copy, problems: list[BlockCheck]) -> CheckpointSources | None
     spec = manifest.checkpoint if manifest else first.checkpoint if first else None
     if spec is None:
         return None
-    sources = []
+    sources, layouts = [], PartLayouts(spec.arrays)
     for rank in range(count):
         part = parts.get(rank)
-        source = _laid_out(copy, part, spec, problems) if part is not None else None
+        source = _laid_out(copy, part, spec, layouts, problems) if part is not None else None
         sources.append((source,) if source is not None else ())
-    return CheckpointSources(id=copy.id, spec=spec, parts=tuple(sources), passed_over=())
+    return CheckpointSources(
+        id=copy.id, spec=spec, parts=tuple(sources), layouts=layouts, passed_over=()
+    )
 
 
 def _manifest(copy: Copy, problems: list[BlockCheck]) -> Manifest | None:
@@ -164,11 +167,15 @@ def _part(
 
 
 def _laid_out(
-    copy: Copy, part: PartRecord, spec: CheckpointSpec, problems: list[BlockCheck]
+    copy: Copy,
+    part: PartRecord,
+    spec: CheckpointSpec,
+    layouts: PartLayouts,
+    problems: list[BlockCheck],
 ) -> PartSource | None:
     """The part, if its record goes with the arrays, so that it can be read by them."""
     try:
-        return part_source(copy.store, part, spec)
+        return part_source(copy.store, part, spec, layouts)
     except HoldfastError as error:
         key = part_key(copy.id, part.rank, part.part_count)
         problems.append(bad_record(copy.store, key, error))

@@ -19,6 +19,7 @@ from holdfast.format.buffers import Buffer
 from holdfast.format.check import check_kept_chunks
 from holdfast.format.digests import RunningDigest, digest
 from holdfast.format.names import CHECKPOINTS, image_key, part_key
+from holdfast.format.ownership import Ownership
 from holdfast.format.part_layout import PartLayout, expected_digests, image_keys, part_layout
 from holdfast.format.records import CheckpointSpec, KeptImage, PartRecord
 from holdfast.store.contract import Reader, Store
@@ -37,7 +38,7 @@ def copy_part(source: Store, target: Store, part: PartRecord, spec: CheckpointSp
         CheckpointDamagedError: a block of the source is not what was sealed; the target has no
         part. OutOfSpaceError, StorageError: likewise no part.
     """
-    check_kept_chunks(part, spec.arrays, f"part {part.rank} of {part.id}")
+    check_kept_chunks(part, Ownership(spec.arrays), f"part {part.rank} of {part.id}")
     layout = part_layout(spec.arrays, part.rank, part.kept)
     check_layout(part, layout)
     there = KeptElsewhere(target, part)

@@ -14,8 +14,8 @@ from bisect import bisect_right
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
+from holdfast.format.dtypes import item_size_bytes
 from holdfast.format.grid import chunk_region, region_shape
-from holdfast.format.layout import item_size_bytes
 from holdfast.format.placement import Placement
 from holdfast.format.records import Owners
 
@@ -89,9 +89,10 @@ def _holders_of_parts(
     found: dict[int, frozenset[int]] = {}
     rows: dict[int, frozenset[int]] = {}
     seen: set[tuple[int, int]] = set()
+    known: dict[tuple[tuple[int, ...], ...], int] = {}
     for placement, of_array in zip(placements, owners, strict=True):
         # Arrays that are placed and shared out alike say the same.
-        way = id(placement.holders), id(of_array)
+        way = known.setdefault(placement.holders, len(known)), id(of_array)
         if way in seen:
             continue
         seen.add(way)

@@ -9,14 +9,13 @@ bounded, because each way is written down once in every manifest.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import groupby
 
 import numpy as np
 
-from holdfast.format.grid import grid_shape
-from holdfast.format.layout import item_size_bytes
+from holdfast.format.dtypes import item_size_bytes
+from holdfast.format.grid import chunk_sizes
 from holdfast.format.placement import Placement
 from holdfast.format.records import Owners
 
@@ -58,17 +57,7 @@ def shared(owners: Sequence[Owners]) -> list[Owners | int]:
 
 def _chunk_sizes_bytes(placement: Placement) -> np.ndarray:
     """The bytes of each chunk in C order, as int64."""
-    shape, chunk_shape = placement.shape, placement.chunk_shape
-    sizes = np.full(1, item_size_bytes(placement.dtype), np.int64)
-    if math.prod(shape) == 0:
-        return sizes * 0
-    for extent, chunk, count in zip(
-        shape, chunk_shape, grid_shape(shape, chunk_shape), strict=True
-    ):
-        of_axis = np.full(count, chunk, np.int64)
-        of_axis[-1] = extent - (count - 1) * chunk
-        sizes = np.multiply.outer(sizes, of_axis).reshape(-1)
-    return sizes
+    return chunk_sizes(placement.shape, placement.chunk_shape) * item_size_bytes(placement.dtype)
 
 
 class _Groups:
@@ -94,24 +83,37 @@ class _Group:
     """Arrays that are placed alike, and the ways in which they were shared out so far."""
 
     def __init__(self, holders: tuple[tuple[int, ...], ...]) -> None:
-        self.replica_count = min(map(len, holders))
-        self.rank_max = max(map(max, holders))
-        self._rounds = _disjoint_rounds(holders)
-        self._count = len(holders)
+        rows = _Rows(holders)
+        self.replica_count = min(map(len, rows.distinct))
+        self.rank_max = max(map(max, rows.distinct))
+        self._rounds = rows.disjoint_rounds()
+        self._row_of = rows.row_of
+        self._is_each_its_own = len(rows.distinct) == len(holders)
         self._ways: dict[bytes, tuple[np.ndarray, Owners]] = {}
 
     def share_out(self, sizes: np.ndarray, loads: np.ndarray) -> Owners:
         """The owners of one array's chunks, of `sizes` bytes; adds them to what each rank has."""
-        owner_of = np.empty(self._count, np.int64)
+        owner_of = np.empty(len(self._row_of), np.int64)
         taken = loads.copy()
         for chunks, holders in self._rounds:
             # No rank is twice in a round, so all of it is decided at once.
             found = holders[np.arange(len(chunks)), np.argmin(taken[holders], axis=1)]
             owner_of[chunks] = found
             taken[found] += sizes[chunks]
-        way, owners = self._way(owner_of, sizes, loads)
+        way, owners = self._way(self._in_runs(owner_of, sizes), sizes, loads)
         np.add.at(loads, way, sizes)
         return owners
+
+    def _in_runs(self, owner_of: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        """The owners, exchanged among chunks of the same holders and size: each gets neighbours."""
+        if self._is_each_its_own:
+            return owner_of
+        index = np.arange(len(owner_of))
+        into = np.lexsort((index, sizes, self._row_of))
+        out_of = np.lexsort((owner_of, sizes, self._row_of))
+        found = np.empty_like(owner_of)
+        found[into] = owner_of[out_of]
+        return found
 
     def _way(
         self, owner_of: np.ndarray, sizes: np.ndarray, loads: np.ndarray
@@ -135,27 +137,51 @@ def _highest(owner_of: np.ndarray, sizes: np.ndarray, loads: np.ndarray) -> int:
     return int(after.max())
 
 
-def _disjoint_rounds(
-    holders: tuple[tuple[int, ...], ...],
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The chunks in rounds within which no rank is twice: (chunks, their holders, one row each).
+class _Rows:
+    """Which chunks have the same holders: `distinct[row_of[chunk]]` are those of a chunk."""
 
-    Rows are as long as the longest; a shorter one is filled up with its last holder.
-    """
-    rounds: list[tuple[list[int], list[tuple[int, ...]]]] = []
-    rounds_of_rank: dict[int, int] = {}
-    for chunk, ranks in enumerate(holders):
-        number = max(rounds_of_rank.get(rank, 0) for rank in ranks)
-        for rank in ranks:
-            rounds_of_rank[rank] = number + 1
-        if number == len(rounds):
-            rounds.append(([], []))
-        chunks, rows = rounds[number]
-        chunks.append(chunk)
-        rows.append(ranks)
-    made = []
-    for chunks, rows in rounds:
-        width = max(map(len, rows))
-        filled = [row + row[-1:] * (width - len(row)) for row in rows]
-        made.append((np.array(chunks), np.array(filled, np.int64)))
-    return made
+    def __init__(self, holders: tuple[tuple[int, ...], ...]) -> None:
+        self.distinct: list[tuple[int, ...]] = []
+        by_id: dict[int, int] = {}
+        by_ranks: dict[tuple[int, ...], int] = {}
+        row_of = []
+        for ranks in holders:
+            # Pieces of one shard have the same object, which needs no comparison.
+            row = by_id.get(id(ranks))
+            if row is None:
+                row = by_id[id(ranks)] = by_ranks.setdefault(ranks, len(self.distinct))
+                if row == len(self.distinct):
+                    self.distinct.append(ranks)
+            row_of.append(row)
+        self.row_of = np.array(row_of)
+
+    def disjoint_rounds(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The chunks in rounds within which no rank is twice: (chunks, their holders, a row each).
+
+        Rows of holders are as long as the longest; a shorter one is filled up with its last one.
+        """
+        chunks_of: list[list[int]] = [[] for _ in self.distinct]
+        for chunk, row in enumerate(self.row_of.tolist()):
+            chunks_of[row].append(chunk)
+        rounds: list[list[tuple[int, int]]] = []
+        rounds_of_rank: dict[int, int] = {}
+        for row, ranks in enumerate(self.distinct):
+            first = max(rounds_of_rank.get(rank, 0) for rank in ranks)
+            last = first + len(chunks_of[row])
+            rounds_of_rank.update(dict.fromkeys(ranks, last))
+            rounds += [[] for _ in range(len(rounds), last)]
+            for number, chunk in zip(range(first, last), chunks_of[row], strict=True):
+                rounds[number].append((chunk, row))
+        filled: dict[tuple[int, ...], np.ndarray] = {}
+        return [
+            (np.array([chunk for chunk, _ in found]), self._filled([r for _, r in found], filled))
+            for found in rounds
+        ]
+
+    def _filled(self, rows: list[int], known: dict[tuple[int, ...], np.ndarray]) -> np.ndarray:
+        key = tuple(rows)
+        if key not in known:
+            width = max(len(self.distinct[row]) for row in rows)
+            found = (self.distinct[row] for row in rows)
+            known[key] = np.array([r + r[-1:] * (width - len(r)) for r in found], np.int64)
+        return known[key]

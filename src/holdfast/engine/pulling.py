@@ -17,6 +17,7 @@ from holdfast.engine.save import check_block, check_layout
 from holdfast.errors import CheckpointDamagedError, HoldfastError, StorageError
 from holdfast.format.check import check_kept_chunks
 from holdfast.format.names import part_key
+from holdfast.format.ownership import Ownership
 from holdfast.format.part_layout import PartLayout, expected_digests, image_keys, part_layout
 from holdfast.format.records import CheckpointSpec, PartRecord
 from holdfast.format.sealed import unseal
@@ -38,7 +39,7 @@ def pull_part(source: Store, target: RamStore, part: PartRecord, spec: Checkpoin
             sealed; the target has no part.
         OutOfSpaceError, StorageError: likewise no part.
     """
-    check_kept_chunks(part, spec.arrays, f"part {part.rank} of {part.id}")
+    check_kept_chunks(part, Ownership(spec.arrays), f"part {part.rank} of {part.id}")
     layout = part_layout(spec.arrays, part.rank, part.kept)
     check_layout(part, layout)
     record_key = part_key(part.id, part.rank, part.part_count)

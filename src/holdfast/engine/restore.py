@@ -20,6 +20,7 @@ from holdfast.engine.save import check_block
 from holdfast.engine.sources import CheckpointSources, PartSource
 from holdfast.errors import CheckpointDamagedError, StorageError
 from holdfast.format.digests import BLOCK_SIZE_BYTES, block_ranges
+from holdfast.format.dtypes import item_size_bytes
 from holdfast.format.grid import (
     Region,
     chunks_overlapping,
@@ -28,7 +29,7 @@ from holdfast.format.grid import (
     region_shape,
     slices_within,
 )
-from holdfast.format.layout import Chunk, item_size_bytes
+from holdfast.format.layout import Chunk
 from holdfast.format.placement import Target
 from holdfast.store.contract import Reader
 
@@ -67,7 +68,8 @@ def fill_targets(sources: CheckpointSources, targets: Sequence[Target]) -> Resto
     wanted = _chunks_wanted(sources, targets)
     # The threads end before the images are closed, also after an error.
     with ExitStack() as images, ThreadPoolExecutor(THREAD_COUNT, "holdfast-restore") as pool:
-        readers = [_PartReader(copies, tally, images) for copies in sources.parts]
+        ranks = {rank for rank, _, _ in wanted}
+        readers = {rank: _PartReader(sources.parts[rank], tally, images) for rank in ranks}
         jobs = [
             pool.submit(
                 readers[rank].fill, chunk, sources.spec.arrays[chunk.array_index].dtype, of_chunk
@@ -98,7 +100,10 @@ def _with_all_told(
 def _chunks_wanted(
     sources: CheckpointSources, targets: Iterable[Target]
 ) -> list[tuple[int, Chunk, list[Target]]]:
-    """Each chunk that serves a target: (the rank that owns it, the chunk, its targets)."""
+    """Each chunk that serves a target: (the rank that owns it, the chunk, its targets).
+
+    Only the parts of these ranks are laid out.
+    """
     by_chunk: dict[tuple[int, int], list[Target]] = {}
     for target in targets:
         spec = sources.spec.arrays[target.array_index]
@@ -106,7 +111,7 @@ def _chunks_wanted(
             by_chunk.setdefault((target.array_index, index), []).append(target)
     return [
         (rank, chunk, by_chunk[chunk.array_index, chunk.chunk_index])
-        for rank in range(len(sources.parts))
+        for rank in sorted({sources.owner(*chunk) for chunk in by_chunk})
         for chunk in sources.chunks(rank)
         if (chunk.array_index, chunk.chunk_index) in by_chunk
     ]
@@ -121,6 +126,7 @@ class _PartReader:
 
     def __init__(self, copies: Sequence[PartSource], tally: RestoreTally, stack: ExitStack) -> None:
         self._copies = copies
+        self._layouts = [copy.layout for copy in copies]
         self._tally = tally
         self._stack = stack
         self._open: dict[tuple[int, int], Reader] = {}
@@ -138,7 +144,7 @@ class _PartReader:
         (target,) = targets
         if target.take is None or target.region != (chunk.start, chunk.stop):
             return False
-        image, placed = self._copies[0].layout.places[chunk.ordinal]
+        image, placed = self._layouts[0].places[chunk.ordinal]
         try:
             with self._tally.lock:
                 lent = None if (0, image) in self._unreadable else self._reader(0, image).lend()
@@ -192,7 +198,7 @@ class _PartReader:
 
     def _read_block(self, chunk: Chunk, number: int, start: int, block: memoryview) -> None:
         for index, copy in enumerate(self._copies):
-            image, placed = copy.layout.places[chunk.ordinal]
+            image, placed = self._layouts[index].places[chunk.ordinal]
             if (index, image) in self._unreadable:
                 continue
             offset = placed.offset_bytes + start

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 from holdfast.engine.catalog import Listing, Listings, has_all_parts
 from holdfast.engine.commit import parse_part
-from holdfast.engine.save import check_layout
+from holdfast.engine.part_layouts import PartLayouts
 from holdfast.errors import (
     CheckpointDamagedError,
     HoldfastError,
     StepUncommittedError,
     StorageError,
 )
-from holdfast.format.check import check_kept_chunks, check_manifest
-from holdfast.format.layout import Chunk, image_layout, smallest_block_count
+from holdfast.format.check import check_manifest
+from holdfast.format.layout import Chunk
 from holdfast.format.names import CheckpointId, image_key, manifest_key, part_key
-from holdfast.format.part_layout import PartLayout, image_keys, image_sizes_bytes, part_layout
+from holdfast.format.part_layout import PartLayout, image_keys, image_sizes_bytes
 from holdfast.format.paths import path_name
 from holdfast.format.records import CheckpointSpec, Manifest, PartRecord
 from holdfast.format.sealed import record_digest, unseal
@@ -30,11 +30,20 @@ from holdfast.store.contract import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartSource:
-    """One copy of one part; `layout` tells where its chunks stand in its images."""
+    """One copy of one part; `layouts` are those of the checkpoint's parts."""
 
     store: Store
     part: PartRecord
-    layout: PartLayout
+    layouts: PartLayouts
+
+    @property
+    def layout(self) -> PartLayout:
+        """Where its chunks stand in its images; made when it is first asked for.
+
+        Raises:
+            CheckpointDamagedError: the record says other sizes than the arrays make.
+        """
+        return self.layouts.of(self.part)
 
     @property
     def image_keys(self) -> tuple[str, ...]:
@@ -49,11 +58,16 @@ class CheckpointSources:
     id: CheckpointId
     spec: CheckpointSpec
     parts: tuple[tuple[PartSource, ...], ...]
+    layouts: PartLayouts
     passed_over: tuple[str, ...]
 
     def chunks(self, rank: int) -> tuple[Chunk, ...]:
         """The chunks of that rank, in the order of the layout of all of them."""
-        return image_layout(self.spec.arrays, rank).chunks
+        return self.layouts.whole(rank).chunks
+
+    def owner(self, array_index: int, chunk_index: int) -> int:
+        """The rank that has a chunk."""
+        return self.layouts.owned.owner(array_index, chunk_index)
 
 
 def find_sources(
@@ -94,24 +108,35 @@ def find_sources(
     spec = manifest.checkpoint if manifest else parts[0][0][1].checkpoint
     if spec is None:
         raise CheckpointDamagedError(f"read {checkpoint}: rank 0's part says nothing of it")
+    found = [part for copies in parts for _, part in copies]
+    for part in found:
+        _check_values(part, spec)
+    layouts = PartLayouts(spec.arrays)
+    layouts.check_all(found)
     return CheckpointSources(
         id=checkpoint,
         spec=spec,
-        parts=tuple(tuple(part_source(*copy, spec) for copy in copies) for copies in parts),
+        parts=tuple(
+            tuple(PartSource(store=store, part=part, layouts=layouts) for store, part in copies)
+            for copies in parts
+        ),
+        layouts=layouts,
         passed_over=tuple(passed_over),
     )
 
 
-def part_source(store: Store, part: PartRecord, spec: CheckpointSpec) -> PartSource:
-    """A copy of a part, laid out.
+def part_source(
+    store: Store, part: PartRecord, spec: CheckpointSpec, layouts: PartLayouts
+) -> PartSource:
+    """A copy of a part that is there by itself; `layouts` are those of `spec`.
 
     Raises:
         CheckpointDamagedError: the part does not go with what the checkpoint is said to hold.
     """
-    _check_contents(part, spec)
-    layout = part_layout(spec.arrays, part.rank, part.kept)
-    check_layout(part, layout)
-    return PartSource(store=store, part=part, layout=layout)
+    _check_values(part, spec)
+    layouts.check_counts(part)
+    layouts.of(part)
+    return PartSource(store=store, part=part, layouts=layouts)
 
 
 def _is_listed(checkpoint: CheckpointId, rank: int, part_count: int, listing: Listing) -> bool:
@@ -148,11 +173,8 @@ def _check_length(copies: Sequence[tuple[Store, PartRecord]], listings: Listings
     raise CheckpointDamagedError(f"read {copies[0][1].id}: {'; '.join(told)}")
 
 
-def _check_contents(part: PartRecord, spec: CheckpointSpec) -> None:
-    """Checks a part against what the checkpoint is said to hold, before that is laid out.
-
-    Of chunks with bytes each has a block, so the layout is no larger than the record.
-    """
+def _check_values(part: PartRecord, spec: CheckpointSpec) -> None:
+    """Checks that a part has the values that the checkpoint is said to hold."""
     where = f"read part {part.rank} of {part.id}"
     if part.rank == 0 and part.checkpoint != spec:
         raise CheckpointDamagedError(f"{where}: it speaks of another state than the manifest")
@@ -162,12 +184,6 @@ def _check_contents(part: PartRecord, spec: CheckpointSpec) -> None:
             f"{where}: it has values of {sorted(map(path_name, found))[:10]}, expected one of each "
             f"of {sorted(map(path_name, expected))[:10]}"
         )
-    least = smallest_block_count(spec.arrays, part.rank)
-    if len(part.blocks) < least:
-        raise CheckpointDamagedError(
-            f"{where}: it has {len(part.blocks)} blocks, expected at least {least}"
-        )
-    check_kept_chunks(part, spec.arrays, where)
 
 
 def _no_copy(checkpoint: CheckpointId, rank: int, part_count: int, seen: Sequence[str]) -> str:

@@ -13,8 +13,8 @@ from holdfast.errors import CheckpointDamagedError
 from holdfast.format.digests import DIGEST_HEX_LENGTH
 from holdfast.format.dtypes import numpy_dtype
 from holdfast.format.grid import chunk_count
-from holdfast.format.layout import owned_chunk_count
 from holdfast.format.names import PART_COUNT_MAX
+from holdfast.format.ownership import Ownership
 from holdfast.format.ranges import are_disjoint, are_ranges, is_subset
 from holdfast.format.records import ArraySpec, CheckpointSpec, Manifest, PartRecord
 
@@ -145,14 +145,14 @@ def _check_kept(part: PartRecord, where: str) -> None:
         raise damaged("a chunk is taken from two of them")
 
 
-def check_kept_chunks(part: PartRecord, arrays: Sequence[ArraySpec], where: str) -> None:
+def check_kept_chunks(part: PartRecord, owned: Ownership, where: str) -> None:
     """Checks that the chunks of kept images are chunks of the part's rank.
 
     Raises:
         CheckpointDamagedError: they are not.
     """
-    count = owned_chunk_count(arrays, part.rank)
     for image in part.kept:
+        count = owned.chunk_count(part.rank)
         if image.laid[-1][1] > count:
             raise CheckpointDamagedError(
                 f"read {where}: a kept image of {image.id} has chunk {image.laid[-1][1] - 1}, the "

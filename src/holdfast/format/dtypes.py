@@ -52,10 +52,18 @@ def numpy_dtype(name: str) -> np.dtype | None:
     return _BY_NAME.get(name)
 
 
+def item_size_bytes(name: str) -> int:
+    """The bytes of one element as stored."""
+    found = numpy_dtype(name)
+    if found is None:
+        raise ValueError(f"unknown dtype {name!r}")
+    return found.itemsize
+
+
 def safetensors_form(name: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
     """The (dtype, shape) under which a safetensors header lists a chunk of dtype `name`."""
     known = _SAFETENSORS.get(name)
     if known is not None:
         return known, shape
-    item_size_bytes = _BY_NAME[name].itemsize
-    return "U8", shape if item_size_bytes == 1 else (*shape, item_size_bytes)
+    size_bytes = item_size_bytes(name)
+    return "U8", shape if size_bytes == 1 else (*shape, size_bytes)

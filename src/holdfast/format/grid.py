@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import numpy as np
+
 Shape = tuple[int, ...]
 Region = tuple[tuple[int, ...], tuple[int, ...]]
 """A hyper-rectangle: its start and its stop, one entry an axis."""
@@ -39,6 +41,20 @@ def chunk_region(shape: Shape, chunk_shape: Shape, index: int) -> Region:
     return lower, upper
 
 
+def chunk_sizes(shape: Shape, chunk_shape: Shape) -> np.ndarray:
+    """How many elements each chunk has, in C order, as int64."""
+    sizes = np.ones(1, np.int64)
+    if math.prod(shape) == 0:
+        return sizes * 0
+    for extent, chunk, count in zip(
+        shape, chunk_shape, grid_shape(shape, chunk_shape), strict=True
+    ):
+        of_axis = np.full(count, chunk, np.int64)
+        of_axis[-1] = extent - (count - 1) * chunk
+        sizes = np.multiply.outer(sizes, of_axis).reshape(-1)
+    return sizes
+
+
 def chunks_overlapping(shape: Shape, chunk_shape: Shape, region: Region) -> Iterator[int]:
     """The indices of the chunks that share an element with `region`, ascending."""
     start, stop = region
@@ -55,6 +71,29 @@ def chunks_overlapping(shape: Shape, chunk_shape: Shape, region: Region) -> Iter
             yield from walk(axis + 1, index * counts[axis] + position)
 
     yield from walk(0, 0)
+
+
+def enclosing_chunk(shape: Shape, chunk_shape: Shape, start: Shape) -> Region:
+    """The region of the chunk that holds the element at `start`, or starts there."""
+    if math.prod(shape) == 0:
+        return (0,) * len(shape), shape
+    lower = tuple(a // c * c for a, c in zip(start, chunk_shape, strict=True))
+    upper = tuple(min(a + c, d) for a, c, d in zip(lower, chunk_shape, shape, strict=True))
+    return lower, upper
+
+
+def contiguous_start(region: Region, outer: Region) -> int | None:
+    """How many elements of `outer`, in C order, come before `region`; None: it has gaps there."""
+    inner_shape, outer_shape = region_shape(region), region_shape(outer)
+    start = 0
+    is_one_row = True
+    for a, o, extent, whole in zip(region[0], outer[0], inner_shape, outer_shape, strict=True):
+        # Once an axis has more than one row, all below it has to be whole.
+        if not is_one_row and extent != whole:
+            return None
+        is_one_row = is_one_row and extent == 1
+        start = start * whole + (a - o)
+    return start
 
 
 def region_shape(region: Region) -> Shape:

@@ -17,10 +17,11 @@ from itertools import chain
 import msgspec
 
 from holdfast.format.digests import block_count
-from holdfast.format.dtypes import numpy_dtype, safetensors_form
+from holdfast.format.dtypes import item_size_bytes, safetensors_form
 from holdfast.format.grid import chunk_count, chunk_region
+from holdfast.format.ownership import Ownership
 from holdfast.format.paths import chunk_name
-from holdfast.format.records import ArraySpec, owners_of
+from holdfast.format.records import ArraySpec
 
 DATA_ALIGNMENT_BYTES = 4096
 CHUNK_ALIGNMENT_BYTES = 64
@@ -54,60 +55,19 @@ class ImageLayout:
     block_count: int
 
 
-def item_size_bytes(dtype: str) -> int:
-    """The bytes of one element as stored."""
-    found = numpy_dtype(dtype)
-    if found is None:
-        raise ValueError(f"unknown dtype {dtype!r}")
-    return found.itemsize
+def image_layout(
+    arrays: Sequence[ArraySpec], rank: int, owned: Ownership | None = None
+) -> ImageLayout:
+    """The layout of the image of all chunks that `rank` owns.
 
-
-class OwnedChunks:
-    """Which chunks of each of `arrays` a rank owns; what arrays share is looked through once."""
-
-    def __init__(self, arrays: Sequence[ArraySpec], rank: int) -> None:
-        self._arrays = arrays
-        self._rank = rank
-        self._known: dict[int, list[range]] = {}
-
-    def runs(self, index: int) -> list[range]:
-        """The indices of the rank's chunks of array `index`, ascending, in runs."""
-        owners = self._arrays[index].owners
-        written_at = owners if isinstance(owners, int) else index
-        known = self._known.get(written_at)
-        if known is None:
-            known, first = [], 0
-            for owner, count in owners_of(self._arrays, index):
-                if owner == self._rank:
-                    known.append(range(first, first + count))
-                first += count
-            self._known[written_at] = known
-        return known
-
-    def count(self, index: int) -> int:
-        """How many these are."""
-        return sum(map(len, self.runs(index)))
-
-
-def smallest_block_count(arrays: Sequence[ArraySpec], rank: int) -> int:
-    """How many blocks the rank's image has at least, told without laying it out."""
-    owned = OwnedChunks(arrays, rank)
-    return sum(owned.count(i) for i, spec in enumerate(arrays) if math.prod(spec.shape))
-
-
-def owned_chunk_count(arrays: Sequence[ArraySpec], rank: int) -> int:
-    """How many chunks of `arrays` the rank owns, told without laying them out."""
-    owned = OwnedChunks(arrays, rank)
-    return sum(owned.count(i) for i in range(len(arrays)))
-
-
-def image_layout(arrays: Sequence[ArraySpec], rank: int) -> ImageLayout:
-    """The layout of the image of all chunks that `rank` owns."""
-    unplaced, owned = [], OwnedChunks(arrays, rank)
+    `owned` is that of `arrays`; who lays out several ranks' images makes it once.
+    """
+    owned = owned or Ownership(arrays)
+    unplaced = []
     for array_index, spec in enumerate(arrays):
         item = item_size_bytes(spec.dtype)
         whole = chunk_count(spec.shape, spec.chunk_shape) == 1
-        for chunk_index in chain.from_iterable(owned.runs(array_index)):
+        for chunk_index in chain.from_iterable(owned.runs(array_index, rank)):
             start, stop = chunk_region(spec.shape, spec.chunk_shape, chunk_index)
             name = spec.name if whole else chunk_name(spec.name, start, stop)
             size = item * math.prod(b - a for a, b in zip(start, stop, strict=True))

@@ -30,9 +30,17 @@ class PartLayout:
     block_count: int
 
 
-def part_layout(arrays: Sequence[ArraySpec], rank: int, kept: Sequence[KeptImage]) -> PartLayout:
-    """The layout of the part that `rank` contributes to a checkpoint of `arrays`."""
-    whole = image_layout(arrays, rank)
+def part_layout(
+    arrays: Sequence[ArraySpec],
+    rank: int,
+    kept: Sequence[KeptImage],
+    whole: ImageLayout | None = None,
+) -> PartLayout:
+    """The layout of the part that `rank` contributes to a checkpoint of `arrays`.
+
+    `whole` is that of all of the rank's chunks, where it is known already.
+    """
+    whole = whole or image_layout(arrays, rank)
     if not kept:
         return PartLayout(
             images=(whole,),

@@ -40,8 +40,15 @@ from holdfast.manager.overhead import OverheadMeter, meter_for
 from holdfast.manager.own_policies import OwnPolicyThread, history, own_policies
 from holdfast.manager.planning import Planner, Taking
 from holdfast.manager.preemption import PreemptionSignals
+from holdfast.manager.process_values import process_values_of
 from holdfast.manager.progress import Progress
-from holdfast.manager.restoring import Restored, RestoreReport, restore_newest, restore_step
+from holdfast.manager.restoring import (
+    Restored,
+    RestoreReport,
+    event_of,
+    restore_newest,
+    restore_step,
+)
 from holdfast.manager.saver import Job, Saver
 from holdfast.manager.stepping import Stepping
 from holdfast.manager.view import View, look
@@ -220,11 +227,12 @@ class CheckpointManager:
         Args:
             step: None: the newest; older ones are tried where it is damaged, and that is told.
             like: arrays, ShapeDtypeStructs and values that give structure and sharding; None:
-                nested dicts of NumPy arrays.
+                nested dicts of NumPy arrays. Objects that keep a state may be left out.
 
         Raises:
             StepNotFoundError, StepUncommittedError, CheckpointDamagedError: the step.
-            StructureMismatchError: `like` is not what was saved.
+            StructureMismatchError: `like` is not what was saved, or has objects whose states
+                another number of processes saved; see `process_values`.
         """
         if step is None:
             restored = self._restore_newest(like)
@@ -294,6 +302,23 @@ class CheckpointManager:
         arguments.check_step(step)
         view = self._look()
         return metadata_of(view.sources(view.find(step)))
+
+    def process_values(self, step: int) -> dict[str, list[Any]]:
+        """The states of iterators and the like in the checkpoint of `step`, of all its processes.
+
+        For a job with another number of processes, which restores a state without these objects
+        and divides their states anew. Nothing is set, and the run stays where it is.
+
+        Returns:
+            By name (`data`, `loaders/train`) the states as they were saved, one for each process
+            that saved, in the order of their ranks.
+
+        Raises:
+            StepNotFoundError, StepUncommittedError, CheckpointDamagedError.
+        """
+        arguments.check_step(step)
+        view = self._look()
+        return process_values_of(view.sources(view.find(step)))
 
     def close(self) -> None:
         """Waits until all accepted saves are durable, then leaves the agent. Once is enough.
@@ -407,17 +432,7 @@ class CheckpointManager:
         timeline = self._look().timeline
         if timeline and timeline[-1] != found:
             self._link.branch((found.step, found.attempt))
-        report = restored.report
-        self._link.tell(
-            "restored",
-            step=report.step,
-            attempt=report.attempt,
-            sources=report.sources,
-            skipped=report.skipped,
-            passed_over=report.passed_over,
-            secs=report.seconds,
-            rank=self._processes.rank,
-        )
+        self._link.tell("restored", rank=self._processes.rank, **event_of(restored.report))
 
     def _settle(self) -> None:
         """Lets what is on its way arrive, so that a restore sees it."""

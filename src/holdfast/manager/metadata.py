@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from holdfast.engine.sources import CheckpointSources
+from holdfast.format.dtypes import item_size_bytes
 from holdfast.format.grid import grid_shape
-from holdfast.format.layout import item_size_bytes
 from holdfast.format.part_layout import image_sizes_bytes
 from holdfast.format.paths import path_name
 from holdfast.format.records import PartRecord, decode_metrics

@@ -9,6 +9,7 @@ from datetime import datetime
 from holdfast.adapt.contract import Outline, Snapshot
 from holdfast.engine.plan import assign_owners, shared
 from holdfast.engine.save import PartPlan
+from holdfast.engine.splitting import split_large
 from holdfast.format.layout import ImageLayout, image_layout
 from holdfast.format.names import CheckpointId
 from holdfast.format.records import ArraySpec, CheckpointSpec, encode_metrics
@@ -72,17 +73,18 @@ class Planner:
 
 
 def array_specs(outline: Outline) -> tuple[ArraySpec, ...]:
-    """The specs of an outline's arrays, with the owners that every rank computes alike."""
-    owners = shared(assign_owners([array.placement for array in outline.arrays]))
+    """The specs of an outline's arrays, with the chunks and owners that every rank plans alike."""
+    placements = split_large([array.placement for array in outline.arrays])
+    owners = shared(assign_owners(placements))
     return tuple(
         ArraySpec(
             path=array.path,
-            shape=array.placement.shape,
-            dtype=array.placement.dtype,
-            chunk_shape=array.placement.chunk_shape,
+            shape=placement.shape,
+            dtype=placement.dtype,
+            chunk_shape=placement.chunk_shape,
             owners=of_array,
             prng_impl=array.prng_impl,
             scalar=array.scalar,
         )
-        for array, of_array in zip(outline.arrays, owners, strict=True)
+        for array, placement, of_array in zip(outline.arrays, placements, owners, strict=True)
     )

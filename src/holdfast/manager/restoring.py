@@ -8,9 +8,10 @@ restore of a rank that has not voted ends it on all of them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 from holdfast.adapt.contract import Framework, Restoration
 from holdfast.clock import Clock
@@ -44,6 +45,7 @@ class RestoreReport:
         sources: bytes of arrays that were read, by tier (`ram`, `durable`).
         skipped: (step, attempt, reason) of each newer checkpoint that could not be restored.
         passed_over: each copy that was bad, and why, where another copy served.
+        left_out: the names of the objects whose states were saved, and not asked for.
         seconds: from the call to the state.
     """
 
@@ -52,7 +54,20 @@ class RestoreReport:
     sources: dict[str, int]
     skipped: tuple[tuple[int, int, str], ...]
     passed_over: tuple[str, ...]
+    left_out: tuple[str, ...]
     seconds: float
+
+
+def event_of(report: RestoreReport) -> dict[str, Any]:
+    """What the run's events tell of a restore."""
+    return {
+        "step": report.step,
+        "attempt": report.attempt,
+        "sources": report.sources,
+        "skipped": report.skipped,
+        "passed_over": report.passed_over,
+        "secs": report.seconds,
+    }
 
 
 @dataclass(slots=True)
@@ -156,7 +171,7 @@ def _try(
     try:
         tried.sources = view.sources(checkpoint)
         tried.restoration = framework.restoration(tried.sources.spec, like)
-        _check_processes(tried.sources, rounds)
+        _check_processes(tried.sources, tried.restoration.process_values, rounds)
         tried.tally = fill_targets(tried.sources, tried.restoration.targets)
     except ObjectNotFoundError as error:
         tried.error = CheckpointDamagedError(f"restore {checkpoint}: {error}")
@@ -165,13 +180,15 @@ def _try(
     return tried
 
 
-def _check_processes(sources: CheckpointSources, rounds: Rounds) -> None:
-    paths = sources.spec.process_values
+def _check_processes(sources: CheckpointSources, paths: Sequence[Path], rounds: Rounds) -> None:
+    """Checks that each process here has its own state of the objects at `paths`."""
     if paths and len(sources.parts) != rounds.count:
+        step = sources.id.step
         raise StructureMismatchError(
-            f"restore: {len(paths)} objects with a state ({', '.join(map(path_name, paths[:5]))}) "
-            f"were saved by {len(sources.parts)} processes, this job has {rounds.count}; their "
-            "states cannot be divided anew. Leave them out of the state and set them yourself"
+            f"restore step {step}: {len(paths)} objects with a state "
+            f"({', '.join(map(path_name, paths[:5]))}) were saved by {len(sources.parts)} "
+            f"processes, this job has {rounds.count}. Restore a state without these objects, and "
+            f"divide among them the states that process_values({step}) gives"
         )
 
 
@@ -181,7 +198,7 @@ def _finish(
     assert tried.sources is not None
     assert tried.restoration is not None
     process_values: dict[Path, object] = {}
-    if tried.sources.spec.process_values:
+    if tried.restoration.process_values:
         part = tried.sources.parts[rounds.rank][0].part
         process_values = {value.path: decode_value(value.value) for value in part.values}
     report = RestoreReport(
@@ -190,6 +207,21 @@ def _finish(
         sources=dict(tried.tally.bytes_by_tier),
         skipped=tuple(skipped),
         passed_over=tuple(tried.tally.passed_over),
+        left_out=_left_out(tried.sources, tried.restoration.process_values, rounds),
         seconds=round(seconds, 4),
     )
     return Restored(tried.restoration.finish(process_values), report, tried.id)
+
+
+def _left_out(sources: CheckpointSources, taken: Sequence[Path], rounds: Rounds) -> tuple[str, ...]:
+    names = tuple(path_name(p) for p in sources.spec.process_values if p not in set(taken))
+    if names and len(sources.parts) == rounds.count:
+        # Where their number differs nothing else can be done; here it may have been forgotten.
+        log.warning(
+            "step %d is restored without the states of %s, which the state given leaves out; "
+            "process_values(%d) gives them",
+            sources.id.step,
+            ", ".join(names[:5]),
+            sources.id.step,
+        )
+    return names

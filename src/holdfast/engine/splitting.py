@@ -1,0 +1,183 @@
+"""Which arrays are cut finer than their shards, so that the ranks that hold them share the writing.
+
+A chunk has one owner. A large array that many ranks hold would be written by one of them while the
+others wait, so its chunks are made smaller than its shards: a tenth of what a rank writes anyway,
+and not much below `PIECE_SIZE_MIN_BYTES`. All that is smaller stays whole: a restore hands out such
+a chunk without copying it, and other safetensors readers see it as one tensor.
+
+Invariants:
+- A pure function with integers alone: every rank computes the same, whatever machine it is on.
+- The grid stays regular, and each piece lies within one shard, where it is contiguous: pieces are
+  cut along the leading axes.
+- All pieces together are some ten or twenty for each rank, which bounds what the manifest says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from holdfast.format.digests import BLOCK_SIZE_BYTES
+from holdfast.format.dtypes import item_size_bytes
+from holdfast.format.grid import chunk_region, grid_shape, region_shape
+from holdfast.format.layout import CHUNK_ALIGNMENT_BYTES
+from holdfast.format.placement import Placement
+
+PIECE_SIZE_MIN_BYTES = BLOCK_SIZE_BYTES
+"""Smaller pieces are more to keep account of than they even out."""
+
+PIECES_OF_A_SHARE = 10
+"""A rank's share of all bytes is about so many pieces, which bounds how uneven shares can be."""
+
+DIVISOR_SHARE_MIN = 0.25
+"""Pieces smaller than this share of what they may be are not worth having."""
+
+Holders = tuple[tuple[int, ...], ...]
+
+
+def split_large(placements: Sequence[Placement]) -> list[Placement]:
+    """`placements`, of which large ones that several ranks hold are cut finer."""
+    if not any(map(_may_be_split, placements)):
+        return list(placements)
+    shares = _Shares(placements)
+    cut = _Cutter()
+    return [
+        cut(placement, max(PIECE_SIZE_MIN_BYTES, shares.least(placement) // PIECES_OF_A_SHARE))
+        if _may_be_split(placement)
+        else placement
+        for placement in placements
+    ]
+
+
+def _may_be_split(placement: Placement) -> bool:
+    return _size_bytes(placement) >= 2 * PIECE_SIZE_MIN_BYTES and any(
+        len(ranks) > 1 for ranks in placement.holders
+    )
+
+
+def _size_bytes(placement: Placement) -> int:
+    """The bytes of the first chunk; no other one is larger."""
+    first = chunk_region(placement.shape, placement.chunk_shape, 0)
+    return item_size_bytes(placement.dtype) * math.prod(region_shape(first))
+
+
+class _Shares:
+    """How many bytes each rank would write if what several hold could be divided at will."""
+
+    def __init__(self, placements: Sequence[Placement]) -> None:
+        of_holders: dict[Holders, list[int]] = {}
+        # Placements share their holders where they can; the same object needs no comparison.
+        self._by_id: dict[int, Holders] = {}
+        known: dict[Holders, Holders] = {}
+        for placement in placements:
+            holders = self._by_id.get(id(placement.holders))
+            if holders is None:
+                holders = known.setdefault(placement.holders, placement.holders)
+                self._by_id[id(placement.holders)] = holders
+            # Chunks at an array's edge count as whole ones.
+            of_holders.setdefault(holders, []).append(_size_bytes(placement))
+        self._bytes: dict[int, int] = {}
+        for holders, sizes in of_holders.items():
+            total_bytes = sum(sizes)
+            for ranks in holders:
+                for rank in ranks:
+                    share_bytes = total_bytes // len(ranks)
+                    self._bytes[rank] = self._bytes.get(rank, 0) + share_bytes
+        self._least: dict[int, int] = {}
+
+    def least(self, placement: Placement) -> int:
+        """The least of the shares of the ranks that hold chunks which others hold too."""
+        holders = self._by_id[id(placement.holders)]
+        known = self._least.get(id(holders))
+        if known is None:
+            known = min(self._bytes[rank] for ranks in holders if len(ranks) > 1 for rank in ranks)
+            self._least[id(holders)] = known
+        return known
+
+
+class _Cutter:
+    """Cuts placements finer; those that are held and cut alike get the same holders."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, bytes], Holders] = {}
+
+    def __call__(self, placement: Placement, limit_bytes: int) -> Placement:
+        """`placement` in pieces of about `limit_bytes` at most."""
+        shape = _piece_shape(placement, limit_bytes)
+        if shape == placement.chunk_shape:
+            return placement
+        chunk_of = _chunk_of_pieces(placement, shape)
+        key = id(placement.holders), chunk_of.tobytes()
+        if key not in self._known:
+            self._known[key] = tuple(placement.holders[chunk] for chunk in chunk_of.tolist())
+        return replace(placement, chunk_shape=shape, holders=self._known[key])
+
+
+def _chunk_of_pieces(placement: Placement, piece_shape: tuple[int, ...]) -> np.ndarray:
+    """For each piece in C order, the index of the chunk that it is cut from."""
+    chunks = np.zeros(1, np.int64)
+    counts = grid_shape(placement.shape, placement.chunk_shape)
+    pieces = grid_shape(placement.shape, piece_shape)
+    for axis, piece in enumerate(piece_shape):
+        position = np.arange(pieces[axis]) * piece // placement.chunk_shape[axis]
+        chunks = np.add.outer(chunks * counts[axis], position).reshape(-1)
+    return chunks
+
+
+def _piece_shape(placement: Placement, limit_bytes: int) -> tuple[int, ...]:
+    """The largest piece of at most about `limit_bytes`, cut along the leading axes."""
+    size_bytes = _size_bytes(placement)
+    piece = list(placement.chunk_shape)
+    for axis, extent in enumerate(placement.chunk_shape):
+        if size_bytes <= limit_bytes:
+            break
+        row_bytes = size_bytes // extent
+        if row_bytes > limit_bytes:
+            piece[axis], size_bytes = 1, row_bytes
+            continue
+        cut = _Cut(extent=extent, row_bytes=row_bytes, rows_max=limit_bytes // row_bytes)
+        is_sharded = extent < placement.shape[axis]
+        replica_count = max(map(len, placement.holders))
+        piece[axis] = cut.dividing() if is_sharded else cut.even(replica_count)
+        break
+    return tuple(piece)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cut:
+    """One axis of a chunk, of `extent` rows, to be cut into pieces of at most `rows_max`."""
+
+    extent: int
+    row_bytes: int
+    rows_max: int
+
+    def even(self, replica_count: int) -> int:
+        """Rows of a piece: about as many in each, and such that pieces start aligned.
+
+        Where each replica's rank gets one, all get as many.
+        """
+        count = -(-self.extent // self.rows_max)
+        if count > replica_count:
+            count = -(-count // replica_count) * replica_count
+        rows = -(-self.extent // count)
+        unit = CHUNK_ALIGNMENT_BYTES // math.gcd(self.row_bytes, CHUNK_ALIGNMENT_BYTES)
+        return rows // unit * unit or rows
+
+    def dividing(self) -> int:
+        """Rows of a piece: as many in each, because where this shard ends the next one begins.
+
+        A shard that divides badly is cut into larger pieces, or stays whole.
+        """
+        below = max(rows for rows in self._divisors() if rows <= self.rows_max)
+        if below >= self.rows_max * DIVISOR_SHARE_MIN:
+            return below
+        return min(rows for rows in self._divisors() if rows > self.rows_max)
+
+    def _divisors(self) -> Iterator[int]:
+        for low in range(1, math.isqrt(self.extent) + 1):
+            if self.extent % low == 0:
+                yield low
+                yield self.extent // low

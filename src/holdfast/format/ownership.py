@@ -1,0 +1,122 @@
+"""Who owns which chunks, and how much each rank's part comes to, without laying any of them out.
+
+What arrays share is looked through once for all of them. The totals of all ranks cost about as much
+as those of one, so that a reader of a few parts of thousands can still see that all of them fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from holdfast.format.digests import BLOCK_SIZE_BYTES
+from holdfast.format.dtypes import item_size_bytes
+from holdfast.format.grid import chunk_sizes
+from holdfast.format.records import ArraySpec, owners_of
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """The owners of one array's chunks in runs: chunks [start, stop) belong to a rank."""
+
+    ranks: np.ndarray
+    starts: np.ndarray
+    stops: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartSizes:
+    """What each rank's chunks come to: `data_bytes[rank]`, and `block_counts[rank]`."""
+
+    data_bytes: np.ndarray
+    block_counts: np.ndarray
+
+
+class Ownership:
+    """Who owns the chunks of `arrays`, which were checked (`holdfast.format.check`)."""
+
+    def __init__(self, arrays: Sequence[ArraySpec]) -> None:
+        self._arrays = arrays
+        self._all_runs: dict[int, _Runs] = {}
+        self._runs_of_rank: dict[tuple[int, int], list[range]] = {}
+
+    def runs(self, index: int, rank: int) -> list[range]:
+        """The indices of the rank's chunks of array `index`, ascending, in runs."""
+        key = self._written_at(index), rank
+        known = self._runs_of_rank.get(key)
+        if known is None:
+            found = self._runs(index)
+            (at,) = np.nonzero(found.ranks == rank)
+            pairs = zip(found.starts[at].tolist(), found.stops[at].tolist(), strict=True)
+            known = self._runs_of_rank[key] = [range(start, stop) for start, stop in pairs]
+        return known
+
+    def owner(self, index: int, chunk: int) -> int:
+        """The rank that owns a chunk of array `index`."""
+        found = self._runs(index)
+        return int(found.ranks[np.searchsorted(found.stops, chunk, side="right")])
+
+    def chunk_count(self, rank: int) -> int:
+        """How many chunks the rank owns."""
+        return _at(self._chunk_counts, rank)
+
+    def block_count_min(self, rank: int) -> int:
+        """How many blocks the rank's chunks have at least: one each, where they have bytes."""
+        return _at(self._chunk_counts_with_bytes, rank)
+
+    @cached_property
+    def sizes(self) -> PartSizes:
+        """What all chunks come to. Each is looked at: `block_count_min` is to be checked before."""
+        data_bytes, block_counts = np.zeros((2, self._rank_count), np.int64)
+        for index, spec in enumerate(self._arrays):
+            found = self._runs(index)
+            sizes = chunk_sizes(spec.shape, spec.chunk_shape) * item_size_bytes(spec.dtype)
+            np.add.at(data_bytes, found.ranks, np.add.reduceat(sizes, found.starts))
+            blocks = -(-sizes // BLOCK_SIZE_BYTES)
+            np.add.at(block_counts, found.ranks, np.add.reduceat(blocks, found.starts))
+        return PartSizes(data_bytes=data_bytes, block_counts=block_counts)
+
+    @cached_property
+    def _chunk_counts(self) -> np.ndarray:
+        return self._counted(range(len(self._arrays)))
+
+    @cached_property
+    def _chunk_counts_with_bytes(self) -> np.ndarray:
+        return self._counted([i for i, spec in enumerate(self._arrays) if math.prod(spec.shape)])
+
+    def _counted(self, indices: Sequence[int]) -> np.ndarray:
+        counts = np.zeros(self._rank_count, np.int64)
+        times: dict[int, int] = {}
+        for index in indices:
+            at = self._written_at(index)
+            times[at] = times.get(at, 0) + 1
+        for at, count in times.items():
+            found = self._runs(at)
+            np.add.at(counts, found.ranks, (found.stops - found.starts) * count)
+        return counts
+
+    @cached_property
+    def _rank_count(self) -> int:
+        every = (self._runs(index) for index in range(len(self._arrays)))
+        return 1 + max((int(found.ranks.max()) for found in every), default=-1)
+
+    def _written_at(self, index: int) -> int:
+        owners = self._arrays[index].owners
+        return owners if isinstance(owners, int) else index
+
+    def _runs(self, index: int) -> _Runs:
+        at = self._written_at(index)
+        if at not in self._all_runs:
+            ranks, counts = np.array(owners_of(self._arrays, index), np.int64).T
+            stops = np.cumsum(counts)
+            self._all_runs[at] = _Runs(ranks, stops - counts, stops)
+        return self._all_runs[at]
+
+
+def _at(counts: np.ndarray, rank: int) -> int:
+    """The count of a rank; one above all owners has nothing."""
+    return int(counts[rank]) if rank < len(counts) else 0
