@@ -123,7 +123,7 @@ class Job:
             and leader is not None
             and leader.reign.group == self.word
             and not agent.is_target_under_way(self.kind)
-            and not agent.is_saving()
+            and not agent.is_saving
         ):
             host.tell(fa.Wish(self.kind))
         world.at(self.interval_secs, self.poll)

@@ -187,6 +187,28 @@ def test_a_branch_is_a_new_attempt_of_the_same_ranks() -> None:
     assert len(world.storage.attempts) == 2, "each rank's wish has begun an attempt of its own"
 
 
+def test_what_waits_for_storage_on_an_abandoned_branch_is_given_up_and_holds_nothing_up() -> None:
+    world = make(3)
+    job = running(world)
+    world.wish(job.leader, Kind.DURABLE)
+    until(world, lambda: reached(world, Status.COMMITTED))
+    (origin,) = world.storage.manifests
+    world.storage_slow_secs = 2.0
+    for count in (2, 3):
+        world.wish(job.leader, Kind.DURABLE)
+        until(world, lambda n=count: reached(world, Status.COMPLETE, n))
+    left = max(world.oracle.truths)
+    job.rewind(origin)
+    until(world, lambda: all(t.attempt == 2 for t in job.trainers))
+    assert left not in world.storage.manifests
+    # Nothing more is saved that would overtake it.
+    until(world, lambda: not any(left in host.ram for host in world.hosts.values()))
+    assert world.oracle.truths[left].told == {Status.DROPPED}
+    agent = world.hosts[job.leader].agent
+    assert agent is not None
+    assert agent.pending_ids() == []
+
+
 @pytest.mark.parametrize("window", [1, 25])
 @pytest.mark.parametrize("agent_dies", [False, True])
 def test_a_notice_on_one_host_stops_all_ranks_at_one_step(window: int, agent_dies: bool) -> None:
@@ -313,6 +335,22 @@ def test_an_agent_that_starts_anew_gives_nothing_up_before_it_has_looked_into_st
     host.start_agent()
     assert older in host.ram
     until(world, lambda: older not in host.ram)
+
+
+def test_a_leader_that_stood_still_does_not_take_its_own_host_for_lost() -> None:
+    world = make(1)
+    job = running(world)
+    host = world.hosts[job.leader]
+    world.wish(job.leader, Kind.RAM)
+    until(world, lambda: reached(world, Status.PROTECTED))
+    (first,) = host.ram
+    host.tell(fa.Preserved(frozenset({first})))
+    world.wish(job.leader, Kind.RAM)
+    until(world, lambda: reached(world, Status.PROTECTED, 2))
+    world.now += 60.0
+    host.tell(fa.Tick())
+    assert first in host.ram
+    assert len(host.ram) == 2
 
 
 # One machine alone, where the order of what it hears matters.

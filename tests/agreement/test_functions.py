@@ -20,6 +20,7 @@ from holdfast.engine.agreement.choosing import (
 from holdfast.engine.agreement.entry import Entry
 from holdfast.engine.agreement.facts import DurableListed, Listed
 from holdfast.engine.agreement.following import leader_of, term_above
+from holdfast.engine.agreement.ledger import Ledger
 from holdfast.engine.agreement.messages import (
     Command,
     Held,
@@ -103,6 +104,29 @@ def test_failures_survived_is_exact(parts: list[set[int]]) -> None:
 
 def test_durable_parts_survive_every_loss() -> None:
     assert failures_survived([]) is None
+
+
+def test_what_is_due_keeps_its_ram_on_a_host_that_was_silent_for_a_while() -> None:
+    ledger = Ledger(1, {})
+    ledger.required, ledger.may_recycle = 1, True
+    ledger.domains["a"] = "a"
+    older, newer = (
+        Held(CheckpointId(step, 1), 1, is_due=True, own=((0, 1),), replicas=(), written=())
+        for step in (10, 20)
+    )
+    held = {older.id: older, newer.id: newer}
+    ledger.take("a", {}, held)
+    ledger.settle()
+    ledger.take("a", held, {})
+    ledger.settle()
+    ledger.take("a", {}, held)
+    ledger.settle()
+    assert ledger.floor == newer.id
+    assert not ledger.verdict(older.id).may_go
+    assert ledger.pending()[0].id == older.id
+    # Once that is told, the RAM may go.
+    ledger.fail(ledger.entries[older.id], "its host was silent for too long", 0.0)
+    assert ledger.verdict(older.id).may_go
 
 
 def test_the_second_successor_stands_in_another_domain() -> None:

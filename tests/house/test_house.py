@@ -23,10 +23,13 @@ ROOT = Path(__file__).parents[2]
 
 # The only places that may catch everything, as "path:function", each with its reason. They are the
 # tops of processes and threads, which report what they caught.
+DEED = "whatever a deed in the stores met is told to the agreement as its outcome"
 BROAD_EXCEPTS: dict[str, str] = {
-    "src/holdfast/agent/keeping.py:Keeper._make_durable": (
-        "the top of a task of the agent, which goes on; the trainers are told"
-    ),
+    "src/holdfast/agent/storing.py:Storing.begin": DEED,
+    "src/holdfast/agent/storing.py:Storing.commit": DEED,
+    "src/holdfast/agent/storing.py:Storing.list_durable": DEED,
+    "src/holdfast/agent/storing.py:Storing.persist": DEED,
+    "src/holdfast/agent/storing.py:Storing.pull": DEED,
     "src/holdfast/manager/own_policies.py:OwnPolicyThread._act": (
         "the top of a thread that runs a user's code; the trainer's next call raises the error"
     ),

@@ -101,11 +101,12 @@ def main() -> None:
     policy = save_decision_policy.ContinuousCheckpointingPolicy()
     if "interval" in todo:
         policy = save_decision_policy.FixedIntervalPolicy(todo["interval"])
+    ram = holdfast.RamTier(linger_secs=30, copies=todo.get("copies", 2))
     with holdfast.CheckpointManager(
         directory,
         save_decision_policy=policy,
         preservation_policy=preservation_policy.LatestN(100),
-        ram=holdfast.RamTier(linger_secs=30) if todo.get("ram", True) else None,
+        ram=ram if todo.get("ram", True) else None,
     ) as manager:
         if todo.get("absent") == rank:
             say(absent=os.getpid())

@@ -26,10 +26,10 @@ def test_the_agent_waits_until_the_cost_is_known_and_then_for_its_share(tmp_path
         values = host.state.words.values
         group = host.state.group
         assert group is not None
-        seats = [member.seat for member in group.living]
+        seats = [member.seat for member in group.present]
         assert is_wanted(host)
         for seat in seats:
-            values[words.step_word(seat)] = values[words.taken_word(seat)] = 0
+            values[words.step_word(seat)] = 0
         host.save(trainer, 0)
         clock.sleep(1000)
         assert not is_wanted(host)
@@ -46,5 +46,5 @@ def test_a_new_trainer_has_no_cost_yet(tmp_path: Path) -> None:
     with in_process_host(tmp_path) as host:
         host.start_agent()
         host.attach()
-        (member,) = host.state.group.living if host.state.group else []
+        (member,) = host.state.group.present if host.state.group else []
         assert host.state.words.values[words.cost_word(member.seat)] == words.NO_COST

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import subprocess
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -44,6 +44,7 @@ from tests.engine.keeping import images_keeping, link_images
 
 RUN_ID = "0123456789abcdef0123456789abcdef"
 TICKS_MAX = 1000
+STARTING = ("Storing.list_durable", "Storing.begin")
 ARRAY_SIZE = 700
 
 T = TypeVar("T")
@@ -149,9 +150,9 @@ class TellingBoard(NoticeBoard):
         super().__init__()
         self._tell = tell
 
-    async def post(self, notice: protocol.Notice) -> None:
+    def post(self, notice: protocol.Notice) -> None:
         self._tell(notice)
-        await super().post(notice)
+        super().post(notice)
 
 
 class InProcessHost:
@@ -178,6 +179,8 @@ class InProcessHost:
         self.keeps = False
         """Whether there is an array that never changes, and that is not written again."""
         self._last: dict[tuple[str, int, int], PartRecord] = {}
+        self._deeds: list[Coroutine[Any, Any, Any]] = []
+        """What the agent wants done in the stores, and does when it is given its turn."""
         self._groups = 0
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
@@ -196,6 +199,9 @@ class InProcessHost:
         self.state = open_state(config, self.clock, self.files)
         self.state.notices = TellingBoard(self.posted)
         self.service = Service(self.state)
+        self._deeds.clear()
+        self._start_deed = self.service.agreeing._start
+        self.service.agreeing._start = self._deeds.append
         self.call(self.service.adopt())
 
     def open_run(self) -> None:
@@ -209,6 +215,8 @@ class InProcessHost:
     def crash_agent(self) -> None:
         """The agent is asked nothing more; its threads end, and nothing is cleaned up."""
         if self.service is not None:
+            for deed in self._deeds:
+                deed.close()
             self.call(_close(self.service))
             self.state.events.close()
             self.state.words.close()
@@ -225,11 +233,40 @@ class InProcessHost:
     async def _settle(self) -> None:
         assert self.service is not None
         for _ in range(TICKS_MAX):
-            await self.service._tick()
-            if not self.service._keeper.is_busy:
+            self.service._tick()
+            if not self._begin_deeds() and not self.service.is_busy:
                 return
-            await self.service._keeper._task
+            await self.service.rest()
         raise AssertionError("the agent does not come to rest")
+
+    def _begin_deeds(self, names: Collection[str] | None = None) -> bool:
+        """Lets the agent begin what it wants done in the stores; whether there was anything."""
+        wanted = [d for d in self._deeds if names is None or d.__qualname__ in names]
+        for deed in wanted:
+            self._deeds.remove(deed)
+            self._start_deed(deed)
+        return bool(wanted)
+
+    def call_and_wait(self, *coroutines: Coroutine[Any, Any, T]) -> list[T]:
+        """Calls that wait until an attempt has begun; nothing else is done meanwhile."""
+        return self.call(self._call_and_wait(coroutines))
+
+    async def _call_and_wait(self, coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+        assert self.service is not None
+        tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+        for _ in range(TICKS_MAX):
+            for _ in range(3):
+                await asyncio.sleep(0)
+            if all(task.done() for task in tasks):
+                return await asyncio.gather(*tasks)
+            if self._begin_deeds(STARTING) or self.service.is_busy:
+                await self.service.rest()
+            else:
+                # They may wait in another thread, or for time to pass.
+                await asyncio.sleep(0.001)
+                self.clock.sleep(max(0.0, min(self.service.agreeing.next_in_secs(), 0.1)))
+                self.service.agreeing.tick()
+        raise AssertionError("a call does not come to its end")
 
     # Trainers.
 
@@ -255,8 +292,8 @@ class InProcessHost:
         ram = protocol.TierPolicies(
             save=None, preserve=preservation_policy.encode(LatestN(1)).decode()
         )
-        for rank in range(trainer.count):
-            request = protocol.Attach(
+        requests = [
+            protocol.Attach(
                 group=trainer.group,
                 rank=rank,
                 count=trainer.count,
@@ -267,7 +304,10 @@ class InProcessHost:
                 ram_limit_bytes=None,
                 linger_secs=600.0,
             )
-            trainer.place = self.call(self.service.attach(request, trainer.process.pid))
+            for rank in range(trainer.count)
+        ]
+        pid = trainer.process.pid
+        trainer.place = self.call_and_wait(*(self.service.attach(r, pid) for r in requests))[-1]
 
     def save(self, trainer: Trainer, step: int, *, durable: bool = True) -> CheckpointId:
         """Every rank seals its part of `step` in RAM and tells the agent."""
@@ -350,7 +390,7 @@ class InProcessHost:
             request = protocol.Branch(
                 group=trainer.group, rank=rank, attempt=before, origin=came_from
             )
-            trainer.place = self.call(self.service.branch(request, trainer.process.pid))
+            (trainer.place,) = self.call_and_wait(self.service.branch(request, trainer.process.pid))
 
     def detach(self, trainer: Trainer) -> None:
         """Every rank leaves in good order."""

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from holdfast.agent import protocol
-from holdfast.agent.keeping import RETRY_SECS
 from holdfast.engine.save import write_part
 from holdfast.format.names import CheckpointId
 from holdfast.policy.preservation_policy import (
@@ -44,6 +43,12 @@ def real_policy(policy: Policy) -> PreservationPolicy:
     return {"latest": LatestN, "steps": EveryNSteps, "seconds": EveryNSeconds}[kind](*arguments)
 
 
+RETRY_SECS = 2.5
+"""After that what storage refused is tried again."""
+SETTLE_COUNT = 8
+"""In so many of those a start has given up waiting, and what failed has failed for good."""
+
+
 class ModelHost(InProcessHost):
     """Adds what only the model does to a host."""
 
@@ -51,35 +56,50 @@ class ModelHost(InProcessHost):
 
     def settle(self) -> None:
         """Lets the agent see who died, then act until it has nothing to do, also for later."""
-        self.clock.sleep(RETRY_SECS)
+        for _ in range(SETTLE_COUNT):
+            self.clock.sleep(RETRY_SECS)
+            self.call(self._act(TICKS_MAX))
+
+    def would_leave(self) -> bool:
+        """Lets some time pass, in which the agent acts; whether it has nothing left to stay for."""
+        self.clock.sleep(RETRY_SECS / 2)
         self.call(self._act(TICKS_MAX))
+        assert self.service is not None
+        return self.service._leaves_in_secs() == 0.0
 
     def act_once(self) -> None:
-        """Lets the agent write what it would next, to the last byte, and learn nothing of it."""
+        """Lets the agent commit what it would next, to the last byte, and learn nothing of it."""
         self.clock.sleep(RETRY_SECS)
-        self.call(self._act(1))
-        assert self.service is not None
-        self.service._keeper._pool.submit(int).result()
+        before = self.committed_on_disk()
+        # One that was wanted by an attempt that is over by now is refused.
+        while self.committed_on_disk() == before:
+            if not self.call(self._act(TICKS_MAX, until="Storing.commit")):
+                return
+            assert self.service is not None
+            self.service._storing._writing.submit(int).result()
 
-    async def _act(self, ticks: int) -> None:
+    async def _act(self, ticks: int, until: str = "") -> bool:
+        """Acts until there is nothing to do, or has begun a deed of that name; whether it has."""
         assert self.service is not None
         for _ in range(ticks):
             # The loop asks the kernel who has ended each time it is given a turn.
             for _ in range(3):
                 await asyncio.sleep(0)
-            await self.service._tick()
-            if not self.service._keeper.is_busy:
-                return
-            if ticks == 1:
+            self.service._tick()
+            is_last = until in {deed.__qualname__ for deed in self._deeds}
+            if not self._begin_deeds() and not self.service.is_busy:
+                return False
+            if is_last:
                 await asyncio.sleep(0)  # The task's first turn hands the thread its work.
-                return
-            await self.service._keeper._task
+                return True
+            await self.service.rest()
         raise AssertionError("the agent does not come to rest")
 
     def crash_agent(self) -> None:
         """Also where it is busy, of which it then learns no more."""
-        if self.service is not None and self.service._keeper.is_busy:
-            self.service._keeper._task.cancel()
+        if self.service is not None:
+            for task in (*self.service._agreeing._tasks, *self.service._keeper._preserving):
+                task.cancel()
         super().crash_agent()
 
     def answers(self) -> dict[Id, str]:
@@ -137,6 +157,11 @@ class ModelHost(InProcessHost):
         root = self.run / "checkpoints"
         return {one for one, names in _folders(root).items() if "manifest.json" in names}
 
+    def written_on_disk(self) -> set[Id]:
+        """What has all its parts and no manifest."""
+        found = _folders(self.run / "checkpoints")
+        return {one for one in found.keys() - self.committed_on_disk() if _is_whole(found[one])}
+
     def in_ram(self) -> dict[Id, set[int]]:
         """The ranks whose image and part record stand in RAM."""
         found = {}
@@ -189,6 +214,11 @@ def _folders(root: Path) -> dict[Id, set[str]]:
         if match:
             found[Id(int(match[1]), int(match[2]))] = {name.name for name in path.iterdir()}
     return found
+
+
+def _is_whole(names: set[str]) -> bool:
+    parts = [match for match in map(PART.fullmatch, names) if match]
+    return bool(parts) and len(parts) == int(parts[0][2])
 
 
 def named(one: CheckpointId) -> Id:

@@ -3,28 +3,32 @@
 It asks nothing of Holdfast. Its rules, and where they stand:
 
 - The timeline is followed as docs/format.md says ("The timeline").
-- A checkpoint exists where it is committed, or where each rank's part stands in RAM (format.md).
-- The last part that is told completes a checkpoint, and the RAM of older ones is recycled, but of
-  those that are still to become durable (architecture.md, "A save").
-- Parts are put together by step and attempt: an older step that a rank never sealed, and what an
-  older attempt left half, is dropped when the rank goes on (architecture.md, "When").
-- Without trainers what is sealed and complete becomes durable, and the rest is dropped; a new agent
-  adopts what stands in RAM (architecture.md, "Failures").
-- What is off the timeline is never committed, and its RAM is given up ("Who may write").
+- A checkpoint exists where it is committed, or where each rank's part stands in RAM or is durable
+  (format.md).
+- RAM of a complete checkpoint is given up only once a newer one of the present attempt is complete,
+  and what is to become durable keeps it until it is (protocol.md, "Invariants", 3).
+- Parts are put together by step and attempt: an older step that a rank never sealed is dropped when
+  the rank goes on or is gone, and what an older attempt left half once its time is over
+  (protocol.md, "Missed").
+- Without trainers the newest complete checkpoint becomes durable, whatever the policies say
+  (protocol.md, "Durable"); a new agent adopts what stands in RAM (architecture.md, "Failures").
+- What is off the timeline is never committed; if it was due it is given up (protocol.md).
 - On a commit the preservation policy is asked: on the timeline it decides and the newest stays;
   beside it each abandoned step stays as the policy says of these alone, until the timeline has
   come as far (DESIGN.md, "Attempts never mix"; engine/retain's first words).
 
 Where the docs leave a choice:
 
-- A new agent to which no trainer came yet has no policy, and removes nothing.
+- What may be given up goes at some time from then on, and is gone once the agent has settled.
+- A new agent to which no trainer came yet has no policy, and removes nothing that is whole.
 - A new agent makes durable all that it finds whole in RAM, also what was meant for RAM alone.
-- What trainers sealed and never told, who came and went between two looks of the agent, or were
-  overtaken, stands in RAM until the next ones have gone.
+- The parts of what was to become durable may stand there without a manifest. A commit clears them
+  if they are older; who opens the run without trainers finishes them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -42,14 +46,23 @@ Policy = tuple
 
 @dataclass
 class Kept:
-    """One checkpoint. `parts` stand in RAM; `told` are those of them that the agent knows of."""
+    """One checkpoint.
+
+    `parts` stand in RAM; `told` are those of them that the agent knows of. `wanted`: it was to
+    become durable at some time; `written`: its parts are. `passed`: a rank has gone on without its
+    part. `loose`: its RAM might go when the present attempt began, and may have gone just then.
+    """
 
     count: int
     secs: float
     parts: set[int] = field(default_factory=set)
     told: set[int] = field(default_factory=set)
     due: bool = False
+    wanted: bool = False
+    written: bool = False
     committed: bool = False
+    passed: bool = False
+    loose: bool = False
 
     @property
     def whole(self) -> bool:
@@ -91,10 +104,9 @@ class Oracle:
         self.kept: dict[Id, Kept] = {}
         self.policy: Policy | None = None
         self.group: int | None = None
-        """The attempt of the living trainers that the agent knows of."""
-        self.groups = 0
-        self.seen: tuple[int, int | None] | None = None
-        """The group, by its number, that the agent saw when it last acted."""
+        """The attempt of the living trainers."""
+        self.led: int | None = None
+        """The attempt of which the agent has known all ranks."""
         self.ever: set[int] = set()
         """Every step that was ever begun."""
 
@@ -120,7 +132,7 @@ class Oracle:
         """What a restore may choose from: the present timeline, ascending."""
         by_step: dict[int, Id] = {}
         for one, kept in self.kept.items():
-            if self.counts(one) and (kept.committed or kept.whole):
+            if self.counts(one) and (kept.committed or kept.whole or kept.written):
                 by_step[one.step] = max(one, by_step.get(one.step, one))
         return [by_step[step] for step in sorted(by_step)]
 
@@ -138,12 +150,13 @@ class Oracle:
 
     def begin(self, origin: Id | None, policy: Policy | None = None) -> int:
         """A new attempt, of a new group where it brings a policy."""
+        for one in self.going():
+            self.kept[one].loose = True
         number = max(self.attempts, default=0) + 1
         self.attempts[number] = origin
-        self.group = number
+        self.group = self.led = number
         if policy is not None:
             self.policy = policy
-            self.groups += 1
         return number
 
     def seal(self, one: Id, rank: int, count: int, secs: float) -> None:
@@ -155,17 +168,12 @@ class Oracle:
 
     def tell(self, one: Id, rank: int, due: bool) -> None:
         kept = self.kept[one]
-        was_whole = kept.known_whole
         kept.told.add(rank)
         kept.due |= due
-        if kept.known_whole and not was_whole:
-            self._recycle()
-        for other, half in list(self.kept.items()):
-            is_older = other.attempt < one.attempt or (
-                other.attempt == one.attempt and other.step < one.step and rank not in half.told
-            )
-            if half.told and not half.known_whole and not half.committed and is_older:
-                self._drop_ram(other)
+        kept.wanted |= due
+        for other, half in self.kept.items():
+            if other.attempt == one.attempt and other.step < one.step:
+                half.passed |= rank not in half.told
 
     def delete(self, one: Id) -> None:
         del self.kept[one]
@@ -174,60 +182,60 @@ class Oracle:
 
     def settle(self) -> None:
         """The agent acts until it has nothing to do."""
-        self._see_who_is_there()
-        while (one := self._next()) is not None:
-            if self.counts(one):
-                self.kept[one].committed = True
-                self._preserve()
-            else:
-                self._drop_ram(one)
-            self._recycle()
+        while waiting := self._waiting():
+            self.kept[waiting[0]].committed = True
+            self._preserve()
+        for one in self.going():
+            self._drop_ram(one)
 
     def act_once(self) -> None:
         """The agent commits what is next, and dies before it learns that it has."""
-        self._see_who_is_there()
-        one = self._next()
-        if one is not None and self.counts(one):
+        for one in self._waiting()[:1]:
             self.kept[one].committed = True
 
-    def _next(self) -> Id | None:
-        waiting = [one for one, kept in self.kept.items() if kept.pending and kept.known_whole]
-        return min(waiting, key=_age, default=None)
+    def going(self) -> list[Id]:
+        """What the agent may give up in RAM from now on, and has once it has settled."""
+        return [one for one, kept in self.kept.items() if kept.told and self._may_go(one, kept)]
 
-    def _see_who_is_there(self) -> None:
-        present = (self.groups, self.group) if self.group is not None else None
-        if present != self.seen:
-            self.seen = present
-            self._take_stock()
-        whole = [one for one, kept in self.kept.items() if kept.known_whole]
-        if self.group is None and whole:
-            self.kept[max(whole, key=_age)].due = True
-
-    def _take_stock(self) -> None:
+    def learn_written(self, on_disk: Iterable[Id]) -> None:
+        """Takes from what stands on the disk which of those that were wanted have their parts."""
+        last = max((one.step for one in self.committed()), default=-1)
         for one, kept in list(self.kept.items()):
-            if kept.told and one.attempt != self.group:
-                # What was sealed and not told before its trainer ended counts too.
-                kept.told |= set(kept.parts)
-                if not kept.known_whole:
-                    self._drop_ram(one)
-        for one, kept in list(self.kept.items()):
-            if self.group is None and kept.parts and not kept.told:
-                self._adopt(one)
+            if kept.wanted and one in on_disk:
+                kept.written = True
+            elif kept.written and one.step < last and one not in on_disk:
+                kept.written = False
+                self._forget(one)
 
-    def _adopt(self, one: Id) -> None:
-        kept = self.kept[one]
-        if not kept.whole and self.group is None:
+    def learn_gone(self, in_ram: Iterable[Id]) -> None:
+        """Takes from what stands in RAM which of those that may go are gone by now."""
+        loose = {one for one, kept in self.kept.items() if kept.loose and kept.parts}
+        for one in (loose | set(self.going())) - set(in_ram):
             self._drop_ram(one)
-            return
-        kept.told = set(kept.parts)
-        kept.due = kept.whole
+        for kept in self.kept.values():
+            kept.loose = False
 
-    def _recycle(self) -> None:
-        whole = [one for one, kept in self.kept.items() if kept.known_whole]
-        for one, kept in list(self.kept.items()):
-            is_older = bool(whole) and _age(one) < _age(max(whole, key=_age))
-            if kept.told and is_older and not kept.pending:
-                self._drop_ram(one)
+    def _may_go(self, one: Id, kept: Kept) -> bool:
+        floor = self._floor()
+        is_overtaken = floor is not None and _age(one) < _age(floor)
+        if not kept.known_whole:
+            return is_overtaken or kept.passed or one.attempt != self.group
+        if kept.pending:
+            return not self.counts(one)
+        return is_overtaken
+
+    def _floor(self) -> Id | None:
+        """The newest complete one of the attempt that the agent leads."""
+        found = [c for c, k in self.kept.items() if k.known_whole and c.attempt == self.led]
+        return max(found, key=_age, default=None)
+
+    def _waiting(self) -> list[Id]:
+        """What is to become durable, the next one first."""
+        whole = [one for one, kept in self.kept.items() if kept.known_whole and self.counts(one)]
+        due = {one for one in whole if self.kept[one].due}
+        if self.group is None:
+            due |= set(sorted(whole, key=_age)[-1:])
+        return sorted((one for one in due if not self.kept[one].committed), key=_age)
 
     def _preserve(self) -> None:
         if self.policy is None:
@@ -251,29 +259,44 @@ class Oracle:
             del self.kept[one]
 
     def _drop_ram(self, one: Id) -> None:
+        self.kept[one].parts.clear()
+        self.kept[one].told.clear()
+        self._forget(one)
+
+    def _forget(self, one: Id) -> None:
         kept = self.kept[one]
-        kept.parts.clear()
-        kept.told.clear()
-        if not kept.committed:
+        if not (kept.parts or kept.committed or kept.written):
             del self.kept[one]
 
     # What fails.
 
     def lose_trainers(self) -> None:
+        """What they sealed and had not come to tell counts too."""
+        for one, kept in self.kept.items():
+            if one.attempt == self.group:
+                kept.told |= kept.parts
         self.group = None
+        for one in self._waiting():
+            self.kept[one].wanted = True
 
     def lose_agent(self) -> None:
         """What it knew is lost."""
         self.policy = None
 
     def start_agent(self) -> None:
-        """It adopts what stands in RAM."""
-        self.seen = None
+        """It adopts what stands in RAM; without trainers it clears and finishes what they left."""
+        if self.group is None:
+            self.led = None
         for one, kept in list(self.kept.items()):
-            kept.told.clear()
-            kept.due = False
-            if kept.parts:
-                self._adopt(one)
+            if self.group is None and not (kept.whole and self.counts(one)):
+                kept.committed |= kept.written and self.counts(one)
+                kept.written = False
+            if self.group is None and not kept.whole:
+                self._drop_ram(one)
+                continue
+            kept.told = set(kept.parts)
+            kept.due = kept.whole
+            kept.wanted |= kept.due
 
     def lose_power(self) -> None:
         """RAM is empty after it."""

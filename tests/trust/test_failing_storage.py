@@ -7,6 +7,7 @@ process over such stores. What real processes do with a disk that is full, stall
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import shutil
@@ -29,8 +30,8 @@ from holdfast.testing.failing import FailingFileSystem, Fault, Plan, nothing
 from tests.engine.making import memory_folder, same_bits
 from tests.trust.failing_calls import CASES, NEW, OLD, Case, Noted, Place, clear, made, place_for
 from tests.trust.figures import tell
-from tests.trust.in_process import InProcessHost, Trainer, in_process_host
-from tests.trust.model_host import check_offered, named
+from tests.trust.in_process import InProcessHost, Trainer
+from tests.trust.model_host import ModelHost, check_offered, named
 
 EIO = Fault(errno=errno.EIO)
 ENOSPC = Fault(errno=errno.ENOSPC)
@@ -259,7 +260,8 @@ DEEDS = [
 def try_deed(deed: Deed, root: Path, plan: Plan) -> None:
     """Saves step 1, does the deed while `plan` holds, and saves step 3."""
     files = FailingFileSystem()
-    with in_process_host(root, files=files, preserve=LatestN(1)) as host:
+    # What fails is tried again after some time, which goes by while this host settles.
+    with contextlib.closing(ModelHost(root, files=files, preserve=LatestN(1))) as host:
         host.start_agent()
         trainer = host.attach()
         host.save(trainer, 1)
@@ -354,6 +356,25 @@ def fail_deed(deed: Deed, root: Path, number: int, kind: tuple[Fault, float]) ->
         try_deed(deed, root, plan)
         assert plan.hits
     shutil.rmtree(root)
+
+
+def test_an_agent_that_finds_no_storage_tells_what_is_not_durable_and_leaves() -> None:
+    with memory_folder() as folder:
+        files = FailingFileSystem()
+        with contextlib.closing(ModelHost(Path(folder, "host"), files=files)) as host:
+            host.start_agent()
+            trainer = host.attach()
+            host.save(trainer, 1)
+            host.crash_agent()
+            files.plan = Plan(EIO, until=math.inf, path="*/run/[ac]*")
+            host.start_agent()
+            host.join(trainer, attempt=trainer.attempt)
+            host.settle()
+            assert host.answers() == {(1, 1): "failed"}
+            host.detach(trainer)
+            host.clock.sleep(host.state.linger_secs)
+            assert any(host.would_leave() for _ in range(10)), "it tries for ever"
+            files.plan = nothing
 
 
 # Each kind at each operation, in memory and on a disk.

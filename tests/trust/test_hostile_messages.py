@@ -36,8 +36,10 @@ from tests.trust.in_process import InProcessHost, in_process_host, read_checkpoi
 SEED = 20260801
 WAIT_SECS = 0.02
 ANSWER_SECS = 20.0
-# It ends the agent.
+# They end the agent, or wait for hours on purpose.
 LEFT_OUT = ("stop",)
+WAITING = ("watch", "attach", "branch", "request")
+"""A watch waits for what happens, the others until all ranks have come."""
 
 
 @pytest.fixture
@@ -70,14 +72,14 @@ async def _answered(agent: InProcessHost, name: str, data: bytes) -> str:
         group = agent.state.group
         if name == "branch" and group is not None and message.rank not in group.members:
             return "left out"
-        # Only a watch waits; to cut another one short would be what no client can do.
-        secs = WAIT_SECS if name == "watch" else ANSWER_SECS
+        # Others do not wait; to cut one short would be what no client can do.
+        secs = WAIT_SECS if name in WAITING else ANSWER_SECS
         answer = await asyncio.wait_for(handler(message, os.getpid()), secs)
         msgspec.json.encode(answer)
     except HoldfastError as error:
         return type(error).__name__
     except TimeoutError:
-        assert name == "watch"
+        assert name in WAITING
         return "waits"
     return "answered"
 

@@ -93,8 +93,6 @@ class Machine(RuleBasedStateMachine):
         """Due saves that no notice came of yet, and the ranks that told."""
         self.heard: set[Id] = set()
         """What a notice came of; also of a save whose ranks had not come to tell it."""
-        self.has_told = False
-        """Whether something was sealed since they went back; before, nobody drops a half."""
         self.has_settled = False
 
     def teardown(self) -> None:
@@ -234,7 +232,6 @@ class Machine(RuleBasedStateMachine):
         if due and one not in self.heard:
             self.accepted.setdefault(one, set()).add(rank)
         self.host.tell_sealed(self.trainer, one, rank, durable=due)
-        self.has_told = True
         self.oracle.tell(one, rank, due)
 
     # Going back.
@@ -271,7 +268,6 @@ class Machine(RuleBasedStateMachine):
         assert self.trainer.attempt == self.oracle.begin(origin)
         # A half that was left behind can never become whole.
         self.half = None
-        self.has_told = False
 
     def _wait_until_finished(self) -> None:
         """As the manager does before it goes back; a half may keep it until its patience ends."""
@@ -325,13 +321,13 @@ class Machine(RuleBasedStateMachine):
         self._come_back()
         self._begin("settle")
         self.host.settle()
+        self.oracle.learn_written(self.host.written_on_disk())
         self.oracle.settle()
         self.has_settled = True
         self._hear()
         for one, ranks in self.accepted.items():
             is_half = self.half is not None and self.half[0] == one
-            is_left = one.attempt != self.trainer.attempt and not self.has_told
-            assert is_half or is_left, f"nothing was told of {one}, which ranks {ranks} sealed"
+            assert is_half, f"nothing was told of {one}, which ranks {ranks} sealed"
 
     def _hear(self) -> None:
         """The trainer's watcher hears what the agent tells of its saves."""
@@ -349,6 +345,7 @@ class Machine(RuleBasedStateMachine):
         if "acting" in how and self.is_agent_up:
             self.host.act_once()
             self.oracle.act_once()
+            self._learn()
         if not how.startswith("agent"):
             self._kill_trainer()
         if how != "trainer" and self.is_agent_up:
@@ -359,6 +356,11 @@ class Machine(RuleBasedStateMachine):
             self.zombies.clear()
             self.host.lose_ram()
             self.oracle.lose_power()
+
+    def _learn(self) -> None:
+        """What the agent is free to do at once or later."""
+        self.oracle.learn_written(self.host.written_on_disk())
+        self.oracle.learn_gone(self.host.in_ram())
 
     def _crash_agent(self) -> None:
         self._hear()
@@ -426,6 +428,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def both_tiers_hold_what_they_should(self) -> None:
+        self._learn()
         found = self.host.committed_on_disk(), self.host.in_ram()
         expected = self.oracle.committed(), self.oracle.in_ram()
         assert found == expected, f"found {found}, expected {expected}"

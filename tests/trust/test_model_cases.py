@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 
 from holdfast.agent import protocol
+from holdfast.agent.state import Policies
 from holdfast.errors import FencedError, HoldfastError, StorageError
+from holdfast.format.names import CheckpointId
+from holdfast.policy.preservation_policy import LatestN
+from holdfast.store.disk import DiskStore
 from tests.engine.making import memory_folder
 from tests.trust.in_process import Trainer
 from tests.trust.model_host import ModelHost, check_offered, named, real_policy
@@ -71,7 +75,7 @@ def test_a_half_is_answered_when_its_trainers_went_back(host: ModelHost) -> None
     host.tell_sealed(trainer, half, 1)
     host.branch(trainer, first)
     host.settle()
-    assert host.answers()[half] == "failed"
+    assert host.answers()[half] == "dropped"
 
 
 def test_what_all_ranks_sealed_is_kept_where_one_of_them_died_untold(host: ModelHost) -> None:
@@ -86,6 +90,22 @@ def test_what_all_ranks_sealed_is_kept_where_one_of_them_died_untold(host: Model
     host.settle()
     check_offered(host, [one])
     assert host.committed_on_disk() == {one}
+
+
+def test_a_new_agent_does_not_write_again_what_is_committed(host: ModelHost) -> None:
+    """It finds it in RAM, and cannot know at once that nobody waits for it."""
+    trainer = host.attach()
+    one = host.save(trainer, 10)
+    host.settle()
+    image = host.run / "checkpoints" / str(one) / "image-00000-of-00001.safetensors"
+    written = image.stat()
+    host.crash_agent()
+    host.start_agent()
+    host.join(trainer, attempt=trainer.attempt)
+    host.settle()
+    again = image.stat()
+    assert (again.st_ino, again.st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
+    assert host.in_ram() == {named(one): {0}}
 
 
 @pytest.mark.parametrize("how", ["taken over", "agent killed"])
@@ -110,6 +130,28 @@ def test_a_slot_of_before_is_not_filled_over_a_sealed_image(host: ModelHost, how
     check_offered(host, [one])
 
 
+def test_an_agent_that_stood_still_gives_nothing_up_that_is_due(host: ModelHost) -> None:
+    """It was stopped, or its machine was busy, for longer than it waits for a silent host."""
+    trainer = host.attach()
+    due = [named(host.save(trainer, step)) for step in (10, 20)]
+    host.clock.sleep(60.0)
+    due.append(named(host.save(trainer, 30)))
+    assert host.in_ram().keys() == set(due)
+    host.settle()
+    assert host.answers() == dict.fromkeys(due, "committed")
+
+
+def test_a_ram_policy_that_keeps_ever_more_does_not_stop_later_saves(host: ModelHost) -> None:
+    trainer = host.attach()
+    host.state.ram_policies = Policies(preserve=LatestN(1000))
+    for step in range(70):
+        host.save(trainer, step, durable=False)
+    last = named(host.save(trainer, 70))
+    host.settle()
+    assert host.answers() == {last: "committed"}
+    assert last in host.in_ram()
+
+
 # The timeline.
 
 
@@ -122,7 +164,7 @@ def test_what_was_left_behind_in_ram_is_never_committed(host: ModelHost) -> None
     host.kill_trainer(trainer)
     host.settle()
     assert host.committed_on_disk() == {Id(10, 1)}
-    assert host.in_ram() == {}
+    assert [named(c) for c in host.look().timeline] == [Id(10, 1)]
     check_offered(host, [Id(10, 1)])
 
 
@@ -134,6 +176,59 @@ def test_the_step_after_the_one_gone_back_to_is_not_offered(host: ModelHost) -> 
     host.settle()
     host.branch(trainer, first)
     check_offered(host, [Id(10, 1)])
+
+
+@pytest.mark.parametrize("how", ["left", "agent killed"])
+def test_what_is_due_on_an_abandoned_branch_is_answered_and_keeps_no_agent(
+    host: ModelHost, how: str
+) -> None:
+    trainer = host.attach()
+    first = host.save(trainer, 10)
+    host.settle()
+    host.save(trainer, 20, durable=how == "left")
+    host.branch(trainer, first)
+    if how == "agent killed":
+        host.crash_agent()
+        host.kill_trainer(trainer)
+        # The next agent cannot know that nobody waits for it.
+        host.start_agent()
+    else:
+        host.detach(trainer)
+    host.settle()
+    assert host.answers()[Id(20, 1)] == "dropped"
+    assert host.in_ram().keys() <= {Id(10, 1)}
+    assert host.committed_on_disk() == {Id(10, 1)}
+    host.clock.sleep(host.state.linger_secs + 60.0)
+    assert host.service._leaves_in_secs() == 0.0
+
+
+def test_what_is_due_on_an_abandoned_branch_takes_no_room_from_later_saves(host: ModelHost) -> None:
+    """Else whoever wants a slot waits for storage, which never gets what it waits for."""
+    trainer = host.attach()
+    first = host.save(trainer, 10)
+    host.settle()
+    for step in (20, 30, 40):
+        host.save(trainer, step)
+    host.branch(trainer, first)
+    holdings = host.service._agreeing.agreement.member.holdings
+    assert holdings.pending_count(CheckpointId(11, 2)) == 0
+
+
+def test_parts_that_an_abandoned_branch_made_durable_are_cleared_by_the_next_commit(
+    host: ModelHost,
+) -> None:
+    trainer = host.attach()
+    first = host.save(trainer, 10)
+    host.settle()
+    left = CheckpointId(20, 1)
+    store = DiskStore(host.run, host.clock)
+    host.write_part(store, *host.begin_part(store, trainer, left, 0))
+    assert host.written_on_disk() == {named(left)}
+    host.branch(trainer, first)
+    host.save(trainer, 15)
+    host.settle()
+    assert host.written_on_disk() == set()
+    assert host.unfinished() == []
 
 
 # The fenced.

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent.group import Group, read_group, write_group
+from holdfast.agent.group import GroupRecord, read_record, write_record
 from tests.hosts import Host, events, host, is_running, wait_until
 from tests.store.places import mounted
 from tests.trust.cgroups import memory_cgroup
@@ -190,13 +190,13 @@ def test_ram_that_is_too_small_from_the_start_is_said_once_and_the_disk_goes_on(
 def test_a_group_that_finds_no_room_leaves_no_older_one(tmp_path: Path) -> None:
     with mounted("tmpfs", tmp_path / "ram", "size=64k") as folder:
         path = folder / "group.json"
-        write_group(path, Group("first", 1, 1))
-        found = read_group(path)
+        write_record(path, GroupRecord(group="first", attempt=1, count=1))
+        found = read_record(path)
         assert found is not None
         assert found.attempt == 1
         fill_up(folder)
-        write_group(path, Group("second", 2, 1))
-        assert read_group(path) is None
+        write_record(path, GroupRecord(group="second", attempt=2, count=1))
+        assert read_record(path) is None
 
 
 @pytest.fixture

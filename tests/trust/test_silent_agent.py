@@ -1,4 +1,4 @@
-"""What hangs on an agent that does not answer, or on a rank that is gone, ends in time."""
+"""What hangs on an agent that does not answer ends in time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.agent.starting import START_SECS
 from holdfast.clock import SystemClock
 from holdfast.store.disk import DiskStore
 from tests.hosts import Host, host, wait_until
-from tests.trust.in_process import InProcessHost, in_process_host
+from tests.trust.in_process import in_process_host
 from tests.trust.killing import end_well, sealed, stopped, trainer
 
 SILENT_SECS = 2 * PULSE_SECS
@@ -34,9 +34,9 @@ def one_host() -> Iterator[Host]:
         yield made
 
 
-def _join(one: InProcessHost, rank: int, process: subprocess.Popen[bytes]) -> None:
+def _joining(rank: int) -> protocol.Attach:
     tier = protocol.TierPolicies(save=None, preserve=None)
-    request = protocol.Attach(
+    return protocol.Attach(
         group="group",
         rank=rank,
         count=2,
@@ -47,8 +47,6 @@ def _join(one: InProcessHost, rank: int, process: subprocess.Popen[bytes]) -> No
         ram_limit_bytes=None,
         linger_secs=60.0,
     )
-    assert one.service is not None
-    one.call(one.service.attach(request, process.pid))
 
 
 @pytest.mark.parametrize(
@@ -68,10 +66,10 @@ def test_trainers_hear_at_once_of_another_rank_that_is_gone(
         service = one.service
         assert service is not None
         processes = [subprocess.Popen(["sleep", "1000"]) for _ in range(2)]
-        for rank, process in enumerate(processes):
+        for process in processes:
             ends.callback(process.wait)
             ends.callback(process.kill)
-            _join(one, rank, process)
+        one.call_and_wait(*(service.attach(_joining(r), p.pid) for r, p in enumerate(processes)))
 
         if leaves == "killed":
             processes[1].kill()

@@ -18,7 +18,7 @@ import msgspec
 import psutil
 
 from holdfast.agent.words import SEAT_COUNT
-from holdfast.errors import RunBusyError
+from holdfast.format.names import CheckpointId
 
 log = logging.getLogger(__name__)
 
@@ -38,64 +38,53 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What the file says of a group."""
+    """What the file says: the trainers here, and what the agreement has told last.
+
+    It stays while no trainer lives: `members` are those that live or lived here. `addresses` are
+    where the agents of other hosts are reached. `domain` is this host's failure domain.
+    """
 
     group: str
     attempt: int
     count: int
-    members: tuple[Member, ...]
+    members: tuple[Member, ...] = ()
+    is_broken: bool = False
+    leader: str = ""
+    successors: tuple[str, ...] = ()
+    origin: tuple[int, int] | None = None
+    addresses: dict[str, str] = {}
+    domain: str = ""
+    copies: Annotated[int, msgspec.Meta(ge=1)] = 2
+    heartbeat_secs: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 1.0
 
 
 @dataclass(slots=True)
 class Group:
-    """The trainers that belong together; `group` is a word that rank 0 drew."""
+    """The trainers on this host that belong together; `group` is a word that rank 0 drew.
+
+    `attempt` is 0 until it has begun. `leader` is the host of rank 0. Those that `left` said so,
+    those that are `lost` did not.
+    """
 
     group: str
     attempt: int
     count: int
+    leader: str
+    origin: CheckpointId | None = None
     members: dict[int, Member] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
-    ended: set[int] = field(default_factory=set)
-    is_broken: bool = False
+    lost: set[int] = field(default_factory=set)
 
     @property
-    def living(self) -> list[Member]:
-        """The members that are attached and run."""
-        return [m for m in self.members.values() if m.is_alive]
+    def is_broken(self) -> bool:
+        """Whether it lost a member without a word: it cannot go on."""
+        return bool(self.lost)
 
     @property
     def present(self) -> list[Member]:
-        """The members that have not left, and whose end was not noticed: a look at no process."""
-        gone = self.left | self.ended
-        return [m for m in self.members.values() if m.rank not in gone]
-
-    def record(self) -> GroupRecord:
-        """What its file says."""
-        return GroupRecord(
-            group=self.group,
-            attempt=self.attempt,
-            count=self.count,
-            members=tuple(self.members.values()),
-        )
-
-    def check_free_for(self, group: str, host: str, run: str) -> None:
-        """Checks that a process of another group may begin an attempt.
-
-        A group that lost a member without a word cannot go on, so it does not stand in the way.
-
-        Raises:
-            RunBusyError: this group works on the run.
-        """
-        living = self.living
-        if group == self.group or self.is_broken or not living:
-            return
-        if len(living) + len(self.left) < len(self.members):
-            return
-        pids = ", ".join(f"rank {m.rank} is process {m.pid}" for m in living)
-        raise RunBusyError(
-            f"open {run}: attempt {self.attempt} is live on host {host} ({pids}); stop it first, "
-            "or open with takeover=True to fence it"
-        )
+        """The members that are attached, by ascending rank."""
+        gone = self.left | self.lost
+        return [self.members[rank] for rank in sorted(self.members) if rank not in gone]
 
 
 def process_start(pid: int) -> float | None:
@@ -107,15 +96,15 @@ def process_start(pid: int) -> float | None:
         return None
 
 
-def write_group(path: Path, group: Group | None) -> None:
-    """Puts the group into its file; None removes it.
+def write_record(path: Path, record: GroupRecord | None) -> None:
+    """Puts the record into its file; None removes it.
 
-    Without the room for it there is no file, and never an older group's: an agent that follows this
+    Without the room for it there is no file, and never an older record: an agent that follows this
     one learns of the trainers when they come back to it.
     """
     try:
-        if group is not None:
-            _write_record(path, group)
+        if record is not None:
+            _write(path, msgspec.json.encode(record))
             return
     except OSError as error:
         log.warning("%s is not written: %s", path, error)
@@ -123,22 +112,20 @@ def write_group(path: Path, group: Group | None) -> None:
         path.unlink()
 
 
-def _write_record(path: Path, group: Group) -> None:
+def _write(path: Path, data: bytes) -> None:
     unfinished = path.with_suffix(".unfinished")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     with open(os.open(unfinished, flags, 0o600), "wb") as file:
-        file.write(msgspec.json.encode(group.record()))
+        file.write(data)
     unfinished.rename(path)
 
 
-def read_group(path: Path) -> Group | None:
-    """The group that an agent before this one left, if it left one that can be read."""
+def read_record(path: Path) -> GroupRecord | None:
+    """The record that an agent before this one left, if it left one that can be read."""
     try:
-        record = msgspec.json.decode(path.read_bytes(), type=GroupRecord)
+        return msgspec.json.decode(path.read_bytes(), type=GroupRecord)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         log.warning("%s is no group and is passed over: %s", path, error)
         return None
-    members = {member.rank: member for member in record.members}
-    return Group(record.group, record.attempt, record.count, members)

@@ -1,226 +1,298 @@
-"""Trainers come and go: attempts begin, branch, and end with their last process."""
+"""Trainers come and go: they are seated, their attempt is agreed on, and their end is noticed.
+
+A trainer that comes waits here until the agreement has begun its attempt, or refuses it. Those of
+the present attempt are `state.group`; those that wait are kept here.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from dataclasses import dataclass, field
 
 from holdfast.agent import group as groups
 from holdfast.agent import protocol, words
-from holdfast.agent.deciding import Decider
+from holdfast.agent.adopting import found_again
+from holdfast.agent.agreeing import Agreeing
 from holdfast.agent.group import Group, Member
-from holdfast.agent.location import GROUP
 from holdfast.agent.protocol import Notice
 from holdfast.agent.state import AgentState, Policies
-from holdfast.engine.attempts import AttemptStart, begin_attempt, newest_attempt, read_attempts
+from holdfast.agent.storing import Storing
+from holdfast.engine.agreement import effects, facts
+from holdfast.engine.attempts import newest_attempt
+from holdfast.engine.catalog import list_stores
 from holdfast.engine.sources import readable
 from holdfast.errors import (
     AgentUnavailableError,
     FencedError,
+    HoldfastError,
     InvalidArgumentError,
+    RunBusyError,
     StepNotFoundError,
+    StorageError,
 )
 from holdfast.format.names import CheckpointId
-from holdfast.format.timeline import on_timeline
 from holdfast.policy import preservation_policy, save_decision_policy
 
-T = TypeVar("T")
+
+@dataclass(slots=True)
+class _Start:
+    """A group whose attempt has not begun, or begins anew, and who waits for that."""
+
+    group: Group
+    waiters: list[asyncio.Future[None]] = field(default_factory=list)
+
+    def end(self, error: HoldfastError | None) -> None:
+        for waiter in self.waiters:
+            if waiter.done():
+                continue
+            if error is None:
+                waiter.set_result(None)
+            else:
+                waiter.set_exception(error)
+        self.waiters.clear()
 
 
 class Joining:
-    """Who is attached. Blocking work on the store runs on a thread of its own."""
+    """Who is attached."""
 
-    def __init__(self, state: AgentState, decider: Decider) -> None:
+    def __init__(self, state: AgentState, agreeing: Agreeing, storing: Storing) -> None:
         self._state = state
-        self._decider = decider
-        self._lock = asyncio.Lock()
-        self._pool = ThreadPoolExecutor(1, "holdfast-join")
+        self._agreeing = agreeing
+        self._storing = storing
+        self._coming_back = asyncio.Lock()
         self._seat = 0
+        self._starts: dict[str, _Start] = {}
+        self._branching: _Start | None = None
         self._followed: dict[Member, int] = {}
-        self._branch: protocol.Branch | None = None
-        self._untold: list[Notice] = []
 
-    def adopt(self) -> None:
-        """Takes over the group that an agent before this one left, if its processes live."""
-        path = self._state.folder / GROUP
-        found = groups.read_group(path)
-        if found is None:
-            return
-        self._seat = max((m.seat for m in found.members.values()), default=-1) + 1
-        if not found.living:
-            groups.write_group(path, None)
-            return
-        self._state.group = found
-        self._state.events.attempt = found.attempt
-        for member in found.members.values():
-            if member.is_alive:
+    def adopt(self, group: Group | None) -> None:
+        """Takes over the trainers that an agent before this one left."""
+        self._state.group = group
+        if group is not None:
+            self._seat = max((m.seat for m in group.members.values()), default=-1) + 1
+            for member in group.present:
                 self._follow(member)
-            else:
-                self._tell_gone(found, member, "has ended")
+            for rank in sorted(group.lost):
+                self._tell_gone(group, rank)
 
     async def attach(self, request: protocol.Attach, pid: int) -> protocol.Attached:
-        """Seats a trainer; the first of a group begins an attempt.
+        """Seats a trainer, and waits until its attempt has begun.
 
         Raises:
             RunBusyError, FencedError, InvalidArgumentError, StorageError.
         """
+        state = self._state
         if request.protocol != protocol.PROTOCOL_VERSION:
             raise AgentUnavailableError(
-                f"attach to the agent of {self._state.config.run}: it speaks protocol "
+                f"attach to the agent of {state.config.run}: it speaks protocol "
                 f"{protocol.PROTOCOL_VERSION}, this process {request.protocol}; stop the agent "
                 "(`holdfast stop`) so that one of this version is started"
             )
-        async with self._lock:
-            group = self._state.group
-            if group is None or group.group != request.group:
-                group = await self._new_group(request, pid)
-            if not 0 <= request.rank < request.count == group.count:
-                raise InvalidArgumentError(
-                    f"attach: rank {request.rank} of {request.count}, expected one of {group.count}"
-                )
-            member = self._seat_member(group, request.rank, pid)
-            self._take_policies(request)
-            origin = await self._blocking(self._origin_of, group.attempt)
-            ram = self._state.ram.root if request.ram is not None else None
-            return protocol.Attached(
-                attempt=group.attempt,
-                origin=(origin.step, origin.attempt) if origin else None,
-                seat=member.seat,
-                ram_folder=str(ram) if ram else None,
+        self._agreeing.learn(request.addresses)
+        if request.attempt is not None:
+            await self._come_back(request, request.attempt)
+        group = state.group
+        start = None
+        if group is None or group.group != request.group:
+            start = self._starts.get(request.group)
+            if start is None:
+                self._settle_layout(request)
+                leader = request.leader or state.config.host
+                start = _Start(Group(request.group, 0, request.count, leader))
+                self._starts[request.group] = start
+            group = start.group
+        if not 0 <= request.rank < request.count == group.count:
+            raise InvalidArgumentError(
+                f"attach: rank {request.rank} of {request.count}, expected one of {group.count}"
             )
+        member = self._seat_member(group, request.rank, pid)
+        self._take_policies(request)
+        waiter = asyncio.get_running_loop().create_future()
+        if start is not None:
+            start.waiters.append(waiter)
+        self._agreeing.tell(
+            facts.RankJoined(
+                group=group.group,
+                rank=request.rank,
+                rank_count=group.count,
+                leader=group.leader,
+                takeover=request.takeover,
+            )
+        )
+        if start is not None:
+            await waiter
+        return self._attached(group, member, has_ram=request.ram is not None)
 
     async def branch(self, request: protocol.Branch) -> protocol.Attached:
         """Begins a new attempt for the same processes, from another checkpoint.
 
-        Every rank asks for it; the first one's asking begins it, and the others get the same.
+        Every rank asks for it, and all get the same.
 
         Raises:
             FencedError: another group has taken the run over.
             StepNotFoundError: the origin was removed meanwhile; the timeline stays as it is.
         """
-        async with self._lock:
-            group = self._state.group
-            if group is None or group.group != request.group:
-                raise FencedError(
-                    "branch: another attempt has taken the run over; stop this process"
-                )
-            if request.rank not in group.members:
-                raise InvalidArgumentError(f"branch: rank {request.rank} is not attached")
-            known = self._branch
-            is_again = (
-                known is not None
-                and (known.attempt, known.origin) == (request.attempt, request.origin)
-                and request.attempt < group.attempt
+        state = self._state
+        group = state.group
+        if group is None or group.group != request.group:
+            raise FencedError("branch: another attempt has taken the run over; stop this process")
+        if request.rank not in group.members:
+            raise InvalidArgumentError(f"branch: rank {request.rank} is not attached")
+        origin = CheckpointId(*request.origin) if request.origin else None
+        if origin is not None and request.attempt == group.attempt:
+            await self._check_there(origin)
+        # Another rank, here or on another host, may have asked for it, and it may have begun.
+        if request.attempt != group.attempt and group.origin != origin:
+            raise FencedError(
+                f"branch: attempt {group.attempt} has begun from another checkpoint than this "
+                "process went back to; stop it"
             )
-            if not is_again:
-                origin = CheckpointId(*request.origin) if request.origin else None
-                group.attempt = await self._blocking(self._begin_at, origin)
-                self._branch = request
-                # Targets that lie beyond the origin would hold the new branch up.
-                self._decider.reset()
-                self._enter(group)
-            return protocol.Attached(
-                attempt=group.attempt,
-                origin=request.origin,
-                seat=group.members[request.rank].seat,
-                ram_folder=None,
-            )
+        if request.attempt == group.attempt:
+            start = self._branching = self._branching or _Start(group)
+            waiter = asyncio.get_running_loop().create_future()
+            start.waiters.append(waiter)
+            self._agreeing.tell(facts.BranchWanted(request.attempt, origin))
+            await waiter
+        return self._attached(group, group.members[request.rank], has_ram=state.has_ram)
 
     def detach(self, request: protocol.Detach) -> None:
         """A trainer leaves in good order; its process may live on."""
-        group = self._state.group
-        if group is not None and group.group == request.group and request.rank in group.members:
+        group = self._group_of(request.group)
+        if group is not None and request.rank in group.members and request.rank not in group.left:
             group.left.add(request.rank)
             self._unfollow(group.members[request.rank])
-            self._gone(group, group.members[request.rank])
-
-    async def tick(self) -> None:
-        """Tells the other trainers of those that are gone: they may wait for them."""
-        untold, self._untold = self._untold, []
-        for notice in untold:
-            await self._state.notices.post(notice)
+            self._gone(group, request.rank, facts.RankLeft(group.group, request.rank))
 
     def close(self) -> None:
-        """Ends the thread, and follows nobody any more."""
-        self._pool.shutdown()
-        self._unfollow_all()
+        """Follows nobody any more."""
+        for member in list(self._followed):
+            self._unfollow(member)
 
-    async def _blocking(self, call: Callable[..., T], *arguments: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, call, *arguments)
+    # What the agreement has decided.
 
-    async def _new_group(self, request: protocol.Attach, pid: int) -> Group:
+    def joined(self, effect: effects.AttemptJoined) -> None:
+        """The attempt of these trainers has begun, or a branch of it."""
         state = self._state
-        if request.attempt is not None:
-            # It had a place with an agent that is gone; nobody else may have taken it since.
-            newest = await self._blocking(newest_attempt, state.durable)
-            if newest != request.attempt or state.group is not None:
+        start = self._starts.pop(effect.group, None)
+        if start is not None:
+            self._let_go()
+            state.group = start.group
+            state.filling.clear()
+            state.desk.clear()
+        group = state.group
+        if group is None or group.group != effect.group:
+            return
+        group.attempt, group.origin = effect.attempt, effect.origin
+        state.events.attempt = effect.attempt
+        state.words.values[words.ATTEMPT] = effect.attempt
+        if start is not None and 0 in group.members:
+            first = group.members[0]
+            state.events.write("attempt_started", pid=first.pid, processes=group.count)
+        branching, self._branching = self._branching, None
+        for waiting in (start, branching):
+            if waiting is not None:
+                waiting.end(None)
+
+    def refused(self, effect: effects.GroupRefused) -> None:
+        """These trainers cannot begin."""
+        run = self._state.config.run
+        start = self._starts.pop(effect.group, None)
+        if start is not None:
+            for member in start.group.present:
+                self._unfollow(member)
+        if start is None and self._branching is not None:
+            start, self._branching = self._branching, None
+        if start is None:
+            return
+        problem = self._storing.problem
+        if not effect.is_busy and problem is not None:
+            start.end(problem)
+        elif effect.is_busy:
+            start.end(
+                RunBusyError(
+                    f"open {run}: {self._who_lives(effect.reason)}; stop it first, or open with "
+                    "takeover=True to fence it"
+                )
+            )
+        else:
+            start.end(StorageError(f"open {run}: the attempt did not begin: {effect.reason}"))
+
+    def fenced(self, effect: effects.Fenced) -> None:
+        """The trainers here must stop: others have taken the run over."""
+        state, group = self._state, self._state.group
+        if group is None or group.group != effect.group:
+            return
+        self._let_go()
+        # Each of them sees this at its next step, and asks.
+        state.words.values[words.ATTEMPT] = effect.attempt
+        state.events.write("fenced", by_attempt=effect.attempt, reason=effect.reason)
+        if self._branching is not None:
+            branching, self._branching = self._branching, None
+            branching.end(FencedError(f"branch: {effect.reason}; stop this process"))
+
+    # How they are seated.
+
+    def _attached(self, group: Group, member: Member, *, has_ram: bool) -> protocol.Attached:
+        origin = group.origin
+        return protocol.Attached(
+            attempt=group.attempt,
+            origin=(origin.step, origin.attempt) if origin else None,
+            seat=member.seat,
+            ram_folder=str(self._state.ram.root) if has_ram else None,
+        )
+
+    def _settle_layout(self, request: protocol.Attach) -> None:
+        """Takes what the new trainers say of failure domains and copies."""
+        agreeing = self._agreeing
+        wanted = (request.domain or self._state.config.host, request.settings())
+        if wanted != (agreeing.domain, agreeing.settings) and self._state.group is None:
+            agreeing.begin_anew(
+                found_again(self._state, self._storing, agreeing.record, None),
+                domain=wanted[0],
+                settings=wanted[1],
+            )
+
+    async def _come_back(self, request: protocol.Attach, attempt: int) -> None:
+        """It had a place with an agent that is gone, and whose record is gone with it, perhaps."""
+        async with self._coming_back:
+            group = self._state.group
+            if group is not None and group.group == request.group:
+                return
+            newest = await self._storing.look(newest_attempt, self._state.durable)
+            if newest != attempt or group is not None:
                 raise FencedError(
                     f"attach: attempt {newest} has taken the run over from attempt "
-                    f"{request.attempt}; stop this process"
+                    f"{attempt}; stop this process"
                 )
-            attempt = request.attempt
-        else:
-            if state.group is not None and not request.takeover:
-                state.group.check_free_for(request.group, state.config.host, state.config.run)
-            origin = await self._blocking(self._newest_checkpoint)
-            attempt = await self._blocking(self._begin, origin, pid)
-        # Nobody asks any more how the processes of the group before this one end.
-        self._unfollow_all()
-        group = Group(request.group, attempt, request.count)
-        state.filling.clear()
-        state.handed_out.clear()
-        self._branch = None
-        self._decider.reset()
-        self._enter(group)
-        state.events.write("attempt_started", pid=pid, processes=request.count)
-        return group
+            leader = request.leader or self._state.config.host
+            group = Group(request.group, attempt, request.count, leader)
+            group.origin = CheckpointId(*request.origin) if request.origin else None
+            self._state.group = group
+            self._state.events.attempt = attempt
+            self._state.words.values[words.ATTEMPT] = attempt
+            self._agreeing.begin_anew(
+                found_again(self._state, self._storing, None, group, rank=request.rank),
+                domain=request.domain or self._state.config.host,
+                settings=request.settings(),
+            )
 
-    def _enter(self, group: Group) -> None:
-        self._state.group = group
-        self._state.events.attempt = group.attempt
-        self._state.words.values[words.ATTEMPT] = group.attempt
-        groups.write_group(self._state.folder / GROUP, group)
-
-    def _newest_checkpoint(self) -> CheckpointId | None:
-        listings = self._state.listings()
-        timeline = on_timeline(readable(listings), read_attempts(self._state.durable))
-        return timeline[-1] if timeline else None
-
-    def _begin_at(self, origin: CheckpointId | None) -> int:
-        # What lies beyond the origin is left by this: it must not be all there is.
-        if origin is not None and origin not in readable(self._state.listings()):
+    async def _check_there(self, origin: CheckpointId) -> None:
+        # What lies beyond the origin is left by a branch: it must not be all there is.
+        state = self._state
+        stores = [state.ram, *self._agreeing.peer_stores(), state.durable]
+        listings, _ = await self._storing.look(list_stores, stores)
+        if origin not in readable(listings):
             raise StepNotFoundError(
                 f"go back to {origin}: it was removed while it was restored; restore another step"
             )
-        return self._begin(origin, os.getpid())
-
-    def _begin(self, origin: CheckpointId | None, pid: int) -> int:
-        config = self._state.config
-        start = AttemptStart(
-            run_id=config.run_id,
-            origin=origin,
-            host=config.host,
-            pid=pid,
-            time=self._state.clock.now(),
-        )
-        return begin_attempt(self._state.durable, start).attempt
-
-    def _origin_of(self, attempt: int) -> CheckpointId | None:
-        found = read_attempts(self._state.durable).get(attempt)
-        if found is None:
-            raise FencedError(
-                f"attach: attempt {attempt} is off the run's timeline by now; stop this process"
-            )
-        return CheckpointId(*found.origin) if found.origin else None
 
     def _seat_member(self, group: Group, rank: int, pid: int) -> Member:
         known = group.members.get(rank)
-        if known is not None and known.pid == pid and rank not in group.left:
+        is_there = known in group.present
+        if known is not None and known.pid == pid and is_there:
             return known
-        if known is not None and known.is_alive and rank not in group.left:
+        if known is not None and known.is_alive and is_there:
             raise InvalidArgumentError(
                 f"attach: rank {rank} is process {known.pid} already; each process of a job needs "
                 "a rank of its own (was jax.distributed started in all of them?)"
@@ -230,16 +302,31 @@ class Joining:
             raise FencedError(f"attach: process {pid} has ended")
         member = Member(rank=rank, seat=self._seat % words.SEAT_COUNT, pid=pid, started=started)
         self._seat += 1
-        self._state.words.values[words.step_word(member.seat)] = words.NO_STEP
-        self._state.words.values[words.notice_word(member.seat)] = 0
-        self._state.words.values[words.cost_word(member.seat)] = words.NO_COST
-        self._state.words.values[words.taken_word(member.seat)] = words.NO_STEP
+        values = self._state.words.values
+        values[words.step_word(member.seat)] = words.NO_STEP
+        values[words.notice_word(member.seat)] = 0
+        values[words.cost_word(member.seat)] = words.NO_COST
         group.members[rank] = member
         group.left.discard(rank)
-        group.ended.discard(rank)
-        groups.write_group(self._state.folder / GROUP, group)
+        group.lost.discard(rank)
         self._follow(member)
         return member
+
+    def _group_of(self, word: str) -> Group | None:
+        group = self._state.group
+        if group is not None and group.group == word:
+            return group
+        start = self._starts.get(word)
+        return start.group if start is not None else None
+
+    def _who_lives(self, reason: str) -> str:
+        group = self._state.group
+        if group is None or not group.present:
+            return reason
+        pids = ", ".join(f"rank {m.rank} is process {m.pid}" for m in group.present)
+        return f"attempt {group.attempt} is live on host {self._state.config.host} ({pids})"
+
+    # How their end is noticed.
 
     def _follow(self, member: Member) -> None:
         """Waits for the process to end; the kernel tells it at once."""
@@ -258,49 +345,69 @@ class Joining:
             asyncio.get_running_loop().remove_reader(fd)
             os.close(fd)
 
-    def _unfollow_all(self) -> None:
-        for member in list(self._followed):
+    def _let_go(self) -> None:
+        """Nobody asks any more how the processes of the present group end."""
+        group, self._state.group = self._state.group, None
+        for member in group.present if group is not None else ():
             self._unfollow(member)
 
     def _ended(self, member: Member) -> None:
         self._unfollow(member)
-        group = self._state.group
-        if group is None or group.members.get(member.rank) != member or member.rank in group.left:
-            return
-        group.is_broken = True
-        group.ended.add(member.rank)
-        self._state.events.write("trainer_lost", rank=member.rank, pid=member.pid)
-        self._gone(group, member)
+        starting = [start.group for start in self._starts.values()]
+        for group in (*starting, self._state.group):
+            if group is None or group.members.get(member.rank) != member:
+                continue
+            if member.rank in group.left | group.lost:
+                continue
+            group.lost.add(member.rank)
+            self._state.events.write("trainer_lost", rank=member.rank, pid=member.pid)
+            self._tell_sealed(group, member.rank)
+            self._gone(group, member.rank, facts.RankLost(group.group, member.rank))
 
-    def _gone(self, group: Group, member: Member) -> None:
+    def _tell_sealed(self, group: Group, rank: int) -> None:
+        """A rank may have ended before it came to tell what it had sealed."""
+        for checkpoint, listed in self._storing.in_ram().items():
+            if group.attempt and checkpoint.attempt == group.attempt and rank in listed.ranks:
+                self._agreeing.tell(
+                    facts.PartSealed(
+                        rank=rank,
+                        id=checkpoint,
+                        part_count=listed.part_count,
+                        in_ram=True,
+                        is_due=False,
+                    )
+                )
+
+    def _gone(self, group: Group, rank: int, fact: facts.RankLeft | facts.RankLost) -> None:
         state = self._state
-        has_left = member.rank in group.left
-        self._tell_gone(group, member, "has closed its manager" if has_left else "has ended")
-        state.filling.pop(member.rank, None)
-        state.handed_out.pop(member.rank, None)
-        remaining = [m for m in group.living if m.rank not in group.left]
-        if not remaining:
-            # A lost member stays told in its events; nobody is left who could go on.
-            state.group = None
-            groups.write_group(state.folder / GROUP, None)
-            self._decider.reset()
-        state.wake()
+        self._tell_gone(group, rank)
+        if group is state.group:
+            state.filling.pop(rank, None)
+            state.desk.returned(rank)
+            if not group.present:
+                # A lost member stays told in its events; nobody is left who could go on.
+                state.group = None
+                state.desk.forget_sizes()
+        self._agreeing.tell(fact)
 
-    def _tell_gone(self, group: Group, member: Member, how: str) -> None:
+    def _tell_gone(self, group: Group, rank: int) -> None:
+        """Others may wait for it."""
+        state = self._state
+        how = "has closed its manager" if rank in group.left else "has ended"
         reason = (
-            f"rank {member.rank} (process {member.pid} on host {self._state.config.host}) {how}; "
+            f"rank {rank} (process {group.members[rank].pid} on host {state.config.host}) {how}; "
             "stop this process and start the job again"
         )
-        self._untold.append(Notice(kind="gone", reason=reason, data=group.group))
+        state.notices.post(Notice(kind="gone", reason=reason, data=group.group))
 
     def _take_policies(self, request: protocol.Attach) -> None:
         state = self._state
         state.linger_secs = request.linger_secs
         state.has_ram = request.ram is not None
+        state.pool.limit_bytes = request.ram_limit_bytes
         if request.rank == 0:
             state.durable_policies = _policies(request.durable)
             state.ram_policies = _policies(request.ram) if request.ram else Policies()
-            state.pool.limit_bytes = request.ram_limit_bytes
 
 
 def _policies(tier: protocol.TierPolicies) -> Policies:

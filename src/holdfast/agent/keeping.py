@@ -1,164 +1,132 @@
-"""The keeper: makes checkpoints durable, commits them, and removes what is not to be kept.
+"""The keeper: which durable checkpoints stay, what is deleted, and what an opening finishes.
 
-All writing to the durable tier goes through its one thread, one thing after another. What fails is
-told to the trainers and to the events, and does not stop what comes after it.
+All that it changes goes through the one writing thread, one thing after another. What fails is told
+to the trainers and to the events, and does not stop what comes after it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
-from holdfast.agent.deciding import Decider
-from holdfast.agent.ledger import Entry
+from holdfast.agent.agreeing import Agreeing
 from holdfast.agent.protocol import Notice
 from holdfast.agent.state import AgentState
+from holdfast.agent.storing import Storing
+from holdfast.engine.agreement import effects, facts
+from holdfast.engine.agreement.messages import Status
 from holdfast.engine.attempts import newest_attempt, read_attempts
-from holdfast.engine.catalog import Listing, list_checkpoints
-from holdfast.engine.commit import check_not_fenced, commit, read_part, remove
-from holdfast.engine.copying import copy_part
+from holdfast.engine.catalog import list_checkpoints
+from holdfast.engine.commit import remove
 from holdfast.engine.recover import recover
 from holdfast.engine.retain import Branches, branches, to_drop
-from holdfast.errors import CheckpointDamagedError, FencedError, HoldfastError, StorageError
+from holdfast.errors import HoldfastError, StorageError
 from holdfast.format.check import check_manifest
 from holdfast.format.names import CHECKPOINTS, CheckpointId, manifest_key
 from holdfast.format.records import Manifest, decode_metrics, encode_metrics
 from holdfast.format.sealed import unseal
-from holdfast.policy.contexts import CheckpointInfo, PreservationContext
-from holdfast.policy.preservation_policy import PreservationPolicy, kept
+from holdfast.format.timeline import last_steps
+from holdfast.policy.contexts import CheckpointInfo
+from holdfast.policy.preservation_policy import PreservationPolicy
 
-RETRY_SECS = 5.0
+NOTICE_OF = {
+    Status.COMMITTED: "committed",
+    Status.FAILED: "failed",
+    Status.DROPPED: "dropped",
+}
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 class Keeper:
-    """Owned by the event loop; `_pool`'s thread does what blocks, on stores and values alone."""
+    """Owned by the event loop."""
 
-    def __init__(self, state: AgentState, decider: Decider) -> None:
+    def __init__(self, state: AgentState, storing: Storing, agreeing: Agreeing) -> None:
         self._state = state
-        self._decider = decider
-        self._pool = ThreadPoolExecutor(1, "holdfast-keep")
-        self._task: asyncio.Task[None] | None = None
-        self._retry_at = 0.0
-        self._last_secs: float | None = None
+        self._storing = storing
+        self._agreeing = agreeing
         self._infos: dict[CheckpointId, CheckpointInfo] = {}
         self._judged: set[CheckpointId] = set()
-        self._has_told_ram = False
+        self._preserving: set[asyncio.Task[None]] = set()
 
-    async def adopt(self) -> None:
-        """Reads what an agent before this one left in RAM, and finishes what is nearly durable."""
-        state = self._state
-        await self.take_stock()
-        try:
-            state.events.attempt = await self._run(newest_attempt, state.durable)
-        except StorageError as error:
-            state.events.write("durable_unreadable", reason=str(error))
-        in_care = [e.id for e in state.ledger if e.is_complete]
-        if state.group is None:
-            try:
-                recovery = await self._run(recover, state.durable, in_care)
-            except HoldfastError as error:
-                state.events.write("recovery_failed", reason=str(error))
-            else:
-                for checkpoint in recovery.committed:
-                    state.events.write("committed", checkpoint, by="recovery")
-                for checkpoint in recovery.cleared:
-                    state.events.write("cleared", checkpoint)
-                for key in recovery.mended:
-                    state.events.write("mended", key=key)
+    async def recover(self) -> None:
+        """Finishes what an interrupted run left nearly durable, and clears what never can be.
 
-    async def take_stock(self) -> None:
-        """Enters into the ledger what stands in RAM and is not in it, without having been told.
-
-        Where no trainer is left, what cannot become whole is removed.
+        To be called while no process works on the run, on any host.
         """
         state = self._state
+        whole = [c for c, listed in self._storing.in_ram().items() if listed.is_whole]
         try:
-            in_ram = await self._run(list_checkpoints, state.ram)
-        except StorageError as error:
-            self._tell_ram(error)
-            return
+            limits = last_steps(await self._storing.look(read_attempts, state.durable))
+            in_care = [c for c in whole if c.step <= limits.get(c.attempt, -1)]
+            recovery = await self._storing.write(recover, state.durable, in_care)
+        except HoldfastError as error:
+            state.events.write("recovery_failed", reason=str(error))
+        else:
+            for checkpoint in recovery.committed:
+                state.events.write("committed", checkpoint, by="recovery")
+            for checkpoint in recovery.cleared:
+                state.events.write("cleared", checkpoint)
+            for key in recovery.mended:
+                state.events.write("mended", key=key)
+
+    def clear_ram(self, *, is_alone: bool) -> None:
+        """Removes from RAM what trainers that are gone left half made.
+
+        A part of several may be what other hosts wait for, unless this one `is_alone`.
+        """
+        ram = self._state.ram
         try:
-            on_disk = await self._run(list_checkpoints, state.durable)
+            for checkpoint, listing in list_checkpoints(ram).items():
+                if not (listing.is_complete if is_alone else listing.parts):
+                    remove(ram, checkpoint, listing)
+            # A trainer that died between filling a slot and naming it leaves it unfinished.
+            ram.discard_unfinished(CHECKPOINTS)
         except StorageError as error:
-            # Nothing is taken for durable then; making it so again does no harm.
-            on_disk = {}
+            self._storing.tell_ram(error)
+
+    async def find_attempt(self) -> None:
+        """Learns in which attempt's story the agent's events belong."""
+        state = self._state
+        try:
+            state.events.attempt = await self._storing.look(newest_attempt, state.durable)
+        except StorageError as error:
             state.events.write("durable_unreadable", reason=str(error))
-        found = []
-        for checkpoint, listing in in_ram.items():
-            counts = set(listing.parts.values())
-            if checkpoint in state.ledger.entries or len(counts) != 1:
-                continue
-            entry = state.ledger.entry(checkpoint, counts.pop(), state.clock.now())
-            durable = on_disk.get(checkpoint, Listing())
-            entry.ram, entry.durable = set(listing.parts), set(durable.parts)
-            entry.is_committed = durable.is_committed
-            entry.is_durable_due = entry.is_complete
-            found.append(str(checkpoint))
-        if found:
-            state.events.write("adopted", checkpoints=found)
-        if state.group is None:
-            try:
-                for checkpoint, listing in in_ram.items():
-                    known = state.ledger.entries.get(checkpoint)
-                    if known is None or not known.is_complete:
-                        state.ledger.entries.pop(checkpoint, None)
-                        await self._run(remove, state.ram, checkpoint, listing)
-                # A trainer that died between filling a slot and naming it leaves it unfinished.
-                await self._run(state.ram.discard_unfinished, CHECKPOINTS)
-            except StorageError as error:
-                self._tell_ram(error)
+
+    def committed(self, manifest: Manifest, secs: float) -> None:
+        """A manifest was written here: tells it, and removes what the policies do not keep."""
+        checkpoint = CheckpointId(manifest.step, manifest.attempt)
+        self._infos[checkpoint] = _info(manifest)
+        size_bytes = sum(part.image_size_bytes for part in manifest.parts)
+        self._state.events.write("committed", checkpoint, bytes=size_bytes, secs=round(secs, 4))
+        task = asyncio.create_task(self._apply_preservation(checkpoint))
+        self._preserving.add(task)
+        task.add_done_callback(self._preserving.discard)
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is being made durable."""
-        return self._task is not None and not self._task.done()
+        """Whether it is removing something."""
+        return bool(self._preserving)
 
-    def tick(self) -> None:
-        """Starts what is to be done next."""
-        if self.is_busy:
-            return
-        state = self._state
-        now = state.clock.monotonic()
-        if state.group is None and now >= self._retry_at:
-            state.ledger.want_newest_durable()
-            self._retry_at = now + RETRY_SECS
-        entry = state.ledger.next_to_persist()
-        if entry is not None:
-            self._task = asyncio.create_task(self._make_durable(entry))
+    async def rest(self) -> None:
+        """Waits until it is done."""
+        if self._preserving:
+            await asyncio.wait(self._preserving)
 
-    async def drop_ram(self, entries: Sequence[Entry]) -> None:
-        """Gives up the RAM of these checkpoints; what fails is told, and tried again later."""
-        for entry in entries:
-            try:
-                listing = list_checkpoints(self._state.ram).get(entry.id, Listing())
-                remove(self._state.ram, entry.id, listing)
-            except StorageError as error:
-                self._tell_ram(error)
-                continue
-            entry.ram.clear()
-            if not entry.is_pending:
-                self._state.ledger.entries.pop(entry.id, None)
-
-    async def recycle(self) -> None:
-        """Gives up the RAM that newer checkpoints and the RAM tier's policy leave free."""
-        complete = sorted(
-            (e for e in self._state.ledger if e.is_complete_in_ram), key=lambda e: e.id
+    def told(self, effect: effects.Tell) -> None:
+        """Tells the trainers here how a checkpoint ended."""
+        info = self._infos.get(effect.id)
+        is_known = effect.status is Status.COMMITTED and info is not None
+        self._state.notices.post(
+            Notice(
+                kind=NOTICE_OF[effect.status],
+                id=_id(effect.id),
+                reason=effect.reason,
+                data=_info_message(effect.id, info) if is_known and info is not None else None,
+            )
         )
-        policy = self._state.ram_policies.preserve
-        preserved: set[CheckpointId] = set()
-        if policy is not None:
-            by_step = {e.id.step: e for e in complete}
-            infos = [CheckpointInfo(e.id.step, e.time) for e in by_step.values()]
-            context = PreservationContext(self._state.clock.now())
-            flags = kept(policy, infos, context=context)
-            preserved = {e.id for e, k in zip(by_step.values(), flags, strict=True) if k}
-        await self.drop_ram(self._state.ledger.recyclable(preserved))
 
     async def delete(self, checkpoints: Sequence[CheckpointId], reason: str) -> None:
         """Removes checkpoints from every tier.
@@ -167,121 +135,44 @@ class Keeper:
             StorageError: some are left; the call may be repeated.
         """
         for checkpoint in checkpoints:
-            entry = self._state.ledger.entries.pop(checkpoint, None)
-            try:
-                await self._run(self._remove_everywhere, checkpoint)
-            except StorageError:
-                # What is left of it in RAM is given up with the next recycling.
-                if entry is not None:
-                    entry.is_durable_due = False
-                    self._state.ledger.entries.setdefault(checkpoint, entry)
-                raise
-            if entry is not None and entry.is_pending:
-                # Somebody may wait until it is durable.
-                await self._state.notices.post(Notice(kind="deleted", id=_id(checkpoint)))
+            await self._storing.write(self._remove_everywhere, checkpoint)
             self._infos.pop(checkpoint, None)
-            if entry is not None or reason != "preservation":
-                self._state.wake()
+            # Other hosts may hold it, and somebody may wait until it is durable.
+            self._agreeing.tell(facts.Deleted(checkpoint))
             self._state.events.write("deleted", checkpoint, reason=reason)
-
-    async def parts_in_ram(self) -> dict[CheckpointId, set[int]]:
-        """The ranks whose part stands in RAM, of each checkpoint; none where RAM fails."""
-        try:
-            listed = await self._run(list_checkpoints, self._state.ram)
-        except StorageError as error:
-            self._tell_ram(error)
-            return {}
-        return {checkpoint: set(listing.parts) for checkpoint, listing in listed.items()}
 
     async def is_committed(self, checkpoint: CheckpointId) -> bool:
         """Whether the durable tier has its manifest."""
-        listed = await self._run(list_checkpoints, self._state.durable)
+        listed = await self._storing.look(list_checkpoints, self._state.durable)
         return checkpoint in listed and listed[checkpoint].is_committed
 
     async def judged(self, keep: Sequence[CheckpointId]) -> None:
         """Drops what neither the user's own policy nor the built-in share keeps."""
         asked, self._judged = self._judged, set()
-        found, by_agent = await self._run(self._decide_drops, self._state.durable_policies.preserve)
+        found, by_agent = await self._storing.write(
+            self._decide_drops, self._state.durable_policies.preserve
+        )
         drops = (asked & set(by_agent)) - set(keep) - set(found.timeline[-1:])
         await self.delete(sorted(drops), "preservation")
 
-    def close(self) -> None:
-        """Ends the thread, after what it is doing."""
-        self._pool.shutdown()
-
-    async def _run(self, call: Callable[..., T], *arguments: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, call, *arguments)
-
-    async def _make_durable(self, entry: Entry) -> None:
-        state = self._state
-        started = state.clock.monotonic()
-        state.durable_at_secs = None if self._last_secs is None else started + self._last_secs
-        try:
-            size = await self._run(
-                self._persist, entry.id, entry.part_count, frozenset(entry.durable)
-            )
-        except Exception as error:
-            # The top of a task: whatever it was, the trainers are told, and the next one is tried.
-            log.warning("checkpoint %s is not durable", entry.id, exc_info=True)
-            entry.failure = str(error) or repr(error)
-            self._retry_at = state.clock.monotonic() + RETRY_SECS
-            state.events.write("failed", entry.id, reason=entry.failure)
-            failed = Notice(kind="failed", id=_id(entry.id), reason=entry.failure)
-            await state.notices.post(failed)
-            if isinstance(error, FencedError):
-                # It stands on an abandoned branch: no later try can help it.
-                await self.drop_ram([entry])
-        else:
-            entry.is_committed = True
-            entry.durable = set(range(entry.part_count))
-            self._last_secs = state.clock.monotonic() - started
-            secs = round(self._last_secs, 4)
-            state.events.write("committed", entry.id, bytes=size, secs=secs)
-            info = self._infos[entry.id]
-            data = _info_message(entry.id, info)
-            await state.notices.post(Notice(kind="committed", id=_id(entry.id), data=data))
-            await self._apply_preservation(entry.id)
-        await self.recycle()
-        if not entry.ram and not entry.is_pending:
-            state.ledger.entries.pop(entry.id, None)
-        # The task is done once this returns; the next one is due then.
-        asyncio.get_running_loop().call_soon(state.wake)
-
-    def _persist(self, checkpoint: CheckpointId, part_count: int, durable: frozenset[int]) -> int:
-        """Copies what is not durable yet, then commits; returns the bytes of all images."""
-        state = self._state
-        check_not_fenced(state.durable, checkpoint)
-        first = read_part(state.durable if 0 in durable else state.ram, checkpoint, 0, part_count)
-        if first.checkpoint is None:
-            raise CheckpointDamagedError(f"commit {checkpoint}: rank 0's part says nothing of it")
-        for rank in range(part_count):
-            if rank not in durable:
-                part = read_part(state.ram, checkpoint, rank, part_count)
-                copy_part(state.ram, state.durable, part, first.checkpoint)
-        # A newer attempt may have begun while the bytes were written.
-        check_not_fenced(state.durable, checkpoint)
-        manifest = commit(state.durable, checkpoint, part_count)
-        self._infos[checkpoint] = _info(manifest)
-        return sum(part.image_size_bytes for part in manifest.parts)
-
     async def _apply_preservation(self, newest: CheckpointId) -> None:
         policies = self._state.durable_policies
-        pending = frozenset(e.id for e in self._state.ledger if e.is_pending)
+        pending = frozenset(self._agreeing.agreement.pending_ids())
         try:
-            for checkpoint in await self._run(self._clear_leftovers, newest, pending):
+            for checkpoint in await self._storing.write(self._clear_leftovers, newest, pending):
                 self._state.events.write("cleared", checkpoint)
             if policies.preserve is None and not policies.user_preserves:
                 return
-            found, drops = await self._run(self._decide_drops, policies.preserve)
+            found, drops = await self._storing.write(self._decide_drops, policies.preserve)
             if not policies.user_preserves:
                 await self.delete(drops, "preservation")
             elif drops:
                 self._judged = set(drops)
                 infos = [_info_message(c, self._infos[c]) for c in found.timeline]
-                await self._state.notices.post(Notice(kind="judge", data=infos))
+                self._state.notices.post(Notice(kind="judge", data=infos))
         except HoldfastError as error:
             self._state.events.write("preservation_failed", reason=str(error))
-            await self._state.notices.post(Notice(kind="warning", reason=str(error)))
+            self._state.notices.post(Notice(kind="warning", reason=str(error)))
 
     def _clear_leftovers(
         self, newest: CheckpointId, pending: frozenset[CheckpointId]
@@ -289,13 +180,16 @@ class Keeper:
         """Removes what failed saves and deletes left of checkpoints before `newest`, a commit.
 
         Every rank has sealed `newest`, so none writes to an earlier one of the attempt any more.
-        What an earlier attempt completed beyond it is left to the next agent, which may finish it.
+        What an earlier attempt completed beyond it on the timeline is left to the next agent, which
+        may finish it.
         """
+        limits = last_steps(read_attempts(self._state.durable))
         cleared = []
         for checkpoint, listing in list_checkpoints(self._state.durable).items():
             is_left = checkpoint.attempt <= newest.attempt and checkpoint.step < newest.step
             if checkpoint.attempt < newest.attempt:
-                is_left |= not listing.is_complete
+                is_abandoned = checkpoint.step > limits.get(checkpoint.attempt, -1)
+                is_left |= is_abandoned or not listing.is_complete
             if is_left and not listing.is_committed and checkpoint not in pending:
                 remove(self._state.durable, checkpoint, listing)
                 cleared.append(checkpoint)
@@ -321,14 +215,8 @@ class Keeper:
         check_manifest(manifest, key)
         return _info(manifest)
 
-    def _tell_ram(self, error: StorageError) -> None:
-        """Says once that the RAM tier fails what the agent does to it."""
-        if not self._has_told_ram:
-            self._has_told_ram = True
-            self._state.events.write("ram_unavailable", reason=str(error))
-
     def _remove_everywhere(self, checkpoint: CheckpointId) -> None:
-        for store in reversed(self._state.stores):
+        for store in (self._state.durable, self._state.ram):
             listing = list_checkpoints(store).get(checkpoint)
             if listing is not None:
                 remove(store, checkpoint, listing)

@@ -17,23 +17,22 @@ class NoticeBoard:
     def __init__(self) -> None:
         self._notices: deque[Notice] = deque(maxlen=KEPT_COUNT)
         self._count = 0
-        self._changed = asyncio.Condition()
+        self._changed = asyncio.Event()
 
-    async def post(self, notice: Notice) -> None:
+    def post(self, notice: Notice) -> None:
         """Adds a notice and wakes who waits for one."""
-        async with self._changed:
-            self._notices.append(notice)
-            self._count += 1
-            self._changed.notify_all()
+        self._notices.append(notice)
+        self._count += 1
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     async def after(self, cursor: int) -> Notices:
         """What was posted after `cursor`; waits a while where there is nothing yet."""
-        async with self._changed:
-            if cursor >= self._count:
-                try:
-                    await asyncio.wait_for(self._changed.wait(), WAIT_SECS)
-                except TimeoutError:
-                    return Notices(cursor=self._count, notices=())
-            new_count = min(self._count - min(cursor, self._count), len(self._notices))
-            new = list(self._notices)[len(self._notices) - new_count :]
-            return Notices(cursor=self._count, notices=tuple(new))
+        if cursor >= self._count:
+            try:
+                await asyncio.wait_for(self._changed.wait(), WAIT_SECS)
+            except TimeoutError:
+                return Notices(cursor=self._count, notices=())
+        new_count = min(self._count - min(cursor, self._count), len(self._notices))
+        new = list(self._notices)[len(self._notices) - new_count :]
+        return Notices(cursor=self._count, notices=tuple(new))

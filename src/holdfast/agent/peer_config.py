@@ -54,6 +54,29 @@ def read_token(path: str) -> str:
     return check_token(data.decode("ascii", "replace").strip(), path)
 
 
+def make_token(path: str, token: str) -> None:
+    """Writes the run's token where none stands yet; it is this user's alone.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    unfinished = f"{path}.{token[:8]}.unfinished"
+    try:
+        if os.path.lexists(path):
+            return
+        with open(os.open(unfinished, flags, 0o600), "wb") as file:
+            file.write(token.encode("ascii"))
+            file.flush()
+            os.fsync(file.fileno())
+        # Of two at once one stays; nobody reads half of it.
+        with contextlib.suppress(FileExistsError):
+            os.link(unfinished, path)
+        os.unlink(unfinished)
+    except OSError as error:
+        raise StorageError(f"write the peers' token {path}: {error.strerror}") from error
+
+
 def listen(address: str, port: int) -> socket.socket:
     """A socket that listens on one address: the given one, or the first one of that interface.
 

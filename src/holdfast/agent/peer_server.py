@@ -43,6 +43,7 @@ from holdfast.errors import (
 from holdfast.store.peer_connection import PeerAddress, parse_address
 from holdfast.store.peer_messages import (
     ADDRESS_HEADER,
+    ATTEMPT_HEADER,
     ERROR_HEADER,
     MESSAGES,
     NAMES,
@@ -82,7 +83,8 @@ Deliver = Callable[[str, PeerAddress, AnyMessage], None]
 class Served:
     """What is served to whom. `store` is only read, and by this server alone.
 
-    `deliver` is called in the server's thread, and must not wait.
+    `deliver` is called in the server's thread, and must not wait. So is `serves`: whether one who
+    knows of no newer attempt than that may read here.
     """
 
     store: RamStore
@@ -90,6 +92,7 @@ class Served:
     token: str = field(repr=False)
     tls: ssl.SSLContext | None = None
     deliver: Deliver | None = None
+    serves: Callable[[int], bool] = lambda attempt: True
 
 
 class PeerServer:
@@ -219,6 +222,14 @@ class PeerServer:
             return _refusal(405, error, {"Allow": "POST" if kind == MESSAGES else "GET, HEAD"})
         if kind == MESSAGES:
             return await self._message(request, key)
+        told = request.headers.get(ATTEMPT_HEADER, "0")
+        attempt = int(told) if told.isascii() and told.isdecimal() and len(told) < 10 else 0
+        if not self._served.serves(attempt):
+            error = InvalidArgumentError(
+                f"whoever knows of no newer attempt than {attempt} is served no more: another one "
+                "has taken the run over"
+            )
+            return _refusal(403, error)
         if key.split("/")[0] == SLOTS:
             raise ObjectNotFoundError(f"{key[:200]}: slots are no objects")
         if kind == NAMES:

@@ -27,16 +27,12 @@ from aiohttp import web
 from holdfast.agent.config import ALREADY_RUNNING, AgentConfig
 from holdfast.agent.location import LOCK, SOCKET, check_private, socket_address
 from holdfast.agent.log_file import logging_into
-from holdfast.agent.peer_config import listen, read_token
-from holdfast.agent.peer_server import PeerServer, Served
+from holdfast.agent.peer_network import PeerNetwork
 from holdfast.agent.server import application
 from holdfast.agent.service import Service
-from holdfast.agent.state import AgentState, open_state
+from holdfast.agent.state import open_state
 from holdfast.clock import SystemClock
-from holdfast.errors import HoldfastError
 from holdfast.store.file_system import LOCAL, FileSystem
-from holdfast.store.peer_tls import serving_context
-from holdfast.store.ram import RamStore
 
 NICENESS = 10
 SHUTDOWN_SECS = 0.2
@@ -126,21 +122,21 @@ async def _serve(config: AgentConfig, files: FileSystem, has_place: Callable[[],
     """Serves until it is time to leave; returns whether RAM holds nothing that is not durable."""
     state = open_state(config, SystemClock(), files)
     state.has_place = has_place
-    service = Service(state)
+    network = PeerNetwork(state, files)
+    service = Service(state, network.peers)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, service.leave_soon)
     state.events.write("agent_started", pid=os.getpid())
     runner = web.AppRunner(application(service), handle_signals=False, access_log=None)
     await runner.setup()
-    peers = contextlib.ExitStack()
     try:
         await service.adopt()
-        _serve_peers(state, files, peers)
+        network.open(service.agreeing)
         await _listen(runner, state.folder)
         await service.run()
     finally:
-        peers.close()
+        await network.close()
         await asyncio.wait_for(runner.cleanup(), SHUTDOWN_SECS * 50)
         state.events.write("agent_left", pid=os.getpid())
         service.close()
@@ -148,29 +144,6 @@ async def _serve(config: AgentConfig, files: FileSystem, has_place: Callable[[],
         state.words.close()
         state.ram.close()
     return service.is_all_durable
-
-
-def _serve_peers(state: AgentState, files: FileSystem, stack: contextlib.ExitStack) -> None:
-    """Serves what is in RAM to other hosts, if asked to; the run goes on without it."""
-    config = state.config.peers
-    if config is None:
-        return
-    try:
-        served = Served(
-            # One of its own: it is used by another thread.
-            store=RamStore(state.ram.root, state.pool.reserve, state.clock, files),
-            run_id=state.config.run_id,
-            token=read_token(config.token_file),
-            tls=serving_context(config.tls) if config.tls is not None else None,
-        )
-        server = PeerServer(served, listen(config.address, config.port))
-    except HoldfastError as error:
-        log.warning("peers are not served: %s", error)
-        state.events.write("peers_unavailable", reason=str(error))
-        return
-    stack.callback(server.close)
-    state.peer_address = str(server.address)
-    log.info("serves peers at %s", server.address)
 
 
 async def _listen(runner: web.AppRunner, folder: Path) -> None:

@@ -11,12 +11,14 @@ from typing import Annotated, Any
 
 import msgspec
 
+from holdfast.engine.agreement.messages import NAME_CHARS_MAX
+from holdfast.engine.agreement.settings import Settings, heartbeat_for
 from holdfast.format.names import ATTEMPT_MAX, PART_COUNT_MAX, STEP_MAX
 
 PROTOCOL_VERSION = 3
 
 PENDING_COUNT_MIN = 3
-PENDING_COUNT_MAX = 64
+PENDING_COUNT_MAX = 32
 PENDING_SIZE_BYTES = 256 * 1024 * 1024
 
 Step = Annotated[int, msgspec.Meta(ge=0, le=STEP_MAX)]
@@ -25,6 +27,7 @@ Rank = Annotated[int, msgspec.Meta(ge=0, lt=PART_COUNT_MAX)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=PART_COUNT_MAX)]
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
+Host = Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX)]
 
 Id = tuple[Step, Attempt]
 """(step, attempt)."""
@@ -48,7 +51,12 @@ class TierPolicies(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attach(msgspec.Struct, frozen=True, kw_only=True):
-    """A trainer joins. `attempt` is set when it was attached to an agent that is gone."""
+    """A trainer joins. `attempt` and `origin` are set if it was attached to an agent that is gone.
+
+    `leader` is the host of rank 0, of `host_count`, and `addresses` are where other hosts' agents
+    are reached; on one host there are none. `domain` is this host's failure domain: itself, where
+    it is empty.
+    """
 
     protocol: int = PROTOCOL_VERSION
     group: str
@@ -60,6 +68,16 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True):
     ram: TierPolicies | None
     ram_limit_bytes: Size | None
     linger_secs: Annotated[float, msgspec.Meta(ge=0)]
+    origin: Id | None = None
+    leader: Host = ""
+    host_count: Count = 1
+    addresses: dict[Host, Annotated[str, msgspec.Meta(max_length=300)]] = {}
+    domain: Host = ""
+    copies: Count = 2
+
+    def settings(self) -> Settings:
+        """How the hosts of this job agree."""
+        return Settings(copies=self.copies, heartbeat_secs=heartbeat_for(self.host_count))
 
 
 class Attached(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,11 +149,12 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Abandoned(msgspec.Struct, frozen=True, kw_only=True):
-    """A trainer could not make its part of a checkpoint."""
+    """A trainer could not make its part of a checkpoint, or has `skipped` it."""
 
     rank: Rank
     id: Id
     reason: str
+    skipped: bool = False
 
 
 class Watch(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,19 +8,31 @@ import logging
 import os
 
 from holdfast.agent import protocol, words
+from holdfast.agent.adopting import found_again, group_of, record_by_storage
+from holdfast.agent.agreeing import Agreeing
 from holdfast.agent.deciding import Decider
-from holdfast.agent.group import Group
+from holdfast.agent.group import read_record
 from holdfast.agent.joining import Joining
 from holdfast.agent.keeping import Keeper
+from holdfast.agent.location import GROUP
+from holdfast.agent.peers import Peers
 from holdfast.agent.saving import Saving
 from holdfast.agent.state import AgentState
-from holdfast.errors import FencedError, InvalidArgumentError, RunBusyError
+from holdfast.agent.storing import Storing
+from holdfast.engine.agreement import effects, facts
+from holdfast.engine.agreement.messages import Kind, Status
+from holdfast.engine.agreement.runs import ranks_in
+from holdfast.engine.agreement.settings import Settings
+from holdfast.errors import FencedError, InvalidArgumentError, RunBusyError, WaitTimeoutError
 from holdfast.format.names import CheckpointId
+from holdfast.format.records import Manifest
 
 TICK_SECS = 0.02
 IDLE_TICK_SECS = 0.5
 FIRST_TRAINER_SECS = 30.0
 PLACE_SECS = 1.0
+TARGET_SECS = 30.0
+UNSETTLED_SECS = 3600.0
 
 log = logging.getLogger(__name__)
 
@@ -28,34 +40,63 @@ log = logging.getLogger(__name__)
 class Service:
     """What the server's routes call, and the loop that acts by itself."""
 
-    def __init__(self, state: AgentState) -> None:
+    def __init__(self, state: AgentState, peers: Peers | None = None) -> None:
         self._state = state
-        self._decider = Decider(state)
-        self._keeper = Keeper(state, self._decider)
-        self._joining = Joining(state, self._decider)
-        self._saving = Saving(state, self._decider, self._keeper)
+        self._peers = peers or Peers(state.config.run_id, state.clock)
+        self._storing = Storing(state, self._peers, self._committed)
+        self._agreeing = Agreeing(state, self._storing, self._peers, self._on_effect)
+        self._decider = Decider(state, self._agreeing)
+        self._keeper = Keeper(state, self._storing, self._agreeing)
+        self._joining = Joining(state, self._agreeing, self._storing)
+        self._saving = Saving(state, self._agreeing, self._storing, self._keeper)
         self._wake = asyncio.Event()
         self._is_stopping = False
         self._alone_since = state.clock.monotonic()
-        self._seen_group: Group | None = None
-        self._seen_attempt: int | None = None
         self._has_served = False
         self._look_at = 0.0
         state.wake = self._wake.set
 
+    @property
+    def agreeing(self) -> Agreeing:
+        """The agent's part in what the hosts agree on."""
+        return self._agreeing
+
     async def adopt(self) -> None:
         """Takes over what an agent before this one left; to be done before anybody is answered."""
-        self._joining.adopt()
-        await self._keeper.adopt()
+        state = self._state
+        await self._keeper.find_attempt()
+        record = read_record(state.folder / GROUP)
+        group = group_of(record) if record is not None else None
+        has_peers = state.config.peers is not None
+        if group is None:
+            self._keeper.clear_ram(is_alone=not has_peers)
+            if not has_peers:
+                await self._keeper.recover()
+        if record is None and not has_peers:
+            counts = [listed.part_count for listed in self._storing.in_ram().values()]
+            record = record_by_storage(state, counts[-1]) if counts else None
+        if record is not None:
+            self._agreeing.learn(record.addresses)
+        self._joining.adopt(group)
+        found = found_again(state, self._storing, record, group)
+        if found.ram:
+            state.events.write("adopted", checkpoints=[str(c) for c in sorted(found.ram)])
+        domain, settings = self._agreeing.domain, self._agreeing.settings
+        if record is not None:
+            domain = record.domain or domain
+            settings = Settings(copies=record.copies, heartbeat_secs=record.heartbeat_secs)
+        self._agreeing.begin_anew(found, domain=domain, settings=settings)
 
     async def run(self) -> None:
         """Acts until it is time to leave."""
         while True:
-            await self._tick()
+            self._tick()
             # Only what a look at the present state said may end it.
-            if self._may_leave():
+            if self._leaves_in_secs() == 0.0:
+                self._agreeing.tell(facts.LeaveWanted())
                 return
             secs = TICK_SECS if self._state.group is not None else IDLE_TICK_SECS
+            secs = max(0.001, min(secs, self._agreeing.next_in_secs()))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), secs)
             self._wake.clear()
@@ -63,36 +104,66 @@ class Service:
     def close(self) -> None:
         """Ends all threads, after what they are doing."""
         self._joining.close()
-        self._keeper.close()
+        self._storing.close()
+        self._peers.close()
 
     def leave_soon(self) -> None:
         """Makes durable what is held, then leaves, whoever is still attached."""
         log.info("asked to leave")
         self._is_stopping = True
-        self._state.ledger.want_newest_durable()
+        self._agreeing.want_durable()
         self._wake.set()
 
     @property
     def is_all_durable(self) -> bool:
-        """Whether the newest checkpoint, if there is one, is committed."""
-        newest = self._state.ledger.newest_complete()
-        return newest is None or newest.is_committed
+        """Whether nothing needs this host's RAM any more."""
+        return self._agreeing.agreement.is_settled
 
-    async def _tick(self) -> None:
-        group = self._state.group
-        attempt = group.attempt if group is not None else None
-        if (self._seen_group, self._seen_attempt) != (group, attempt):
-            self._seen_group, self._seen_attempt = group, attempt
-            self._alone_since = self._state.clock.monotonic()
-            await self._saving.group_changed()
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is being done in the stores."""
+        return self._agreeing.is_busy or self._keeper.is_busy
+
+    async def rest(self) -> None:
+        """Waits for what is being done in the stores now."""
+        await self._agreeing.rest()
+        await self._keeper.rest()
+
+    def _tick(self) -> None:
         if self._state.group is not None:
             self._has_served = True
             self._alone_since = self._state.clock.monotonic()
         self._check_place()
-        await self._joining.tick()
-        await self._saving.tick()
+        self._agreeing.tick()
         self._decider.tick()
-        self._keeper.tick()
+
+    def _on_effect(self, effect: effects.Effect) -> None:
+        """Does what the agreement wants of the agent's other parts."""
+        match effect:
+            case effects.AttemptJoined():
+                self._decider.begin_anew()
+                self._joining.joined(effect)
+            case effects.GroupRefused():
+                self._joining.refused(effect)
+            case effects.Fenced():
+                self._joining.fenced(effect)
+            case effects.Tell():
+                self._keeper.told(effect)
+            case effects.Reached():
+                self._reached(effect)
+
+    def _reached(self, effect: effects.Reached) -> None:
+        events = self._state.events
+        if effect.status is Status.COMPLETE:
+            events.write("sealed", effect.id, tier=self._agreeing.agreement.tier_of(effect.id))
+        elif effect.status is Status.PROTECTED and self._agreeing.agreement.has_copies:
+            events.write("protected", effect.id)
+        elif effect.status in (Status.FAILED, Status.DROPPED):
+            events.write(effect.status.value, effect.id, reason=effect.reason)
+        self._decider.reached(effect)
+
+    def _committed(self, manifest: Manifest, secs: float) -> None:
+        self._keeper.committed(manifest, secs)
 
     def _check_place(self) -> None:
         """Leaves once its folder is gone: no trainer that comes finds it, but starts another."""
@@ -107,16 +178,17 @@ class Service:
     def _leaves_in_secs(self) -> float | None:
         if self._state.group is not None and not self._is_stopping:
             return None
-        if self._keeper.is_busy or self._state.ledger.is_saving():
+        if self.is_busy or self._agreeing.agreement.pending_ids():
             return None
         if self._is_stopping:
             return 0.0
         alone_secs = self._state.clock.monotonic() - self._alone_since
+        agreement = self._agreeing.agreement
+        if agreement.leader is None and not agreement.is_settled and alone_secs < UNSETTLED_SECS:
+            # Another host leads, and may want what stands here.
+            return None
         least_secs = 0.0 if self._has_served else FIRST_TRAINER_SECS
         return max(0.0, max(self._state.linger_secs, least_secs) - alone_secs)
-
-    def _may_leave(self) -> bool:
-        return self._leaves_in_secs() == 0.0
 
     # What the routes call; the second argument is the caller's process.
 
@@ -159,14 +231,22 @@ class Service:
                 f"save {self._state.config.run}: no trainer works on it now; there is nothing to "
                 "save"
             )
-        word = words.TARGET_DURABLE if request.durable else words.TARGET_RAM
-        target = self._decider.request(word)
+        kind = Kind.DURABLE if request.durable else Kind.RAM
+        self._agreeing.tell(facts.Wish(kind))
+        deadline = self._state.clock.monotonic() + TARGET_SECS
+        while (target := self._state.words.values[words.WORD_OF[kind]]) == words.NEVER:
+            if self._state.clock.monotonic() > deadline:
+                raise WaitTimeoutError(
+                    f"save {self._state.config.run}: the hosts of the run did not agree on a step "
+                    f"within {TARGET_SECS:.0f} s; they will save once they have"
+                )
+            await asyncio.sleep(TICK_SECS)
         self._state.events.write("save_requested", target_step=target, reason=request.reason)
         return protocol.Requested(target=target)
 
     async def delete(self, request: protocol.Delete, pid: int) -> protocol.Empty:
         group = self._state.group
-        if group is not None and pid not in {member.pid for member in group.living}:
+        if group is not None and pid not in {member.pid for member in group.present}:
             raise FencedError(
                 f"delete: process {pid} is none of attempt {group.attempt}'s, which has taken the "
                 "run over; stop it"
@@ -188,8 +268,8 @@ class Service:
 
     async def stop(self, request: protocol.Stop, pid: int) -> protocol.Empty:
         group = self._state.group
-        if group is not None and group.living:
-            pids = ", ".join(str(member.pid) for member in group.living)
+        if group is not None and group.present:
+            pids = ", ".join(str(member.pid) for member in group.present)
             raise RunBusyError(
                 f"stop the agent of {self._state.config.run}: its trainers live (processes {pids}) "
                 "and would start it again; stop them first"
@@ -200,7 +280,7 @@ class Service:
     async def status(self, request: protocol.Empty, pid: int) -> protocol.Status:
         state = self._state
         group = state.group
-        members = sorted(group.living, key=lambda m: m.rank) if group else []
+        members = group.present if group else []
         return protocol.Status(
             run=state.config.run,
             run_id=state.config.run_id,
@@ -213,22 +293,31 @@ class Service:
                 protocol.TrainerStatus(rank=m.rank, pid=m.pid, step=self._step_of(m.seat))
                 for m in members
             ),
-            held=tuple(
-                protocol.HeldStatus(
-                    step=e.id.step,
-                    attempt=e.id.attempt,
-                    parts_in_ram=len(e.ram),
-                    part_count=e.part_count,
-                    committed=e.is_committed,
-                    durable_due=e.is_durable_due,
-                    failed=e.failure,
-                )
-                for e in state.ledger
-            ),
-            pending=sum(e.is_pending for e in state.ledger),
+            held=self._held(),
+            pending=len(self._agreeing.agreement.pending_ids()),
             leaves_in_secs=self._leaves_in_secs(),
             peer_address=state.peer_address,
         )
+
+    def _held(self) -> tuple[protocol.HeldStatus, ...]:
+        agreement = self._agreeing.agreement
+        entries = agreement.leader.ledger.entries if agreement.leader is not None else {}
+        found = []
+        for held in agreement.member.holdings.states():
+            entry = entries.get(held.id)
+            in_ram = {*ranks_in(held.own), *ranks_in(held.replicas)}
+            found.append(
+                protocol.HeldStatus(
+                    step=held.id.step,
+                    attempt=held.id.attempt,
+                    parts_in_ram=len(in_ram),
+                    part_count=held.part_count,
+                    committed=entry is not None and entry.is_committed,
+                    durable_due=held.is_due,
+                    failed=(entry.failure if entry is not None else held.failure) or None,
+                )
+            )
+        return tuple(found)
 
     def _step_of(self, seat: int) -> int | None:
         step = self._state.words.values[words.step_word(seat)]

@@ -1,6 +1,6 @@
 """What the agent's parts share. All of it is owned by the event loop's thread.
 
-The stores are the exception: the keeper's thread uses the durable store and reads the RAM store.
+The stores are the exception: threads use the durable store, and read the RAM store.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from pathlib import Path
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.events import EventLog
 from holdfast.agent.group import Group
-from holdfast.agent.ledger import Ledger
 from holdfast.agent.location import WORDS, ram_folder
 from holdfast.agent.notices import NoticeBoard
-from holdfast.agent.words import Words, create_words
+from holdfast.agent.slot_desk import SlotDesk
+from holdfast.agent.words import NO_STEP, Words, create_words, step_word
 from holdfast.clock import Clock
-from holdfast.engine.catalog import Listings, list_stores
+from holdfast.engine.agreement.facts import Published
 from holdfast.format.names import CheckpointId
 from holdfast.policy import preservation_policy, save_decision_policy
-from holdfast.store.contract import Store
 from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import FileSystem
 from holdfast.store.ram import RamStore
@@ -38,28 +37,28 @@ class Policies:
 
 @dataclass(slots=True)
 class AgentState:
-    """One agent's state."""
+    """One agent's state. `group` are the trainers of the present attempt; None: none is here."""
 
     config: AgentConfig
     clock: Clock
+    files: FileSystem
     words: Words
     events: EventLog
     durable: DiskStore
     ram: RamStore
     pool: SlotPool
+    desk: SlotDesk
     group: Group | None = None
     durable_policies: Policies = field(default_factory=Policies)
     ram_policies: Policies = field(default_factory=Policies)
     has_ram: bool = True
     linger_secs: float = 0.0
     peer_address: str | None = None
-    ledger: Ledger = field(default_factory=Ledger)
     notices: NoticeBoard = field(default_factory=NoticeBoard)
     durable_at_secs: float | None = None
     """When the checkpoint that is being written will be durable, if it takes as long as the last
     one; by the monotonic clock."""
     filling: dict[int, CheckpointId] = field(default_factory=dict)
-    handed_out: dict[int, str] = field(default_factory=dict)
     wake: Callable[[], None] = lambda: None
     has_place: Callable[[], bool] = lambda: True
 
@@ -68,14 +67,13 @@ class AgentState:
         """Where the agent lives."""
         return Path(self.config.folder)
 
-    @property
-    def stores(self) -> list[Store]:
-        """The tiers, the nearest first."""
-        return [self.ram, self.durable]
-
-    def listings(self) -> Listings:
-        """What each tier holds."""
-        return list_stores(self.stores)[0]
+    def published(self) -> Published:
+        """The steps that the trainers here have published, read now."""
+        present = self.group.present if self.group is not None else []
+        steps = [self.words.values[step_word(member.seat)] for member in present]
+        if not steps:
+            return Published()
+        return Published(max(NO_STEP, *steps), min(steps))
 
 
 def open_state(config: AgentConfig, clock: Clock, files: FileSystem) -> AgentState:
@@ -93,10 +91,12 @@ def open_state(config: AgentConfig, clock: Clock, files: FileSystem) -> AgentSta
     return AgentState(
         config=config,
         clock=clock,
+        files=files,
         words=create_words(folder / WORDS),
         events=EventLog(Path(config.run), config.host, clock),
         durable=DiskStore(Path(config.run), clock, files),
         ram=ram,
         pool=pool,
+        desk=SlotDesk(pool),
         linger_secs=config.linger_secs,
     )

@@ -1,7 +1,7 @@
 """The words that trainers and their agent share: 64-bit ints in one mapped file.
 
 Each word has one writer. An aligned word is read and written whole, so nobody sees half of one. The
-agent writes the attempt and the targets; each trainer writes the four words of its own seat.
+agent writes the attempt and the targets; each trainer writes the three words of its own seat.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import mmap
 import os
 from pathlib import Path
 
+from holdfast.engine.agreement.messages import Kind
+
 NEVER = 2**62
 """A target that no step reaches."""
 
@@ -17,8 +19,15 @@ ATTEMPT = 0
 TARGET_DURABLE = 1
 TARGET_RAM = 2
 TARGET_PREEMPTION = 3
+PREEMPTION_CONFIRMED = 4
+"""The preemption's target, once ranks that reach it may stop there."""
+WORD_OF = {
+    Kind.DURABLE: TARGET_DURABLE,
+    Kind.RAM: TARGET_RAM,
+    Kind.PREEMPTION: TARGET_PREEMPTION,
+}
 _FIRST_SEAT = 16
-_SEAT_WORDS = 4
+_SEAT_WORDS = 3
 SEAT_COUNT = 1016
 _SIZE_BYTES = 8 * (_FIRST_SEAT + _SEAT_WORDS * SEAT_COUNT)
 
@@ -39,11 +48,6 @@ def notice_word(seat: int) -> int:
 def cost_word(seat: int) -> int:
     """The index of the word with the training time that a checkpoint costs there, nanoseconds."""
     return step_word(seat) + 2
-
-
-def taken_word(seat: int) -> int:
-    """The index of the word with the step of the last checkpoint that the trainer there took."""
-    return step_word(seat) + 3
 
 
 class Words:
@@ -79,12 +83,11 @@ def create_words(path: Path) -> Words:
         finally:
             os.close(fd)
         words = Words(unfinished)
-        for target in (TARGET_DURABLE, TARGET_RAM, TARGET_PREEMPTION):
+        for target in (*WORD_OF.values(), PREEMPTION_CONFIRMED):
             words.values[target] = NEVER
         for seat in range(SEAT_COUNT):
             words.values[step_word(seat)] = NO_STEP
             words.values[cost_word(seat)] = NO_COST
-            words.values[taken_word(seat)] = NO_STEP
         words.close()
         unfinished.rename(path)
     return Words(path)

@@ -138,29 +138,40 @@ def begin_attempt(store: Store, start: AttemptStart) -> AttemptRecord:
             there is no number left.
     """
     for _ in range(TRIES_MAX):
-        newest = newest_attempt(store)
-        # Whoever began that one may have been killed before its copy; only the newest may lack one.
-        for key in _mend_attempt(store, newest):
-            log.info("%s was missing or bad, and is written anew", key)
-        if newest >= ATTEMPT_MAX:
-            raise StorageError(
-                f"begin an attempt: its number would be above {ATTEMPT_MAX}; a stray file in "
-                f"{ATTEMPTS}/ may have the highest number, remove it"
-            )
-        record = AttemptRecord(
-            run_id=start.run_id,
-            attempt=newest + 1,
-            origin=(start.origin.step, start.origin.attempt) if start.origin else None,
-            host=start.host,
-            pid=start.pid,
-            time=start.time,
-        )
-        key, copy_key = attempt_keys(record.attempt)
-        data = seal(record)
-        if store.put_if_absent(key, data):
-            store.put(copy_key, len(data), [data])
+        record = put_attempt(store, newest_attempt(store) + 1, start)
+        if record is not None:
             return record
     raise StorageError(
         f"begin an attempt: {TRIES_MAX} numbers in a row were taken by others; is something "
         "restarting in a loop?"
     )
+
+
+def put_attempt(store: Store, number: int, start: AttemptStart) -> AttemptRecord | None:
+    """Takes that number, if nobody has it: None where somebody has.
+
+    Raises:
+        StorageError: whether the record stands is not known; or there is no such number.
+    """
+    # Whoever began the one before may have been killed before its copy; only that may lack one.
+    for key in _mend_attempt(store, number - 1):
+        log.info("%s was missing or bad, and is written anew", key)
+    if number > ATTEMPT_MAX:
+        raise StorageError(
+            f"begin an attempt: its number would be above {ATTEMPT_MAX}; a stray file in "
+            f"{ATTEMPTS}/ may have the highest number, remove it"
+        )
+    record = AttemptRecord(
+        run_id=start.run_id,
+        attempt=number,
+        origin=(start.origin.step, start.origin.attempt) if start.origin else None,
+        host=start.host,
+        pid=start.pid,
+        time=start.time,
+    )
+    key, copy_key = attempt_keys(record.attempt)
+    data = seal(record)
+    if not store.put_if_absent(key, data):
+        return None
+    store.put(copy_key, len(data), [data])
+    return record

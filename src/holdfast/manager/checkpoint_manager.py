@@ -25,13 +25,13 @@ import msgspec
 
 from holdfast.adapt.contract import Framework
 from holdfast.agent import protocol
-from holdfast.agent.words import ATTEMPT, NO_STEP, TARGET_DURABLE, TARGET_RAM
+from holdfast.agent.words import ATTEMPT, TARGET_DURABLE, TARGET_PREEMPTION, TARGET_RAM
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import FencedError, HoldfastError, StepExistsError, WaitTimeoutError
 from holdfast.format.names import STEP_MAX, CheckpointId
 from holdfast.manager import arguments
-from holdfast.manager.attaching import agent_config, attach_request
 from holdfast.manager.decisions import Decisions
+from holdfast.manager.job import find_job
 from holdfast.manager.link import Link
 from holdfast.manager.metadata import CheckpointMetadata, metadata_of
 from holdfast.manager.opening import open_run
@@ -51,12 +51,10 @@ from holdfast.manager.restoring import (
 )
 from holdfast.manager.saver import Job, Saver
 from holdfast.manager.stepping import Stepping
-from holdfast.manager.view import View, look
+from holdfast.manager.view import RamTiers, View, look
 from holdfast.manager.voting import Votes
 from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy, SaveDecisionPolicy
-from holdfast.store.contract import Store
-from holdfast.store.ram import RamStore
 
 SEAL_SECS = 600.0
 EXIT_SECS = 60.0
@@ -111,18 +109,15 @@ class CheckpointManager:
         self._framework = _framework()
         self._processes = self._framework.processes()
         self._decisions = Decisions(self._processes, self._clock)
-        self._run = open_run(directory, self._decisions, self._clock)
+        self._run = run = open_run(directory, self._decisions, self._clock)
+        self._job = find_job(run, self._options, self._decisions, self._processes, self._clock)
         self._progress = Progress()
         self._own: OwnPolicyThread | None = None
         self._is_closed = False
         self._votes = Votes(self._decisions)
         with self._decisions.telling("join the host's agent"):
             self._link = Link(
-                agent_config(self._run, self._options),
-                attach_request(self._run, self._options, self._processes),
-                self._clock,
-                self._noticed,
-                self._returned,
+                self._job.config, self._job.attach, self._clock, self._noticed, self._returned
             )
         place = self._link.place
         self._steps = Stepping(place.origin, self._options, self._processes.count)
@@ -193,6 +188,7 @@ class CheckpointManager:
             force
             or step >= words[TARGET_DURABLE]
             or step >= words[TARGET_RAM]
+            or step >= words[TARGET_PREEMPTION]
             or words[place.notice_word]
             or words[ATTEMPT] != place.attempt
             or self._progress.has_failed
@@ -340,6 +336,7 @@ class CheckpointManager:
             if self._own is not None:
                 self._own.close()
             self._link.close()
+            self._job.close()
 
     # How a save that may be due is taken.
 
@@ -388,6 +385,7 @@ class CheckpointManager:
         if not due.must_save and (is_behind or not self._saver.has_room()):
             if not due.is_target:
                 self._steps.tell_skipped(step, waiting)
+            self._saver.skip(CheckpointId(step, place.attempt))
             return False
         checked = arguments.check_metrics(metrics)
         snapshot = self._framework.snapshot(state)
@@ -397,14 +395,15 @@ class CheckpointManager:
         plan = self._planner.plan(snapshot, taking)
         self._progress.accept(taking.id, durable=due.durable)
         self._steps.took(step, due, place.words.values)
-        place.words.values[place.taken_word] = step
         self._saver.take(Job(plan=plan, snapshot=snapshot, is_durable_due=due.durable))
+        if due.is_preemption and self._processes.count > 1:
+            self._steps.await_confirmation(step, place.words.values, self._clock)
         return True
 
     def _is_told_alone(self) -> bool:
         """Whether this process was told to stop, and has nobody to agree with on the step."""
-        place = self._link.place
-        return self._processes.count == 1 and bool(place.words.values[place.notice_word])
+        words = self._link.place.words.values
+        return self._processes.count == 1 and bool(words[self._link.place.notice_word])
 
     # How a restore is done.
 
@@ -424,7 +423,6 @@ class CheckpointManager:
         # Published first: targets that the agent sets from here on lie above this step.
         place = self._link.place
         place.words.values[place.step_word] = found.step
-        place.words.values[place.taken_word] = NO_STEP
         self._steps.went_back(found.step)
         self._saver.forget()
         if self._meter is not None:
@@ -439,11 +437,9 @@ class CheckpointManager:
         self._progress.wait(lambda sealed, finished: finished, SEAL_SECS)
 
     def _look(self) -> View:
-        stores: list[Store] = [self._run.durable]
-        folder = self._link.place.ram_folder
-        if folder is not None:
-            stores.insert(0, RamStore(folder, _reads_only, self._clock))
-        return look(stores, self._run.durable)
+        self._job.attempt.number = self._link.place.attempt
+        tiers = RamTiers(self._link.place.ram_folder, self._job.peers, self._clock)
+        return look([*tiers.stores(), self._run.durable], self._run.durable)
 
     # What comes from the agent, from signals, and at the start.
 
@@ -470,8 +466,7 @@ class CheckpointManager:
                 self._link.call("sealed", again, protocol.Empty)
 
     def _told_to_stop(self) -> None:
-        place = self._link.place
-        place.words.values[place.notice_word] = 1
+        self._link.place.words.values[self._link.place.notice_word] = 1
 
     def _begin_own_policies(self) -> OwnPolicyThread | None:
         policies = own_policies(self._options, self._processes.rank)
@@ -493,10 +488,6 @@ def _framework() -> Framework:
     from holdfast.adapt.jax_state import JaxFramework
 
     return JaxFramework()
-
-
-def _reads_only(size_bytes: int) -> str:
-    raise AssertionError("a view of the RAM tier does not write")
 
 
 def _seal_all(saver: Saver, progress: Progress) -> None:

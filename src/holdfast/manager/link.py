@@ -25,7 +25,7 @@ from holdfast.agent.client import AgentClient, AgentGoneError
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.location import WORDS
 from holdfast.agent.starting import ensure_agent
-from holdfast.agent.words import Words, cost_word, notice_word, step_word, taken_word
+from holdfast.agent.words import Words, cost_word, notice_word, step_word
 from holdfast.clock import Clock
 from holdfast.errors import AgentUnavailableError, FencedError, HoldfastError
 
@@ -60,10 +60,6 @@ class Place:
     @property
     def cost_word(self) -> int:
         return cost_word(self.seat)
-
-    @property
-    def taken_word(self) -> int:
-        return taken_word(self.seat)
 
 
 class Link:
@@ -102,6 +98,11 @@ class Link:
     def rank(self) -> int:
         """This trainer's rank among them."""
         return self._attach.rank
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it is the only trainer of its job."""
+        return self._attach.count == 1
 
     def start(self) -> None:
         """Begins to follow the agent's notices."""
@@ -180,7 +181,8 @@ class Link:
         return known[1]
 
     def _rejoining(self) -> protocol.Attach:
-        return msgspec.structs.replace(self._attach, attempt=self.place.attempt)
+        place = self.place
+        return msgspec.structs.replace(self._attach, attempt=place.attempt, origin=place.origin)
 
     def _join(self) -> Place:
         for _ in range(TRIES_MAX):
@@ -221,7 +223,6 @@ class Link:
             values[place.step_word] = old.words.values[old.step_word]
             values[place.notice_word] = old.words.values[old.notice_word]
             values[place.cost_word] = old.words.values[old.cost_word]
-            values[place.taken_word] = old.words.values[old.taken_word]
         self._on_return()
 
     def _take(self, attached: protocol.Attached) -> Place:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from holdfast.agent.config import LINGER_SECS
+from holdfast.agent.peer_config import LOOPBACK
 from holdfast.agent.protocol import TierPolicies
 from holdfast.engine.agreement.messages import NAME_CHARS_MAX
 from holdfast.errors import InvalidArgumentError
 from holdfast.policy import preservation_policy, save_decision_policy
 from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
 from holdfast.policy.save_decision_policy import SaveDecisionPolicy
+from holdfast.store.peer_tls import PeerTls
+
+INTERFACE_VARIABLE = "HOLDFAST_INTERFACE"
 
 NAME_TOLD_MAX = 300
 
@@ -31,8 +36,14 @@ class RamTier:
             there is one domain, and one copy.
         limit_bytes: the most that all images together may take; None: as much as the tmpfs has.
         linger_secs: how long the agent keeps the memory after the last trainer has gone.
-        failure_domain: the name of what fails together with this host, as a rack; the same on all
-            of its processes. None: the slice, where the job has several, else the host.
+        failure_domain: what fails together with this host, such as a rack; hosts that give the
+            same name hold no copies for each other. None: the slice where the job has several,
+            else the host.
+        interface: the address, or the network interface, at which this host's agent serves other
+            hosts; None: the environment's `HOLDFAST_INTERFACE`, else loopback. A run on one host
+            serves nothing.
+        port: the port there; 0 takes a free one.
+        tls: mutual TLS between the agents; None: they know each other by the run's token alone.
 
     Raises:
         InvalidArgumentError: an argument is out of its range, or a policy is none.
@@ -44,6 +55,9 @@ class RamTier:
     limit_bytes: int | None = None
     linger_secs: float = LINGER_SECS
     failure_domain: str | None = None
+    interface: str | None = None
+    port: int = 0
+    tls: PeerTls | None = None
 
     def __post_init__(self) -> None:
         if self.save_decision_policy is not None:
@@ -56,6 +70,7 @@ class RamTier:
         for name, value, least in (
             ("copies", self.copies, 1),
             ("limit_bytes", self.limit_bytes, 0),
+            ("port", self.port, 0),
         ):
             if value is not None and (type(value) is not int or value < least):
                 raise InvalidArgumentError(
@@ -67,6 +82,13 @@ class RamTier:
             )
         if self.failure_domain is not None:
             check_name("RamTier(failure_domain=...)", self.failure_domain)
+        if self.interface is not None:
+            check_name("RamTier(interface=...)", self.interface)
+
+    @property
+    def serving_address(self) -> str:
+        """Where this host's agent serves other hosts."""
+        return self.interface or os.environ.get(INTERFACE_VARIABLE) or LOOPBACK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections import deque
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -19,6 +20,7 @@ from holdfast.agent import protocol
 from holdfast.clock import Clock
 from holdfast.engine.save import ChunkBytes, PartPlan, write_part
 from holdfast.errors import AgentUnavailableError, HoldfastError, StorageError
+from holdfast.format.names import CheckpointId
 from holdfast.manager.link import Link
 from holdfast.manager.part_writing import FilledPart, PartWriter
 from holdfast.manager.progress import Progress
@@ -29,6 +31,7 @@ from holdfast.store.ram import Filling
 BUSY_SECS = 0.02
 CLOSE_SECS = 300.0
 PREPARE_SECS = 30.0
+SKIPPED_MAX = 64
 PATIENCE_SECS = 2.0
 """An agent that takes longer for an answer holds no training up."""
 
@@ -56,6 +59,7 @@ class Saver:
         self._clock = clock
         self._changed = threading.Condition()
         self._waiting: Job | None = None
+        self._skipped: deque[CheckpointId] = deque(maxlen=SKIPPED_MAX)
         self._is_at_storage = False
         self._asked_at: float | None = None
         self._is_closed = False
@@ -110,6 +114,13 @@ class Saver:
         begun_at = self._preparing_at
         return begun_at is not None and self._clock.monotonic() - begun_at < PREPARE_SECS
 
+    def skip(self, checkpoint: CheckpointId) -> None:
+        """A checkpoint that was due is not taken here: other ranks need not wait for it."""
+        if not self._link.is_alone:
+            with self._changed:
+                self._skipped.append(checkpoint)
+                self._changed.notify_all()
+
     def _submit(self, job: Job) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting is None or self._is_closed)
@@ -147,8 +158,12 @@ class Saver:
             with self._changed:
                 self._changed.wait_for(self._has_work)
                 job, self._waiting = self._waiting, None
+                skipped = list(self._skipped)
+                self._skipped.clear()
                 is_getting_ready, self._is_getting_ready = self._is_getting_ready, False
                 self._changed.notify_all()
+            for checkpoint in skipped:
+                self._tell_skipped(checkpoint)
             if job is not None:
                 self._do(job)
                 job = None
@@ -158,7 +173,8 @@ class Saver:
                 self._prepare(self._next_slot)
 
     def _has_work(self) -> bool:
-        return self._waiting is not None or self._is_closed or self._is_getting_ready
+        is_wanted = self._is_closed or self._is_getting_ready
+        return self._waiting is not None or bool(self._skipped) or is_wanted
 
     def _do(self, job: Job) -> None:
         try:
@@ -360,6 +376,16 @@ class Saver:
         self._has_told_no_ram = True
         log.warning("no RAM for checkpoints, they go straight to the durable tier: %s", reason)
         self._link.tell("ram_unavailable", reason=reason)
+
+    def _tell_skipped(self, checkpoint: CheckpointId) -> None:
+        message = protocol.Abandoned(
+            rank=self._link.rank,
+            id=(checkpoint.step, checkpoint.attempt),
+            reason=f"rank {self._link.rank} had earlier ones still on their way",
+            skipped=True,
+        )
+        with contextlib.suppress(HoldfastError):
+            self._ask("abandoned", message, protocol.Empty)
 
     def _abandon(self, job: Job, reason: str) -> None:
         message = protocol.Abandoned(

@@ -6,11 +6,20 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holdfast.agent.words import NEVER, TARGET_DURABLE, TARGET_PREEMPTION, TARGET_RAM
-from holdfast.clock import SystemClock
+from holdfast.agent.words import (
+    NEVER,
+    PREEMPTION_CONFIRMED,
+    TARGET_DURABLE,
+    TARGET_PREEMPTION,
+    TARGET_RAM,
+)
+from holdfast.clock import Clock, SystemClock
 from holdfast.manager.options import Options
 from holdfast.policy.contexts import SaveContext
 from holdfast.policy.save_decision_policy import SaveDecisionPolicy, split
+
+CONFIRM_SECS = 30.0
+CONFIRM_POLL_SECS = 0.002
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +96,27 @@ class Stepping:
         self._has_told_skipped = False
         if due.is_preemption:
             self.preempted_at = step
+
+    def await_confirmation(self, step: int, words: Sequence[int], clock: Clock) -> None:
+        """Waits until all hosts have agreed to stop at `step`, or on a later one instead.
+
+        A rank that has stopped cannot go on, so it has to know that all others stop there too.
+        """
+        deadline = clock.monotonic() + CONFIRM_SECS
+        while words[PREEMPTION_CONFIRMED] > step:
+            if words[TARGET_PREEMPTION] > step:
+                # Another rank had gone past it.
+                self.preempted_at = None
+                return
+            if clock.monotonic() > deadline:
+                log.warning(
+                    "stopping at step %d for the preemption: the other hosts did not agree within "
+                    "%.0f s; what they stop at may be another step",
+                    step,
+                    CONFIRM_SECS,
+                )
+                return
+            clock.sleep(CONFIRM_POLL_SECS)
 
     def tell_skipped(self, step: int, outstanding: int) -> None:
         """Says, once until a save is taken again, that a due save was not taken."""

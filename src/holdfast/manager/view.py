@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from holdfast.clock import Clock
 from holdfast.engine.attempts import read_attempts
 from holdfast.engine.catalog import Listings, list_stores
 from holdfast.engine.sources import CheckpointSources, find_sources, is_sound, readable
@@ -12,6 +14,7 @@ from holdfast.errors import StepNotFoundError, StepUncommittedError
 from holdfast.format.names import CheckpointId
 from holdfast.format.timeline import last_steps, on_timeline
 from holdfast.store.contract import Store
+from holdfast.store.ram import RamStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,24 @@ class View:
         """Where it can be read from; errors as `find_sources`."""
         found = find_sources(checkpoint, self.stores, self.listings)
         return replace(found, passed_over=self.unlisted + found.passed_over)
+
+
+@dataclass(frozen=True, slots=True)
+class RamTiers:
+    """The RAM that can be read from here: this host's, None where there is none, and its peers'."""
+
+    folder: Path | None
+    peers: Sequence[Store]
+    clock: Clock
+
+    def stores(self) -> list[Store]:
+        """The nearest first."""
+        own = [RamStore(self.folder, _reads_only, self.clock)] if self.folder is not None else []
+        return [*own, *self.peers]
+
+
+def _reads_only(size_bytes: int) -> str:
+    raise AssertionError("a view of the RAM tier does not write")
 
 
 def look(stores: Sequence[Store], durable: Store) -> View:

@@ -24,7 +24,7 @@ from holdfast.store.peer_connection import (
     PeerBounds,
     PeerConnection,
 )
-from holdfast.store.peer_messages import ERROR_HEADER, Refusal, check_token
+from holdfast.store.peer_messages import ATTEMPT_HEADER, ERROR_HEADER, Refusal, check_token
 from holdfast.store.peer_tls import PeerTls, asking_context
 
 IDLE_COUNT_MAX = 8
@@ -37,12 +37,17 @@ Use = Callable[[PeerConnection, http.client.HTTPResponse], T]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerAccess:
-    """How one peer is reached: where, for which run, and with what it is shown."""
+    """How one peer is reached: where, for which run, and with what it is shown.
+
+    `attempt` tells the newest attempt that the asking process knows of: a peer that knows of a
+    newer one serves it nothing.
+    """
 
     address: PeerAddress
     run_id: str
     token: str = field(repr=False)
     tls: PeerTls | None = None
+    attempt: Callable[[], int] = lambda: 0
 
 
 class Connections:
@@ -128,7 +133,7 @@ class Peer:
     def __init__(self, access: PeerAccess, clock: Clock, bounds: PeerBounds) -> None:
         check_token(access.token, f"reach peer {access.address}")
         self.name = f"peer {access.address}"
-        self.headers = {"Authorization": f"Bearer {access.token}"}
+        self._access = access
         self._address = access.address
         self._tls = asking_context(access.tls) if access.tls is not None else None
         self._clock = clock
@@ -137,6 +142,14 @@ class Peer:
         self._live: set[PeerConnection] = set()
         self._rests_until = 0.0
         self._reason = ""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What each request shows."""
+        return {
+            "Authorization": f"Bearer {self._access.token}",
+            ATTEMPT_HEADER: str(self._access.attempt()),
+        }
 
     def connect(self) -> PeerConnection:
         """A new connection, to be dropped.

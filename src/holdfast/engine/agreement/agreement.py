@@ -35,7 +35,7 @@ class Agreement:
         self.member = Member(identity)
         self.leader: Leader | None = None
         self.starting: Starting | None = None
-        self.refused: dict[str, str] = {}
+        self.refused: dict[str, tuple[str, bool]] = {}
 
     def handle(self, fact: Fact, now_secs: float, published: Published) -> list[Effect]:
         """Takes one fact.
@@ -83,9 +83,42 @@ class Agreement:
         """Whether a host that knows of no newer attempt than `attempt` may read parts here."""
         return attempt >= self.member.attempt
 
+    @property
+    def may_decide(self) -> bool:
+        """Whether the policies are to be asked here: where the leader is, while all ranks live."""
+        leader = self.leader
+        return leader is not None and leader.reign.is_first and leader.is_whole
+
+    @property
     def is_saving(self) -> bool:
         """Whether a checkpoint is on its way; for policies, which the leader's agent asks."""
         return self.leader is not None and self.leader.is_saving
+
+    @property
+    def is_sealing(self) -> bool:
+        """Whether a checkpoint is on its way into RAM; likewise."""
+        return self.leader is not None and self.leader.is_sealing
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether parts are to stand in several failure domains, as far as is known here."""
+        return self.leader is not None and self.leader.ledger.required > 1
+
+    def complete_ids(self) -> set[CheckpointId]:
+        """The checkpoints whose parts all stand somewhere, as far as is known where it leads."""
+        entries = self.leader.ledger if self.leader is not None else ()
+        return {e.id for e in entries if e.is_complete and not e.dropped}
+
+    def tier_of(self, checkpoint: CheckpointId) -> str:
+        """Where it stands, as far as is known where it leads: in "ram", or else "durable"."""
+        entry = self.leader.ledger.entries.get(checkpoint) if self.leader is not None else None
+        is_in_ram = entry is not None and all(entry.holders.get(r) for r in range(entry.part_count))
+        return "ram" if is_in_ram else "durable"
+
+    def pending_ids(self) -> list[CheckpointId]:
+        """The checkpoints on their way to the durable tier, where it leads; the oldest first."""
+        entries = self.leader.ledger if self.leader is not None else ()
+        return [e.id for e in entries if e.is_pending]
 
     def is_target_under_way(self, kind: Kind) -> bool:
         """Whether ranks are on their way to a target; a policy need not be asked meanwhile."""
@@ -259,7 +292,7 @@ class Agreement:
             turn.act(GroupRefused(starting.group.word, starting.refusal, starting.is_busy))
             self.fence(turn, newest, starting.refusal)
             return
-        self.refused[starting.group.word] = starting.refusal
+        self.refused[starting.group.word] = starting.refusal, starting.is_busy
         while len(self.refused) > REFUSED_MAX:
             del self.refused[next(iter(self.refused))]
         tell_refused(turn, starting)

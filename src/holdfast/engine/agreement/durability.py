@@ -1,6 +1,8 @@
 """The leader's work on what is complete: copies in other domains, the durable tier, the commit.
 
 Invariants:
+- Nothing is written before storage was listed, or could not be for `TRIES_MAX` times: what stands
+  there is not written again.
 - One commit is under way at a time, the oldest first.
 - What fails is tried `TRIES_MAX` times by whoever has it, then told; once the trainers are gone the
   newest complete checkpoint is tried again and again, for as long as its agents live.
@@ -35,6 +37,8 @@ class Durability:
         self._is_listing = False
         self._list_at_secs = 0.0
         self._has_listed = False
+        self._listing_failures = 0
+        self._may_write = False
         self._ring: Ring | None = None
         self._have_hosts_changed = True
 
@@ -48,12 +52,17 @@ class Durability:
     def listed(self, turn: Turn) -> None:
         """The durable tier was listed."""
         self._is_listing, self._has_listed = False, True
+        self._let_write()
         self._list_at_secs = turn.now_secs + self._settings.lost_secs
 
     def listing_failed(self, turn: Turn) -> None:
         """It could not be; it is tried again."""
         self._is_listing = False
         self._list_at_secs = turn.now_secs + self._settings.storage_retry_secs
+        self._listing_failures += 1
+        if self._listing_failures == TRIES_MAX:
+            # Whoever waits is to be told, by a write that fails too.
+            self._let_write()
 
     def committed(self, checkpoint: CheckpointId) -> None:
         """A manifest stands."""
@@ -98,6 +107,12 @@ class Durability:
         """When storage is to be asked again."""
         times = (self._commit_at_secs, self._list_at_secs)
         return min((at_secs for at_secs in times if at_secs > now_secs), default=float("inf"))
+
+    def _let_write(self) -> None:
+        if not self._may_write:
+            self._may_write = True
+            for entry in self._ledger.entries.values():
+                entry.is_stale = True
 
     def _is_stuck(self, leader: Leader) -> bool:
         """Whether a part is missing that a host which is gone may have made durable."""
@@ -146,6 +161,8 @@ class Durability:
     def _order_writes(self, turn: Turn, entry: Entry) -> None:
         writes: dict[str, list[int]] = {}
         is_wanted = entry.is_pending and entry.was_complete and self._ledger.on_timeline(entry.id)
+        # Before a listing it is not known what an agent before this one has made durable.
+        is_wanted = is_wanted and self._may_write
         if is_wanted and not entry.is_complete:
             self._wait_for_lost(turn, entry)
         elif is_wanted:

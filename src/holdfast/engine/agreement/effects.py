@@ -129,10 +129,15 @@ class BeginAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """For the run's events and the policies, on the leader's host: a checkpoint has come so far."""
+    """For the run's events and the policies, on the leader's host: a checkpoint has come so far.
+
+    `is_due`: it is to become durable.
+    """
 
     id: CheckpointId
     status: Status
+    is_due: bool
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,11 @@ class Listed:
     part_count: int
     ranks: frozenset[int]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether every rank's part is there."""
+        return len(self.ranks) == self.part_count
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:

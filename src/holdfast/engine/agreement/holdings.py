@@ -100,6 +100,11 @@ class Holdings:
         """How many effects have not come back."""
         return len(self._pulling) + len(self._unwanted) + (self._writing is not None)
 
+    def pending_count(self, but: CheckpointId) -> int:
+        """How many checkpoints, but one, stand here that are still to become durable."""
+        waiting = (h for h in self._held.values() if h.is_due and h.told not in _FINAL)
+        return sum(h.id != but for h in waiting)
+
     def states(self) -> tuple[Held, ...]:
         """What the leader is told, the oldest first."""
         return tuple(self._held[checkpoint].as_held() for checkpoint in sorted(self._held))
@@ -119,7 +124,8 @@ class Holdings:
 
     def sealed(self, turn: Turn, fact: PartSealed) -> None:
         """Takes a part that a rank here has made."""
-        holding = self._holding(turn, fact.id, fact.part_count)
+        refusal = Status.FAILED if fact.is_due else Status.DROPPED
+        holding = self._holding(turn, fact.id, fact.part_count, refusal)
         if holding is None:
             return
         (holding.own if fact.in_ram else holding.written).add(fact.rank)
@@ -131,10 +137,16 @@ class Holdings:
         if holding is not None:
             holding.abandoned = _short(fact.reason)
 
-    def refuse(self, turn: Turn, checkpoint: CheckpointId, reason: str) -> None:
+    def refuse(
+        self,
+        turn: Turn,
+        checkpoint: CheckpointId,
+        reason: str,
+        status: Status = Status.DROPPED,
+    ) -> None:
         """Gives a part up that may not be held."""
         turn.act(Drop(checkpoint, reason))
-        turn.act(Tell(checkpoint, Status.DROPPED, reason))
+        turn.act(Tell(checkpoint, status, reason))
 
     def replica_sealed(self, turn: Turn, fact: ReplicaSealed) -> None:
         """Takes a copy of another host's part, if it is still wanted."""
@@ -265,12 +277,18 @@ class Holdings:
                 self._pulling.add(part)
                 turn.act(Pull(order.id, rank, holding.part_count, order.source))
 
-    def _holding(self, turn: Turn, checkpoint: CheckpointId, part_count: int) -> _Holding | None:
+    def _holding(
+        self,
+        turn: Turn,
+        checkpoint: CheckpointId,
+        part_count: int,
+        refusal: Status = Status.DROPPED,
+    ) -> _Holding | None:
         holding = self._held.get(checkpoint)
         if holding is None:
             if len(self._held) >= HELD_MAX:
                 reason = f"{HELD_MAX} checkpoints wait here for other ranks or for storage"
-                self.refuse(turn, checkpoint, reason)
+                self.refuse(turn, checkpoint, reason, refusal)
                 return None
             holding = self._held[checkpoint] = _Holding(checkpoint, part_count)
         return holding

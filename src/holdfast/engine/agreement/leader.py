@@ -36,7 +36,7 @@ from holdfast.engine.agreement.messages import (
 from holdfast.engine.agreement.reign import Reign
 from holdfast.engine.agreement.replication import Ring, failures_survived, successors_of
 from holdfast.engine.agreement.runs import ranks_in, runs_of
-from holdfast.engine.agreement.settings import SUCCESSORS_MAX
+from holdfast.engine.agreement.settings import PRESERVED_MAX, SUCCESSORS_MAX
 from holdfast.engine.agreement.targets import Ranks, TargetAgreement
 from holdfast.engine.agreement.turn import Identity, Turn
 from holdfast.format.names import CheckpointId
@@ -55,7 +55,7 @@ class Leader:
         self.views = {host: HostView(host, is_lost=True) for host in reign.successors}
         self._durability = Durability(identity.settings, self.ledger)
         self._successors = reign.successors
-        self._knows_targets = self._knows_newest = is_new
+        self._knows_targets = self._knows_newest = self.ledger.knows_timeline = is_new
         self._has_been_whole = False
         self._living_count = 0
         self._broken: set[str] = set()
@@ -83,14 +83,20 @@ class Leader:
     @property
     def is_saving(self) -> bool:
         """Whether a checkpoint is on its way: to all ranks, to its copies, or to be durable."""
-        floor = self.ledger.floor
+        return self.is_sealing or bool(self.ledger.pending())
+
+    @property
+    def is_sealing(self) -> bool:
+        """Whether a checkpoint is on its way into RAM: to all ranks, or to its copies."""
         newest = self.ledger.newest_complete()
         is_copying = (
             newest is not None
             and newest.id.attempt == self.reign.attempt
-            and (self.ledger.required > 0 and newest.id != floor and not newest.was_protected)
+            and self.ledger.required > 0
+            and newest.id != self.ledger.floor
+            and not newest.was_protected
         )
-        return is_copying or bool(self.ledger.open_entries()) or bool(self.ledger.pending())
+        return is_copying or bool(self.ledger.open_entries())
 
     @property
     def wanted_branch(self) -> BranchWish | None:
@@ -133,8 +139,9 @@ class Leader:
                 self._dirty.add(host)
 
     def preserve(self, checkpoints: frozenset[CheckpointId]) -> None:
-        """These keep their RAM, beside what has to keep it."""
-        self.ledger.preserved = checkpoints
+        """The newest of these keep their RAM, beside what has to keep it."""
+        newest_first = sorted(checkpoints, key=lambda c: (c.attempt, c.step), reverse=True)
+        self.ledger.preserved = frozenset(newest_first[:PRESERVED_MAX])
         self.ledger.is_changed = True
 
     def forget_branch(self) -> None:
@@ -185,7 +192,7 @@ class Leader:
         """Takes what the durable tier holds."""
         if fact.newest_attempt == self.reign.attempt:
             self.ledger.limits.update(fact.limits)
-            self._knows_newest = True
+            self._knows_newest = self.ledger.knows_timeline = True
             self._check_may_recycle()
         parts = {c: listed.ranks for c, listed in fact.parts.items()}
         self.ledger.list_durable(fact.committed, parts)
@@ -208,8 +215,9 @@ class Leader:
         self._decide_targets(turn)
         self._durability.work(turn, self)
         self.ledger.settle()
-        for checkpoint, status in self.ledger.news:
-            turn.act(Reached(checkpoint, status))
+        for entry, status in self.ledger.news:
+            reason = entry.dropped or entry.failure
+            turn.act(Reached(entry.id, status, entry.is_due, reason))
         self.ledger.news.clear()
         if self.ledger.is_changed or self.targets.is_changed:
             self.ledger.is_changed = self.targets.is_changed = False
@@ -320,7 +328,9 @@ class Leader:
     def _look_for_lost(self, turn: Turn) -> None:
         oldest = turn.now_secs - self._settings.lost_secs
         for view in self.views.values():
-            if not view.is_lost and view.heard_at_secs < oldest:
+            # Where this agent stood still, its own host has not gone away.
+            is_silent = view.heard_at_secs < oldest and view.host != self._identity.host
+            if not view.is_lost and is_silent:
                 view.is_lost = True
                 if view.ranks:
                     self._broken.add(view.host)

@@ -5,6 +5,7 @@ Invariants:
 - RAM of what was complete is given up only for a newer checkpoint of the present attempt that was
   protected: each of its parts stood in `required` failure domains, or was durable.
 - What is to be durable keeps its RAM until it is committed or has failed.
+- What was to be durable and stands on an abandoned branch is given up as soon as that is known.
 - What is still open is given up only where it is certain that it never can be whole: a rank has
   gone past it or is gone without its part, or a newer one is protected.
 """
@@ -28,11 +29,12 @@ class Ledger:
         self.limits = {**limits, attempt: STEP_MAX}
         self.required = 0
         self.may_recycle = False
+        self.knows_timeline = False
         self.preserved: frozenset[CheckpointId] = frozenset()
         self.domains: dict[str, str] = {}
         self.entries: dict[CheckpointId, Entry] = {}
         self.is_changed = False
-        self.news: list[tuple[CheckpointId, Status]] = []
+        self.news: list[tuple[Entry, Status]] = []
         self.floor: CheckpointId | None = None
         self._committed: set[CheckpointId] = set()
         self._newest_committed = (0, -1)
@@ -137,20 +139,22 @@ class Ledger:
         self._tell(entry, Status.FAILED)
 
     def settle(self) -> None:
-        """Gives up what a protected checkpoint has overtaken, and forgets what nobody holds."""
+        """Gives up what nobody goes on from or is overtaken, and forgets what nobody holds."""
+        if self.knows_timeline:
+            # It never can be committed: whoever waits for that is told, and it holds up nothing.
+            for entry in list(self.entries.values()):
+                if entry.is_pending and not self.on_timeline(entry.id):
+                    self.drop(entry, "it stands on an abandoned branch")
         floor = self.floor
         if floor is not None and self.may_recycle:
             for entry in list(self.entries.values()):
-                if entry.age >= _age(floor):
-                    continue
-                if entry.is_open:
+                if entry.age < _age(floor) and entry.is_open:
                     self.drop(entry, f"a newer checkpoint, {floor}, is complete")
-                elif entry.is_pending and not self.on_timeline(entry.id):
-                    self.drop(entry, "it stands on an abandoned branch")
         for entry in list(self.entries.values()):
             # A newest one that nobody holds now may come back with the hosts that were cut off.
             is_past = bool(entry.dropped) or entry.age < _age(floor)
-            if is_past and not any(entry.holders.values()) and not self._is_in_work(entry):
+            # What is due is remembered until it has failed, because its hosts may come back.
+            if is_past and not any(entry.holders.values()) and not entry.is_pending:
                 self._forget(entry)
 
     def verdict(self, checkpoint: CheckpointId) -> Verdict:
@@ -176,9 +180,6 @@ class Ledger:
             self._committed.add(checkpoint)
             if self.on_timeline(checkpoint):
                 self._newest_committed = max(self._newest_committed, _age(checkpoint))
-
-    def _is_in_work(self, entry: Entry) -> bool:
-        return entry.is_pending and entry.is_complete
 
     def _entry_for(self, held: Held) -> Entry | None:
         entry = self.entries.get(held.id)
@@ -250,7 +251,7 @@ class Ledger:
 
     def _tell(self, entry: Entry, status: Status) -> None:
         entry.is_stale = True
-        self.news.append((entry.id, status))
+        self.news.append((entry, status))
         self.is_changed = True
 
     def _forget(self, entry: Entry) -> None:

@@ -231,7 +231,7 @@ class Member:
     def refused(self, turn: Turn, message: Refused) -> None:
         """The attempt that trainers here wanted does not begin."""
         if self.joining is not None and self.joining.word == message.group:
-            self._refuse_joining(turn, message.reason, is_busy=True)
+            self._refuse_joining(turn, message.reason, is_busy=message.is_busy)
 
     def heard_sources(self, turn: Turn, message: Sources) -> None:
         """A page of where a checkpoint's parts are."""

@@ -256,10 +256,11 @@ class Alive(Message, frozen=True, kw_only=True):
 
 
 class Refused(Message, frozen=True, kw_only=True):
-    """The trainers of `group` cannot begin an attempt."""
+    """The trainers of `group` cannot begin an attempt: another lives, or storage fails."""
 
     group: Name
     reason: Reason
+    is_busy: bool
 
 
 class WhoHolds(Message, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.engine.agreement.messages import (
+    REASON_CHARS_MAX,
     Alive,
     AnyMessage,
     Leaving,
@@ -72,7 +73,8 @@ def _report(agreement: Agreement, turn: Turn, sender: str, report: Report) -> No
             run=report.run,
             attempt=member.attempt,
             group=group,
-            reason=agreement.refused[group][:500],
+            reason=agreement.refused[group][0][:REASON_CHARS_MAX],
+            is_busy=agreement.refused[group][1],
         )
         turn.send(sender, refused)
         return

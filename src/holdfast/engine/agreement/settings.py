@@ -14,6 +14,9 @@ MARGIN_MAX = 1 << 16
 HELD_MAX = 64
 """The most checkpoints that one host cares for at a time."""
 
+PRESERVED_MAX = 24
+"""How many of those the RAM tier's policy may keep, so that there is room for what comes."""
+
 SUCCESSORS_MAX = 16
 """The hosts that may lead where the leader is silent, itself among them."""
 

@@ -25,7 +25,15 @@ from holdfast.engine.agreement.facts import (
     ListingFailed,
 )
 from holdfast.engine.agreement.membership import Group
-from holdfast.engine.agreement.messages import Alive, HostState, Probe, Refused, Report, WhoHolds
+from holdfast.engine.agreement.messages import (
+    REASON_CHARS_MAX,
+    Alive,
+    HostState,
+    Probe,
+    Refused,
+    Report,
+    WhoHolds,
+)
 from holdfast.engine.agreement.reign import Reign
 from holdfast.engine.agreement.runs import count_in
 from holdfast.engine.agreement.settings import TRIES_MAX
@@ -251,7 +259,8 @@ def tell_refused(turn: Turn, starting: Starting) -> None:
         run=starting.identity.run,
         attempt=starting.listed.newest_attempt if starting.listed else 0,
         group=starting.group.word,
-        reason=starting.refusal[:500],
+        reason=starting.refusal[:REASON_CHARS_MAX],
+        is_busy=starting.is_busy,
     )
     for host in sorted({*starting.hellos, starting.identity.host}):
         turn.send(host, refused)

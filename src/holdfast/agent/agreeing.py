@@ -1,0 +1,233 @@
+"""Carries out what the hosts' agreement wants, and tells it what comes of that.
+
+The agreement decides and does nothing; the agent does things and decides nothing of what several
+hosts have to agree on. One host is an agreement with itself.
+
+Invariants:
+- Facts are told one after another, each with the steps that are published at that moment.
+- Effects are done in their order. What takes time is a task, whose outcome is told as a fact.
+- A target is written before the published steps are read for its answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from holdfast.agent import words
+from holdfast.agent.group import GroupRecord, write_record
+from holdfast.agent.location import GROUP
+from holdfast.agent.messenger import Messenger
+from holdfast.agent.peers import Peers
+from holdfast.agent.state import AgentState
+from holdfast.agent.storing import Storing
+from holdfast.agent.words import WORD_OF
+from holdfast.engine.agreement import effects, facts
+from holdfast.engine.agreement.agreement import Agreement
+from holdfast.engine.agreement.messages import Kind
+from holdfast.engine.agreement.runs import ranks_in
+from holdfast.engine.agreement.settings import Settings
+from holdfast.engine.agreement.turn import Identity
+from holdfast.store.peer import PeerStore
+from holdfast.store.peer_connection import PeerAddress, parse_address
+
+
+class Agreeing:
+    """Owned by the agent's event loop. `on_effect` gets what concerns trainers and policies."""
+
+    def __init__(
+        self,
+        state: AgentState,
+        storing: Storing,
+        peers: Peers,
+        on_effect: Callable[[effects.Effect], None],
+    ) -> None:
+        self._state = state
+        self._storing = storing
+        self._peers = peers
+        self._on_effect = on_effect
+        self._messenger: Messenger | None = None
+        self._facts: deque[facts.Fact] = deque()
+        self._is_telling = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._record: GroupRecord | None = None
+        self._incarnation = 0
+        self._next_at_secs = 0.0
+        self.domain = state.config.host
+        self.settings = Settings()
+        self.agreement = self._anew()
+
+    def send_by(self, messenger: Messenger) -> None:
+        """Messages to other hosts go out by that, from now on."""
+        self._messenger = messenger
+        for host, address in self._peers.addresses().items():
+            messenger.learn(host, address)
+
+    def begin_anew(self, found: facts.Found, *, domain: str, settings: Settings) -> None:
+        """Begins with what stands here: when the agent starts, and where the run's layout changes.
+
+        What is under way for the machine before is not told to the new one.
+        """
+        for task in self._tasks:
+            task.cancel()
+        self._tasks.clear()
+        self._facts.clear()
+        self.domain, self.settings = domain, settings
+        self.agreement = self._anew()
+        self.tell(found)
+
+    def tell(self, fact: facts.Fact) -> None:
+        """Tells the machine a fact, and does what it wants."""
+        self._facts.append(fact)
+        if self._is_telling:
+            return
+        self._is_telling = True
+        try:
+            while self._facts:
+                state, agreement = self._state, self.agreement
+                now_secs = state.clock.monotonic()
+                for effect in agreement.handle(self._facts.popleft(), now_secs, state.published()):
+                    self._do(effect)
+        finally:
+            self._is_telling = False
+        self._next_at_secs = self.agreement.next_at_secs(self._state.clock.monotonic())
+        self._know()
+        self._state.wake()
+
+    def want_durable(self) -> None:
+        """The newest checkpoint that stands here is to be durable, whatever the policies say."""
+        newest = max(self.agreement.complete_ids(), key=lambda c: (c.attempt, c.step), default=None)
+        for held in self.agreement.member.holdings.states():
+            if held.id == newest:
+                for rank in ranks_in(held.own):
+                    self.tell(
+                        facts.PartSealed(
+                            rank=rank,
+                            id=held.id,
+                            part_count=held.part_count,
+                            in_ram=True,
+                            is_due=True,
+                        )
+                    )
+
+    def tick(self) -> None:
+        """Tells that time has passed, where the machine waits for that."""
+        if self.next_in_secs() <= 0:
+            self.tell(facts.Tick())
+
+    def next_in_secs(self) -> float:
+        """In how many seconds it wants to be told, if nothing happens before."""
+        return self._next_at_secs - self._state.clock.monotonic()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is being done whose outcome it does not know yet."""
+        return bool(self._tasks)
+
+    async def rest(self) -> None:
+        """Waits for what is being done now."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    @property
+    def record(self) -> GroupRecord | None:
+        """What the next agent of this host will find."""
+        return self._record
+
+    def learn(self, addresses: Mapping[str, str]) -> None:
+        """Those hosts' agents are reached there."""
+        for host, address in addresses.items():
+            self.reached(host, parse_address(address))
+
+    def reached(self, host: str, address: PeerAddress) -> None:
+        """That host's agent is reached there."""
+        if host != self._state.config.host:
+            self._peers.learn(host, address)
+            if self._messenger is not None:
+                self._messenger.learn(host, address)
+
+    def peer_stores(self) -> list[PeerStore]:
+        """The RAM of all hosts that are known."""
+        return [self._peers.store(host) for host in sorted(self._peers.addresses())]
+
+    def _anew(self) -> Agreement:
+        now = self._state.clock.now()
+        self._incarnation = max(self._incarnation + 1, int(now.timestamp() * 1000))
+        return Agreement(
+            Identity(
+                run=self._state.config.run_id,
+                host=self._state.config.host,
+                domain=self.domain,
+                incarnation=self._incarnation,
+                settings=self.settings,
+            )
+        )
+
+    def _do(self, effect: effects.Effect) -> None:
+        match effect:
+            case effects.Send():
+                if self._messenger is not None:
+                    self._messenger.send(effect.host, effect.message)
+            case effects.SetTarget():
+                self._state.words.values[WORD_OF[effect.kind]] = effect.step
+                highest = self._state.published().highest
+                self._facts.append(facts.TargetWritten(effect.kind, effect.step, highest))
+            case effects.ConfirmTarget():
+                self._state.words.values[words.PREEMPTION_CONFIRMED] = effect.step
+            case effects.ClearTarget():
+                self._state.words.values[WORD_OF[effect.kind]] = words.NEVER
+                if effect.kind is Kind.PREEMPTION:
+                    self._state.words.values[words.PREEMPTION_CONFIRMED] = words.NEVER
+            case effects.Drop():
+                self._storing.drop(effect.id)
+            case effects.Persist():
+                self._start(self._storing.persist(effect))
+            case effects.Commit():
+                self._start(self._storing.commit(effect))
+            case effects.Pull():
+                self._start(self._storing.pull(effect))
+            case effects.ListDurable():
+                self._start(self._storing.list_durable())
+            case effects.BeginAttempt():
+                self._start(self._storing.begin(effect))
+            case _:
+                self._on_effect(effect)
+
+    def _start(self, deed: Coroutine[Any, Any, facts.Fact]) -> None:
+        task = asyncio.create_task(self._await(deed, self.agreement))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _await(self, deed: Coroutine[Any, Any, facts.Fact], asked_by: Agreement) -> None:
+        outcome = await deed
+        if asked_by is self.agreement:
+            self.tell(outcome)
+
+    def _know(self) -> None:
+        """Keeps for the next agent what the machine cannot find out again."""
+        member, group = self.agreement.member, self._state.group
+        following, reign = member.following, member.reign
+        known = self._peers.addresses()
+        self._peers.leaders = following.successors
+        record = None
+        if reign is not None:
+            origin = reign.origin
+            record = GroupRecord(
+                group=reign.group,
+                attempt=reign.attempt,
+                count=reign.rank_count,
+                members=tuple(group.members[r] for r in sorted(group.members)) if group else (),
+                is_broken=group.is_broken if group else False,
+                leader=reign.successors[0] if reign.successors else "",
+                successors=following.successors,
+                origin=(origin.step, origin.attempt) if origin else None,
+                addresses={host: str(known[host]) for host in sorted(known)},
+                domain=self.domain,
+                copies=self.settings.copies,
+                heartbeat_secs=self.settings.heartbeat_secs,
+            )
+        if record != self._record:
+            self._record = record
+            write_record(self._state.folder / GROUP, record)

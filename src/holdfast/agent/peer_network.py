@@ -1,0 +1,99 @@
+"""The agent among the hosts of its run: what it serves and sends, and where the others are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from holdfast.agent.agreeing import Agreeing
+from holdfast.agent.messenger import Messenger, Sender
+from holdfast.agent.peer_config import PeerConfig, listen, read_token
+from holdfast.agent.peer_server import PeerServer, Served
+from holdfast.agent.peers import Peers
+from holdfast.agent.state import AgentState
+from holdfast.engine.agreement.facts import Received
+from holdfast.engine.agreement.messages import AnyMessage
+from holdfast.errors import HoldfastError
+from holdfast.store.file_system import FileSystem
+from holdfast.store.peer_connection import PeerAddress
+from holdfast.store.peer_tls import asking_context, serving_context
+from holdfast.store.ram import RamStore
+
+log = logging.getLogger(__name__)
+
+
+class PeerNetwork:
+    """Nothing of it is there where the agent was not told to serve peers.
+
+    Where it cannot serve, that is told once, and the run goes on with this host alone in its RAM.
+    """
+
+    def __init__(self, state: AgentState, files: FileSystem) -> None:
+        self._state = state
+        self._files = files
+        self._config = state.config.peers
+        self._token: str | None = None
+        self._server: PeerServer | None = None
+        self._messenger: Messenger | None = None
+        if self._config is not None:
+            try:
+                self._token = read_token(self._config.token_file)
+            except HoldfastError as error:
+                self._tell(error)
+        tls = self._config.tls if self._config is not None else None
+        self.peers = Peers(state.config.run_id, state.clock, self._token, tls)
+
+    def open(self, agreeing: Agreeing) -> None:
+        """Serves from now on; messages that come are told to the agreement."""
+        if self._config is None or self._token is None:
+            return
+        try:
+            self._open(agreeing, self._config, self._token)
+        except HoldfastError as error:
+            self._tell(error)
+
+    def _open(self, agreeing: Agreeing, config: PeerConfig, token: str) -> None:
+        state = self._state
+        loop = asyncio.get_running_loop()
+
+        def received(sender: str, address: PeerAddress, message: AnyMessage) -> None:
+            agreeing.reached(sender, address)
+            agreeing.tell(Received(sender, message))
+
+        def deliver(sender: str, address: PeerAddress, message: AnyMessage) -> None:
+            loop.call_soon_threadsafe(received, sender, address, message)
+
+        served = Served(
+            # One of its own: it is used by another thread.
+            store=RamStore(state.ram.root, state.pool.reserve, state.clock, self._files),
+            run_id=state.config.run_id,
+            token=token,
+            tls=serving_context(config.tls) if config.tls is not None else None,
+            deliver=deliver,
+            serves=lambda attempt: agreeing.agreement.serves(attempt),
+        )
+        self._server = PeerServer(served, listen(config.address, config.port))
+        state.peer_address = str(self._server.address)
+        log.info("serves peers at %s", self._server.address)
+        self._messenger = Messenger(
+            Sender(
+                host=state.config.host,
+                address=self._server.address,
+                run_id=state.config.run_id,
+                token=token,
+                tls=asking_context(config.tls) if config.tls is not None else None,
+            )
+        )
+        self.peers.attempt = lambda: agreeing.agreement.attempt
+        agreeing.send_by(self._messenger)
+
+    async def close(self) -> None:
+        """Ends all connections."""
+        if self._messenger is not None:
+            await self._messenger.close()
+        if self._server is not None:
+            self._server.close()
+
+    def _tell(self, error: HoldfastError) -> None:
+        log.warning("peers are not served: %s", error)
+        self._state.events.write("peers_unavailable", reason=str(error))

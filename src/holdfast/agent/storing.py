@@ -1,0 +1,253 @@
+"""What the agreement wants done in the stores, and what came of it, as facts.
+
+Nothing here decides. Each deed runs on a thread, and always ends with a fact: what went wrong is
+told to the agreement, which tries again, or tells the trainers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from holdfast.agent.peers import Peers
+from holdfast.agent.state import AgentState
+from holdfast.engine.agreement import effects, facts
+from holdfast.engine.agreement.settings import PULLS_MAX
+from holdfast.engine.attempts import AttemptStart, newest_attempt, put_attempt, read_attempts
+from holdfast.engine.catalog import Listing, list_checkpoints
+from holdfast.engine.commit import check_not_fenced, commit, read_part, remove
+from holdfast.engine.copying import copy_part
+from holdfast.engine.pulling import pull_part
+from holdfast.errors import CheckpointDamagedError, FencedError, HoldfastError, StorageError
+from holdfast.format.names import CheckpointId, part_key
+from holdfast.format.records import CheckpointSpec, Manifest
+from holdfast.format.timeline import last_steps
+from holdfast.store.contract import Store
+from holdfast.store.ram import RamStore
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Storing:
+    """The agent's threads at its stores. `on_commit` is told of each manifest, in the loop."""
+
+    def __init__(
+        self, state: AgentState, peers: Peers, on_commit: Callable[[Manifest, float], None]
+    ) -> None:
+        self._state = state
+        self._peers = peers
+        self._on_commit = on_commit
+        # What is written one after another must not hold up a start, nor copies.
+        self._writing = ThreadPoolExecutor(1, "holdfast-write")
+        self._looking = ThreadPoolExecutor(1, "holdfast-look")
+        self._pulling = ThreadPoolExecutor(PULLS_MAX, "holdfast-copies")
+        self._has_told_ram = False
+        self.problem: HoldfastError | None = None
+        """What a listing or a beginning met last."""
+        self._began_secs: dict[CheckpointId, float] = {}
+        self._last_secs: float | None = None
+
+    def close(self) -> None:
+        """Ends the threads, after what they are doing."""
+        for pool in (self._writing, self._looking, self._pulling):
+            pool.shutdown(cancel_futures=True)
+
+    async def look(self, call: Callable[..., T], *arguments: object) -> T:
+        """Runs a call that asks the stores for something."""
+        return await asyncio.get_running_loop().run_in_executor(self._looking, call, *arguments)
+
+    async def write(self, call: Callable[..., T], *arguments: object) -> T:
+        """Runs a call that changes the stores, after those before it."""
+        return await asyncio.get_running_loop().run_in_executor(self._writing, call, *arguments)
+
+    # Deeds.
+
+    async def persist(self, wanted: effects.Persist) -> facts.PartsWritten | facts.WriteFailed:
+        """Makes parts that stand here durable."""
+        began_secs = self._state.clock.monotonic()
+        self._began_secs.setdefault(wanted.id, began_secs)
+        if self._last_secs is not None:
+            self._state.durable_at_secs = began_secs + self._last_secs
+        try:
+            await self.write(self._persist, wanted)
+        except Exception as error:
+            newer = await self._newer_attempt(error)
+            log.warning("parts of %s are not durable: %s", wanted.id, error)
+            return facts.WriteFailed(wanted.id, _reason(error), newer)
+        return facts.PartsWritten(wanted.id, wanted.ranks)
+
+    async def commit(self, wanted: effects.Commit) -> facts.CommitWritten | facts.CommitFailed:
+        """Writes the manifest of what is durable."""
+        try:
+            manifest = await self.write(self._commit, wanted)
+        except Exception as error:
+            newer = await self._newer_attempt(error)
+            log.warning("%s is not committed: %s", wanted.id, error)
+            return facts.CommitFailed(wanted.id, _reason(error), newer)
+        now_secs = self._state.clock.monotonic()
+        self._last_secs = now_secs - self._began_secs.pop(wanted.id, now_secs)
+        self._began_secs.clear()
+        self._on_commit(manifest, self._last_secs)
+        return facts.CommitWritten(wanted.id)
+
+    async def pull(self, wanted: effects.Pull) -> facts.ReplicaSealed | facts.PullFailed:
+        """Copies a part out of another host's RAM."""
+        slots = self._state.desk.copying(wanted.id, wanted.rank)
+        loop = asyncio.get_running_loop()
+        try:
+            with slots as reserve:
+                await loop.run_in_executor(self._pulling, self._pull, wanted, reserve)
+        except Exception as error:
+            log.warning("part %d of %s is not copied: %s", wanted.rank, wanted.id, error)
+            return facts.PullFailed(wanted.id, wanted.rank)
+        return facts.ReplicaSealed(wanted.id, wanted.rank, wanted.part_count)
+
+    async def list_durable(self) -> facts.DurableListed | facts.ListingFailed:
+        """Tells what the durable tier holds."""
+        try:
+            return await self.look(self._list_durable)
+        except Exception as error:
+            log.warning("the durable tier is not listed: %s", error)
+            self._note(error)
+            return facts.ListingFailed(_reason(error))
+
+    async def begin(
+        self, wanted: effects.BeginAttempt
+    ) -> facts.AttemptBegun | facts.AttemptTaken | facts.BeginFailed:
+        """Puts an attempt's record, if nobody else has."""
+        try:
+            is_begun = await self.look(self._begin, wanted)
+        except Exception as error:
+            log.warning("attempt %d is not begun: %s", wanted.attempt, error)
+            self._note(error)
+            return facts.BeginFailed(wanted.attempt, _reason(error))
+        return (facts.AttemptBegun if is_begun else facts.AttemptTaken)(wanted.attempt)
+
+    def drop(self, checkpoint: CheckpointId) -> None:
+        """Gives up a checkpoint's RAM here; what fails is told once, and leaves it in use."""
+        try:
+            listing = list_checkpoints(self._state.ram).get(checkpoint, Listing())
+            remove(self._state.ram, checkpoint, listing)
+        except StorageError as error:
+            self.tell_ram(error)
+
+    def in_ram(self) -> dict[CheckpointId, facts.Listed]:
+        """The checkpoints in RAM here, and the ranks whose part is whole; none where RAM fails."""
+        try:
+            return _listed(list_checkpoints(self._state.ram))
+        except StorageError as error:
+            self.tell_ram(error)
+            return {}
+
+    def tell_ram(self, error: StorageError) -> None:
+        """Says once that the RAM tier fails what the agent does to it."""
+        if not self._has_told_ram:
+            self._has_told_ram = True
+            self._state.events.write("ram_unavailable", reason=str(error))
+
+    # On the threads.
+
+    def _persist(self, wanted: effects.Persist) -> None:
+        state = self._state
+        check_not_fenced(state.durable, wanted.id)
+        part_count = self._part_count(wanted.id)
+        spec = self._spec(wanted.id, part_count)
+        for rank in sorted(wanted.ranks):
+            part = read_part(state.ram, wanted.id, rank, part_count)
+            copy_part(state.ram, state.durable, part, spec)
+
+    def _part_count(self, checkpoint: CheckpointId) -> int:
+        parts = list_checkpoints(self._state.ram).get(checkpoint, Listing()).parts
+        if not parts:
+            raise StorageError(f"save {checkpoint}: none of its parts stands in RAM any more")
+        return next(iter(parts.values()))
+
+    def _commit(self, wanted: effects.Commit) -> Manifest:
+        # A newer attempt may have begun while the bytes were written.
+        check_not_fenced(self._state.durable, wanted.id)
+        return commit(self._state.durable, wanted.id, wanted.part_count)
+
+    def _pull(self, wanted: effects.Pull, reserve: Callable[[int], str]) -> None:
+        state = self._state
+        source = self._peers.store(wanted.source)
+        part = read_part(source, wanted.id, wanted.rank, wanted.part_count)
+        target = RamStore(state.ram.root, reserve, state.clock, state.files)
+        try:
+            pull_part(source, target, part, self._spec(wanted.id, wanted.part_count))
+        finally:
+            target.close()
+
+    def _spec(self, checkpoint: CheckpointId, part_count: int) -> CheckpointSpec:
+        """What rank 0's part says of the checkpoint, from wherever that part stands."""
+        state = self._state
+        problems: list[str] = []
+        stores: list[Store] = [state.ram, *self._peers.leading_stores(), state.durable]
+        for store in stores:
+            try:
+                first = read_part(store, checkpoint, 0, part_count)
+            except HoldfastError as error:
+                problems.append(str(error))
+                continue
+            if first.checkpoint is not None:
+                return first.checkpoint
+            problems.append(f"{part_key(checkpoint, 0, part_count)} says nothing of it")
+        raise CheckpointDamagedError(
+            f"save {checkpoint}: rank 0's part was not found ({'; '.join(problems)})"
+        )
+
+    def _list_durable(self) -> facts.DurableListed:
+        durable = self._state.durable
+        attempts = read_attempts(durable)
+        newest = newest_attempt(durable)
+        listed = list_checkpoints(durable)
+        committed = {c for c, listing in listed.items() if listing.is_committed}
+        return facts.DurableListed(
+            newest_attempt=newest,
+            leader=attempts[newest].host if newest in attempts else "",
+            limits=last_steps(attempts),
+            committed=frozenset(committed),
+            parts=_listed({c: found for c, found in listed.items() if c not in committed}),
+        )
+
+    def _begin(self, wanted: effects.BeginAttempt) -> bool:
+        config = self._state.config
+        start = AttemptStart(
+            run_id=config.run_id,
+            origin=wanted.origin,
+            host=config.host,
+            pid=os.getpid(),
+            time=self._state.clock.now(),
+        )
+        return put_attempt(self._state.durable, wanted.attempt, start) is not None
+
+    def _note(self, error: Exception) -> None:
+        self.problem = error if isinstance(error, HoldfastError) else None
+
+    async def _newer_attempt(self, error: Exception) -> int:
+        """The attempt that forbids what failed; 0 where it failed for another reason."""
+        if not isinstance(error, FencedError):
+            return 0
+        try:
+            return await self.look(newest_attempt, self._state.durable)
+        except StorageError:
+            return 0
+
+
+def _listed(listings: dict[CheckpointId, Listing]) -> dict[CheckpointId, facts.Listed]:
+    """Those whose parts are of one plan; other ones are no checkpoint."""
+    found = {}
+    for checkpoint, listing in listings.items():
+        counts = set(listing.parts.values())
+        if len(counts) == 1:
+            ranks = frozenset(listing.parts)
+            found[checkpoint] = facts.Listed(part_count=counts.pop(), ranks=ranks)
+    return found
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or repr(error)

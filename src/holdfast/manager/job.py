@@ -1,0 +1,173 @@
+"""The hosts of a job: who they are, where their agents are reached, and how this process joins.
+
+The processes tell each other through the framework's key-value service. On one host nothing is
+served and nothing is looked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.adapt.contract import Processes
+from holdfast.agent.client import AgentClient
+from holdfast.agent.config import AgentConfig
+from holdfast.agent.location import host_name
+from holdfast.agent.peer_config import PeerConfig, make_token, read_token
+from holdfast.agent.protocol import Attach, Empty, Status
+from holdfast.agent.starting import ensure_agent
+from holdfast.clock import Clock
+from holdfast.errors import AgentUnavailableError
+from holdfast.manager.decisions import Decisions
+from holdfast.manager.hosts import MEET_SECS, JobHosts, meet, place_of
+from holdfast.manager.opening import OpenRun
+from holdfast.manager.options import Options
+from holdfast.store.peer import PeerStore
+from holdfast.store.peer_calls import PeerAccess
+from holdfast.store.peer_connection import parse_address
+
+TOKEN_FILE = "agents.token"
+
+
+@dataclass(slots=True)
+class Attempt:
+    """A number that is known later."""
+
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """How one process joins its host's agent, and reads from the other hosts'.
+
+    `attempt` is the newest attempt that is known here; it is set once the process has joined.
+    """
+
+    config: AgentConfig
+    attach: Attach
+    attempt: Attempt
+    peers: tuple[PeerStore, ...] = ()
+
+    def close(self) -> None:
+        """Closes the connections to other hosts."""
+        for peer in self.peers:
+            peer.close()
+
+
+def find_job(
+    run: OpenRun, options: Options, decisions: Decisions, processes: Processes, clock: Clock
+) -> Job:
+    """Finds the job's hosts; starts this host's agent where there are several.
+
+    Raises:
+        InvalidArgumentError: two ranks of one host contradict each other.
+        AgentUnavailableError: an agent does not start, or serves nobody.
+        StorageError: the run's token cannot be written.
+        ProcessLostError: another process did not come.
+    """
+    hosts = meet(decisions, place_of(processes, options.ram, None))
+    attempt = Attempt()
+    config = _config(run, options, None)
+    peers: tuple[PeerStore, ...] = ()
+    if hosts.count > 1:
+        token_file = str(Path(run.directory) / TOKEN_FILE)
+
+        def tokened(_: list[str]) -> str:
+            make_token(token_file, clock.token())
+            return ""
+
+        decisions.decide("make the agents' token", "", tokened, MEET_SECS)
+        with decisions.telling("meet the hosts"):
+            config = _config(run, options, _peer_config(options, token_file))
+            address = _start(config, clock)
+        hosts = meet(decisions, place_of(processes, options.ram, address))
+        peers = tuple(_peer_stores(run, config, hosts, attempt, clock))
+    attach = _attach(run, options, processes, hosts)
+    return Job(config=config, attach=attach, attempt=attempt, peers=peers)
+
+
+def _peer_config(options: Options, token_file: str) -> PeerConfig:
+    ram = options.ram
+    if ram is None:
+        return PeerConfig(token_file=token_file)
+    return PeerConfig(
+        token_file=token_file, address=ram.serving_address, port=ram.port, tls=ram.tls
+    )
+
+
+def _config(run: OpenRun, options: Options, peers: PeerConfig | None) -> AgentConfig:
+    """The agent that this process needs; its folder is chosen when it starts."""
+    return AgentConfig(
+        run=str(run.directory),
+        run_id=run.run_id,
+        host=host_name(),
+        folder="",
+        linger_secs=_linger_secs(options),
+        peers=peers,
+    )
+
+
+def _start(config: AgentConfig, clock: Clock) -> str:
+    """Starts this host's agent, if none is there; where it is reached by others."""
+    folder, _ = ensure_agent(config, clock)
+    client = AgentClient(folder)
+    try:
+        status = client.call("status", Empty(), Status)
+    finally:
+        client.close()
+    if status.peer_address is None:
+        raise AgentUnavailableError(
+            f"join the agent of {config.run} on host {config.host}: it serves no other hosts, and "
+            "this job has several; was it started for one host? Stop it (`holdfast stop`), or see "
+            "its log"
+        )
+    return status.peer_address
+
+
+def _attach(run: OpenRun, options: Options, processes: Processes, hosts: JobHosts) -> Attach:
+    """The asking for a seat, of a process that had none."""
+    ram, own = options.ram, host_name()
+    addresses = {host.name: host.peer_address for host in hosts.hosts if host.name != own}
+    return Attach(
+        group=run.group,
+        rank=processes.rank,
+        count=processes.count,
+        attempt=None,
+        takeover=options.takeover,
+        durable=options.durable_policies,
+        ram=options.ram_policies,
+        ram_limit_bytes=ram.limit_bytes if ram is not None else None,
+        linger_secs=_linger_secs(options),
+        leader=hosts.leader,
+        host_count=hosts.count,
+        addresses={host: address for host, address in addresses.items() if address is not None},
+        domain=next(host.domain for host in hosts.hosts if host.name == own),
+        copies=ram.copies if ram is not None else 1,
+    )
+
+
+def _peer_stores(
+    run: OpenRun, config: AgentConfig, hosts: JobHosts, attempt: Attempt, clock: Clock
+) -> Iterator[PeerStore]:
+    """The other hosts' RAM, those of this host's failure domain first."""
+    assert config.peers is not None
+    token = read_token(config.peers.token_file)
+    (own,) = (host for host in hosts.hosts if host.name == config.host)
+    others = [host for host in hosts.hosts if host is not own]
+    others.sort(key=lambda host: (host.domain != own.domain, host.name))
+    for host in others:
+        if host.peer_address is not None:
+            access = PeerAccess(
+                address=parse_address(host.peer_address),
+                run_id=run.run_id,
+                token=token,
+                tls=config.peers.tls,
+                attempt=lambda: attempt.number,
+            )
+            yield PeerStore(access, clock)
+
+
+def _linger_secs(options: Options) -> float:
+    """Without a RAM tier there is nothing to keep for the next attempt."""
+    return options.ram.linger_secs if options.ram is not None else 0.0
