@@ -20,6 +20,7 @@ from holdfast.policy.preservation_policy import kept
 from holdfast.policy.save_decision_policy import SaveDecisionPolicy
 
 NANOSECONDS = 1e9
+AWAITED_SECS = 2.0
 
 
 @dataclass(slots=True)
@@ -47,6 +48,7 @@ class Decider:
         self._agreeing = agreeing
         self._pace = Pace()
         self._last: dict[Kind, CheckpointInfo] = {}
+        self._awaited: tuple[int, float] | None = None
         self._times: dict[CheckpointId, datetime] = {}
 
     def tick(self) -> None:
@@ -55,8 +57,12 @@ class Decider:
         group = state.group
         if group is None or not group.present:
             return
-        self._pace.see(state.published().highest, state.clock.monotonic())
+        now_secs = state.clock.monotonic()
+        self._pace.see(state.published().highest, now_secs)
         values = state.words.values
+        target = min(values[words.TARGET_DURABLE], values[words.TARGET_RAM])
+        if target != words.NEVER:
+            self._awaited = target, now_secs + AWAITED_SECS
         is_told = any(values[words.notice_word(m.seat)] for m in group.present)
         if is_told and not agreement.member.words.is_confirmed(Kind.PREEMPTION):
             self._agreeing.tell(facts.Wish(Kind.PREEMPTION))
@@ -66,6 +72,8 @@ class Decider:
 
     def reached(self, effect: Reached) -> None:
         """A checkpoint has come so far; policies see it as the previous one once it is complete."""
+        if self._awaited is not None and effect.id.step >= self._awaited[0]:
+            self._awaited = None
         if effect.status is Status.COMPLETE:
             now = self._times[effect.id] = self._state.clock.now()
             info = CheckpointInfo(effect.id.step, now)
@@ -77,6 +85,7 @@ class Decider:
     def begin_anew(self) -> None:
         """Another attempt begins, whose checkpoints are all to come."""
         self._last.clear()
+        self._awaited = None
 
     def _preserve(self) -> None:
         """Tells what the RAM tier's policy keeps beside what the agreement keeps."""
@@ -115,6 +124,9 @@ class Decider:
         """
         state, agreement = self._state, self._agreeing.agreement
         if state.filling or agreement.is_sealing:
+            return True
+        if self._awaited is not None and state.clock.monotonic() < self._awaited[1]:
+            # Ranks are past the target, and have not told yet that they take a checkpoint.
             return True
         if kind is not Kind.DURABLE or not agreement.is_saving:
             return False

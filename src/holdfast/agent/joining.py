@@ -361,13 +361,14 @@ class Joining:
                 continue
             group.lost.add(member.rank)
             self._state.events.write("trainer_lost", rank=member.rank, pid=member.pid)
-            self._tell_sealed(group, member.rank)
+            self._tell_sealed(group)
             self._gone(group, member.rank, facts.RankLost(group.group, member.rank))
 
-    def _tell_sealed(self, group: Group, rank: int) -> None:
-        """A rank may have ended before it came to tell what it had sealed."""
+    def _tell_sealed(self, group: Group) -> None:
+        """Ranks may have ended before they came to tell what they had sealed."""
         for checkpoint, listed in self._storing.in_ram().items():
-            if group.attempt and checkpoint.attempt == group.attempt and rank in listed.ranks:
+            is_theirs = group.attempt > 0 and checkpoint.attempt == group.attempt
+            for rank in sorted(listed.ranks & group.members.keys()) if is_theirs else ():
                 self._agreeing.tell(
                     facts.PartSealed(
                         rank=rank,
