@@ -134,3 +134,19 @@ def test_continuous_targets_are_met_by_all_hosts_at_one_step(
     assert len(complete) >= 3
     assert complete <= set.intersection(*(set(r["saved"]) for r in found))
     assert complete == set(found[0]["steps"])
+
+
+@pytest.mark.parametrize("killed", [0, 2])
+def test_an_agent_that_is_killed_comes_back_and_all_hosts_save_on(
+    four_hosts: list[Host], tmp_path: Path, killed: int
+) -> None:
+    run = tmp_path / "run"
+    job = start_job(four_hosts, run, steps=1500, sleep=0.01)
+    wait_until(lambda: len(events(run, "committed")) >= 2)
+    four_hosts[killed].kill_agent()
+    before = max(e["step"] for e in events(run, "committed"))
+    wait_until(lambda: max(e["step"] for e in events(run, "committed")) > before + 50)
+    found = results(job)
+    assert len(events(run, "agent_started")) == 5
+    complete = {e["step"] for e in events(run, "committed")}
+    assert complete == set(found[0]["steps"])

@@ -70,7 +70,7 @@ def found_again(
     else:
         return Found(ram=in_ram)
     values = state.words.values
-    targets = {kind: values[word_] for kind, word_ in words.WORD_OF.items()}
+    targets = {kind: values[index] for kind, index in words.WORD_OF.items()}
     return Found(
         ram=in_ram,
         # Who waits for which of them is not known yet: it is told again by the trainers.

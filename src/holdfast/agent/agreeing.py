@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 from holdfast.agent import words
@@ -23,7 +23,6 @@ from holdfast.agent.messenger import Messenger
 from holdfast.agent.peers import Peers
 from holdfast.agent.state import AgentState
 from holdfast.agent.storing import Storing
-from holdfast.agent.words import WORD_OF
 from holdfast.engine.agreement import effects, facts
 from holdfast.engine.agreement.agreement import Agreement
 from holdfast.engine.agreement.messages import Kind
@@ -53,8 +52,10 @@ class Agreeing:
         self._is_telling = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._record: GroupRecord | None = None
+        self._seen: object = None
         self._incarnation = 0
         self._next_at_secs = 0.0
+        self._last_targets: dict[Kind, int] = {}
         self.domain = state.config.host
         self.settings = Settings()
         self.agreement = self._anew()
@@ -74,6 +75,8 @@ class Agreeing:
             task.cancel()
         self._tasks.clear()
         self._facts.clear()
+        self._last_targets.clear()
+        self._seen = None
         self.domain, self.settings = domain, settings
         self.agreement = self._anew()
         self.tell(found)
@@ -120,6 +123,10 @@ class Agreeing:
     def next_in_secs(self) -> float:
         """In how many seconds it wants to be told, if nothing happens before."""
         return self._next_at_secs - self._state.clock.monotonic()
+
+    def last_target(self, kinds: Collection[Kind]) -> int:
+        """The step of the newest target of these kinds, reached or not; -1 where there was none."""
+        return max((s for k, s in self._last_targets.items() if k in kinds), default=words.NO_STEP)
 
     @property
     def is_busy(self) -> bool:
@@ -171,13 +178,14 @@ class Agreeing:
                 if self._messenger is not None:
                     self._messenger.send(effect.host, effect.message)
             case effects.SetTarget():
-                self._state.words.values[WORD_OF[effect.kind]] = effect.step
+                self._state.words.values[words.WORD_OF[effect.kind]] = effect.step
+                self._last_targets[effect.kind] = effect.step
                 highest = self._state.published().highest
                 self._facts.append(facts.TargetWritten(effect.kind, effect.step, highest))
             case effects.ConfirmTarget():
                 self._state.words.values[words.PREEMPTION_CONFIRMED] = effect.step
             case effects.ClearTarget():
-                self._state.words.values[WORD_OF[effect.kind]] = words.NEVER
+                self._state.words.values[words.WORD_OF[effect.kind]] = words.NEVER
                 if effect.kind is Kind.PREEMPTION:
                     self._state.words.values[words.PREEMPTION_CONFIRMED] = words.NEVER
             case effects.Drop():
@@ -193,6 +201,9 @@ class Agreeing:
             case effects.BeginAttempt():
                 self._start(self._storing.begin(effect))
             case _:
+                if isinstance(effect, effects.AttemptJoined):
+                    # Steps may begin anew, below the targets of the attempt before.
+                    self._last_targets.clear()
                 self._on_effect(effect)
 
     def _start(self, deed: Coroutine[Any, Any, facts.Fact]) -> None:
@@ -209,8 +220,14 @@ class Agreeing:
         """Keeps for the next agent what the machine cannot find out again."""
         member, group = self.agreement.member, self._state.group
         following, reign = member.following, member.reign
-        known = self._peers.addresses()
         self._peers.leaders = following.successors
+        members = tuple(group.members[r] for r in sorted(group.members)) if group else ()
+        is_broken = group is not None and group.is_broken
+        seen = (reign, following.successors, members, is_broken, self._peers.version)
+        if seen == self._seen:
+            return
+        self._seen = seen
+        known = self._peers.addresses()
         record = None
         if reign is not None:
             origin = reign.origin
@@ -218,8 +235,8 @@ class Agreeing:
                 group=reign.group,
                 attempt=reign.attempt,
                 count=reign.rank_count,
-                members=tuple(group.members[r] for r in sorted(group.members)) if group else (),
-                is_broken=group.is_broken if group else False,
+                members=members,
+                is_broken=is_broken,
                 leader=reign.successors[0] if reign.successors else "",
                 successors=following.successors,
                 origin=(origin.step, origin.attempt) if origin else None,

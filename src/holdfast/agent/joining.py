@@ -19,6 +19,7 @@ from holdfast.agent.protocol import Notice
 from holdfast.agent.state import AgentState, Policies
 from holdfast.agent.storing import Storing
 from holdfast.engine.agreement import effects, facts
+from holdfast.engine.agreement.messages import REASON_CHARS_MAX
 from holdfast.engine.attempts import newest_attempt
 from holdfast.engine.catalog import list_stores
 from holdfast.engine.sources import readable
@@ -42,7 +43,14 @@ class _Start:
     group: Group
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
 
+    def wait(self) -> asyncio.Future[None]:
+        """What is done once it has begun, and fails where it never will."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.waiters.append(waiter)
+        return waiter
+
     def end(self, error: HoldfastError | None) -> None:
+        """It has begun, or never will."""
         for waiter in self.waiters:
             if waiter.done():
                 continue
@@ -108,9 +116,7 @@ class Joining:
             )
         member = self._seat_member(group, request.rank, pid)
         self._take_policies(request)
-        waiter = asyncio.get_running_loop().create_future()
-        if start is not None:
-            start.waiters.append(waiter)
+        begun = start.wait() if start is not None else None
         self._agreeing.tell(
             facts.RankJoined(
                 group=group.group,
@@ -120,8 +126,8 @@ class Joining:
                 takeover=request.takeover,
             )
         )
-        if start is not None:
-            await waiter
+        if begun is not None:
+            await begun
         return self._attached(group, member, has_ram=request.ram is not None)
 
     async def branch(self, request: protocol.Branch) -> protocol.Attached:
@@ -143,17 +149,14 @@ class Joining:
         if origin is not None and request.attempt == group.attempt:
             await self._check_there(origin)
         # Another rank, here or on another host, may have asked for it, and it may have begun.
-        if request.attempt != group.attempt and group.origin != origin:
-            raise FencedError(
-                f"branch: attempt {group.attempt} has begun from another checkpoint than this "
-                "process went back to; stop it"
-            )
+        if request.attempt != group.attempt:
+            self._check_origin(group, origin)
         if request.attempt == group.attempt:
             start = self._branching = self._branching or _Start(group)
-            waiter = asyncio.get_running_loop().create_future()
-            start.waiters.append(waiter)
+            begun = start.wait()
             self._agreeing.tell(facts.BranchWanted(request.attempt, origin))
-            await waiter
+            await begun
+            self._check_origin(group, origin)
         return self._attached(group, group.members[request.rank], has_ram=state.has_ram)
 
     def detach(self, request: protocol.Detach) -> None:
@@ -206,7 +209,8 @@ class Joining:
         if start is None:
             return
         problem = self._storing.problem
-        if not effect.is_busy and problem is not None:
+        told = effect.reason[:REASON_CHARS_MAX]
+        if problem is not None and str(problem)[:REASON_CHARS_MAX] == told:
             start.end(problem)
         elif effect.is_busy:
             start.end(
@@ -246,7 +250,8 @@ class Joining:
         """Takes what the new trainers say of failure domains and copies."""
         agreeing = self._agreeing
         wanted = (request.domain or self._state.config.host, request.settings())
-        if wanted != (agreeing.domain, agreeing.settings) and self._state.group is None:
+        is_nobody_there = self._state.group is None and not self._starts
+        if wanted != (agreeing.domain, agreeing.settings) and is_nobody_there:
             agreeing.begin_anew(
                 found_again(self._state, self._storing, agreeing.record, None),
                 domain=wanted[0],
@@ -265,6 +270,9 @@ class Joining:
                     f"attach: attempt {newest} has taken the run over from attempt "
                     f"{attempt}; stop this process"
                 )
+            for word in list(self._starts):
+                busy = f"open {self._state.config.run}: attempt {attempt} is live and came back"
+                self._starts.pop(word).end(RunBusyError(f"{busy}; stop it first"))
             leader = request.leader or self._state.config.host
             group = Group(request.group, attempt, request.count, leader)
             group.origin = CheckpointId(*request.origin) if request.origin else None
@@ -275,6 +283,13 @@ class Joining:
                 found_again(self._state, self._storing, None, group, rank=request.rank),
                 domain=request.domain or self._state.config.host,
                 settings=request.settings(),
+            )
+
+    def _check_origin(self, group: Group, origin: CheckpointId | None) -> None:
+        if group.origin != origin:
+            raise FencedError(
+                f"branch: attempt {group.attempt} has begun from another checkpoint than this "
+                "process went back to; stop it"
             )
 
     async def _check_there(self, origin: CheckpointId) -> None:
@@ -382,6 +397,10 @@ class Joining:
     def _gone(self, group: Group, rank: int, fact: facts.RankLeft | facts.RankLost) -> None:
         state = self._state
         self._tell_gone(group, rank)
+        start = self._starts.get(group.group)
+        if start is not None and start.group is group and not group.present:
+            del self._starts[group.group]
+            start.end(FencedError("attach: the processes that wanted to begin have ended"))
         if group is state.group:
             state.filling.pop(rank, None)
             state.desk.returned(rank)

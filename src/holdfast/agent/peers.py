@@ -29,6 +29,8 @@ class Peers:
         self._lock = threading.Lock()
         self._addresses: dict[str, PeerAddress] = {}
         self._stores: dict[str, PeerStore] = {}
+        self.version = 0
+        """Grows with each address that is another one than before."""
         self.leaders: tuple[str, ...] = ()
         self.attempt: Callable[[], int] = lambda: 0
         """The newest attempt that is known here: who knows of a newer one serves nobody older."""
@@ -39,6 +41,7 @@ class Peers:
             if self._addresses.get(host) == address:
                 return
             self._addresses[host] = address
+            self.version += 1
             old = self._stores.pop(host, None)
         if old is not None:
             old.close()

@@ -95,11 +95,12 @@ class Service:
             if self._leaves_in_secs() == 0.0:
                 self._agreeing.tell(facts.LeaveWanted())
                 return
+            # What was told in this tick is done: only what comes after it is a reason to wake.
+            self._wake.clear()
             secs = TICK_SECS if self._state.group is not None else IDLE_TICK_SECS
             secs = max(0.001, min(secs, self._agreeing.next_in_secs()))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), secs)
-            self._wake.clear()
 
     def close(self) -> None:
         """Ends all threads, after what they are doing."""
@@ -232,9 +233,11 @@ class Service:
                 "save"
             )
         kind = Kind.DURABLE if request.durable else Kind.RAM
+        published = self._state.published().highest
         self._agreeing.tell(facts.Wish(kind))
         deadline = self._state.clock.monotonic() + TARGET_SECS
-        while (target := self._state.words.values[words.WORD_OF[kind]]) == words.NEVER:
+        # A durable checkpoint is in RAM first, so that it serves both wishes.
+        while (target := self._agreeing.last_target({kind, Kind.DURABLE})) <= published:
             if self._state.clock.monotonic() > deadline:
                 raise WaitTimeoutError(
                     f"save {self._state.config.run}: the hosts of the run did not agree on a step "
