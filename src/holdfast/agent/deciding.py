@@ -48,7 +48,10 @@ class Decider:
         self._agreeing = agreeing
         self._pace = Pace()
         self._last: dict[Kind, CheckpointInfo] = {}
-        self._awaited: tuple[int, float] | None = None
+        self._awaited = words.NO_STEP, 0.0
+        """The last target, and until when one waits for its checkpoint to be told of."""
+        self._told = words.NO_STEP
+        """The highest step of this attempt whose checkpoint was told of."""
         self._times: dict[CheckpointId, datetime] = {}
 
     def tick(self) -> None:
@@ -60,9 +63,7 @@ class Decider:
         now_secs = state.clock.monotonic()
         self._pace.see(state.published().highest, now_secs)
         values = state.words.values
-        target = min(values[words.TARGET_DURABLE], values[words.TARGET_RAM])
-        if target != words.NEVER:
-            self._awaited = target, now_secs + AWAITED_SECS
+        self._await_target(now_secs)
         is_told = any(values[words.notice_word(m.seat)] for m in group.present)
         if is_told and not agreement.member.words.is_confirmed(Kind.PREEMPTION):
             self._agreeing.tell(facts.Wish(Kind.PREEMPTION))
@@ -72,8 +73,9 @@ class Decider:
 
     def reached(self, effect: Reached) -> None:
         """A checkpoint has come so far; policies see it as the previous one once it is complete."""
-        if self._awaited is not None and effect.id.step >= self._awaited[0]:
-            self._awaited = None
+        group = self._state.group
+        if group is not None and effect.id.attempt == group.attempt:
+            self._told = max(self._told, effect.id.step)
         if effect.status is Status.COMPLETE:
             now = self._times[effect.id] = self._state.clock.now()
             info = CheckpointInfo(effect.id.step, now)
@@ -85,7 +87,8 @@ class Decider:
     def begin_anew(self) -> None:
         """Another attempt begins, whose checkpoints are all to come."""
         self._last.clear()
-        self._awaited = None
+        self._awaited = words.NO_STEP, 0.0
+        self._told = words.NO_STEP
 
     def _preserve(self) -> None:
         """Tells what the RAM tier's policy keeps beside what the agreement keeps."""
@@ -115,6 +118,17 @@ class Decider:
         if policy.should_save(step, [last] if last else [], context=context):
             self._agreeing.tell(facts.Wish(kind))
 
+    def _await_target(self, now_secs: float) -> None:
+        """Notes that ranks will tell of the last target.
+
+        Ranks may read it, and its word be cleared, before a tick has seen that word.
+        """
+        values = self._state.words.values
+        target = self._agreeing.last_target((Kind.DURABLE, Kind.RAM))
+        is_set = min(values[words.TARGET_DURABLE], values[words.TARGET_RAM]) != words.NEVER
+        if is_set or target != self._awaited[0]:
+            self._awaited = target, now_secs + AWAITED_SECS
+
     def _is_saving(self, kind: Kind) -> bool:
         """Whether a checkpoint is in progress in that tier.
 
@@ -125,7 +139,8 @@ class Decider:
         state, agreement = self._state, self._agreeing.agreement
         if state.filling or agreement.is_sealing:
             return True
-        if self._awaited is not None and state.clock.monotonic() < self._awaited[1]:
+        target, until_secs = self._awaited
+        if target > self._told and state.clock.monotonic() < until_secs:
             # Ranks are past the target, and have not told yet that they take a checkpoint.
             return True
         if kind is not Kind.DURABLE or not agreement.is_saving:
