@@ -22,7 +22,7 @@ from holdfast.errors import (
     OutOfSpaceError,
     StorageError,
 )
-from holdfast.format.names import CHECKPOINTS, image_key, part_key
+from holdfast.format.names import CHECKPOINTS, copy_key, image_key, part_key
 from holdfast.format.records import PartRecord
 from holdfast.format.sealed import seal
 from holdfast.store.peer import PeerStore
@@ -55,8 +55,12 @@ class Pair:
         (self.part,) = made.write(self.theirs)
         self.image = root / "theirs" / image_key(made.id, 0, 1)
 
-    def pull(self, peer: PeerStore) -> None:
-        pull_part(peer, self.own, self.part, self.made.spec)
+    def pull(self, peer: PeerStore) -> int:
+        return pull_part(peer, self.own, self.part, self.made.spec)
+
+    def copy_here(self, data: bytes) -> None:
+        """What a rank of this host, which holds the same bytes, would put here."""
+        self.own.put(copy_key(self.made.id, 0, 1), len(data), [data])
 
     def assert_same(self) -> None:
         for stored in self.theirs.list(CHECKPOINTS):
@@ -94,6 +98,43 @@ def test_a_part_is_pulled_byte_for_byte(pair: Pair, address: PeerAddress) -> Non
                 pair.own.delete(stored.key)
     # The second one went into the first one's slot.
     assert len(SlotPool(pair.own.root, None, SystemClock()).free()) == 1
+
+
+def test_of_a_part_that_was_copied_here_only_the_record_is_pulled(
+    pair: Pair, address: PeerAddress
+) -> None:
+    pair.copy_here(pair.image.read_bytes())
+    pair.image.write_bytes(b"")
+    with reaching(address) as peer:
+        assert pair.pull(peer) == 0
+    assert pair.own.get(image_key(pair.made.id, 0, 1))
+    assert [stored.key for stored in pair.own.list(CHECKPOINTS)] == [
+        image_key(pair.made.id, 0, 1),
+        part_key(pair.made.id, 0, 1),
+    ]
+    assert SlotPool(pair.own.root, None, SystemClock()).free() == []
+
+
+@pytest.mark.parametrize("place", [0.0, 0.5, 0.9999])
+def test_a_copy_of_other_bytes_is_given_up_and_the_part_is_pulled(
+    pair: Pair, address: PeerAddress, place: float
+) -> None:
+    data = bytearray(pair.image.read_bytes())
+    data[int(len(data) * place)] ^= 1
+    pair.copy_here(bytes(data))
+    with reaching(address) as peer:
+        assert pair.pull(peer) == len(data)
+    pair.assert_same()
+    assert len(list((pair.own.root / "slots").glob("*"))) == 1, "its slot was free again"
+
+
+def test_a_copy_of_another_size_is_given_up_and_the_part_is_pulled(
+    pair: Pair, address: PeerAddress
+) -> None:
+    pair.copy_here(pair.image.read_bytes()[:-1])
+    with reaching(address) as peer:
+        assert pair.pull(peer) == pair.part.image_size_bytes
+    pair.assert_same()
 
 
 @settings(max_examples=10, deadline=None)

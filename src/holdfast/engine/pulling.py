@@ -1,5 +1,7 @@
 """Pulling a part out of a peer's RAM into this host's: straight into a slot, over several streams.
 
+Where a rank here has copied the image out of its own state, only the part record is pulled.
+
 Every digest is checked in the slot before the image gets its name, and the part record, which was
 checked first, comes last. So a peer that dies midway or has a bad block leaves nothing that shows,
 and a slot that is free again.
@@ -8,15 +10,21 @@ and a slot that is free again.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from holdfast.engine.copying import KeptElsewhere, without_holes
 from holdfast.engine.save import check_block, check_layout
-from holdfast.errors import CheckpointDamagedError, HoldfastError, StorageError
+from holdfast.errors import (
+    CheckpointDamagedError,
+    HoldfastError,
+    ObjectNotFoundError,
+    StorageError,
+)
 from holdfast.format.check import check_kept_chunks
-from holdfast.format.names import part_key
+from holdfast.format.names import copy_key, part_key
 from holdfast.format.ownership import Ownership
 from holdfast.format.part_layout import PartLayout, expected_digests, image_keys, part_layout
 from holdfast.format.records import CheckpointSpec, PartRecord
@@ -27,12 +35,16 @@ from holdfast.store.ram import Filling, RamStore
 STREAM_COUNT = 4
 SPAN_SIZE_BYTES = 16 * 1024 * 1024
 
+log = logging.getLogger(__name__)
 Digests = Sequence[tuple[int, int, str]]
 """(start, stop, digest) of neighbouring ranges of an image."""
 
 
-def pull_part(source: Store, target: RamStore, part: PartRecord, spec: CheckpointSpec) -> None:
+def pull_part(source: Store, target: RamStore, part: PartRecord, spec: CheckpointSpec) -> int:
     """Brings a sealed part into `target`, its image first.
+
+    Returns:
+        How many bytes of images came from the source.
 
     Raises:
         CheckpointDamagedError: the source has another record, or a block that is not what was
@@ -47,7 +59,7 @@ def pull_part(source: Store, target: RamStore, part: PartRecord, spec: Checkpoin
     if unseal(record, PartRecord, record_key) != part:
         raise CheckpointDamagedError(f"read {source.name}: {record_key}: it is another part's")
     try:
-        _pull_images(source, target, part, layout)
+        pulled_bytes = _pull_images(source, target, part, layout)
         target.put(record_key, len(record), [record])
     except HoldfastError:
         # A name without a record would hold memory that nobody gives back.
@@ -55,15 +67,52 @@ def pull_part(source: Store, target: RamStore, part: PartRecord, spec: Checkpoin
             with contextlib.suppress(StorageError):
                 target.delete(key)
         raise
+    return pulled_bytes
 
 
-def _pull_images(source: Store, target: RamStore, part: PartRecord, layout: PartLayout) -> None:
+def _pull_images(source: Store, target: RamStore, part: PartRecord, layout: PartLayout) -> int:
     there = KeptElsewhere(target, part)
+    pulled_bytes = 0
     for number, key in reversed([*enumerate(image_keys(part))]):
-        if number == 0 or not there.link(number, layout):
-            size_bytes = layout.images[number].size_bytes
-            expected = without_holes(expected_digests(part, layout, number), size_bytes)
-            _pull_image(source, target, key, size_bytes, list(_spans(expected)))
+        if _take_copy(target, part, layout) if number == 0 else there.link(number, layout):
+            continue
+        size_bytes = layout.images[number].size_bytes
+        expected = without_holes(expected_digests(part, layout, number), size_bytes)
+        _pull_image(source, target, key, size_bytes, list(_spans(expected)))
+        pulled_bytes += size_bytes
+    return pulled_bytes
+
+
+def _take_copy(target: RamStore, part: PartRecord, layout: PartLayout) -> bool:
+    """Makes the copy that a rank here put there the part's image, if it is that, byte for byte."""
+    made = copy_key(part.id, part.rank, part.part_count)
+    try:
+        with target.open(made) as image:
+            _check_copy(image, part, layout, made)
+        target.link(made, image_keys(part)[0])
+    except ObjectNotFoundError:
+        return False
+    except (CheckpointDamagedError, StorageError) as error:
+        # The ranks were not at one state, or kept something else of the checkpoint before.
+        log.info("%s is pulled, the copy made here is none of it: %s", part.id, error)
+        return False
+    finally:
+        with contextlib.suppress(StorageError):
+            target.delete(made)
+    return True
+
+
+def _check_copy(image: Reader, part: PartRecord, layout: PartLayout, where: str) -> None:
+    size_bytes = layout.images[0].size_bytes
+    if image.size_bytes != size_bytes:
+        raise CheckpointDamagedError(
+            f"read {where}: expected {size_bytes} bytes, found {image.size_bytes}"
+        )
+    memory = image.view()
+    assert memory is not None, "what is in RAM can be looked at"
+    for start, stop, expected in expected_digests(part, layout, 0):
+        with memory[start:stop] as block:
+            check_block(block, expected, where, start)
 
 
 def _pull_image(
