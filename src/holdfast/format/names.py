@@ -71,14 +71,6 @@ def kept_image_key(
     return f"{own}.from-{checkpoint_name(origin)}.safetensors"
 
 
-def copy_key(checkpoint: CheckpointId, rank: int, part_count: int) -> str:
-    """The key, in RAM, of a copy of that image which another rank made of its own bytes.
-
-    It is a part's image for nobody until its digests were checked against the part's record.
-    """
-    return f"{checkpoint_folder(checkpoint)}/copy-{rank:05d}-of-{part_count:05d}.safetensors"
-
-
 def part_key(checkpoint: CheckpointId, rank: int, part_count: int) -> str:
     """The key of the record beside that image."""
     return f"{checkpoint_folder(checkpoint)}/part-{rank:05d}-of-{part_count:05d}.json"
