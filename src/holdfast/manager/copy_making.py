@@ -44,7 +44,7 @@ class FilledCopy:
     def fill(self, snapshot: Snapshot, clock: Clock) -> None:
         """Copies; what fails is seen by whoever waits."""
         try:
-            fill_from(self.filling, self.copy.layout, snapshot, self.progress, clock, keep=True)
+            fill_from(self.filling, self.copy.layout, snapshot, self.progress, clock)
         except (StorageError, DeviceError) as error:
             log.debug("the part of rank %d is not copied: %s", self.copy.rank, error)
         finally:

@@ -123,16 +123,14 @@ def fill_from(
     snapshot: Snapshot,
     progress: FillProgress,
     clock: Clock,
-    *,
-    keep: bool,
 ) -> None:
-    """Copies a state into a slot, whoever has it; `keep` as in `DeviceFilling`.
+    """Copies a state into a slot, whoever has it; the snapshot is not let go of.
 
     Raises:
         StorageError, DeviceError: it is not whole.
     """
     if snapshot.is_borrowed:
-        with DeviceFilling(filling, layout, snapshot, clock, keep=keep) as arriving:
+        with DeviceFilling(filling, layout, snapshot, clock, keep=True) as arriving:
             arriving.wait(layout.size_bytes)
         progress.reach(layout.size_bytes)
     else:

@@ -88,29 +88,16 @@ class FilledPart:
             key = kept_image_key(plan.id, plan.rank, plan.part_count, image.origin)
             self._readers.append(self._open.enter_context(self.draft.store.open(key)))
 
-    def fill(self, snapshot: Snapshot, *, keep: bool = False) -> None:
-        """Copies the rest; what fails is told to whoever follows.
-
-        Lets go of the snapshot then, unless it is to `keep` it. What that borrows is the training's
-        own again in any other case.
-        """
+    def fill(self, snapshot: Snapshot) -> None:
+        """Copies the rest; what fails is told to whoever follows, and the state is on the host."""
+        own = self.draft.images.own
         try:
-            fill_from(
-                self.filling,
-                self.draft.images.own,
-                snapshot,
-                self.progress,
-                self._clock,
-                keep=keep,
-            )
+            fill_from(self.filling, own, snapshot, self.progress, self._clock)
         except (StorageError, DeviceError) as error:
             step = self.draft.plan.id.step
             log.warning("the slot for step %d cannot be filled: %s", step, error)
             if snapshot.is_borrowed:
                 snapshot.bring_to_host()
-        else:
-            if not keep:
-                snapshot.release()
         finally:
             self.end()
 
@@ -204,7 +191,7 @@ class PartWriter:
         return self._seal(filled, snapshot, filled.progress.wait_for)
 
     def seal_from_devices(self, filled: FilledPart, snapshot: Snapshot, *, keep: bool) -> None:
-        """Has devices fill a slot, and makes a part of it while they do; `keep` as in `fill`.
+        """Has devices fill a slot, and makes a part of it while they do.
 
         Raises:
             StorageError, DeviceError: nothing of it is visible as a part.

@@ -100,7 +100,7 @@ class Saver:
             # The thread digests what is copied while this one goes on copying.
             self._submit(replace(job, filled=filled, copied=copied))
             if filled is not None:
-                filled.fill(snapshot, keep=bool(copied))
+                filled.fill(snapshot)
             for copy in copied:
                 copy.fill(snapshot, self._clock)
             if filled is not None and filled.wait():
@@ -336,7 +336,7 @@ class Saver:
         """Where no slot was ready in time for the training thread, one may be by now."""
         filled = self._parts.begin(job.plan, job.snapshot)
         if filled is not None:
-            filled.fill(job.snapshot, keep=True)
+            filled.fill(job.snapshot)
         return filled
 
     def _fill_from_devices(self, job: Job) -> str | None:
