@@ -75,6 +75,14 @@ def _number(value: float) -> str:
     return f"{value:.3g}"
 
 
+def _times_better(result: dict[str, Any]) -> float:
+    reached, wanted = result["reached"], result["wanted"]
+    if not wanted:
+        # Of nothing there is no multiple.
+        return 1.0 if result["met"] else MULTIPLE_MIN
+    return wanted / max(reached, 1e-9) if result["at_most"] else reached / wanted
+
+
 def _draw(results: Sequence[dict[str, Any]]) -> None:
     """How far each figure is from what was wanted: beyond the line is better."""
     import matplotlib
@@ -84,10 +92,7 @@ def _draw(results: Sequence[dict[str, Any]]) -> None:
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     names = [f"{r['row']}\n{r['state']}" for r in results]
-    better = [
-        (r["wanted"] / max(r["reached"], 1e-9)) if r["at_most"] else (r["reached"] / r["wanted"])
-        for r in results
-    ]
+    better = [_times_better(result) for result in results]
     figure, axes = plt.subplots(figsize=(10, 0.42 * len(results) + 1.2))
     places = range(len(results))
     colors = ["#2a78b5" if r["met"] else "#c44e52" for r in results]

@@ -18,6 +18,8 @@ MEMORY_STEPS = 40
 MATMULS = 1
 BUDGETS = (0.01, 0.03, 0.1)
 BUDGET_STEPS = 240
+HOSTS = 4
+HOST_STEPS = 1000
 
 Rounds = dict[str, list[dict[str, Any]]]
 
@@ -364,6 +366,25 @@ def peers(bench: Bench) -> Iterator[Figure]:
     )
 
 
+def hosts(bench: Bench) -> Iterator[Figure]:
+    """Steps between the checkpoints of several hosts: nothing there waits for anything."""
+    measured = []
+    for _ in range(bench.rounds):
+        with bench.directory() as directory:
+            measured.append(
+                bench.worker("steps_between", directory=directory, hosts=HOSTS, steps=HOST_STEPS)
+            )
+    yield Figure(
+        row=f"waits in all calls of `save` between checkpoints, {HOSTS} hosts",
+        state="",
+        reached=sum(found["waits"] for found in measured),
+        wanted=0,
+        at_most=True,
+        unit="waits",
+        measured={"rounds": measured},
+    )
+
+
 ROWS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "training": training,
     "training-many": lambda bench: training(bench, "many"),
@@ -380,4 +401,5 @@ ROWS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "frozen": frozen,
     "goodput": goodput,
     "peers": peers,
+    "hosts": hosts,
 }

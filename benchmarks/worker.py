@@ -22,6 +22,7 @@ TASKS = {
     "open_many": "benchmarks.tasks_restoring",
     "frozen": "benchmarks.tasks_saving",
     "pull": "benchmarks.tasks_peers",
+    "steps_between": "benchmarks.tasks_hosts",
 }
 
 

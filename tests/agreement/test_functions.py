@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Iterable
 
 import msgspec
 import pytest
@@ -56,6 +57,10 @@ def world_of(domain_count: int, size: int) -> dict[str, str]:
     return {f"h{d}.{i}": f"d{d}" for d in range(domain_count) for i in range(size)}
 
 
+def no_offers(hosts: Iterable[str]) -> dict[str, set[int]]:
+    return {host: set() for host in hosts}
+
+
 @pytest.mark.parametrize("domain_count", [2, 3, 7])
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("copies", [2, 3])
@@ -64,7 +69,7 @@ def test_pulls_bring_every_part_into_enough_domains_and_are_balanced(
 ) -> None:
     domains = world_of(domain_count, size)
     holders = {rank: [host] for rank, host in enumerate(domains)}
-    pulls = assign_pulls(holders, holders, copies, Ring(domains, domains))
+    pulls = assign_pulls(holders, holders, copies, Ring(domains, no_offers(domains)))
     standing = {rank: {domains[hosts[0]]} for rank, hosts in holders.items()}
     for target, parts in pulls.items():
         for rank, source in parts:
@@ -79,14 +84,29 @@ def test_pulls_leave_out_hosts_that_are_gone_and_what_stands_already() -> None:
     domains = world_of(4, 1)
     del domains["h1.0"]
     holders = {0: ["h0.0"], 2: ["h2.0", "h3.0"]}
-    pulls = assign_pulls(holders, holders, 2, Ring(domains, domains))
+    pulls = assign_pulls(holders, holders, 2, Ring(domains, no_offers(domains)))
     assert pulls == {"h2.0": [(0, "h0.0")]}
 
 
 def test_a_host_without_ranks_gives_copies_and_takes_none() -> None:
     domains = world_of(3, 1)
-    pulls = assign_pulls({0: ["h0.0"]}, [0], 2, Ring(domains, ["h2.0"]))
+    pulls = assign_pulls({0: ["h0.0"]}, [0], 2, Ring(domains, no_offers(["h2.0"])))
     assert pulls == {"h2.0": [(0, "h0.0")]}
+
+
+def test_a_host_that_makes_the_copy_itself_is_asked_before_the_next_in_the_ring() -> None:
+    domains = world_of(4, 1)
+    ring = Ring(domains, no_offers(domains) | {"h3.0": {0, 1}})
+    assert ring.targets(0, ["h0.0"], 1) == ["h3.0"]
+    assert ring.targets(0, ["h0.0"], 2) == ["h3.0", "h1.0"]
+    assert ring.targets(2, ["h2.0"], 1) == ["h3.0"], "nobody makes it: the next one"
+    assert ring.targets(2, ["h3.0"], 1) == ["h0.0"]
+
+
+def test_an_offer_within_a_domain_that_has_the_part_is_passed_over() -> None:
+    domains = {"a": "x", "b": "x", "c": "y"}
+    ring = Ring(domains, {"a": (), "b": {0}, "c": ()})
+    assert ring.targets(0, ["a"], 1) == ["c"]
 
 
 @given(st.lists(st.sets(st.integers(0, 4)), min_size=1, max_size=5))

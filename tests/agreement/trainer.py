@@ -174,10 +174,18 @@ class Trainer:
         self.begun.add(checkpoint)
         self.outstanding[checkpoint] = is_due
         self.host.tell(fa.PartBegun(self.rank, checkpoint))
+        self._offer()
         fill_secs = 0.01 + world.rng.random() * world.fill_secs_max
         at = max(world.now + fill_secs, getattr(self, "_sealed_at", 0.0) + 0.001)
         self._sealed_at = at
         world.at(at - world.now, self._sealed, checkpoint, is_due)
+
+    def _offer(self) -> None:
+        """Some ranks hold the bytes of the next ones, and not the same ranks at all times."""
+        world, count = self.host.world, self.job.rank_count
+        ahead = world.rng.randrange(4)
+        parts = {(self.rank + i) % count for i in range(1, min(ahead, count))}
+        self.host.tell(fa.CopiesOffered(self.rank, frozenset(parts)))
 
     def _sealed(self, checkpoint: CheckpointId, is_due: bool) -> None:
         world, host = self.host.world, self.host

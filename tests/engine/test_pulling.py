@@ -22,6 +22,7 @@ from holdfast.errors import (
     OutOfSpaceError,
     StorageError,
 )
+from holdfast.format.digests import BLOCK_SIZE_BYTES
 from holdfast.format.names import CHECKPOINTS, image_key, part_key
 from holdfast.format.records import PartRecord
 from holdfast.format.sealed import seal
@@ -55,8 +56,18 @@ class Pair:
         (self.part,) = made.write(self.theirs)
         self.image = root / "theirs" / image_key(made.id, 0, 1)
 
-    def pull(self, peer: PeerStore) -> None:
-        pull_part(peer, self.own, self.part, self.made.spec)
+    def pull(self, peer: PeerStore) -> int:
+        return pull_part(peer, self.own, self.part, self.made.spec)
+
+    def pull_into(self, peer: PeerStore, data: bytes | bytearray) -> int:
+        """Pulls into a slot in which a rank of this host has put `data`."""
+        with contextlib.closing(self.own.begin(len(data))) as filling:
+            filling.write(0, memoryview(data))
+        return pull_part(peer, self.own, self.part, self.made.spec, is_filled=True)
+
+    @property
+    def slot_count(self) -> int:
+        return len(list((self.own.root / "slots").glob("*")))
 
     def assert_same(self) -> None:
         for stored in self.theirs.list(CHECKPOINTS):
@@ -94,6 +105,37 @@ def test_a_part_is_pulled_byte_for_byte(pair: Pair, address: PeerAddress) -> Non
                 pair.own.delete(stored.key)
     # The second one went into the first one's slot.
     assert len(SlotPool(pair.own.root, None, SystemClock()).free()) == 1
+
+
+def test_of_a_part_that_was_copied_here_only_the_record_is_pulled(
+    pair: Pair, address: PeerAddress
+) -> None:
+    with reaching(address) as peer:
+        assert pair.pull_into(peer, pair.image.read_bytes()) == 0
+    pair.assert_same()
+    assert pair.slot_count == 1
+
+
+def test_of_a_part_that_was_half_copied_here_the_rest_is_pulled(
+    pair: Pair, address: PeerAddress
+) -> None:
+    data = pair.image.read_bytes()
+    half = len(data) // 2
+    with reaching(address) as peer:
+        pulled_bytes = pair.pull_into(peer, data[:half] + bytes(len(data) - half))
+    assert 0 < pulled_bytes - (len(data) - half) <= BLOCK_SIZE_BYTES
+    pair.assert_same()
+
+
+@pytest.mark.parametrize("place", [0.0, 0.5, 0.9999])
+def test_a_block_that_was_copied_wrong_is_pulled_and_no_other(
+    pair: Pair, address: PeerAddress, place: float
+) -> None:
+    data = bytearray(pair.image.read_bytes())
+    data[int(len(data) * place)] ^= 1
+    with reaching(address) as peer:
+        assert 0 < pair.pull_into(peer, data) <= BLOCK_SIZE_BYTES
+    pair.assert_same()
 
 
 @settings(max_examples=10, deadline=None)
@@ -235,15 +277,15 @@ def test_the_slot_is_closed_only_after_the_last_stream_ended(
     monkeypatch.setattr(pulling, "SPAN_SIZE_BYTES", MIB)
     flip_bit(pair.image, 50)
     late: list[bool] = []
-    inner = pulling._bring
+    inner = pulling._Bringing._bring
 
-    def watched(filling, image, span, where) -> None:
+    def watched(bringing, span) -> None:
         if span[0][0] > 0:
             time.sleep(0.2)
-        inner(filling, image, span, where)
-        late.append(filling._slot.is_filling)
+        inner(bringing, span)
+        late.append(bringing._filling._slot.is_filling)
 
-    monkeypatch.setattr(pulling, "_bring", watched)
+    monkeypatch.setattr(pulling._Bringing, "_bring", watched)
     with reaching(address) as peer, pytest.raises(CheckpointDamagedError):
         pair.pull(peer)
     assert late

@@ -25,6 +25,7 @@ from holdfast.errors import HoldfastError
 WITH_POSITION = json.loads(sys.argv[5]).get("position", True)
 # MiB of an array that every process has, and whether it stays as it is.
 BIG_MIB = json.loads(sys.argv[5]).get("big_mib", 0)
+IS_SHARDED = json.loads(sys.argv[5]).get("sharded", True)
 IS_FROZEN = json.loads(sys.argv[5]).get("frozen", False)
 
 
@@ -56,6 +57,8 @@ def state_at(step: int, rank: int) -> dict:
         "host": np.arange(5) + step,
         "step": step,
     }
+    if not IS_SHARDED:
+        del state["sharded"]
     if BIG_MIB:
         everywhere = NamedSharding(mesh, PartitionSpec())
         state["big"] = frozen(everywhere) if IS_FROZEN else array(big_at(step, BIG_MIB), everywhere)
@@ -75,7 +78,7 @@ def big_at(step: int, size_mib: int) -> np.ndarray:
 
 def right(state: dict, step: int, rank: int) -> bool:
     expected = state_at(step, rank)
-    for name in ("sharded", "replicated", *(["big"] if BIG_MIB else [])):
+    for name in expected.keys() & {"sharded", "replicated", "big"}:
         for mine, other in zip(
             state[name].addressable_shards, expected[name].addressable_shards, strict=True
         ):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast import errors
+from holdfast.engine.agreement.runs import runs_of
 from holdfast.manager.decisions import Decisions, OneProcess, json_text
 from holdfast.manager.hosts import JobHost, JobHosts, RankPlace, hosts_of, meet, place_of
 from holdfast.manager.options import RamTier
@@ -27,17 +28,25 @@ def place(name: str, **told: Any) -> RankPlace:
     return RankPlace(name, *(DEFAULT | told).values())
 
 
-def found(*hosts: tuple[str, str, str | None]) -> JobHosts:
+def found(*hosts: tuple[str, str, str | None, list[int]]) -> JobHosts:
     return JobHosts(
-        hosts=tuple(JobHost(name=n, domain=d, peer_address=peer) for n, d, peer in hosts)
+        hosts=tuple(
+            JobHost(name=name, domain=domain, peer_address=peer, ranks=runs_of(ranks))
+            for name, domain, peer, ranks in hosts
+        )
     )
 
 
 def test_hosts_come_in_the_order_of_their_lowest_ranks_and_rank_0_s_leads() -> None:
     places = [place("b"), place("a"), place("b"), place("c"), place("a")]
     hosts = hosts_of(places)
-    assert hosts == found(("b", "b", None), ("a", "a", None), ("c", "c", None))
+    assert hosts == found(("b", "b", None, [0, 2]), ("a", "a", None, [1, 4]), ("c", "c", None, [3]))
     assert (hosts.leader, hosts.count) == ("b", 3)
+
+
+def test_each_rank_s_domain_is_its_host_s() -> None:
+    places = [place("b"), place("a", failure_domain="rack"), place("b"), place("c")]
+    assert hosts_of(places).domains() == ["b", "rack", "b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +82,7 @@ def test_two_domains_of_one_host_are_told_with_both_ranks(other: str | None) -> 
 
 def test_a_host_s_peer_address_is_the_one_that_any_of_its_ranks_knows() -> None:
     places = [place("a"), place("a", peer_address="10.0.0.1:7"), place("b")]
-    assert hosts_of(places) == found(("a", "a", "10.0.0.1:7"), ("b", "b", None))
+    assert hosts_of(places) == found(("a", "a", "10.0.0.1:7", [0, 1]), ("b", "b", None, [2]))
 
 
 def test_two_hosts_of_one_name_are_told_by_their_agents_addresses() -> None:
@@ -91,15 +100,15 @@ def test_every_rank_learns_the_same() -> None:
     job = ranks(MemoryWords(), 3)
     told = together([lambda one=one: meet(one, places[one.rank]) for one in job])
     assert told == [hosts_of(places)] * 3
-    assert told[0] == found(("b", "räck", "10.0.0.2:7"), ("a", "a", "10.0.0.1:7"))
+    assert told[0] == found(("b", "räck", "10.0.0.2:7", [0]), ("a", "a", "10.0.0.1:7", [1, 2]))
 
 
 def test_a_process_alone_is_its_own_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_HOST", "here")
     alone = Decisions(OneProcess(), BriskClock())
     ram = RamTier(failure_domain="rack")
-    assert meet(alone, place_of(OneProcess(), ram, None)) == found(("here", "rack", None))
-    assert meet(alone, place_of(OneProcess(), None, None)) == found(("here", "here", None))
+    assert meet(alone, place_of(OneProcess(), ram, None)) == found(("here", "rack", None, [0]))
+    assert meet(alone, place_of(OneProcess(), None, None)) == found(("here", "here", None, [0]))
 
 
 def test_a_rank_s_slice_is_told_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +148,7 @@ def test_a_thousand_hosts_of_four_ranks_are_told_in_little() -> None:
         words.words[f"holdfast/0/values/{one.rank}"] = json.dumps(said)
     assert meet(first, places[0]) == hosts_of(places)
     assert hosts_of(places).count == 1024
-    assert len(words.words["holdfast/0/answer"]) < 40_000
+    assert len(words.words["holdfast/0/answer"]) < 50_000
 
 
 def job_of(key: str, *told: tuple[str, str, str]) -> list[dict[str, Any]]:
@@ -156,7 +165,7 @@ def job_of(key: str, *told: tuple[str, str, str]) -> list[dict[str, Any]]:
 
 def test_processes_of_two_hosts_meet_through_jax() -> None:
     said = job_of("leader", ("b", "rack", "10.0.0.2:7"), ("a", "", "10.0.0.1:7"), ("b", "rack", ""))
-    expected = found(("b", "rack", "10.0.0.2:7"), ("a", "a", "10.0.0.1:7"))
+    expected = found(("b", "rack", "10.0.0.2:7", [0, 2]), ("a", "a", "10.0.0.1:7", [1]))
     expected_said = json.loads(json.dumps({"leader": "b"} | asdict(expected)))
     assert said == [expected_said] * 3
 

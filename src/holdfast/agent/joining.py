@@ -183,6 +183,7 @@ class Joining:
             state.group = start.group
             state.filling.clear()
             state.desk.clear()
+            state.copies.clear()
         group = state.group
         if group is None or group.group != effect.group:
             return
@@ -404,6 +405,7 @@ class Joining:
         if group is state.group:
             state.filling.pop(rank, None)
             state.desk.returned(rank)
+            state.copies.gone(rank)
             if not group.present:
                 # A lost member stays told in its events; nobody is left who could go on.
                 state.group = None

@@ -15,11 +15,13 @@ from holdfast.engine.agreement.messages import NAME_CHARS_MAX
 from holdfast.engine.agreement.settings import Settings, heartbeat_for
 from holdfast.format.names import ATTEMPT_MAX, PART_COUNT_MAX, STEP_MAX
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 PENDING_COUNT_MIN = 3
 PENDING_COUNT_MAX = 32
 PENDING_SIZE_BYTES = 256 * 1024 * 1024
+COPIES_MAX = 64
+"""Of so many parts at most one rank makes copies."""
 
 Step = Annotated[int, msgspec.Meta(ge=0, le=STEP_MAX)]
 Attempt = Annotated[int, msgspec.Meta(ge=1, le=ATTEMPT_MAX)]
@@ -29,6 +31,7 @@ Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 Host = Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX)]
 
+Ranks = Annotated[tuple[Rank, ...], msgspec.Meta(max_length=COPIES_MAX)]
 Id = tuple[Step, Attempt]
 """(step, attempt)."""
 
@@ -100,30 +103,52 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WantSlot(msgspec.Struct, frozen=True, kw_only=True):
-    """A trainer is about to fill an image."""
+    """A trainer is about to fill an image.
+
+    `copies` are the ranks of whose parts it will make copies as well; `copy_of` tells that the
+    image is one of those.
+    """
 
     rank: Rank
     id: Id
     size_bytes: Size
+    copies: Ranks = ()
+    copy_of: Rank | None = None
 
 
 class Filling(msgspec.Struct, frozen=True, kw_only=True):
-    """A trainer fills an image into the slot that it had ready."""
+    """A trainer fills an image into the slot that it had ready; `copies` as in `WantSlot`."""
 
     rank: Rank
     id: Id
+    copies: Ranks = ()
+
+
+class Copied(msgspec.Struct, frozen=True, kw_only=True):
+    """The copies of parts that a trainer was to make stand in slots, or will not come.
+
+    `slots` are the ranks of those parts, each with the slot, or None.
+    """
+
+    rank: Rank
+    id: Id
+    slots: Annotated[
+        tuple[tuple[Rank, Annotated[str, msgspec.Meta(max_length=64)] | None], ...],
+        msgspec.Meta(max_length=COPIES_MAX),
+    ]
 
 
 class WantSpare(msgspec.Struct, frozen=True, kw_only=True):
     """A trainer wants a slot for its next image, whenever that comes.
 
-    `whole_bytes` is the size of an image of all that the rank saves.
+    `whole_bytes` is the size of an image of all that the rank saves. `copy_of` as in `WantSlot`.
     """
 
     group: str
     rank: Rank
     size_bytes: Size
     whole_bytes: Size
+    copy_of: Rank | None = None
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
@@ -266,7 +291,11 @@ class HeldStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent is doing. `peer_address` is where it serves its peers, if it does."""
+    """What the agent is doing.
+
+    `peer_address` is where it serves its peers, if it does; `pulled_bytes` are those of images that
+    it has copied from them.
+    """
 
     protocol: int = PROTOCOL_VERSION
     run: str
@@ -281,3 +310,4 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     pending: int
     leaves_in_secs: float | None
     peer_address: str | None = None
+    pulled_bytes: int = 0

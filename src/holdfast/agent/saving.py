@@ -11,6 +11,7 @@ from holdfast.agent import protocol
 from holdfast.agent.agreeing import Agreeing
 from holdfast.agent.keeping import Keeper
 from holdfast.agent.protocol import Notice
+from holdfast.agent.slot_desk import CopyOf, User
 from holdfast.agent.state import AgentState
 from holdfast.agent.storing import Storing
 from holdfast.engine.agreement import facts
@@ -33,17 +34,20 @@ class Saving:
         """A slot for one image; none, with the reason, where RAM has no room for it."""
         checkpoint = self._checked(request.id)
         state = self._state
-        self._begun(request.rank, checkpoint)
+        if request.copy_of is not None:
+            return await self._reserve(CopyOf(request.copy_of), request.size_bytes, 0)
+        self._begun(request.rank, checkpoint, request.copies)
         if not state.has_ram:
             return protocol.Slot(name=None, reason="the run has no RAM tier")
         pending = self._agreeing.agreement.member.holdings.pending_count(checkpoint)
         if pending >= protocol.pending_limit(request.size_bytes):
             return protocol.Slot(name=None, reason="the durable tier is behind", busy=True)
+        return await self._reserve(request.rank, request.size_bytes, pending)
+
+    async def _reserve(self, user: User, size_bytes: int, pending: int) -> protocol.Slot:
         loop = asyncio.get_running_loop()
         try:
-            name = await loop.run_in_executor(
-                None, state.desk.reserve, request.rank, request.size_bytes
-            )
+            name = await loop.run_in_executor(None, self._state.desk.reserve, user, size_bytes)
         except StorageError as error:
             is_behind = isinstance(error, OutOfSpaceError) and pending > 0
             return protocol.Slot(name=None, reason=str(error), busy=is_behind)
@@ -51,7 +55,18 @@ class Saving:
 
     def filling(self, request: protocol.Filling) -> None:
         """A trainer fills the slot that it had ready."""
-        self._begun(request.rank, self._checked(request.id))
+        self._begun(request.rank, self._checked(request.id), request.copies)
+
+    def copied(self, request: protocol.Copied) -> None:
+        """The copies of others' parts that a trainer makes have come as far as they will."""
+        checkpoint, state = self._checked(request.id), self._state
+        is_held = checkpoint in self._agreeing.agreement.member.holdings
+        for part, slot in request.slots:
+            is_wanted = state.copies.end(checkpoint, part, slot if is_held else None)
+            if is_wanted and slot is not None:
+                state.desk.lend(checkpoint, part, slot)
+            else:
+                state.desk.returned(CopyOf(part))
 
     async def want_spare(self, request: protocol.WantSpare) -> protocol.Slot:
         """A slot for a next image; none where all would take more than two whole images a rank."""
@@ -64,7 +79,7 @@ class Saving:
             name = await loop.run_in_executor(
                 None,
                 state.desk.spare,
-                request.rank,
+                request.rank if request.copy_of is None else CopyOf(request.copy_of),
                 request.size_bytes,
                 request.whole_bytes,
                 len(group.members),
@@ -110,10 +125,16 @@ class Saving:
             facts.PartAbandoned(request.rank, checkpoint, group.count, request.reason)
         )
 
-    def _begun(self, rank: int, checkpoint: CheckpointId) -> None:
+    def _begun(self, rank: int, checkpoint: CheckpointId, copies: tuple[int, ...]) -> None:
         state = self._state
         state.filling[rank] = checkpoint
         state.desk.returned(rank)
+        is_held = self._agreeing.agreement.member.holdings.__contains__
+        for gone in state.copies.begin(rank, checkpoint, copies, is_held):
+            state.desk.returned(gone)
+        offered = self._agreeing.agreement.member.group
+        if offered is not None and offered.offers.get(rank, frozenset()) != frozenset(copies):
+            self._agreeing.tell(facts.CopiesOffered(rank, frozenset(copies)))
         self._agreeing.tell(facts.PartBegun(rank, checkpoint))
 
     def _ended(self, rank: int) -> None:

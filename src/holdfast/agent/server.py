@@ -31,6 +31,7 @@ def application(service: Service, body_secs: float = BODY_SECS) -> web.Applicati
         "branch": (protocol.Branch, service.branch),
         "slot": (protocol.WantSlot, service.want_slot),
         "filling": (protocol.Filling, service.filling),
+        "copied": (protocol.Copied, service.copied),
         "spare": (protocol.WantSpare, service.want_spare),
         "sealed": (protocol.Sealed, service.sealed),
         "abandoned": (protocol.Abandoned, service.abandoned),

@@ -208,6 +208,10 @@ class Service:
         self._saving.filling(request)
         return protocol.Empty()
 
+    async def copied(self, request: protocol.Copied, pid: int) -> protocol.Empty:
+        self._saving.copied(request)
+        return protocol.Empty()
+
     async def want_spare(self, request: protocol.WantSpare, pid: int) -> protocol.Slot:
         return await self._saving.want_spare(request)
 
@@ -300,6 +304,7 @@ class Service:
             pending=len(self._agreeing.agreement.pending_ids()),
             leaves_in_secs=self._leaves_in_secs(),
             peer_address=state.peer_address,
+            pulled_bytes=state.pulled_bytes,
         )
 
     def _held(self) -> tuple[protocol.HeldStatus, ...]:

@@ -5,19 +5,30 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
 
 from holdfast.format.names import CheckpointId
 from holdfast.store.slots import SlotPool
 
-SLOTS_PER_RANK = 2
+SLOTS_PER_PART = 2
 """What holds the newest checkpoint, and what the next one goes into, where each is one image."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOf:
+    """The copy that this host keeps of another rank's part."""
+
+    rank: int
+
+
+User = int | CopyOf
+"""A rank of this host, or a copy that it keeps."""
 
 
 class SlotDesk:
     """The pool's only user.
 
-    A holder is a rank of this host, or a copy of another host's part. Free slots of sizes that no
-    holder uses are given up where room is wanted.
+    Free slots of sizes that no user has are given up where room is wanted.
     """
 
     def __init__(self, pool: SlotPool) -> None:
@@ -26,46 +37,75 @@ class SlotDesk:
         self._handed_out: dict[Hashable, str] = {}
         self._sizes_bytes: dict[Hashable, int] = {}
         self._whole_sizes_bytes: dict[int, int] = {}
+        self._copy_sizes_bytes: dict[CopyOf, int] = {}
 
-    def reserve(self, holder: Hashable, size_bytes: int, user: Hashable = None) -> str:
-        """A slot of that size; `user` will want that size again. Errors as `SlotPool.reserve`."""
+    def reserve(self, user: User, size_bytes: int, holder: Hashable = None) -> str:
+        """A slot of that size, which `user` will want again; it is the holder's until returned.
+
+        Raises:
+            OutOfSpaceError, StorageError: as `SlotPool.reserve`.
+        """
+        holder = user if holder is None else holder
         with self._lock:
-            self._sizes_bytes[holder if user is None else user] = size_bytes
+            self._sizes_bytes[user] = size_bytes
+            if isinstance(user, CopyOf):
+                self._copy_sizes_bytes[user] = size_bytes
             name = self._pool.reserve(
                 size_bytes, set(self._handed_out.values()), set(self._sizes_bytes.values())
             )
             self._handed_out[holder] = name
             return name
 
-    def spare(self, rank: int, size_bytes: int, whole_bytes: int, count: int) -> str | None:
-        """A slot for a rank's next image; None where all would be more than two images a rank.
+    def spare(self, user: User, size_bytes: int, whole_bytes: int, count: int) -> str | None:
+        """A slot for a next image; None where all would be more than two images of each part.
 
         `whole_bytes` is the size of an image of all that the rank saves, of `count` ranks. Those
         that did not tell yet are taken to save what this one does.
         """
         with self._lock:
-            self._sizes_bytes[rank] = size_bytes
-            self._whole_sizes_bytes[rank] = whole_bytes
-            unknown = max(count - len(self._whole_sizes_bytes), 0)
-            total = sum(self._whole_sizes_bytes.values()) + unknown * whole_bytes
+            self._sizes_bytes[user] = size_bytes
+            if isinstance(user, CopyOf):
+                self._copy_sizes_bytes[user] = size_bytes
+            else:
+                self._whole_sizes_bytes[user] = whole_bytes
+            unknown = max(count - len(self._whole_sizes_bytes), 0) * whole_bytes
+            total = sum(self._whole_sizes_bytes.values()) + sum(self._copy_sizes_bytes.values())
             name = self._pool.spare(
                 size_bytes,
-                SLOTS_PER_RANK * total,
+                SLOTS_PER_PART * (total + unknown),
                 set(self._handed_out.values()),
                 set(self._sizes_bytes.values()),
             )
             if name is not None:
-                self._handed_out[rank] = name
+                self._handed_out[user] = name
             return name
 
     @contextlib.contextmanager
-    def copying(self, checkpoint: CheckpointId, rank: int) -> Iterator[Callable[[int], str]]:
-        """For a copy of a part: what reserves its slot, which is filled or free at the end."""
+    def copying(
+        self, checkpoint: CheckpointId, rank: int, filled: str | None
+    ) -> Iterator[Callable[[int], str]]:
+        """For a copy of a part: what reserves its slot, which is an image's or free at the end.
+
+        `filled` is the slot that has some of it already, if it is of the size that is asked for.
+        """
         holder = checkpoint, rank
+        left = [filled] if filled is not None else []
+
+        def reserve(size_bytes: int) -> str:
+            if left and self._pool.slot_size_bytes(left[0]) == size_bytes:
+                return left.pop()
+            return self.reserve(CopyOf(rank), size_bytes, holder)
+
         try:
-            yield lambda size_bytes: self.reserve(holder, size_bytes, ("copy", rank))
+            yield reserve
         finally:
             self.returned(holder)
+
+    def lend(self, checkpoint: CheckpointId, rank: int, name: str) -> None:
+        """A trainer has put the copy of a part into this slot; nobody else gets it."""
+        with self._lock:
+            self._handed_out.pop(CopyOf(rank), None)
+            self._handed_out[checkpoint, rank] = name
 
     def returned(self, holder: Hashable) -> None:
         """It has filled its slot, or will not."""
@@ -82,3 +122,4 @@ class SlotDesk:
         with self._lock:
             self._sizes_bytes.clear()
             self._whole_sizes_bytes.clear()
+            self._copy_sizes_bytes.clear()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.agent.config import AgentConfig
+from holdfast.agent.copies import Copies
 from holdfast.agent.events import EventLog
 from holdfast.agent.group import Group
 from holdfast.agent.location import WORDS, ram_folder
@@ -55,6 +56,9 @@ class AgentState:
     linger_secs: float = 0.0
     peer_address: str | None = None
     notices: NoticeBoard = field(default_factory=NoticeBoard)
+    copies: Copies = field(default_factory=Copies)
+    pulled_bytes: int = 0
+    """What was read from other hosts' images for copies that stand here, since the agent began."""
     durable_at_secs: float | None = None
     """When the checkpoint that is being written will be durable, if it takes as long as the last
     one; by the monotonic clock."""

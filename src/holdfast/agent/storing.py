@@ -7,6 +7,7 @@ told to the agreement, which tries again, or tells the trainers.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 from collections.abc import Callable
@@ -96,12 +97,14 @@ class Storing:
         return facts.CommitWritten(wanted.id)
 
     async def pull(self, wanted: effects.Pull) -> facts.ReplicaSealed | facts.PullFailed:
-        """Copies a part out of another host's RAM."""
-        slots = self._state.desk.copying(wanted.id, wanted.rank)
+        """Copies a part out of another host's RAM: what no rank here has put into a slot."""
+        filled = await self._state.copies.wait(wanted.id, wanted.rank)
+        slots = self._state.desk.copying(wanted.id, wanted.rank, filled)
         loop = asyncio.get_running_loop()
         try:
             with slots as reserve:
-                await loop.run_in_executor(self._pulling, self._pull, wanted, reserve)
+                pull = functools.partial(self._pull, wanted, reserve, is_filled=filled is not None)
+                self._state.pulled_bytes += await loop.run_in_executor(self._pulling, pull)
         except Exception as error:
             log.warning("part %d of %s is not copied: %s", wanted.rank, wanted.id, error)
             return facts.PullFailed(wanted.id, wanted.rank)
@@ -172,13 +175,14 @@ class Storing:
         check_not_fenced(self._state.durable, wanted.id)
         return commit(self._state.durable, wanted.id, wanted.part_count)
 
-    def _pull(self, wanted: effects.Pull, reserve: Callable[[int], str]) -> None:
+    def _pull(self, wanted: effects.Pull, reserve: Callable[[int], str], *, is_filled: bool) -> int:
         state = self._state
         source = self._peers.store(wanted.source)
         part = read_part(source, wanted.id, wanted.rank, wanted.part_count)
         target = RamStore(state.ram.root, reserve, state.clock, state.files)
         try:
-            pull_part(source, target, part, self._spec(wanted.id, wanted.part_count))
+            spec = self._spec(wanted.id, wanted.part_count)
+            return pull_part(source, target, part, spec, is_filled=is_filled)
         finally:
             target.close()
 

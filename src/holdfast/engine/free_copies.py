@@ -1,8 +1,9 @@
-"""Which parts stand in a second failure domain for nothing: data parallelism has made the copy.
+"""What stands in a second failure domain for nothing: data parallelism has made the copy.
 
-A rank of another domain that holds every chunk of a part can put that part's image into its own
-host's RAM, byte for byte, and nothing but the small part record has to cross the network. What no
-other rank holds is pulled from its host (`holdfast.engine.agreement.replication`).
+A rank of another domain that holds the same chunks as a part's rank can put them into its own
+host's RAM, byte for byte, where they stand in that part's image. The part record crosses the
+network, and the chunks that no other rank holds; all of a part is pulled from its host where
+nobody makes a copy (`holdfast.engine.agreement.replication`).
 
 Every rank computes the same from the same view of the state, as it does with the owners.
 """
@@ -25,7 +26,7 @@ LOOKED_AT_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class FreeCopy:
-    """`keeper` holds all chunks of the part of `rank`, in another failure domain."""
+    """`keeper`, in another domain, holds all of the part of `rank` that `rank` alone does not."""
 
     rank: int
     keeper: int
@@ -85,7 +86,7 @@ def _candidates(
 def _holders_of_parts(
     placements: Sequence[Placement], owners: Sequence[Owners]
 ) -> dict[int, frozenset[int]]:
-    """For each rank with a part, the ranks that hold all of its chunks."""
+    """For each rank, the ranks that hold all chunks of its part which it does not hold alone."""
     found: dict[int, frozenset[int]] = {}
     rows: dict[int, frozenset[int]] = {}
     seen: set[tuple[int, int]] = set()
@@ -98,6 +99,8 @@ def _holders_of_parts(
         seen.add(way)
         for rank, chunk in _owned(of_array):
             row = placement.holders[chunk]
+            if len(row) == 1:
+                continue
             if id(row) not in rows:
                 rows[id(row)] = frozenset(row)
             before, now = found.get(rank), rows[id(row)]

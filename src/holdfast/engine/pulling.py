@@ -1,5 +1,8 @@
 """Pulling a part out of a peer's RAM into this host's: straight into a slot, over several streams.
 
+Where a rank here has copied what it holds of the image into the slot already, blocks that are right
+stay, and the others are pulled.
+
 Every digest is checked in the slot before the image gets its name, and the part record, which was
 checked first, comes last. So a peer that dies midway or has a bad block leaves nothing that shows,
 and a slot that is free again.
@@ -16,6 +19,7 @@ from holdfast.engine.copying import KeptElsewhere, without_holes
 from holdfast.engine.save import check_block, check_layout
 from holdfast.errors import CheckpointDamagedError, HoldfastError, StorageError
 from holdfast.format.check import check_kept_chunks
+from holdfast.format.digests import digest
 from holdfast.format.names import part_key
 from holdfast.format.ownership import Ownership
 from holdfast.format.part_layout import PartLayout, expected_digests, image_keys, part_layout
@@ -31,8 +35,20 @@ Digests = Sequence[tuple[int, int, str]]
 """(start, stop, digest) of neighbouring ranges of an image."""
 
 
-def pull_part(source: Store, target: RamStore, part: PartRecord, spec: CheckpointSpec) -> None:
+def pull_part(
+    source: Store,
+    target: RamStore,
+    part: PartRecord,
+    spec: CheckpointSpec,
+    *,
+    is_filled: bool = False,
+) -> int:
     """Brings a sealed part into `target`, its image first.
+
+    Where `is_filled`, the slot that `target` reserves has some of the image in it.
+
+    Returns:
+        How many bytes of images came from the source.
 
     Raises:
         CheckpointDamagedError: the source has another record, or a block that is not what was
@@ -47,7 +63,7 @@ def pull_part(source: Store, target: RamStore, part: PartRecord, spec: Checkpoin
     if unseal(record, PartRecord, record_key) != part:
         raise CheckpointDamagedError(f"read {source.name}: {record_key}: it is another part's")
     try:
-        _pull_images(source, target, part, layout)
+        pulled_bytes = _pull_images(source, target, part, layout, is_filled)
         target.put(record_key, len(record), [record])
     except HoldfastError:
         # A name without a record would hold memory that nobody gives back.
@@ -55,23 +71,24 @@ def pull_part(source: Store, target: RamStore, part: PartRecord, spec: Checkpoin
             with contextlib.suppress(StorageError):
                 target.delete(key)
         raise
+    return pulled_bytes
 
 
-def _pull_images(source: Store, target: RamStore, part: PartRecord, layout: PartLayout) -> None:
+def _pull_images(
+    source: Store, target: RamStore, part: PartRecord, layout: PartLayout, is_filled: bool
+) -> int:
     there = KeptElsewhere(target, part)
+    pulled_bytes = 0
     for number, key in reversed([*enumerate(image_keys(part))]):
         if number == 0 or not there.link(number, layout):
             size_bytes = layout.images[number].size_bytes
             expected = without_holes(expected_digests(part, layout, number), size_bytes)
-            _pull_image(source, target, key, size_bytes, list(_spans(expected)))
-
-
-def _pull_image(
-    source: Store, target: RamStore, key: str, size_bytes: int, spans: Sequence[Digests]
-) -> None:
-    with source.open(key) as image, contextlib.closing(target.begin(size_bytes)) as filling:
-        _fill(filling, image, spans, f"{source.name}: {key}")
-        filling.show(key)
+            with source.open(key) as image, contextlib.closing(target.begin(size_bytes)) as filling:
+                bring = _Bringing(filling, image, f"{source.name}: {key}", is_filled and not number)
+                bring.all(_spans(expected))
+                filling.show(key)
+            pulled_bytes += bring.pulled_bytes
+    return pulled_bytes
 
 
 def _spans(expected: Iterator[tuple[int, int, str]]) -> Iterator[Digests]:
@@ -86,33 +103,62 @@ def _spans(expected: Iterator[tuple[int, int, str]]) -> Iterator[Digests]:
         yield span
 
 
-def _fill(filling: Filling, image: Reader, spans: Sequence[Digests], where: str) -> None:
-    """Fills the slot; the streams have ended when this returns or raises."""
-    left = iter(spans)
-    lock, stopping = threading.Lock(), threading.Event()
+class _Bringing:
+    """One image on its way into a slot, over several streams."""
 
-    def stream() -> None:
-        while not stopping.is_set():
-            with lock:
-                span = next(left, None)
+    def __init__(self, filling: Filling, image: Reader, where: str, is_filled: bool) -> None:
+        self._filling = filling
+        self._image = image
+        self._where = where
+        self._is_filled = is_filled
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self.pulled_bytes = 0
+
+    def all(self, spans: Iterator[Digests]) -> None:
+        """Fills the slot; the streams have ended when this returns or raises."""
+        with ThreadPoolExecutor(STREAM_COUNT, "holdfast-pull") as pool:
+            try:
+                for job in [pool.submit(self._stream, spans) for _ in range(STREAM_COUNT)]:
+                    job.result()
+            finally:
+                self._stopping.set()
+
+    def _stream(self, spans: Iterator[Digests]) -> None:
+        while not self._stopping.is_set():
+            with self._lock:
+                span = next(spans, None)
             if span is None:
                 return
-            _bring(filling, image, span, where)
+            for missing in self._missing(span) if self._is_filled else [span]:
+                self._bring(missing)
 
-    with ThreadPoolExecutor(STREAM_COUNT, "holdfast-pull") as pool:
-        try:
-            for job in [pool.submit(stream) for _ in range(STREAM_COUNT)]:
-                job.result()
-        finally:
-            stopping.set()
+    def _missing(self, span: Digests) -> Iterator[Digests]:
+        """The neighbouring ranges of a span that are not in the slot yet."""
+        missing: list[tuple[int, int, str]] = []
+        for start, stop, expected in span:
+            if self._is_there(start, stop, expected):
+                if missing:
+                    yield missing
+                missing = []
+            else:
+                missing.append((start, stop, expected))
+        if missing:
+            yield missing
 
+    def _is_there(self, start: int, stop: int, expected: str) -> bool:
+        with self._filling.target(start, stop) as block:
+            # What this part does not use has no digest in its record, and is as good as any.
+            return not expected or digest(block) == expected
 
-def _bring(filling: Filling, image: Reader, span: Digests, where: str) -> None:
-    start, stop = span[0][0], span[-1][1]
-    with filling.target(start, stop) as memory:
-        image.read_into(start, memory)
-        for first, last, expected in span:
-            # What this part does not use has no digest in its record.
-            if expected:
-                with memory[first - start : last - start] as block:
-                    check_block(block, expected, where, first)
+    def _bring(self, span: Digests) -> None:
+        start, stop = span[0][0], span[-1][1]
+        with self._filling.target(start, stop) as memory:
+            self._image.read_into(start, memory)
+            for first, last, expected in span:
+                # What this part does not use has no digest in its record.
+                if expected:
+                    with memory[first - start : last - start] as block:
+                        check_block(block, expected, self._where, first)
+        with self._lock:
+            self.pulled_bytes += stop - start

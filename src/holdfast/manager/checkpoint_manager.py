@@ -122,7 +122,9 @@ class CheckpointManager:
         place = self._link.place
         self._steps = Stepping(place.origin, self._options, self._processes.count)
         self._meter = meter_for(self._options)
-        self._planner = Planner(self._run.run_id, self._processes.rank, self._processes.count)
+        self._planner = Planner(
+            run.run_id, self._processes.rank, self._processes.count, self._job.replicas
+        )
         self._saver = Saver(self._link, self._run.durable, self._progress, self._clock)
         self._signals = PreemptionSignals(self._options.preemption_signals, self._told_to_stop)
         self._own = self._begin_own_policies()
@@ -212,7 +214,8 @@ class CheckpointManager:
         restored = self._restore_newest(state)
         state = state if restored is None else restored.state
         # A leaf that cannot be saved is told now, not when the first save is due.
-        self._saver.expect(self._planner.layout(self._framework.outline(state)).size_bytes)
+        layout = self._planner.layout(self._framework.outline(state))
+        self._saver.expect(layout.size_bytes, self._planner.copies)
         return (0 if restored is None else restored.id.step + 1), state
 
     def restore(self, step: int | None = None, *, like: Any = None) -> Any:
@@ -395,7 +398,10 @@ class CheckpointManager:
         plan = self._planner.plan(snapshot, taking)
         self._progress.accept(taking.id, durable=due.durable)
         self._steps.took(step, due, place.words.values)
-        self._saver.take(Job(plan=plan, snapshot=snapshot, is_durable_due=due.durable))
+        copies = self._planner.copies
+        self._saver.take(
+            Job(plan=plan, snapshot=snapshot, is_durable_due=due.durable, copies=copies)
+        )
         if due.is_preemption and self._processes.count > 1:
             self._steps.await_confirmation(step, place.words.values, self._clock)
         return True

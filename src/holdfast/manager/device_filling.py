@@ -12,7 +12,7 @@ from types import TracebackType
 
 from holdfast.adapt.contract import Snapshot, Transfer
 from holdfast.clock import Clock
-from holdfast.engine.filling import fill_chunks
+from holdfast.engine.filling import FillProgress, fill_chunks, fill_slot
 from holdfast.errors import DeviceError, StorageError
 from holdfast.format.layout import ImageLayout
 from holdfast.store.ram import Filling
@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 class DeviceFilling:
     """A slot that is being filled from a snapshot, within a `with` statement.
 
-    Where the memory is not pinned the host copies it all, before the statement's body.
+    Where the memory is not pinned the host copies it all, before the statement's body. With `keep`
+    the snapshot is not let go of: more is to be read from it.
 
     Raises:
         DeviceError: the devices do not have the state.
@@ -34,14 +35,21 @@ class DeviceFilling:
     """
 
     def __init__(
-        self, filling: Filling, layout: ImageLayout, snapshot: Snapshot, clock: Clock
+        self,
+        filling: Filling,
+        layout: ImageLayout,
+        snapshot: Snapshot,
+        clock: Clock,
+        *,
+        keep: bool = False,
     ) -> None:
         self._filling = filling
         self._layout = layout
         self._snapshot = snapshot
         self._clock = clock
         self._transfer: Transfer | None = None
-        self._has_let_go = False
+        self._keep = keep
+        self._is_whole = False
         self._began_secs = 0.0
         self._size_bytes = 0
 
@@ -73,13 +81,13 @@ class DeviceFilling:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all has arrived, and the snapshot was let go of."""
-        return self._has_let_go
+        """Whether all has arrived by itself; the snapshot was let go of then."""
+        return self._is_whole
 
     def wait(self, stop_bytes: int) -> bool:
         """Waits until all below `stop_bytes` has arrived, and says so; `stop_bytes` only grows.
 
-        The snapshot is let go of as soon as nothing is read from it any more.
+        Unless it is to be kept, the snapshot is let go of as soon as nothing is read from it.
 
         Raises:
             DeviceError: it never will.
@@ -93,9 +101,10 @@ class DeviceFilling:
                 if self._clock.monotonic() > deadline:
                     transfer.fail(_stalled(stop_bytes))
                 self._clock.sleep(POLL_SECS)
-        if not self._has_let_go and transfer.is_over() and transfer.has_arrived(stop_bytes):
-            self._has_let_go = True
-            self._snapshot.release()
+        if not self._is_whole and transfer.is_over() and transfer.has_arrived(stop_bytes):
+            self._is_whole = True
+            if not self._keep:
+                self._snapshot.release()
             secs = self._clock.monotonic() - self._began_secs
             log.debug("devices copied %d bytes in %.6f s", self._size_bytes, secs)
         return True
@@ -106,6 +115,26 @@ class DeviceFilling:
             deadline = self._clock.monotonic() + STALL_SECS
             while not self._transfer.is_over() and self._clock.monotonic() < deadline:
                 self._clock.sleep(POLL_SECS)
+
+
+def fill_from(
+    filling: Filling,
+    layout: ImageLayout,
+    snapshot: Snapshot,
+    progress: FillProgress,
+    clock: Clock,
+) -> None:
+    """Copies a state into a slot, whoever has it; the snapshot is not let go of.
+
+    Raises:
+        StorageError, DeviceError: it is not whole.
+    """
+    if snapshot.is_borrowed:
+        with DeviceFilling(filling, layout, snapshot, clock, keep=True) as arriving:
+            arriving.wait(layout.size_bytes)
+        progress.reach(layout.size_bytes)
+    else:
+        fill_slot(filling, layout, snapshot.chunk_bytes, progress)
 
 
 def _stalled(stop_bytes: int) -> DeviceError:

@@ -12,6 +12,7 @@ import msgspec
 
 from holdfast.adapt.contract import Processes
 from holdfast.agent.location import HOST_VARIABLE, host_name
+from holdfast.engine.agreement.runs import Runs, ranks_in, runs_of
 from holdfast.errors import InvalidArgumentError
 from holdfast.manager.decisions import Decisions, json_text
 from holdfast.manager.options import RamTier, check_name
@@ -21,11 +22,15 @@ MEET_SECS = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobHost:
-    """One host. `peer_address` is where its agent serves its peers, None where it does not."""
+    """One host, and its ranks in runs.
+
+    `peer_address` is where its agent serves its peers, None where it does not.
+    """
 
     name: str
     domain: str
     peer_address: str | None
+    ranks: Runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +49,11 @@ class JobHosts:
         """How many hosts there are."""
         return len(self.hosts)
 
+    def domains(self) -> list[str]:
+        """The failure domain of each rank."""
+        found = {rank: host.domain for host in self.hosts for rank in ranks_in(host.ranks)}
+        return [found[rank] for rank in sorted(found)]
+
 
 class RankPlace(msgspec.Struct, frozen=True, array_like=True):
     """Where one rank is. `failure_domain` is what the user says, None where that is nothing."""
@@ -60,6 +70,7 @@ class _Told(msgspec.Struct, frozen=True, array_like=True):
     name: str
     domain: str | None
     peer_address: str | None
+    ranks: Runs
 
 
 def place_of(processes: Processes, ram: RamTier | None, peer_address: str | None) -> RankPlace:
@@ -87,7 +98,12 @@ def meet(decisions: Decisions, place: RankPlace) -> JobHosts:
     told = msgspec.json.decode(answer, type=tuple[_Told, ...])
     return JobHosts(
         hosts=tuple(
-            JobHost(name=one.name, domain=one.domain or one.name, peer_address=one.peer_address)
+            JobHost(
+                name=one.name,
+                domain=one.domain or one.name,
+                peer_address=one.peer_address,
+                ranks=one.ranks,
+            )
             for one in told
         )
     )
@@ -108,6 +124,7 @@ def hosts_of(places: Sequence[RankPlace]) -> JobHosts:
                 name=name,
                 domain=_domain(name, places, ranks),
                 peer_address=_peer_address(name, places, ranks),
+                ranks=runs_of(ranks),
             )
             for name, ranks in by_host.items()
         )
@@ -152,7 +169,12 @@ def _peer_address(host: str, places: Sequence[RankPlace], ranks: list[int]) -> s
 def _judged(values: list[str]) -> str:
     found = hosts_of([msgspec.json.decode(value, type=RankPlace) for value in values])
     told = [
-        _Told(one.name, None if one.domain == one.name else one.domain, one.peer_address)
+        _Told(
+            one.name,
+            None if one.domain == one.name else one.domain,
+            one.peer_address,
+            one.ranks,
+        )
         for one in found.hosts
     ]
     return msgspec.json.encode(told).decode()

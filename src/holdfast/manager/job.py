@@ -23,6 +23,7 @@ from holdfast.manager.decisions import Decisions
 from holdfast.manager.hosts import MEET_SECS, JobHosts, meet, place_of
 from holdfast.manager.opening import OpenRun
 from holdfast.manager.options import Options
+from holdfast.manager.planning import NO_REPLICAS, Replicas
 from holdfast.store.peer import PeerStore
 from holdfast.store.peer_calls import PeerAccess
 from holdfast.store.peer_connection import parse_address
@@ -42,11 +43,13 @@ class Job:
     """How one process joins its host's agent, and reads from the other hosts'.
 
     `attempt` is the newest attempt that is known here; it is set once the process has joined.
+    `replicas` is what plans have to know of the hosts.
     """
 
     config: AgentConfig
     attach: Attach
     attempt: Attempt
+    replicas: Replicas
     peers: tuple[PeerStore, ...] = ()
 
     def close(self) -> None:
@@ -84,7 +87,8 @@ def find_job(
         hosts = meet(decisions, place_of(processes, options.ram, address))
         peers = tuple(_peer_stores(run, config, hosts, attempt, clock))
     attach = _attach(run, options, processes, hosts)
-    return Job(config=config, attach=attach, attempt=attempt, peers=peers)
+    replicas = Replicas(hosts.domains(), attach.copies) if hosts.count > 1 else NO_REPLICAS
+    return Job(config=config, attach=attach, attempt=attempt, replicas=replicas, peers=peers)
 
 
 def _peer_config(options: Options, token_file: str) -> PeerConfig:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 from holdfast.adapt.contract import Snapshot
 from holdfast.clock import Clock
-from holdfast.engine.filling import FillProgress, fill_slot, seal_slot
+from holdfast.engine.filling import FillProgress, seal_slot
 from holdfast.engine.keeping_images import (
     SealedPart,
     choose,
@@ -37,7 +37,7 @@ from holdfast.format.layout import Chunk, partial_layout
 from holdfast.format.names import image_key, kept_image_key
 from holdfast.format.ranges import members
 from holdfast.format.records import PartRecord
-from holdfast.manager.device_filling import DeviceFilling
+from holdfast.manager.device_filling import DeviceFilling, fill_from
 from holdfast.manager.ram_slots import RamSlots
 from holdfast.store.contract import Reader, Store
 from holdfast.store.ram import Filling
@@ -89,31 +89,22 @@ class FilledPart:
             self._readers.append(self._open.enter_context(self.draft.store.open(key)))
 
     def fill(self, snapshot: Snapshot) -> None:
-        """Copies the rest, then lets go of the snapshot; what fails is told to whoever follows.
-
-        What a snapshot borrows is the training's own again in any case.
-        """
+        """Copies the rest; what fails is told to whoever follows, and the state is on the host."""
         own = self.draft.images.own
         try:
-            if snapshot.is_borrowed:
-                with self.arriving(snapshot) as arriving:
-                    arriving.wait(own.size_bytes)
-                self.progress.reach(own.size_bytes)
-            else:
-                fill_slot(self.filling, own, snapshot.chunk_bytes, self.progress)
+            fill_from(self.filling, own, snapshot, self.progress, self._clock)
         except (StorageError, DeviceError) as error:
             step = self.draft.plan.id.step
             log.warning("the slot for step %d cannot be filled: %s", step, error)
             if snapshot.is_borrowed:
                 snapshot.bring_to_host()
-        else:
-            snapshot.release()
         finally:
             self.end()
 
-    def arriving(self, snapshot: Snapshot) -> DeviceFilling:
+    def arriving(self, snapshot: Snapshot, *, keep: bool) -> DeviceFilling:
         """The slot, to be filled by devices."""
-        return DeviceFilling(self.filling, self.draft.images.own, snapshot, self._clock)
+        own = self.draft.images.own
+        return DeviceFilling(self.filling, own, snapshot, self._clock, keep=keep)
 
     def end(self) -> None:
         """No more is copied."""
@@ -199,14 +190,14 @@ class PartWriter:
             raise StorageError("the RAM tier was removed while the state was copied into it")
         return self._seal(filled, snapshot, filled.progress.wait_for)
 
-    def seal_from_devices(self, filled: FilledPart, snapshot: Snapshot) -> None:
+    def seal_from_devices(self, filled: FilledPart, snapshot: Snapshot, *, keep: bool) -> None:
         """Has devices fill a slot, and makes a part of it while they do.
 
         Raises:
             StorageError, DeviceError: nothing of it is visible as a part.
         """
         own = filled.draft.images.own
-        arriving = filled.arriving(snapshot)
+        arriving = filled.arriving(snapshot, keep=keep)
         try:
             filled.open_kept()
             with arriving:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from holdfast.adapt.contract import Outline, Snapshot
+from holdfast.agent.protocol import COPIES_MAX
+from holdfast.engine.free_copies import FreeCopy, free_copies
 from holdfast.engine.plan import assign_owners, shared
 from holdfast.engine.save import PartPlan
 from holdfast.engine.splitting import split_large
 from holdfast.format.layout import ImageLayout, image_layout
 from holdfast.format.names import CheckpointId
+from holdfast.format.placement import Placement
 from holdfast.format.records import ArraySpec, CheckpointSpec, encode_metrics
 
 
@@ -24,16 +27,43 @@ class Taking:
     metrics: Mapping[str, float] | None
 
 
+@dataclass(frozen=True, slots=True)
+class PartCopy:
+    """A part of another rank, and where those of its chunks stand that this one holds as well.
+
+    `layout` is that of the part's image without its other chunks.
+    """
+
+    rank: int
+    layout: ImageLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """The failure domain of each rank, and in how many of them each part is to stand."""
+
+    domains: Sequence[Hashable] = ()
+    copies: int = 1
+
+
+NO_REPLICAS = Replicas()
+
+
 class Planner:
     """Plans for one rank; remembers the plan of the last outline."""
 
-    def __init__(self, run_id: str, rank: int, count: int) -> None:
+    def __init__(
+        self, run_id: str, rank: int, count: int, replicas: Replicas = NO_REPLICAS
+    ) -> None:
         self._run_id = run_id
         self._rank = rank
         self._count = count
+        self._replicas = replicas
         self._outline: Outline | None = None
         self._arrays: tuple[ArraySpec, ...] = ()
         self._layout: ImageLayout | None = None
+        self.copies: tuple[PartCopy, ...] = ()
+        """Those that this rank makes of parts of the last outline's state."""
 
     @property
     def image_size_bytes(self) -> int:
@@ -43,8 +73,10 @@ class Planner:
     def layout(self, outline: Outline) -> ImageLayout:
         """The layout of this rank's image of such a state."""
         if outline is not self._outline or self._layout is None:
-            self._arrays = array_specs(outline)
+            self._arrays, placements, copies = specs_and_copies(outline, self._replicas)
             self._layout = image_layout(self._arrays, self._rank)
+            mine = [copy.rank for copy in copies if copy.keeper == self._rank][:COPIES_MAX]
+            self.copies = tuple(self._copy_of(rank, placements) for rank in mine)
             self._outline = outline
         return self._layout
 
@@ -71,12 +103,27 @@ class Planner:
             process_values=snapshot.process_values,
         )
 
+    def _copy_of(self, rank: int, placements: Sequence[Placement]) -> PartCopy:
+        whole = image_layout(self._arrays, rank)
+        held = tuple(
+            chunk
+            for chunk in whole.chunks
+            if self._rank in placements[chunk.array_index].holders[chunk.chunk_index]
+        )
+        return PartCopy(rank, replace(whole, chunks=held))
 
-def array_specs(outline: Outline) -> tuple[ArraySpec, ...]:
-    """The specs of an outline's arrays, with the chunks and owners that every rank plans alike."""
+
+def specs_and_copies(
+    outline: Outline, replicas: Replicas
+) -> tuple[tuple[ArraySpec, ...], Sequence[Placement], tuple[FreeCopy, ...]]:
+    """The specs of an outline's arrays, where their chunks are, and who copies whose part.
+
+    Every rank plans them alike.
+    """
     placements = split_large([array.placement for array in outline.arrays])
-    owners = shared(assign_owners(placements))
-    return tuple(
+    owners = assign_owners(placements)
+    copies = free_copies(placements, owners, replicas.domains, replicas.copies)
+    specs = tuple(
         ArraySpec(
             path=array.path,
             shape=placement.shape,
@@ -86,5 +133,8 @@ def array_specs(outline: Outline) -> tuple[ArraySpec, ...]:
             prng_impl=array.prng_impl,
             scalar=array.scalar,
         )
-        for array, placement, of_array in zip(outline.arrays, placements, owners, strict=True)
+        for array, placement, of_array in zip(
+            outline.arrays, placements, shared(owners), strict=True
+        )
     )
+    return specs, placements, copies

@@ -18,11 +18,13 @@ import msgspec
 from holdfast.adapt.contract import Pinning, Snapshot
 from holdfast.agent import protocol
 from holdfast.clock import Clock
-from holdfast.engine.save import ChunkBytes, PartPlan, write_part
+from holdfast.engine.save import ChunkBytes, PartImages, PartPlan, write_part
 from holdfast.errors import AgentUnavailableError, HoldfastError, StorageError
 from holdfast.format.names import CheckpointId
+from holdfast.manager.copy_making import CopyMaker, FilledCopy
 from holdfast.manager.link import Link
 from holdfast.manager.part_writing import FilledPart, PartWriter
+from holdfast.manager.planning import PartCopy
 from holdfast.manager.progress import Progress
 from holdfast.manager.ram_slots import RamSlots
 from holdfast.store.contract import Store
@@ -41,12 +43,18 @@ Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One save: what to write, where it is due, and the state: fixed, or on its way into a slot."""
+    """One save: what to write, where it is due, and the state: fixed, or on its way into slots.
+
+    `copies` are the parts of other ranks that may be copied from the same state; of those `copied`
+    are on their way.
+    """
 
     plan: PartPlan
     snapshot: Snapshot
     is_durable_due: bool
+    copies: tuple[PartCopy, ...] = ()
     filled: FilledPart | None = None
+    copied: tuple[FilledCopy, ...] = ()
 
 
 class Saver:
@@ -68,7 +76,10 @@ class Saver:
         self._has_told_no_ram = False
         self._slots = RamSlots(link, clock)
         self._parts = PartWriter(self._slots, durable, clock)
+        self._copier = CopyMaker(link, clock)
+        self._copying: tuple[PartCopy, ...] = ()
         self._next_slot: protocol.WantSpare | None = None
+        self._next_copies: tuple[PartCopy, ...] = ()
         self._pin: Pinning = _no_pin
         self._thread = threading.Thread(target=self._run, name="holdfast-save", daemon=True)
         self._thread.start()
@@ -79,18 +90,27 @@ class Saver:
         Where a slot is ready, the state is copied into it before this returns, and the snapshot is
         let go of: for the training thread.
         """
-        filled = self._parts.begin(job.plan, job.snapshot)
-        if filled is None and job.snapshot.is_borrowed:
-            job.snapshot.bring_to_host()
+        snapshot = job.snapshot
+        filled = self._parts.begin(job.plan, snapshot)
+        if filled is None and snapshot.is_borrowed:
+            snapshot.bring_to_host()
+        is_whole = filled is not None and not filled.draft.images.kept
+        copied = self._copier.begin(job.copies) if is_whole else ()
         try:
             # The thread digests what is copied while this one goes on copying.
-            self._submit(replace(job, filled=filled))
+            self._submit(replace(job, filled=filled, copied=copied))
             if filled is not None:
-                filled.fill(job.snapshot)
+                filled.fill(snapshot)
+            for copy in copied:
+                copy.fill(snapshot, self._clock)
+            if filled is not None and filled.wait():
+                snapshot.release()
         finally:
             # Nobody must wait for ever, also where a Ctrl-C came in between.
             if filled is not None:
                 filled.end()
+            for copy in copied:
+                copy.end()
 
     def forget(self) -> None:
         """The run goes on from elsewhere: the next save keeps nothing of the one before."""
@@ -102,10 +122,11 @@ class Saver:
             self._is_getting_ready = True
             self._changed.notify_all()
 
-    def expect(self, size_bytes: int) -> None:
-        """The first save will be of that size."""
+    def expect(self, size_bytes: int, copies: tuple[PartCopy, ...]) -> None:
+        """The first save will be of that size, and these copies will be made."""
         with self._changed:
             self._next_slot = self._wanted(size_bytes, size_bytes)
+            self._next_copies = copies
         self.get_ready()
 
     @property
@@ -152,6 +173,7 @@ class Saver:
             log.warning("a save that hangs in the storage is left behind; the process may end")
         else:
             self._slots.close()
+            self._copier.close()
 
     def _run(self) -> None:
         while True:
@@ -177,14 +199,17 @@ class Saver:
         return self._waiting is not None or bool(self._skipped) or is_wanted
 
     def _do(self, job: Job) -> None:
+        self._copying, self._next_copies = (), ()
+        tier = None
         try:
-            self._save(job)
+            tier = self._save(job)
         except Exception as error:
             # The top of a thread: whatever it was is told to the trainer, once.
             log.debug("save %s failed", job.plan.id, exc_info=True)
             is_lost = isinstance(error, AgentUnavailableError)
             self._give_up(job, f"{type(error).__name__}: {error}", is_lost)
         finally:
+            self._end_copies(job, is_in_ram=tier == "ram")
             self._next_slot, self._pin = self._slot_after(job), job.snapshot.pin
             job.snapshot.release()
             self._set_at_storage(False)
@@ -196,34 +221,44 @@ class Saver:
             return None
         return self._wanted(self._parts.size_of_next_bytes(job.plan), job.plan.layout.size_bytes)
 
-    def _wanted(self, size_bytes: int, whole_bytes: int) -> protocol.WantSpare:
+    def _wanted(
+        self, size_bytes: int, whole_bytes: int, copy_of: int | None = None
+    ) -> protocol.WantSpare:
         return protocol.WantSpare(
             group=self._link.group,
             rank=self._link.rank,
             size_bytes=size_bytes,
             whole_bytes=whole_bytes,
+            copy_of=copy_of,
         )
 
     def _prepare(self, request: protocol.WantSpare) -> None:
-        """Gets a slot ready for the next image, if the agent has one to spare."""
-        if self._slots.is_ready(request.size_bytes):
-            return
+        """Gets slots ready for the next image, and for copies, if the agent has them to spare."""
         self._preparing_at = self._clock.monotonic()
         try:
-            slot = self._ask("spare", request, protocol.Slot)
-            if slot.name is not None:
-                self._slots.make_ready(slot.name, request.size_bytes, self._pin)
+            if not self._slots.is_ready(request.size_bytes):
+                slot = self._ask("spare", request, protocol.Slot)
+                if slot.name is not None:
+                    self._slots.make_ready(slot.name, request.size_bytes, self._pin)
+            if self._slots.has_ready:
+                self._copier.prepare(self._next_copies, self._spare_slot, self._pin)
         except HoldfastError as error:
             # The next save asks for a slot again, and tells what is wrong.
             log.debug("no slot is ready for the next image: %s", error)
         finally:
             self._preparing_at = None
 
-    def _save(self, job: Job) -> None:
+    def _spare_slot(self, copy: PartCopy) -> str | None:
+        size_bytes = copy.layout.size_bytes
+        wanted = self._wanted(size_bytes, size_bytes, copy.rank)
+        return self._ask("spare", wanted, protocol.Slot).name
+
+    def _save(self, job: Job) -> str | None:
+        """Makes the part, and tells of it; returns the tier, None where it goes nowhere."""
         tier = self._fill(job)
         if tier is None:
             self._progress.finish(job.plan.id)
-            return
+            return None
         message = protocol.Sealed(
             rank=job.plan.rank,
             id=(job.plan.id.step, job.plan.id.attempt),
@@ -233,6 +268,44 @@ class Saver:
         )
         self._progress.seal(job.plan.id, message)
         self._ask("sealed", message, protocol.Empty)
+        return tier
+
+    def _begin_copies(self, job: Job, images: PartImages) -> tuple[int, ...]:
+        """The ranks of whose parts copies are about to be made; the agent is told with the part.
+
+        Where the rank's own part keeps images, others' will: what changed of them is pulled.
+        """
+        if not images.kept:
+            self._copying = job.copies
+            if job.filled is not None:
+                self._copying = tuple(copied.copy for copied in job.copied)
+            self._next_copies = job.copies
+        return tuple(copy.rank for copy in self._copying)
+
+    def _end_copies(self, job: Job, *, is_in_ram: bool) -> None:
+        """Tells which copies were made; makes them now, where the state is still at hand."""
+        plan = job.plan
+        slots = {copied.copy.rank: copied.slot() for copied in job.copied}
+        if not self._copying:
+            return
+        number = plan.id.step, plan.id.attempt
+
+        def slot_for(copy: PartCopy) -> str | None:
+            size_bytes = copy.layout.size_bytes
+            request = protocol.WantSlot(
+                rank=plan.rank, id=number, size_bytes=size_bytes, copy_of=copy.rank
+            )
+            return self._ask("slot", request, protocol.Slot).name
+
+        for copy in self._copying if is_in_ram and job.filled is None else ():
+            try:
+                slots[copy.rank] = self._copier.make(copy, job.snapshot, slot_for)
+            except HoldfastError as error:
+                log.debug("the part of rank %d is not copied here: %s", copy.rank, error)
+        made = tuple((copy.rank, slots.get(copy.rank)) for copy in self._copying)
+        with contextlib.suppress(HoldfastError):
+            told = protocol.Copied(rank=plan.rank, id=number, slots=made)
+            self._ask("copied", told, protocol.Empty)
 
     def _fill(self, job: Job) -> str | None:
         """Writes the part to RAM, else to the durable tier; returns which, None for neither."""
@@ -246,10 +319,10 @@ class Saver:
             return self._fill_from_devices(job)
         self._slots.give_up_ready()
         if self._link.place.ram_folder is None:
-            slot = self._want_slot(job.plan, job.plan.layout.size_bytes)
+            slot = self._want_slot(job, None)
             return self._go_without_ram(job, None, slot.reason)
         with self._parts.draft(self._slots.store(), job.plan, job.snapshot) as draft:
-            slot = self._want_slot(job.plan, draft.images.own.size_bytes)
+            slot = self._want_slot(job, draft.images)
             reason = slot.reason
             if slot.name is not None:
                 try:
@@ -270,30 +343,32 @@ class Saver:
         """Has devices fill a slot by themselves; else the host copies it all."""
         plan = job.plan
         with self._parts.draft(self._slots.store(), plan, job.snapshot) as draft:
-            filling, reason = self._slot_for_devices(plan, draft.images.own.size_bytes)
+            filling, reason = self._slot_for_devices(job, draft.images)
             if filling is None:
                 return self._go_without_ram(job, None, reason)
             filled = FilledPart(draft, filling, self._clock)
             with contextlib.closing(filled):
                 try:
-                    self._parts.seal_from_devices(filled, job.snapshot)
+                    keep = bool(self._copying)
+                    self._parts.seal_from_devices(filled, job.snapshot, keep=keep)
                     return "ram"
                 except StorageError as error:
                     draft.leave()
                     chunks = filled.chunk_bytes() if filled.wait() else None
                     return self._go_without_ram(job, chunks, str(error))
 
-    def _slot_for_devices(self, plan: PartPlan, size_bytes: int) -> tuple[Filling | None, str]:
+    def _slot_for_devices(self, job: Job, images: PartImages) -> tuple[Filling | None, str]:
         """The slot that is ready, else one that the agent gives, else the reason for none."""
+        size_bytes = images.own.size_bytes
         filling = self._slots.take(size_bytes)
         if filling is not None:
             with contextlib.ExitStack() as on_error:
                 on_error.callback(filling.close)
-                self._tell_filling(plan)
+                self._tell_filling(job, images)
                 on_error.pop_all()
             return filling, ""
         self._slots.give_up_ready()
-        slot = self._want_slot(plan, size_bytes)
+        slot = self._want_slot(job, images)
         if slot.name is None:
             return None, slot.reason
         try:
@@ -301,14 +376,16 @@ class Saver:
         except StorageError as error:
             return None, str(error)
 
-    def _tell_filling(self, plan: PartPlan) -> None:
-        request = protocol.Filling(rank=plan.rank, id=(plan.id.step, plan.id.attempt))
+    def _tell_filling(self, job: Job, images: PartImages) -> None:
+        plan, copies = job.plan, self._begin_copies(job, images)
+        number = plan.id.step, plan.id.attempt
+        request = protocol.Filling(rank=plan.rank, id=number, copies=copies)
         self._ask("filling", request, protocol.Empty)
 
     def _seal(self, job: Job, filled: FilledPart) -> str | None:
         """Seals what is being copied; the tier, or None: it goes nowhere, or was not copied."""
         try:
-            self._tell_filling(job.plan)
+            self._tell_filling(job, filled.draft.images)
             return "ram" if self._parts.seal(filled, job.snapshot) else None
         except StorageError as error:
             filled.draft.leave()
@@ -335,11 +412,15 @@ class Saver:
             self._parts.write(draft, self._durable, job.snapshot)
         return "durable"
 
-    def _want_slot(self, plan: PartPlan, size_bytes: int) -> protocol.Slot:
+    def _want_slot(self, job: Job, images: PartImages | None) -> protocol.Slot:
+        """A slot for these images of the part; without them there is no RAM tier."""
+        plan = job.plan
+        own = plan.layout if images is None else images.own
         request = protocol.WantSlot(
             rank=plan.rank,
             id=(plan.id.step, plan.id.attempt),
-            size_bytes=size_bytes,
+            size_bytes=own.size_bytes,
+            copies=() if images is None else self._begin_copies(job, images),
         )
         slot = self._ask("slot", request, protocol.Slot)
         while slot.busy:

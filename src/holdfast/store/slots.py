@@ -108,6 +108,13 @@ class SlotPool:
                 total += path.stat().st_size
         return total
 
+    def slot_size_bytes(self, name: str) -> int | None:
+        """The bytes of one slot; None where it is gone."""
+        try:
+            return (self._folder / name).stat().st_size
+        except OSError:
+            return None
+
     def _paths(self) -> list[Path]:
         # The folder comes with the first slot, and somebody may remove it at any time.
         with contextlib.suppress(FileNotFoundError):

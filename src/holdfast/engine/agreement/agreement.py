@@ -167,6 +167,8 @@ class Agreement:
                 member.begun(fact)
             case facts.PartSealed() | facts.PartAbandoned():
                 member.sealed(turn, fact)
+            case facts.CopiesOffered():
+                member.offered(fact)
             case facts.Wish():
                 member.wished(fact.kind)
             case facts.BranchWanted():

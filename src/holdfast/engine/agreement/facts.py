@@ -139,6 +139,17 @@ class PartAbandoned:
 
 
 @dataclass(frozen=True, slots=True)
+class CopiesOffered:
+    """At each checkpoint a rank puts copies of these ranks' parts into this host's RAM by itself.
+
+    It holds the same bytes as they do. Told anew where that changes.
+    """
+
+    rank: int
+    parts: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Wish:
     """Somebody here wants a checkpoint soon: a policy, a person, a notice to stop."""
 
@@ -293,6 +304,7 @@ Fact = (
     | PartBegun
     | PartSealed
     | PartAbandoned
+    | CopiesOffered
     | Wish
     | BranchWanted
     | TargetWritten

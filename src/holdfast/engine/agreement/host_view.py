@@ -19,6 +19,7 @@ class HostView:
         homes: those that were ever there in this attempt.
         is_following: it has heard this leader, so that what it says of targets answers this one.
         is_owed: it is to be answered, also where there is nothing new.
+        offers: the ranks of whose parts it has copies made by its own.
         is_lost: silent for so long that its RAM is not counted on.
     """
 
@@ -34,6 +35,7 @@ class HostView:
     is_owed: bool = True
     ranks: frozenset[int] = frozenset()
     homes: set[int] = field(default_factory=set)
+    offers: frozenset[int] = frozenset()
     held: dict[CheckpointId, Held] = field(default_factory=dict)
     channel: Channel = field(default_factory=Channel)
 
@@ -61,5 +63,6 @@ class HostView:
         self.state = state
         self.ranks = frozenset(ranks_in(state.ranks)) if state.group == group else frozenset()
         self.homes |= self.ranks
+        self.offers = frozenset(ranks_in(state.offers)) if self.ranks else frozenset()
         self.held = {held.id: held for held in state.held}
         return before

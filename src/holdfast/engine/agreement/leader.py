@@ -233,11 +233,12 @@ class Leader:
         """The hosts that were heard of; those that had ranks of this attempt take copies."""
         here = {h: v for h, v in self.views.items() if v.state is not None and not v.is_lost}
         domains = {host: self.ledger.domains[host] for host in here}
-        return Ring(domains, [host for host, view in here.items() if view.homes])
+        takers = {host: view.offers for host, view in here.items() if view.homes}
+        return Ring(domains, takers)
 
     def _take_state(self, view: HostView, state: HostState, *, is_present: bool) -> None:
         host = view.host
-        if view.state is None:
+        if view.state is None or view.state.offers != state.offers:
             self._durability.hosts_changed()
         self.ledger.domains[host] = state.domain
         self._living_count -= len(view.ranks)

@@ -15,6 +15,7 @@ from holdfast.engine.agreement.choosing import limits_after
 from holdfast.engine.agreement.effects import AttemptJoined, Fenced, GroupRefused, SourcesFound
 from holdfast.engine.agreement.facts import (
     BranchWanted,
+    CopiesOffered,
     Found,
     PartAbandoned,
     PartBegun,
@@ -123,6 +124,7 @@ class Member:
         for group in (self.group, self.joining):
             if group is not None and group.word == fact.group and fact.rank in group.ranks:
                 group.ranks.discard(fact.rank)
+                group.offers.pop(fact.rank, None)
                 group.is_broken |= isinstance(fact, RankLost)
         if self.joining is not None and not self.joining.ranks:
             self.joining = None
@@ -133,6 +135,12 @@ class Member:
             self._is_changed = True
             begun = self.group.begun
             begun[fact.rank] = max(begun.get(fact.rank, NO_STEP), fact.id.step)
+
+    def offered(self, fact: CopiesOffered) -> None:
+        """A rank here makes copies of others' parts."""
+        if self.group is not None:
+            self._is_changed = True
+            self.group.offers[fact.rank] = fact.parts
 
     def sealed(self, turn: Turn, fact: PartSealed | PartAbandoned) -> None:
         """A rank's part is whole, or will never be."""
@@ -368,6 +376,7 @@ class Member:
             rank_count=group.rank_count,
             ranks=runs_of(group.ranks),
             is_broken=group.is_broken,
+            offers=runs_of(group.offered),
             progress=tuple(
                 Progress(runs_of(ranks), step) for step, ranks in sorted(sealed_ranks.items())
             ),

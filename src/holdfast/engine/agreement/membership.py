@@ -12,7 +12,8 @@ from holdfast.format.names import CheckpointId
 class Group:
     """Trainers that belong together; `begun` and `sealed` are the ranks' last steps.
 
-    `attempt` is 0 until it has begun. `ranks` live and are attached.
+    `attempt` is 0 until it has begun. `ranks` live and are attached. `offers` are the ranks of
+    whose parts a rank here makes copies itself.
     """
 
     word: str
@@ -26,6 +27,12 @@ class Group:
     since_secs: float = 0.0
     begun: dict[int, int] = field(default_factory=dict)
     sealed: dict[int, int] = field(default_factory=dict)
+    offers: dict[int, frozenset[int]] = field(default_factory=dict)
+
+    @property
+    def offered(self) -> frozenset[int]:
+        """All parts of others of which copies are made here."""
+        return frozenset().union(*self.offers.values())
 
     @property
     def is_living(self) -> bool:

@@ -122,6 +122,7 @@ class HostState(msgspec.Struct, frozen=True, kw_only=True):
         group: the word of the trainers here; empty where there are none.
         ranks: those that are attached and live.
         is_broken: one of the group's trainers here ended without a word.
+        offers: the ranks whose parts trainers here copy by themselves, from bytes of their own.
         peers: the successors of the newest attempt that is known here; they may hold something.
     """
 
@@ -130,6 +131,7 @@ class HostState(msgspec.Struct, frozen=True, kw_only=True):
     rank_count: Count = 0
     ranks: Runs = ()
     is_broken: bool = False
+    offers: Runs = ()
     progress: tuple[Progress, ...] = ()
     targets: tuple[TargetState, ...] = ()
     wishes: tuple[Kind, ...] = ()
@@ -340,6 +342,7 @@ def _check(message: AnyMessage) -> None:
             for runs in (held.own, held.replicas, held.written):
                 _check_runs(runs, held.part_count)
         _check_runs(message.state.ranks, message.state.rank_count)
+        _check_runs(message.state.offers, message.state.rank_count)
         for progress in message.state.progress:
             _check_runs(progress.ranks, PART_COUNT_MAX)
     elif isinstance(message, Orders):

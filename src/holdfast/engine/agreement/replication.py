@@ -1,8 +1,9 @@
 """Who copies which part from whom, and how many losses that survives: pure functions.
 
-Hosts stand in a ring by failure domain. A part is copied to the domains that come next after those
-in which it stands, and there to the host at the same place as the holder's in its own domain, so
-that every host gives and takes about as much as any other.
+A host whose trainers hold the same bytes as the part's rank makes the copy by itself: it comes
+first. For what is left, hosts stand in a ring by failure domain. A part is copied to the domains
+that come next after those in which it stands, and there to the host at the same place as the
+holder's in its own domain, so that every host gives and takes about as much as any other.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ Pulls = dict[str, list[tuple[int, str]]]
 
 
 class Ring:
-    """The hosts that live, by failure domain; of them `takers` take copies."""
+    """The hosts that live, by failure domain.
 
-    def __init__(self, domains: Mapping[str, str], takers: Collection[str]) -> None:
+    Of them `takers` take copies; each comes with the ranks of whose parts it makes them itself.
+    """
+
+    def __init__(self, domains: Mapping[str, str], takers: Mapping[str, Collection[int]]) -> None:
         by_domain: dict[str, list[str]] = {name: [] for name in domains.values()}
         for host in sorted(takers):
             by_domain[domains[host]].append(host)
@@ -25,17 +29,28 @@ class Ring:
         self._index = {name: i for i, name in enumerate(self._names)}
         self._place = {h: i for hosts in by_domain.values() for i, h in enumerate(hosts)}
         self._domains = domains
+        self._offering: dict[int, list[str]] = {}
+        for host in sorted(takers):
+            for rank in takers[host]:
+                self._offering.setdefault(rank, []).append(host)
 
     def domains_of(self, hosts: Sequence[str]) -> set[str]:
         """The failure domains that these hosts are in."""
         return {self._domains[host] for host in hosts}
 
-    def targets(self, holders: Sequence[str], count: int) -> list[str]:
-        """At most `count` hosts in domains that none of `holders` is in, the next ones first."""
+    def targets(self, rank: int, holders: Sequence[str], count: int) -> list[str]:
+        """At most `count` hosts for a rank's part, in domains that none of `holders` is in.
+
+        Those come first that make it themselves, then the next ones in the ring.
+        """
         taken = self.domains_of(holders)
         first = holders[0]
         start = self._index[self._domains[first]]
         found: list[str] = []
+        for host in self._offering.get(rank, ()):
+            if len(found) < count and self._domains[host] not in taken:
+                taken.add(self._domains[host])
+                found.append(host)
         for offset in range(1, len(self._names)):
             if len(found) >= count:
                 break
@@ -63,7 +78,7 @@ def assign_pulls(
         if not sources:
             continue
         domain_count = len(ring.domains_of(sources))
-        for i, target in enumerate(ring.targets(sources, copies - domain_count)):
+        for i, target in enumerate(ring.targets(rank, sources, copies - domain_count)):
             pulls.setdefault(target, []).append((rank, sources[i % len(sources)]))
     return pulls
 
