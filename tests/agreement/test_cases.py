@@ -16,6 +16,7 @@ from holdfast.engine.agreement.messages import (
     Kind,
     Newer,
     Orders,
+    PullOrder,
     Status,
     Target,
     Verdict,
@@ -273,6 +274,22 @@ def test_a_reader_is_told_where_every_part_stands() -> None:
     assert all(len(hosts) == 2 for hosts in holders.values())
 
 
+def test_what_is_durable_is_copied_all_the_same() -> None:
+    world = make(3)
+    world.pull_failures = 1.0
+    job = running(world)
+    world.wish(job.leader, Kind.DURABLE)
+    until(world, lambda: bool(world.storage.manifests))
+    (checkpoint,) = world.storage.manifests
+
+    def standing() -> list[int]:
+        return sorted(rank for host in world.hosts.values() for rank in host.ram[checkpoint])
+
+    assert standing() == [0, 1, 2]
+    world.pull_failures = 0.0
+    until(world, lambda: standing() == [0, 0, 1, 1, 2, 2])
+
+
 def test_status_tells_how_many_losses_are_survived() -> None:
     world = make(4, copies=3)
     job = running(world)
@@ -372,7 +389,15 @@ def a_member() -> Agreement:
     return machine
 
 
-def orders(attempt: int, group: str, *, seq: int, drop: bool = False, run: str = "run") -> Orders:
+def orders(
+    attempt: int,
+    group: str,
+    *,
+    seq: int,
+    drop: bool = False,
+    run: str = "run",
+    pulls: tuple[PullOrder, ...] = (),
+) -> Orders:
     verdict = Verdict(CheckpointId(50, 1), Status.PROTECTED, drop)
     return Orders(
         run=run,
@@ -386,7 +411,7 @@ def orders(attempt: int, group: str, *, seq: int, drop: bool = False, run: str =
         origin=CheckpointId(50, 1),
         rank_count=2,
         successors=("a", "b"),
-        command=Command(targets=(), verdicts=(verdict,)),
+        command=Command(targets=(), verdicts=(verdict,), pulls=pulls),
     )
 
 
@@ -410,6 +435,21 @@ def test_orders_that_were_overtaken_are_passed_over() -> None:
     assert not drops(
         machine.handle(fa.Received("a", orders(2, "g2", seq=4, drop=True)), 0.3, NOTHING)
     )
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [fa.ReplicaSealed(CheckpointId(60, 2), 0, 2), fa.PullFailed(CheckpointId(60, 2), 0)],
+)
+def test_nothing_is_dropped_while_a_copy_comes_that_may_keep_images_of_it(
+    outcome: fa.Fact,
+) -> None:
+    machine = a_member()
+    pull = PullOrder(CheckpointId(60, 2), 2, ((0, 1),), "a")
+    ordered = orders(2, "g2", seq=2, drop=True, pulls=(pull,))
+    done = machine.handle(fa.Received("a", ordered), 0.2, NOTHING)
+    assert [type(e) for e in done if isinstance(e, (ef.Drop, ef.Pull))] == [ef.Pull]
+    assert drops(machine.handle(outcome, 0.3, NOTHING))
 
 
 def test_nothing_is_dropped_between_the_report_to_a_new_attempt_and_its_beginning() -> None:

@@ -142,15 +142,15 @@ class Durability:
 
     def _order_pulls(self, entry: Entry) -> None:
         required = self._ledger.required
-        wanted = entry.was_complete and entry.is_complete and entry.exposed and not entry.dropped
+        wanted = entry.was_complete and entry.is_complete and entry.thin and not entry.dropped
         # Of an older attempt only what the present one may have to go back to is copied.
         newest = self._ledger.newest_complete()
         is_newest = newest is None or entry.age >= newest.age
         pulls: dict[str, list[tuple[int, str]]] = {}
         if wanted and is_newest and required > 1 and self._ring is not None:
             pulls = assign_pulls(
-                {rank: _own_first(entry, rank) for rank in entry.exposed},
-                entry.exposed,
+                {rank: _own_first(entry, rank) for rank in entry.thin},
+                entry.thin,
                 required,
                 self._ring,
             )

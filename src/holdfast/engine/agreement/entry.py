@@ -16,7 +16,8 @@ class Entry:
     Attributes:
         holders: for each rank the hosts whose RAM has its part, and whether it was made there.
         durable: the ranks whose part is durable; it only grows.
-        missing: the ranks whose part stands nowhere; `exposed`: in too few failure domains.
+        missing: the ranks whose part stands nowhere; `exposed`: in too few failure domains, and it
+            is not durable; `thin`: in the RAM of too few, be it durable or not.
         was_complete, was_protected: once so; what is lost later does not undo it.
         round: how often its way to the durable tier was begun anew.
         is_stale: who copies and who writes its parts is to be decided anew.
@@ -28,6 +29,7 @@ class Entry:
     durable: set[int] = field(default_factory=set)
     missing: set[int] = field(default_factory=set)
     exposed: set[int] = field(default_factory=set)
+    thin: set[int] = field(default_factory=set)
     is_due: bool = False
     was_complete: bool = False
     was_protected: bool = False
@@ -45,6 +47,7 @@ class Entry:
     def __post_init__(self) -> None:
         self.missing = set(range(self.part_count))
         self.exposed = set(range(self.part_count))
+        self.thin = set(range(self.part_count))
 
     @property
     def age(self) -> tuple[int, int]:
@@ -88,10 +91,12 @@ class Entry:
         else:
             self.missing.add(rank)
         copies = len({domains[host] for host in holders}) if holders else 0
-        if is_durable or (0 < required <= copies):
-            self.exposed.discard(rank)
-        else:
-            self.exposed.add(rank)
+        is_thin = not 0 < required <= copies
+        for ranks, belongs in ((self.thin, is_thin), (self.exposed, is_thin and not is_durable)):
+            if belongs:
+                ranks.add(rank)
+            else:
+                ranks.discard(rank)
 
 
 def domains_of(entry: Entry, domains: Mapping[str, str]) -> Iterator[set[str]]:

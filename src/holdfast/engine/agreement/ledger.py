@@ -246,7 +246,7 @@ class Ledger:
             if entry.id.attempt == self.attempt and entry.age > _age(self.floor):
                 self.floor = entry.id
             self._tell(entry, Status.PROTECTED)
-        if not entry.exposed or len(entry.durable) == entry.part_count:
+        if not entry.thin or not entry.exposed or len(entry.durable) == entry.part_count:
             entry.is_stale = True
 
     def _tell(self, entry: Entry, status: Status) -> None:
