@@ -52,6 +52,7 @@ class Host:
     confirmed: int | None = None
     trainers: dict[tuple[str, int], Trainer] = field(default_factory=dict)
     file: GroupFile | None = None
+    save_cost_secs: float | None = None
     armed_at: float = math.inf
     busy: set[str] = field(default_factory=set)
 
@@ -138,7 +139,7 @@ class Host:
                 steps.append(trainer.step)
         if not steps:
             return fa.Published()
-        return fa.Published(max(steps), min(steps))
+        return fa.Published(max(steps), min(steps), self.save_cost_secs)
 
     def tell(self, fact: fa.Fact) -> None:
         """Tells the agent, if it lives, and does what it wants."""

@@ -353,6 +353,22 @@ def test_a_leader_that_stood_still_does_not_take_its_own_host_for_lost() -> None
     assert len(host.ram) == 2
 
 
+def test_the_leader_knows_what_a_save_costs_the_dearest_host() -> None:
+    world = make(3)
+    job = running(world)
+    costs = {"h0001": 7.0, "h0002": 3.0}
+    for name, cost_secs in costs.items():
+        host = world.hosts[name]
+        host.save_cost_secs = cost_secs
+    agent = world.hosts[job.leader].agent
+    assert agent is not None
+    until(world, lambda: agent.save_cost_secs(fa.Published()) == 7.0)
+    assert agent.save_cost_secs(fa.Published(save_cost_secs=9.0)) == 9.0
+    # A host that is gone has no say.
+    world.hosts["h0001"].crash()
+    until(world, lambda: agent.save_cost_secs(fa.Published()) != 7.0)
+
+
 # One machine alone, where the order of what it hears matters.
 
 NOTHING = fa.Published()

@@ -222,6 +222,12 @@ def test_messages_come_back_from_the_wire_as_they_were() -> None:
     assert decode_message(encode_message(report)) == report
 
 
+def test_a_report_of_an_agent_that_does_not_know_what_saves_cost_is_read() -> None:
+    data = msgspec.json.decode(encode_message(a_report(save_cost_secs=0.5)))
+    assert data.pop("save_cost_secs") == 0.5
+    assert decode_message(msgspec.json.encode(data)) == a_report()
+
+
 BAD = {
     "no JSON": b"{",
     "another message": b'{"message":"Hello"}',
@@ -245,6 +251,7 @@ BAD = {
         )
     ),
     "too long": b" " * (4 * 1024 * 1024 + 1),
+    "a cost below zero": encode_message(a_report(save_cost_secs=-1.0)),
     "nested too deep": b'{"message":' + b"[" * 100_000,
 }
 

@@ -27,6 +27,9 @@ WITH_POSITION = json.loads(sys.argv[5]).get("position", True)
 BIG_MIB = json.loads(sys.argv[5]).get("big_mib", 0)
 IS_FROZEN = json.loads(sys.argv[5]).get("frozen", False)
 
+# What a save takes on this rank's training thread, beside what it really takes.
+SAVE_SECS = json.loads(sys.argv[5]).get("save_secs", {}).get(sys.argv[3], 0)
+
 
 class Position:
     """Each process's own place in its data."""
@@ -35,6 +38,7 @@ class Position:
         self.value = value
 
     def get_state(self) -> dict[str, int]:
+        time.sleep(SAVE_SECS)
         return {"value": self.value}
 
     def set_state(self, state: dict[str, int]) -> None:
@@ -98,7 +102,9 @@ def main() -> None:
     todo = json.loads(sys.argv[5])
     jax.distributed.initialize(address, count, rank)
     assert jax.process_count() == count
-    policy = save_decision_policy.ContinuousCheckpointingPolicy()
+    policy = save_decision_policy.ContinuousCheckpointingPolicy(
+        max_overhead=todo.get("max_overhead")
+    )
     if "interval" in todo:
         policy = save_decision_policy.FixedIntervalPolicy(todo["interval"])
     ram = holdfast.RamTier(linger_secs=30, copies=todo.get("copies", 2))

@@ -19,7 +19,6 @@ from holdfast.policy.contexts import CheckpointInfo, PreservationContext, SaveCo
 from holdfast.policy.preservation_policy import kept
 from holdfast.policy.save_decision_policy import SaveDecisionPolicy
 
-NANOSECONDS = 1e9
 AWAITED_SECS = 2.0
 
 
@@ -111,7 +110,7 @@ class Decider:
             now=self._state.clock.now(),
             is_saving_in_progress=self._is_saving(kind),
             reached_preemption=is_told and not agreement.member.words.is_confirmed(Kind.PREEMPTION),
-            save_cost_secs=self._save_cost_secs(),
+            save_cost_secs=agreement.save_cost_secs(self._state.published()),
         )
         last = self._last.get(kind)
         step = self._state.published().highest + 1
@@ -150,11 +149,3 @@ class Decider:
             return True
         is_one = len(agreement.pending_ids()) == 1
         return not is_one or state.durable_at_secs - state.clock.monotonic() > step_secs
-
-    def _save_cost_secs(self) -> float | None:
-        """What a checkpoint costs the rank here that it costs most; None until one knows."""
-        group = self._state.group
-        values = self._state.words.values
-        costs = [values[words.cost_word(m.seat)] for m in group.present] if group else []
-        known = [cost for cost in costs if cost != words.NO_COST]
-        return max(known) / NANOSECONDS if known else None

@@ -124,6 +124,12 @@ class Agreement:
         """Whether ranks are on their way to a target; a policy need not be asked meanwhile."""
         return self.leader is not None and self.leader.targets.is_under_way(kind)
 
+    def save_cost_secs(self, here: Published) -> float | None:
+        """What a checkpoint costs the dearest rank, of all hosts where it leads."""
+        found = self.leader.save_cost_secs if self.leader is not None else None
+        costs = [cost for cost in (found, here.save_cost_secs) if cost is not None]
+        return max(costs, default=None)
+
     def survives(self) -> tuple[CheckpointId, int | None] | None:
         """The newest complete checkpoint, and how many more losses of failure domains it survives.
 

@@ -22,10 +22,13 @@ class Published:
     Attributes:
         highest: -1 where none has published.
         lowest: above all steps where no rank lives.
+        save_cost_secs: the training time that a checkpoint costs the dearest of them; None until
+            one knows.
     """
 
     highest: int = NO_STEP
     lowest: int = NO_RANK_BEHIND
+    save_cost_secs: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ class HostView:
     version: int = 0
     state: HostState | None = None
     published: int = NO_STEP
+    save_cost_secs: float | None = None
     heard_at_secs: float = 0.0
     is_following: bool = False
     is_lost: bool = False
@@ -53,6 +54,7 @@ class HostView:
             self.channel = Channel()
         self.incarnation, self.seq = report.incarnation, report.seq
         self.version, self.published = report.version, report.published
+        self.save_cost_secs = report.save_cost_secs
         self.heard_at_secs = now_secs
 
     def take_state(self, state: HostState, group: str) -> dict[CheckpointId, Held]:

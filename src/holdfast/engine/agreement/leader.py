@@ -99,6 +99,12 @@ class Leader:
         return is_copying or bool(self.ledger.open_entries())
 
     @property
+    def save_cost_secs(self) -> float | None:
+        """What a checkpoint costs the dearest rank of all hosts; None until one is known."""
+        costs = [self.views[host].save_cost_secs for host in self._rank_hosts]
+        return max((cost for cost in costs if cost is not None), default=None)
+
+    @property
     def wanted_branch(self) -> BranchWish | None:
         """The attempt that the ranks want to begin from here, if they went back."""
         return self._branch

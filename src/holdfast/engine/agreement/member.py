@@ -347,6 +347,7 @@ class Member:
             published=NO_STEP if channel is self._hello else turn.published.highest,
             is_hello=channel is not self._channel,
             state=channel.content,
+            save_cost_secs=None if channel is self._hello else turn.published.save_cost_secs,
         )
 
     def _state(self, group: Group | None) -> HostState:

@@ -24,6 +24,7 @@ from holdfast.format.names import ATTEMPT_MAX, PART_COUNT_MAX, STEP_MAX, Checkpo
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
 NAME_CHARS_MAX = 255
 REASON_CHARS_MAX = 500
+SECS_MAX = 1e9
 NO_STEP = -1
 
 Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX)]
@@ -33,6 +34,7 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Step = Annotated[int, msgspec.Meta(ge=NO_STEP, le=2 * STEP_MAX)]
 Rank = Annotated[int, msgspec.Meta(ge=0, lt=PART_COUNT_MAX)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=PART_COUNT_MAX)]
+Secs = Annotated[float, msgspec.Meta(ge=0, le=SECS_MAX)]
 
 
 class Kind(StrEnum):
@@ -154,6 +156,7 @@ class Report(Message, frozen=True, kw_only=True):
         version: grows where `state` is another one than before.
         term, leader_incarnation: whose orders it follows, and `ack` the last version of them.
         published: the highest step that a rank here has published.
+        save_cost_secs: what a checkpoint costs the dearest rank here; None until one knows.
         is_hello: it is for an attempt that is to begin, not for the present one's leader.
     """
 
@@ -166,6 +169,7 @@ class Report(Message, frozen=True, kw_only=True):
     published: Step
     is_hello: bool
     state: HostState
+    save_cost_secs: Secs | None = None
 
 
 class Verdict(msgspec.Struct, frozen=True, array_like=True):
