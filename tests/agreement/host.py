@@ -55,6 +55,7 @@ class Host:
     save_cost_secs: float | None = None
     armed_at: float = math.inf
     busy: set[str] = field(default_factory=set)
+    deleting: set[CheckpointId] = field(default_factory=set)
 
     # The agent's life.
 
@@ -77,12 +78,25 @@ class Host:
         self.tell(self._found())
         for trainer in list(self.trainers.values()):
             trainer.agent_returned()
+        for checkpoint in sorted(self.deleting):
+            self.delete(checkpoint)
 
     def kill_agent(self) -> None:
         self.world.oracle.agent_lost(self)
         self.agent = None
         self.life += 1
         self.busy.clear()
+
+    def delete(self, checkpoint: CheckpointId) -> None:
+        """Somebody removes a checkpoint here; he asks again where the agent ends meanwhile."""
+        self.deleting.add(checkpoint)
+        self.world.oracle.deleted(checkpoint)
+        self._remove(checkpoint)
+        self.tell(fa.Deleted(checkpoint))
+
+    def _remove(self, checkpoint: CheckpointId) -> None:
+        self.world.storage.remove(checkpoint)
+        self.ram.pop(checkpoint, None)
 
     def crash(self) -> None:
         self.kill_agent()
@@ -94,6 +108,7 @@ class Host:
         self.ram.clear()
         self.counts.clear()
         self.words.clear()
+        self.deleting.clear()
         self.confirmed = self.file = None
 
     def reboot(self) -> None:
@@ -204,6 +219,11 @@ class Host:
             case ef.Drop():
                 world.oracle.dropped(self, effect)
                 self.ram.pop(effect.id, None)
+            case ef.Gone():
+                if effect.id in self.deleting:
+                    self.deleting.discard(effect.id)
+                    self._remove(effect.id)
+                    world.oracle.gone(effect.id)
             case ef.ListDurable():
                 world.at(world.storage_secs(), self._list, self.life)
             case ef.BeginAttempt():
@@ -291,6 +311,9 @@ class Host:
                 storage.put_part(effect.id, rank, self.counts[effect.id], token)
             world.oracle.written(effect.id)
             fact = fa.PartsWritten(effect.id, effect.ranks)
+        elif world.oracle.is_deleted(effect.id) and not storage.is_whole(effect.id):
+            self._storage_failed(life, effect, "parts are missing", 0)
+            return
         else:
             world.oracle.committing(effect)
             storage.manifests.setdefault(effect.id, effect.part_count)

@@ -5,62 +5,15 @@ from __future__ import annotations
 import itertools
 import random
 
-import msgspec
 import pytest
 
-from holdfast.engine.agreement import effects as ef
 from holdfast.engine.agreement import facts as fa
-from holdfast.engine.agreement.agreement import Agreement
 from holdfast.engine.agreement.messages import (
-    Command,
     Kind,
-    Newer,
-    Orders,
     Status,
-    Target,
-    Verdict,
-    WhoHolds,
 )
-from holdfast.engine.agreement.settings import Settings
-from holdfast.engine.agreement.turn import Identity
 from holdfast.format.names import CheckpointId
-from tests.agreement.jobs import Job
-from tests.agreement.world import Shape, World
-
-BOUND_SECS = 60.0
-
-
-def make(host_count: int, **shape: object) -> World:
-    fields = {
-        "host_count": host_count,
-        "domain_size": 1,
-        "ranks_a_host": 1,
-        "window": 1,
-        "every": 0,
-        "copies": 2,
-        "interval_secs": 0.0,
-        **shape,
-    }
-    world = World(5, Shape(**fields), Settings(copies=fields["copies"]))  # type: ignore[arg-type]
-    world.is_calm = True
-    world.restarts = False
-    for host in world.hosts.values():
-        host.start_agent()
-    return world
-
-
-def running(world: World, hosts: list[str] | None = None, **more: bool) -> Job:
-    job = world.start_job(hosts or list(world.hosts), **more)
-    assert world.run(world.now + BOUND_SECS, lambda: job.is_running)
-    return job
-
-
-def until(world: World, condition: object) -> None:
-    assert world.run(world.now + BOUND_SECS, condition), "it has not come about in time"  # type: ignore[arg-type]
-
-
-def reached(world: World, status: Status, count: int = 1) -> bool:
-    return world.oracle.counts.get(status, 0) >= count
+from tests.agreement.cases import make, reached, running, until
 
 
 def test_one_host_sends_no_message_and_saves_the_very_next_step() -> None:
@@ -308,7 +261,10 @@ def test_the_ram_of_an_agent_that_leaves_counts_no_more_and_is_copied_anew() -> 
     until(world, lambda: agent.survives() == (checkpoint, 1))
 
 
-def test_a_deleted_checkpoint_is_given_up_everywhere_and_is_not_the_newest_any_more() -> None:
+@pytest.mark.parametrize("where", ["h0000", "h0002"])
+def test_a_deleted_checkpoint_is_given_up_everywhere_and_is_not_the_newest_any_more(
+    where: str,
+) -> None:
     world = make(3)
     job = running(world)
     world.wish(job.leader, Kind.RAM)
@@ -316,12 +272,46 @@ def test_a_deleted_checkpoint_is_given_up_everywhere_and_is_not_the_newest_any_m
     agent = world.hosts[job.leader].agent
     assert agent is not None
     (checkpoint,) = {c for t in job.trainers for c in t.begun}
-    world.oracle.abandoned(checkpoint)
-    world.hosts[job.leader].tell(fa.Deleted(checkpoint))
-    until(world, lambda: not any(host.ram for host in world.hosts.values()))
+    world.hosts[where].delete(checkpoint)
+    until(world, lambda: not world.hosts[where].deleting)
+    assert not any(host.ram for host in world.hosts.values())
     assert agent.survives() is None
     world.wish(job.leader, Kind.RAM)
     until(world, lambda: reached(world, Status.PROTECTED, 2))
+
+
+def test_what_is_deleted_while_the_leader_is_away_is_given_up_once_it_is_back() -> None:
+    world = make(3)
+    job = running(world)
+    world.wish(job.leader, Kind.RAM)
+    until(world, lambda: reached(world, Status.PROTECTED))
+    (checkpoint,) = {c for t in job.trainers for c in t.begun}
+    leader = world.hosts[job.leader]
+    leader.kill_agent()
+    host = world.hosts["h0002"]
+    host.delete(checkpoint)
+    world.run(world.now + 20.0)
+    assert host.deleting, "a successor, who may not see all hosts, has called it gone"
+    leader.start_agent()
+    until(world, lambda: not host.deleting)
+    assert not any(host.ram for host in world.hosts.values())
+
+
+def test_no_attempt_begins_from_what_a_host_has_deleted() -> None:
+    world = make(3)
+    job = running(world)
+    for count in (1, 2):
+        world.wish(job.leader, Kind.DURABLE)
+        until(world, lambda n=count: world.oracle.commits >= n)
+    older, newer = sorted(world.storage.manifests)
+    job.kill()
+    for name in ("h0000", "h0001"):
+        world.hosts[name].kill_agent()
+    # Nobody leads who could be told; the durable tier has it no more, and RAM has it still.
+    world.hosts["h0002"].delete(newer)
+    assert world.oracle.is_whole_now(newer)
+    running(world)
+    assert world.storage.attempts[2].origin == (older.step, older.attempt)
 
 
 def test_an_agent_that_starts_anew_gives_nothing_up_before_it_has_looked_into_storage() -> None:
@@ -367,117 +357,6 @@ def test_the_leader_knows_what_a_save_costs_the_dearest_host() -> None:
     # A host that is gone has no say.
     world.hosts["h0001"].crash()
     until(world, lambda: agent.save_cost_secs(fa.Published()) != 7.0)
-
-
-# One machine alone, where the order of what it hears matters.
-
-NOTHING = fa.Published()
-
-
-def a_member() -> Agreement:
-    """A host of attempt 2 that holds one part, and follows `a`."""
-    machine = Agreement(
-        Identity(run="run", host="b", domain="b", incarnation=7, settings=Settings())
-    )
-    held = CheckpointId(50, 1)
-    listed = fa.Listed(part_count=2, ranks=frozenset({1}))
-    machine.handle(fa.Found(ram={held: listed}), 0.0, NOTHING)
-    joined = fa.RankJoined(group="g2", rank=1, rank_count=2, leader="a")
-    machine.handle(joined, 0.0, NOTHING)
-    machine.handle(fa.Received("a", orders(2, "g2", seq=1)), 0.1, NOTHING)
-    return machine
-
-
-def orders(attempt: int, group: str, *, seq: int, drop: bool = False, run: str = "run") -> Orders:
-    verdict = Verdict(CheckpointId(50, 1), Status.PROTECTED, drop)
-    return Orders(
-        run=run,
-        attempt=attempt,
-        group=group,
-        term=0,
-        incarnation=3,
-        seq=seq,
-        version=seq,
-        ack=0,
-        origin=CheckpointId(50, 1),
-        rank_count=2,
-        successors=("a", "b"),
-        command=Command(targets=(), verdicts=(verdict,)),
-    )
-
-
-def drops(effects: list[ef.Effect]) -> list[ef.Effect]:
-    return [e for e in effects if isinstance(e, ef.Drop)]
-
-
-def test_orders_of_an_older_attempt_are_answered_with_the_newer_one() -> None:
-    machine = a_member()
-    done = machine.handle(fa.Received("z", orders(1, "g1", seq=99, drop=True)), 0.2, NOTHING)
-    assert not drops(done)
-    (told,) = [e for e in done if isinstance(e, ef.Send) and e.host == "z"]
-    assert isinstance(told.message, Newer)
-    assert (told.message.attempt, told.message.leader) == (2, "a")
-    assert drops(machine.handle(fa.Received("a", orders(2, "g2", seq=2, drop=True)), 0.3, NOTHING))
-
-
-def test_orders_that_were_overtaken_are_passed_over() -> None:
-    machine = a_member()
-    machine.handle(fa.Received("a", orders(2, "g2", seq=5)), 0.2, NOTHING)
-    assert not drops(
-        machine.handle(fa.Received("a", orders(2, "g2", seq=4, drop=True)), 0.3, NOTHING)
-    )
-
-
-def test_nothing_is_dropped_between_the_report_to_a_new_attempt_and_its_beginning() -> None:
-    machine = a_member()
-    asks = WhoHolds(run="run", attempt=2, group="g3")
-    machine.handle(fa.Received("c", asks), 0.2, NOTHING)
-    drop = orders(2, "g2", seq=2, drop=True)
-    assert not drops(machine.handle(fa.Received("a", drop), 0.3, NOTHING))
-    # The start came to nothing: its bound has passed.
-    assert drops(machine.handle(fa.Tick(), 30.0, NOTHING))
-
-
-def test_nothing_is_dropped_while_trainers_here_begin_an_attempt() -> None:
-    machine = a_member()
-    joined = fa.RankJoined(group="g3", rank=0, rank_count=1, leader="c", takeover=True)
-    machine.handle(joined, 0.2, NOTHING)
-    drop = orders(2, "g2", seq=2, drop=True)
-    assert not drops(machine.handle(fa.Received("a", drop), 0.3, NOTHING))
-
-
-def test_a_host_that_hears_of_a_newer_attempt_fences_its_trainers_and_serves_no_older_one() -> None:
-    machine = a_member()
-    done = machine.handle(fa.Received("c", orders(3, "g3", seq=1)), 0.2, NOTHING)
-    assert [e.attempt for e in done if isinstance(e, ef.Fenced)] == [3]
-    assert not machine.serves(2)
-    assert machine.serves(3)
-    sealed = fa.PartSealed(rank=1, id=CheckpointId(60, 2), part_count=2, in_ram=True, is_due=True)
-    late = machine.handle(sealed, 0.3, NOTHING)
-    assert [e.id.step for e in drops(late) if isinstance(e, ef.Drop)] == [60]
-
-
-def test_another_runs_messages_are_passed_over() -> None:
-    machine = a_member()
-    done = machine.handle(fa.Received("c", orders(3, "g3", seq=1, run="other")), 0.2, NOTHING)
-    assert not done
-    assert machine.attempt == 2
-
-
-def test_a_rank_that_has_passed_the_target_makes_its_host_refuse_it() -> None:
-    machine = a_member()
-    target = with_target(orders(2, "g2", seq=2), 10)
-    done = machine.handle(fa.Received("a", target), 0.2, fa.Published(9, 9))
-    assert ef.SetTarget(Kind.DURABLE, 10) in done
-    looked = machine.handle(fa.TargetWritten(Kind.DURABLE, 10, 10), 0.3, fa.Published(10, 10))
-    (report,) = [e.message for e in looked if isinstance(e, ef.Send)]
-    (state,) = report.state.targets  # type: ignore[union-attr]
-    assert (state.is_accepted, state.highest) == (False, 10)
-
-
-def with_target(message: Orders, step: int) -> Orders:
-    command = msgspec.structs.replace(message.command, targets=(Target(Kind.DURABLE, step, False),))
-    return msgspec.structs.replace(message, command=command)
 
 
 def test_two_worlds_of_one_seed_are_the_same() -> None:

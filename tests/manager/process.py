@@ -135,6 +135,11 @@ def main() -> None:
                 say(left=step)
                 break
         manager.wait_until_finished()
+        if todo.get("delete_on") == rank:
+            say(deletes=True)
+            while not os.path.exists(todo.get("delete_when", directory)):
+                time.sleep(0.01)
+            manager.delete(todo["delete"])
         say(saved=saved, steps=manager.all_steps())
     jax.distributed.shutdown()
 

@@ -150,6 +150,8 @@ class Service:
                 self._joining.fenced(effect)
             case effects.Tell():
                 self._keeper.told(effect)
+            case effects.Gone():
+                self._keeper.gone(effect.id)
             case effects.Reached():
                 self._reached(effect)
 
@@ -254,7 +256,8 @@ class Service:
                 f"delete: process {pid} is none of attempt {group.attempt}'s, which has taken the "
                 "run over; stop it"
             )
-        await self._keeper.delete([CheckpointId(*c) for c in request.ids], "asked")
+        for found in request.ids:
+            await self._keeper.delete_everywhere(CheckpointId(*found))
         return protocol.Empty()
 
     async def report(self, request: protocol.Report, pid: int) -> protocol.Empty:

@@ -278,11 +278,12 @@ class CheckpointManager:
         self._progress.raise_failure()
 
     def delete(self, step: int) -> None:
-        """Removes the checkpoint of `step` from every tier.
+        """Removes the checkpoint of `step` from every tier, on all hosts.
 
         Raises:
             StepNotFoundError, StepUncommittedError: there is none.
             StorageError: some of it may be left; it cannot be restored any more.
+            WaitTimeoutError: other hosts may hold it in memory until they hear of it.
         """
         arguments.check_step(step)
         found = self._look().find(step)

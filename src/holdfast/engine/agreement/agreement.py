@@ -187,8 +187,7 @@ class Agreement:
                 if self.leader is not None:
                     self.leader.preserve(fact.ids)
             case facts.Deleted():
-                if self.leader is not None:
-                    self.leader.ledger.delete(fact.id)
+                member.deleted(turn, fact.id)
             case facts.Tick():
                 pass
             case _:

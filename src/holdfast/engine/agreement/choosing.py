@@ -38,7 +38,9 @@ class _Stand:
 
 def choose_checkpoint(states: Iterable[HostState], durable: DurableListed) -> CheckpointId | None:
     """The newest checkpoint on the timeline that RAM, peers and the durable tier have whole."""
+    states = list(states)
     whole = {c for c in durable.committed if _counts(c, durable.limits)}
+    whole -= {c for state in states for c in state.deleted}
     whole |= {c for c, stand in _stands(states, durable).items() if stand.is_whole}
     # Where a step stands on the timeline twice, the newest attempt's counts.
     return max(whole, key=lambda c: (c.step, c.attempt), default=None)
@@ -84,9 +86,11 @@ def sources_in_order(
 
 
 def _stands(states: Iterable[HostState], durable: DurableListed) -> dict[CheckpointId, _Stand]:
+    states = list(states)
+    deleted = {c for state in states for c in state.deleted}
     stands: dict[CheckpointId, _Stand] = {}
     for checkpoint, part_count, ranks in _found(states, durable):
-        if _counts(checkpoint, durable.limits):
+        if _counts(checkpoint, durable.limits) and checkpoint not in deleted:
             stand = stands.setdefault(checkpoint, _Stand(part_count))
             stand.add(part_count, ranks)
     return stands

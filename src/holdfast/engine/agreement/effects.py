@@ -86,6 +86,13 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
+class Gone:
+    """Of what was deleted here no host that is heard of holds or writes anything any more."""
+
+    id: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
 class AttemptJoined:
     """The ranks of `group` are part of that attempt; their words are clear."""
 
@@ -158,6 +165,7 @@ Effect = (
     | Commit
     | Drop
     | Tell
+    | Gone
     | AttemptJoined
     | GroupRefused
     | Fenced

@@ -269,7 +269,7 @@ class Preserved:
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """Somebody has removed the checkpoint; told to the leader, once it is not to be found again."""
+    """Somebody here has removed the checkpoint, wherever this host can: `Gone`."""
 
     id: CheckpointId
 

@@ -61,6 +61,7 @@ class Leader:
         self._broken: set[str] = set()
         self._branch: BranchWish | None = None
         self._refused_branch = False
+        self._known_gone: set[CheckpointId] = set()
         self._seq = 0
         self._look_at_secs = 0.0
         self._retry_at_secs = 0.0
@@ -255,7 +256,12 @@ class Leader:
             self._broken.discard(host)
         if bool(view.ranks) != (host in self._rank_hosts):
             self._rank_hosts = frozenset(v.host for v in self.views.values() if v.ranks)
+        for checkpoint in state.deleted:
+            self.ledger.delete(checkpoint)
         self.ledger.take(host, before, view.held)
+        if not self.ledger.deleted.isdisjoint(before.keys() - view.held.keys()):
+            # Whoever waits until nobody holds it is on another host.
+            self.ledger.is_changed = True
         if is_present:
             self._drop_missed(view, state)
         if self.is_whole and not self._has_been_whole:
@@ -360,6 +366,7 @@ class Leader:
         view.held, view.ranks = {}, frozenset()
         view.state = None
         view.is_lost = True
+        self.ledger.is_changed = True
         self._rank_hosts -= {view.host}
         self._durability.hosts_changed()
 
@@ -422,4 +429,18 @@ class Leader:
             writes=tuple(writes),
             pulls=tuple(pulls),
             is_settled=self._durability.is_settled,
+            gone=self._gone(view),
         )
+
+    def _gone(self, view: HostView) -> tuple[CheckpointId, ...]:
+        """Of what was removed on a host, that of which nobody holds or commits anything.
+
+        A successor does not say so: where the network is cut, it may see some hosts alone.
+        """
+        if view.state is None or not (self.reign.is_first and self._has_been_whole):
+            return ()
+        for checkpoint in set(view.state.deleted) - self._known_gone:
+            is_held = any(checkpoint in other.held for other in self.views.values())
+            if not is_held and checkpoint != self._durability.committing:
+                self._known_gone.add(checkpoint)
+        return tuple(c for c in view.state.deleted if c in self._known_gone)

@@ -12,13 +12,15 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 
 from holdfast.engine.agreement.entry import Entry
 from holdfast.engine.agreement.messages import Held, Status, Verdict
 from holdfast.engine.agreement.runs import ranks_in
 from holdfast.engine.agreement.settings import OUTCOMES_MAX
 from holdfast.format.names import STEP_MAX, CheckpointId
+
+DELETED = "it was deleted"
 
 
 class Ledger:
@@ -40,9 +42,15 @@ class Ledger:
         self._newest_committed = (0, -1)
         self._durable: dict[CheckpointId, frozenset[int]] = {}
         self._outcomes: dict[CheckpointId, Verdict] = {}
+        self._deleted: dict[CheckpointId, None] = {}
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(sorted(self.entries.values(), key=lambda entry: entry.age))
+
+    @property
+    def deleted(self) -> Set[CheckpointId]:
+        """What was removed, as far back as it is remembered."""
+        return self._deleted.keys()
 
     def on_timeline(self, checkpoint: CheckpointId) -> bool:
         """Whether it stands on the present timeline."""
@@ -110,12 +118,20 @@ class Ledger:
 
     def delete(self, checkpoint: CheckpointId) -> None:
         """It was removed; what is newest after it keeps its RAM from here on."""
+        if checkpoint in self._deleted:
+            return
+        self._deleted[checkpoint] = None
+        while len(self._deleted) > OUTCOMES_MAX:
+            del self._deleted[next(iter(self._deleted))]
         self._committed.discard(checkpoint)
         on_timeline = [_age(c) for c in self._committed if self.on_timeline(c)]
         self._newest_committed = max(on_timeline, default=(0, -1))
         entry = self.entries.get(checkpoint)
         if entry is not None:
-            self.drop(entry, "it was deleted")
+            self.drop(entry, DELETED)
+        else:
+            # A host that was silent may still hold it.
+            self._remember(Verdict(checkpoint, Status.DROPPED, True, DELETED))
         left = [
             e.id
             for e in self.entries.values()
@@ -177,6 +193,9 @@ class Ledger:
 
     def _add_committed(self, checkpoints: Iterable[CheckpointId]) -> None:
         for checkpoint in checkpoints:
+            if checkpoint in self._deleted:
+                # The listing was begun before.
+                continue
             self._committed.add(checkpoint)
             if self.on_timeline(checkpoint):
                 self._newest_committed = max(self._newest_committed, _age(checkpoint))
@@ -257,10 +276,13 @@ class Ledger:
     def _forget(self, entry: Entry) -> None:
         del self.entries[entry.id]
         reason = entry.dropped or entry.failure
-        self._outcomes[entry.id] = Verdict(entry.id, entry.status, True, reason)
+        self._remember(Verdict(entry.id, entry.status, True, reason))
+        self.is_changed = True
+
+    def _remember(self, verdict: Verdict) -> None:
+        self._outcomes[verdict.id] = verdict
         while len(self._outcomes) > OUTCOMES_MAX:
             del self._outcomes[next(iter(self._outcomes))]
-        self.is_changed = True
 
 
 def _age(checkpoint: CheckpointId | None) -> tuple[int, int]:

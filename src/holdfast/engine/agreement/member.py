@@ -12,7 +12,13 @@ Invariants:
 from __future__ import annotations
 
 from holdfast.engine.agreement.choosing import limits_after
-from holdfast.engine.agreement.effects import AttemptJoined, Fenced, GroupRefused, SourcesFound
+from holdfast.engine.agreement.effects import (
+    AttemptJoined,
+    Fenced,
+    Gone,
+    GroupRefused,
+    SourcesFound,
+)
 from holdfast.engine.agreement.facts import (
     BranchWanted,
     Found,
@@ -44,6 +50,7 @@ from holdfast.engine.agreement.messages import (
 )
 from holdfast.engine.agreement.reign import Reign
 from holdfast.engine.agreement.runs import runs_of
+from holdfast.engine.agreement.settings import DELETED_MAX
 from holdfast.engine.agreement.target_words import TargetWords
 from holdfast.engine.agreement.turn import Channel, Identity, Turn
 from holdfast.format.names import STEP_MAX, CheckpointId
@@ -74,6 +81,8 @@ class Member:
         self._frozen_until_secs = float("-inf")
         self._is_changed = True
         self._settled = False
+        self._deleted: dict[CheckpointId, bool] = {}
+        """What was removed here, and whether nobody holds it any more."""
         self._asked: dict[CheckpointId, float] = {}
         self._pages: dict[CheckpointId, list[PartHolders]] = {}
 
@@ -168,6 +177,16 @@ class Member:
         if self.words.written(fact) and fact.kind is not Kind.PREEMPTION:
             self._wishes.discard(fact.kind)
 
+    def deleted(self, turn: Turn, checkpoint: CheckpointId) -> None:
+        """Somebody here has removed it; the leader is told, and those that lead after it."""
+        is_gone = self._deleted.pop(checkpoint, False) or self.following.leader is None
+        self._deleted[checkpoint] = is_gone
+        while len(self._deleted) > DELETED_MAX:
+            del self._deleted[next(iter(self._deleted))]
+        self._is_changed = True
+        if is_gone:
+            turn.act(Gone(checkpoint))
+
     def changed(self) -> None:
         """What is held has changed."""
         self._is_changed = True
@@ -213,6 +232,10 @@ class Member:
             if self.words.is_confirmed(Kind.PREEMPTION):
                 self._wishes.discard(Kind.PREEMPTION)
         self.holdings.obey(turn, command)
+        for checkpoint in command.gone:
+            if self._deleted.get(checkpoint) is False:
+                self._deleted[checkpoint] = True
+                turn.act(Gone(checkpoint))
         self._settled = command.is_settled
         self._is_changed = True
 
@@ -358,6 +381,7 @@ class Member:
                 domain=self._identity.domain,
                 held=held,
                 peers=self.following.successors,
+                deleted=tuple(self._deleted),
             )
         is_present = group is self.group
         sealed_ranks: dict[int, list[int]] = {}
@@ -377,6 +401,7 @@ class Member:
             held=held,
             branch=self._branch if is_present else None,
             peers=() if is_present else self.following.successors,
+            deleted=tuple(self._deleted),
         )
 
     def _know_reign(self, group: str, rank_count: int, origin: CheckpointId | None) -> None:

@@ -18,6 +18,7 @@ from typing import Annotated
 import msgspec
 
 from holdfast.engine.agreement.runs import Runs
+from holdfast.engine.agreement.settings import DELETED_MAX
 from holdfast.errors import InvalidArgumentError
 from holdfast.format.names import ATTEMPT_MAX, PART_COUNT_MAX, STEP_MAX, CheckpointId
 
@@ -125,6 +126,7 @@ class HostState(msgspec.Struct, frozen=True, kw_only=True):
         ranks: those that are attached and live.
         is_broken: one of the group's trainers here ended without a word.
         peers: the successors of the newest attempt that is known here; they may hold something.
+        deleted: what somebody here has removed; every leader is told, also a later one.
     """
 
     group: Name
@@ -138,6 +140,7 @@ class HostState(msgspec.Struct, frozen=True, kw_only=True):
     held: tuple[Held, ...] = ()
     branch: BranchWish | None = None
     peers: tuple[Name, ...] = ()
+    deleted: Annotated[tuple[CheckpointId, ...], msgspec.Meta(max_length=DELETED_MAX)] = ()
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="message", tag=True):
@@ -208,6 +211,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
         targets: what the words are to say; None: as they are (the leader does not know yet).
         verdicts: on each checkpoint that the host said it holds.
         is_settled: nothing is on its way to the durable tier, and the newest one is there.
+        gone: of what was removed on this host, that of which no host holds anything any more.
     """
 
     targets: tuple[Target, ...] | None = None
@@ -215,6 +219,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     writes: tuple[WriteOrder, ...] = ()
     pulls: tuple[PullOrder, ...] = ()
     is_settled: bool = False
+    gone: tuple[CheckpointId, ...] = ()
 
 
 class Orders(Message, frozen=True, kw_only=True):
@@ -346,6 +351,8 @@ def _check(message: AnyMessage) -> None:
         _check_runs(message.state.ranks, message.state.rank_count)
         for progress in message.state.progress:
             _check_runs(progress.ranks, PART_COUNT_MAX)
+        for deleted in message.state.deleted:
+            _check_id(deleted)
     elif isinstance(message, Orders):
         orders: tuple[WriteOrder | PullOrder, ...] = message.command.writes + message.command.pulls
         for order in orders:
@@ -353,6 +360,8 @@ def _check(message: AnyMessage) -> None:
             _check_runs(order.ranks, PART_COUNT_MAX)
         for verdict in message.command.verdicts:
             _check_id(verdict.id)
+        for gone in message.command.gone:
+            _check_id(gone)
     elif isinstance(message, WhereIs | Sources):
         _check_id(message.id)
         if isinstance(message, Sources):
