@@ -36,6 +36,7 @@ class GroupFile:
     origin: CheckpointId | None
     rank_count: int
     is_broken: bool = False
+    lost: set[int] = field(default_factory=set)
 
 
 @dataclass
@@ -56,6 +57,7 @@ class Host:
     armed_at: float = math.inf
     busy: set[str] = field(default_factory=set)
     deleting: set[CheckpointId] = field(default_factory=set)
+    ended: list[tuple[str, int, str]] = field(default_factory=list)
 
     # The agent's life.
 
@@ -138,6 +140,7 @@ class Host:
             rank_count=file.rank_count,
             ranks=frozenset(t.rank for t in mine),
             is_broken=file.is_broken,
+            lost=frozenset(file.lost),
             leader=file.leader,
             successors=file.successors,
             origin=file.origin,
@@ -260,6 +263,8 @@ class Host:
                 for trainer in list(self.trainers.values()):
                     if trainer.group == effect.group:
                         trainer.fenced()
+            case ef.RanksEnded():
+                self.ended.extend((effect.group, rank, effect.host) for rank in effect.ranks)
             case ef.SourcesFound():
                 self.world.oracle.sources_found(self, effect)
 

@@ -157,13 +157,26 @@ class Oracle:
     def is_deleted(self, checkpoint: CheckpointId) -> bool:
         return checkpoint in self.are_deleted
 
+    def is_overtaken(self, checkpoint: CheckpointId) -> bool:
+        """Whether it was given up for a newer one that was deleted after that."""
+        return any(
+            age(c) > age(checkpoint) and self.truths[c].was_protected
+            for c in self.are_deleted
+            if c in self.truths
+        )
+
     def gone(self, checkpoint: CheckpointId) -> None:
-        """Whoever deleted it is told that it is gone everywhere; in calm all hosts are heard."""
+        """Whoever deleted it is told that it is gone; in calm all hosts of the attempt are heard.
+
+        A host that had no part in the attempt may not have been heard of yet.
+        """
         self.count("gone")
         if not self.world.is_calm:
             return
         self.are_deleted[checkpoint] = True
-        holders = [h.name for h in self.world.hosts.values() if checkpoint in h.ram]
+        job = self.world.job
+        hosts = {t.host.name: t.host for t in job.living} if job is not None else {}
+        holders = [name for name, host in hosts.items() if checkpoint in host.ram]
         if holders or checkpoint in self.world.storage.manifests:
             self.fail("I9", f"{checkpoint} is called gone; it stands on {holders}, or is committed")
 

@@ -330,6 +330,7 @@ class Schedule:
             and world.storage.on_timeline(c)
             and world.oracle.is_whole_now(c)
             and not t.is_abandoned
+            and not world.oracle.is_overtaken(c)
         ]
         last = max(newest, key=lambda c: (c.attempt, c.step), default=None)
         if last is not None and last not in world.storage.manifests:

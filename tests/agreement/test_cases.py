@@ -28,6 +28,9 @@ def test_one_host_sends_no_message_and_saves_the_very_next_step() -> None:
     assert world.network.sent == 0
 
 
+TOLD_SECS = 5.0
+
+
 @pytest.mark.parametrize("kind", [Kind.DURABLE, Kind.RAM])
 def test_ranks_that_are_twenty_steps_apart_meet_at_one_step(kind: Kind) -> None:
     world = make(4, window=21, pace_secs=0.05)
@@ -111,6 +114,29 @@ def test_a_takeover_fences_the_attempt_that_lives() -> None:
     assert second.is_running
     assert {c.attempt for c in world.storage.manifests} == {2}
     assert not first.living, "its agents were never told that they are fenced"
+
+
+@pytest.mark.parametrize("agent_dies", ["no agent", "its own", "the leader's"])
+@pytest.mark.parametrize("ranks_a_host", [1, 2])
+def test_all_ranks_are_told_of_one_that_ends_on_any_host(
+    agent_dies: str, ranks_a_host: int
+) -> None:
+    world = make(4, ranks_a_host=ranks_a_host)
+    world.network.faults.drop = 0.3
+    job = running(world)
+    host, leader = world.hosts["h0002"], world.hosts[job.leader]
+    trainer = next(t for t in job.trainers if t.host is host)
+    dying = {"its own": host, "the leader's": leader}.get(agent_dies)
+    if dying is not None:
+        dying.kill_agent()
+    trainer.die()
+    world.run(world.now + 0.3)
+    if dying is not None:
+        dying.start_agent()
+    told = [world.hosts[name] for name in ("h0000", "h0001", "h0003")]
+    assert world.run(world.now + TOLD_SECS, lambda: all(one.ended for one in told))
+    for one in told:
+        assert one.ended[0] == (job.word, trainer.rank, host.name)
 
 
 def test_a_broken_group_does_not_stand_in_the_way() -> None:

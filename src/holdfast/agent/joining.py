@@ -20,6 +20,7 @@ from holdfast.agent.state import AgentState, Policies
 from holdfast.agent.storing import Storing
 from holdfast.engine.agreement import effects, facts
 from holdfast.engine.agreement.messages import REASON_CHARS_MAX
+from holdfast.engine.agreement.runs import ranks_text
 from holdfast.engine.attempts import newest_attempt
 from holdfast.engine.catalog import list_stores
 from holdfast.engine.sources import readable
@@ -221,6 +222,15 @@ class Joining:
             )
         else:
             start.end(StorageError(f"open {run}: the attempt did not begin: {effect.reason}"))
+
+    def ended_elsewhere(self, effect: effects.RanksEnded) -> None:
+        """Ranks on another host are gone, and those here may wait for them."""
+        how = "without a word" if effect.is_lost else "by closing the manager"
+        reason = (
+            f"{ranks_text(effect.ranks)} on host {effect.host} ended {how}; stop this process and "
+            "start the job again"
+        )
+        self._state.notices.post(Notice(kind="gone", reason=reason, data=effect.group))
 
     def fenced(self, effect: effects.Fenced) -> None:
         """The trainers here must stop: others have taken the run over."""

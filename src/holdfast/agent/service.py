@@ -146,6 +146,8 @@ class Service:
                 self._joining.joined(effect)
             case effects.GroupRefused():
                 self._joining.refused(effect)
+            case effects.RanksEnded():
+                self._joining.ended_elsewhere(effect)
             case effects.Fenced():
                 self._joining.fenced(effect)
             case effects.Tell():

@@ -103,6 +103,19 @@ class AttemptJoined:
 
 
 @dataclass(frozen=True, slots=True)
+class RanksEnded:
+    """Tell the ranks of `group` here that these, on another host, are gone; lost or in good order.
+
+    Each is told once for each agent that tells the ranks here.
+    """
+
+    group: str
+    host: str
+    ranks: tuple[int, ...]
+    is_lost: bool
+
+
+@dataclass(frozen=True, slots=True)
 class GroupRefused:
     """The ranks of `group` cannot begin: another attempt lives (`is_busy`), or storage fails."""
 
@@ -167,6 +180,7 @@ Effect = (
     | Tell
     | Gone
     | AttemptJoined
+    | RanksEnded
     | GroupRefused
     | Fenced
     | ListDurable

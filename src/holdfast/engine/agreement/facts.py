@@ -52,6 +52,7 @@ class Found:
         replicas: for each checkpoint in RAM, the ranks whose part came from another host.
         targets: what the words say; `confirmed`: whether the preemption's may be stopped at.
         leader: the host of rank 0; empty where no trainers live.
+        lost: the ranks here that ended without a word.
         due: checkpoints that a trainer still waits for until they are durable.
         attempt, group, leader, successors, origin: as `AttemptJoined` and `Following` told them
             last; they are kept while no trainer lives, too.
@@ -65,6 +66,7 @@ class Found:
     rank_count: int = 0
     ranks: frozenset[int] = frozenset()
     is_broken: bool = False
+    lost: frozenset[int] = frozenset()
     leader: str = ""
     successors: tuple[str, ...] = ()
     origin: CheckpointId | None = None

@@ -16,7 +16,7 @@ class HostView:
 
     Attributes:
         ranks: those of the present group that live there.
-        homes: those that were ever there in this attempt.
+        homes: those that were ever there in this attempt; `left`: in good order.
         is_following: it has heard this leader, so that what it says of targets answers this one.
         is_owed: it is to be answered, also where there is nothing new.
         is_lost: silent for so long that its RAM is not counted on.
@@ -35,6 +35,7 @@ class HostView:
     is_owed: bool = True
     ranks: frozenset[int] = frozenset()
     homes: set[int] = field(default_factory=set)
+    left: set[int] = field(default_factory=set)
     held: dict[CheckpointId, Held] = field(default_factory=dict)
     channel: Channel = field(default_factory=Channel)
 

@@ -25,6 +25,7 @@ from holdfast.engine.agreement.messages import (
     NO_STEP,
     BranchWish,
     Command,
+    Ended,
     HostState,
     Leaving,
     Orders,
@@ -36,7 +37,7 @@ from holdfast.engine.agreement.messages import (
 from holdfast.engine.agreement.reign import Reign
 from holdfast.engine.agreement.replication import Ring, failures_survived, successors_of
 from holdfast.engine.agreement.runs import ranks_in, runs_of
-from holdfast.engine.agreement.settings import PRESERVED_MAX, SUCCESSORS_MAX
+from holdfast.engine.agreement.settings import ENDED_MAX, PRESERVED_MAX, SUCCESSORS_MAX
 from holdfast.engine.agreement.targets import Ranks, TargetAgreement
 from holdfast.engine.agreement.turn import Identity, Turn
 from holdfast.format.names import CheckpointId
@@ -61,6 +62,7 @@ class Leader:
         self._broken: set[str] = set()
         self._branch: BranchWish | None = None
         self._refused_branch = False
+        self._ended: dict[tuple[str, bool], Ended] = {}
         self._known_gone: set[CheckpointId] = set()
         self._seq = 0
         self._look_at_secs = 0.0
@@ -250,6 +252,7 @@ class Leader:
         self._living_count -= len(view.ranks)
         before = view.take_state(state, self.reign.group)
         self._living_count += len(view.ranks)
+        self._note_ended(view, state)
         if view.homes - view.ranks or (state.group == self.reign.group and state.is_broken):
             self._broken.add(host)
         else:
@@ -273,6 +276,21 @@ class Leader:
         branch = state.branch
         if branch is not None and branch.attempt == self.reign.attempt and view.is_following:
             self._branch = branch if not self._refused_branch else None
+
+    def _note_ended(self, view: HostView, state: HostState) -> None:
+        """Notes what ranks are gone, for all others, which may wait for them."""
+        if state.group == self.reign.group:
+            view.left.update(ranks_in(state.left))
+            view.homes.update(ranks_in(state.lost))
+        # An agent that is started anew, and finds no rank alive, says nothing of them.
+        lost = view.homes - view.ranks - view.left
+        for is_lost, ranks in ((False, view.left), (True, lost)):
+            key = view.host, is_lost
+            ended = Ended(view.host, runs_of(ranks), is_lost)
+            is_new = bool(ranks) and self._ended.get(key) != ended
+            if is_new and (key in self._ended or len(self._ended) < ENDED_MAX):
+                self._ended[key] = ended
+                self.ledger.is_changed = True
 
     def _know_all(self) -> None:
         """All ranks are there: it is known in how many domains a part can stand."""
@@ -430,6 +448,7 @@ class Leader:
             pulls=tuple(pulls),
             is_settled=self._durability.is_settled,
             gone=self._gone(view),
+            ended=tuple(self._ended.values()),
         )
 
     def _gone(self, view: HostView) -> tuple[CheckpointId, ...]:

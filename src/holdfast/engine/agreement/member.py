@@ -17,6 +17,7 @@ from holdfast.engine.agreement.effects import (
     Fenced,
     Gone,
     GroupRefused,
+    RanksEnded,
     SourcesFound,
 )
 from holdfast.engine.agreement.facts import (
@@ -49,7 +50,7 @@ from holdfast.engine.agreement.messages import (
     WhereIs,
 )
 from holdfast.engine.agreement.reign import Reign
-from holdfast.engine.agreement.runs import runs_of
+from holdfast.engine.agreement.runs import ranks_in, runs_of
 from holdfast.engine.agreement.settings import DELETED_MAX
 from holdfast.engine.agreement.target_words import TargetWords
 from holdfast.engine.agreement.turn import Channel, Identity, Turn
@@ -133,6 +134,7 @@ class Member:
             if group is not None and group.word == fact.group and fact.rank in group.ranks:
                 group.ranks.discard(fact.rank)
                 group.is_broken |= isinstance(fact, RankLost)
+                (group.lost if isinstance(fact, RankLost) else group.left).add(fact.rank)
         if self.joining is not None and not self.joining.ranks:
             self.joining = None
 
@@ -236,6 +238,7 @@ class Member:
             if self._deleted.get(checkpoint) is False:
                 self._deleted[checkpoint] = True
                 turn.act(Gone(checkpoint))
+        self._tell_ended(turn, orders)
         self._settled = command.is_settled
         self._is_changed = True
 
@@ -393,6 +396,8 @@ class Member:
             rank_count=group.rank_count,
             ranks=runs_of(group.ranks),
             is_broken=group.is_broken,
+            left=runs_of(group.left),
+            lost=runs_of(group.lost),
             progress=tuple(
                 Progress(runs_of(ranks), step) for step, ranks in sorted(sealed_ranks.items())
             ),
@@ -403,6 +408,18 @@ class Member:
             peers=() if is_present else self.following.successors,
             deleted=tuple(self._deleted),
         )
+
+    def _tell_ended(self, turn: Turn, orders: Orders) -> None:
+        """Tells the trainers here of ranks on other hosts that are gone."""
+        group = self.group
+        if group is None or group.word != orders.group:
+            return
+        for ended in orders.command.ended:
+            new = [rank for rank in ranks_in(ended.ranks) if rank not in group.told_ended]
+            # Of those on this host they heard at once.
+            if new and ended.host != self._identity.host:
+                group.told_ended.update(new)
+                turn.act(RanksEnded(group.word, ended.host, tuple(new), ended.is_lost))
 
     def _know_reign(self, group: str, rank_count: int, origin: CheckpointId | None) -> None:
         """Keeps what a successor has to know to lead in the leader's place."""

@@ -12,7 +12,8 @@ from holdfast.format.names import CheckpointId
 class Group:
     """Trainers that belong together; `begun` and `sealed` are the ranks' last steps.
 
-    `attempt` is 0 until it has begun. `ranks` live and are attached.
+    `attempt` is 0 until it has begun. `ranks` live and are attached; those that were here `left` in
+    good order or are `lost`. Of those on other hosts that ended the trainers here were told.
     """
 
     word: str
@@ -26,6 +27,9 @@ class Group:
     since_secs: float = 0.0
     begun: dict[int, int] = field(default_factory=dict)
     sealed: dict[int, int] = field(default_factory=dict)
+    left: set[int] = field(default_factory=set)
+    lost: set[int] = field(default_factory=set)
+    told_ended: set[int] = field(default_factory=set)
 
     @property
     def is_living(self) -> bool:
@@ -52,4 +56,5 @@ def found_group(found: Found) -> Group | None:
         return None
     group = Group(found.group, found.rank_count, found.leader, found.attempt, found.origin)
     group.ranks, group.is_broken = set(found.ranks), found.is_broken
+    group.lost = set(found.lost)
     return group

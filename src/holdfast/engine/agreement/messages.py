@@ -125,6 +125,7 @@ class HostState(msgspec.Struct, frozen=True, kw_only=True):
         group: the word of the trainers here; empty where there are none.
         ranks: those that are attached and live.
         is_broken: one of the group's trainers here ended without a word.
+        left, lost: its ranks that have left in good order, and that ended without a word.
         peers: the successors of the newest attempt that is known here; they may hold something.
         deleted: what somebody here has removed; every leader is told, also a later one.
     """
@@ -134,6 +135,8 @@ class HostState(msgspec.Struct, frozen=True, kw_only=True):
     rank_count: Count = 0
     ranks: Runs = ()
     is_broken: bool = False
+    left: Runs = ()
+    lost: Runs = ()
     progress: tuple[Progress, ...] = ()
     targets: tuple[TargetState, ...] = ()
     wishes: tuple[Kind, ...] = ()
@@ -204,6 +207,14 @@ class PullOrder(msgspec.Struct, frozen=True, array_like=True):
     source: Name
 
 
+class Ended(msgspec.Struct, frozen=True, array_like=True):
+    """Ranks of one host that are gone; `is_lost`: they ended without a word."""
+
+    host: Name
+    ranks: Runs
+    is_lost: bool
+
+
 class Command(msgspec.Struct, frozen=True, kw_only=True):
     """All that a leader wants of one host.
 
@@ -212,6 +223,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
         verdicts: on each checkpoint that the host said it holds.
         is_settled: nothing is on its way to the durable tier, and the newest one is there.
         gone: of what was removed on this host, that of which no host holds anything any more.
+        ended: ranks of the attempt that are gone, those of the hosts where that came first.
     """
 
     targets: tuple[Target, ...] | None = None
@@ -220,6 +232,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     pulls: tuple[PullOrder, ...] = ()
     is_settled: bool = False
     gone: tuple[CheckpointId, ...] = ()
+    ended: tuple[Ended, ...] = ()
 
 
 class Orders(Message, frozen=True, kw_only=True):
@@ -348,7 +361,8 @@ def _check(message: AnyMessage) -> None:
             _check_id(held.id)
             for runs in (held.own, held.replicas, held.written):
                 _check_runs(runs, held.part_count)
-        _check_runs(message.state.ranks, message.state.rank_count)
+        for ranks in (message.state.ranks, message.state.left, message.state.lost):
+            _check_runs(ranks, message.state.rank_count)
         for progress in message.state.progress:
             _check_runs(progress.ranks, PART_COUNT_MAX)
         for deleted in message.state.deleted:
@@ -360,6 +374,8 @@ def _check(message: AnyMessage) -> None:
             _check_runs(order.ranks, PART_COUNT_MAX)
         for verdict in message.command.verdicts:
             _check_id(verdict.id)
+        for ended in message.command.ended:
+            _check_runs(ended.ranks, message.rank_count)
         for gone in message.command.gone:
             _check_id(gone)
     elif isinstance(message, WhereIs | Sources):

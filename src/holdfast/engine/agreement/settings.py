@@ -29,6 +29,9 @@ TRIES_MAX = 3
 DELETED_MAX = 64
 """The newest checkpoints that were removed on a host, which it tells every leader."""
 
+ENDED_MAX = 16
+"""The hosts on which ranks ended first, whose ranks all others are told of."""
+
 OUTCOMES_MAX = 256
 """The checkpoints whose end a leader remembers, so that a late report does not revive them."""
 
