@@ -267,7 +267,9 @@ class Agreement:
         starting = self.starting
         if starting is None:
             return
-        starting.work(turn, member.group)
+        # A group that lost a rank, on whichever host, cannot go on and does not stand in the way.
+        is_broken = self.leader is not None and self.leader.is_broken
+        starting.work(turn, None if is_broken else member.group)
         if starting.reign is not None:
             self._lead(turn, starting, starting.reign)
         elif starting.refusal:
