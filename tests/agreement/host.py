@@ -57,6 +57,8 @@ class Host:
     armed_at: float = math.inf
     busy: set[str] = field(default_factory=set)
     deleting: set[CheckpointId] = field(default_factory=set)
+    kept_steps: set[int] = field(default_factory=set)
+    is_asking: bool = False
     ended: list[tuple[str, int, str]] = field(default_factory=list)
 
     # The agent's life.
@@ -171,8 +173,18 @@ class Host:
                 return
             self.do(effect)
         if self.life == life:
+            if self.agent is not None and self.agent.wants_preserved and not self.is_asking:
+                self.is_asking = True
+                self.world.at(self.world.rng.random() * 0.1, self._ask_policy)
             self.world.oracle.looked(self)
             self._arm()
+
+    def _ask_policy(self) -> None:
+        """The RAM tier's policy is rank 0's, which tells it when it has come back to its agent."""
+        self.is_asking = False
+        if self.agent is not None and self.agent.wants_preserved and self.trainers:
+            kept = {c for c in self.agent.once_complete_ids() if c.step in self.kept_steps}
+            self.tell(fa.Preserved(frozenset(kept)))
 
     def later(self, secs: float, fact: fa.Fact) -> None:
         """Tells the agent of now after a while, if it lives then."""

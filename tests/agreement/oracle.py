@@ -263,6 +263,9 @@ class Oracle:
     def reached(self, host: Host, effect: ef.Reached) -> None:
         self.count(effect.status)
         truth = self.truths.get(effect.id)
+        if self.is_deleted(effect.id):
+            # What its hosts told of it may have been removed since.
+            return
         if effect.status in (Status.COMPLETE, Status.PROTECTED):
             if truth is None or not truth.was_complete:
                 self.fail("I1", f"{effect.id} is called {effect.status}; parts never stood")

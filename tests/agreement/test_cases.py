@@ -356,6 +356,69 @@ def test_an_agent_that_starts_anew_gives_nothing_up_before_it_has_looked_into_st
     until(world, lambda: older not in host.ram)
 
 
+@pytest.mark.parametrize("copies", [1, 2])
+def test_what_the_ram_policy_keeps_is_kept_while_hosts_are_silent_and_agents_start_anew(
+    copies: int,
+) -> None:
+    world = make(3, copies=copies, kind=Kind.RAM)
+    job = running(world)
+    leader, others = world.hosts[job.leader], [world.hosts["h0001"], world.hosts["h0002"]]
+    world.wish(job.leader, Kind.RAM)
+    until(world, lambda: reached(world, Status.PROTECTED))
+    (kept,) = leader.ram
+    for host in world.hosts.values():
+        host.kept_steps.add(kept.step)
+
+    def ask_policy() -> None:
+        assert leader.agent is not None
+        ids = leader.agent.once_complete_ids()
+        leader.tell(fa.Preserved(frozenset(c for c in ids if c == kept)))
+
+    ask_policy()
+    # Both are silent for longer than their RAM is counted on, and come back.
+    world.network.cut = {(a, b) for a in world.hosts for b in world.hosts if a != b}
+    world.run(world.now + 15)
+    ask_policy()
+    world.run(world.now + 5)
+    world.network.cut.clear()
+    for count in (2, 3):
+        ask_policy()
+        world.wish(job.leader, Kind.RAM)
+        until(world, lambda n=count: reached(world, Status.PROTECTED, n))
+    leader.kill_agent()
+    world.run(world.now + 1)
+    leader.start_agent()
+    # Asked before the others have reported, the policy knows of nothing.
+    ask_policy()
+    for count in (4, 5):
+        world.run(world.now + 3)
+        world.wish(job.leader, Kind.RAM)
+        until(world, lambda n=count: len(world.oracle.truths) >= n)
+    world.run(world.now + 3)
+    assert all(kept in host.ram for host in (leader, *others))
+    assert all(len(host.ram) <= 3 for host in (leader, *others)), "nothing is recycled"
+
+
+def test_ram_stays_bounded_where_an_agent_started_anew_cannot_list_storage() -> None:
+    world = make(2, kind=Kind.RAM)
+    job = running(world)
+    leader = world.hosts[job.leader]
+    for count in (1, 2):
+        world.wish(job.leader, Kind.RAM)
+        until(world, lambda n=count: reached(world, Status.PROTECTED, n))
+    world.storage_failures = 1.0
+    leader.kill_agent()
+    before = set(leader.ram)
+    leader.start_agent()
+    for count in range(3, 13):
+        world.wish(job.leader, Kind.RAM)
+        until(world, lambda n=count: len(world.oracle.truths) >= n)
+        world.run(world.now + 2)
+    assert before <= set(leader.ram), "another attempt may have been told of it"
+    for host in world.hosts.values():
+        assert len(host.ram) <= len(before) + 2
+
+
 def test_a_leader_that_stood_still_does_not_take_its_own_host_for_lost() -> None:
     world = make(1)
     job = running(world)

@@ -108,7 +108,7 @@ def test_durable_parts_survive_every_loss() -> None:
 
 def test_what_is_due_keeps_its_ram_on_a_host_that_was_silent_for_a_while() -> None:
     ledger = Ledger(1, {})
-    ledger.required, ledger.may_recycle = 1, True
+    ledger.required, ledger.may_recycle, ledger.preserved = 1, True, frozenset()
     ledger.domains["a"] = "a"
     older, newer = (
         Held(CheckpointId(step, 1), 1, is_due=True, own=((0, 1),), replicas=(), written=())

@@ -40,8 +40,7 @@ SEEN_AT = {
     "join_without_a_record": 0,
     "keep_what_ranks_have_missed": 18,
     "never_pull": 0,
-    "call_deleted_what_hosts_still_hold": 0,
-    "forget_what_was_deleted": 0,
+    "call_deleted_what_hosts_still_hold": 19,
 }
 
 

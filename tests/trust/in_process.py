@@ -174,6 +174,7 @@ class InProcessHost:
         self.files = files
         self.clock = clock or StepClock()
         self.preserve = preserve or LatestN(2)
+        self.ram_preserve: PreservationPolicy = LatestN(1)
         self.runner = asyncio.Runner()
         self.service: Service | None = None
         self.trainers: list[Trainer] = []
@@ -291,7 +292,7 @@ class InProcessHost:
             save=None, preserve=preservation_policy.encode(self.preserve).decode()
         )
         ram = protocol.TierPolicies(
-            save=None, preserve=preservation_policy.encode(LatestN(1)).decode()
+            save=None, preserve=preservation_policy.encode(self.ram_preserve).decode()
         )
         requests = [
             protocol.Attach(

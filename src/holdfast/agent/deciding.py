@@ -59,6 +59,8 @@ class Decider:
         group = state.group
         if group is None or not group.present:
             return
+        if agreement.wants_preserved:
+            self._preserve()
         now_secs = state.clock.monotonic()
         self._pace.see(state.published().highest, now_secs)
         values = state.words.values
@@ -91,10 +93,15 @@ class Decider:
 
     def _preserve(self) -> None:
         """Tells what the RAM tier's policy keeps beside what the agreement keeps."""
-        ids = sorted(self._agreeing.agreement.complete_ids())
+        if not self._state.knows_policies:
+            # An agent that was started anew: its trainers have not come back yet.
+            return
+        # One that hosts hold which are silent now counts as well: they may come back.
+        ids = sorted(self._agreeing.agreement.once_complete_ids())
         self._times = {c: self._times.get(c, self._state.clock.now()) for c in ids}
         policy = self._state.ram_policies.preserve
         if policy is None:
+            self._agreeing.tell(facts.Preserved(frozenset()))
             return
         by_step = {c.step: c for c in ids}
         infos = [CheckpointInfo(c.step, self._times[c]) for c in by_step.values()]

@@ -436,6 +436,7 @@ class Joining:
         state.has_ram = request.ram is not None
         state.pool.limit_bytes = request.ram_limit_bytes
         if request.rank == 0:
+            state.knows_policies = True
             state.durable_policies = _policies(request.durable)
             state.ram_policies = _policies(request.ram) if request.ram else Policies()
 

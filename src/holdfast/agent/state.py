@@ -54,6 +54,8 @@ class AgentState:
     group: Group | None = None
     durable_policies: Policies = field(default_factory=Policies)
     ram_policies: Policies = field(default_factory=Policies)
+    knows_policies: bool = False
+    """Whether rank 0 has told them to this agent."""
     has_ram: bool = True
     linger_secs: float = 0.0
     peer_address: str | None = None

@@ -109,6 +109,16 @@ class Agreement:
         entries = self.leader.ledger if self.leader is not None else ()
         return {e.id for e in entries if e.is_complete and not e.dropped}
 
+    @property
+    def wants_preserved(self) -> bool:
+        """Whether the RAM tier's policy is to be asked: until then no RAM is given up."""
+        return self.leader is not None and self.leader.wants_preserved
+
+    def once_complete_ids(self) -> set[CheckpointId]:
+        """The checkpoints that were complete, where it leads; a silent host may hold them."""
+        entries = self.leader.ledger if self.leader is not None else ()
+        return {e.id for e in entries if e.was_complete and not e.dropped}
+
     def tier_of(self, checkpoint: CheckpointId) -> str:
         """Where it stands, as far as is known where it leads: in "ram", or else "durable"."""
         entry = self.leader.ledger.entries.get(checkpoint) if self.leader is not None else None

@@ -6,7 +6,8 @@ its followers could not tell a leader that comes after it.
 Invariants:
 - A target is proposed only while all ranks of the attempt live, and agreed by all their hosts.
 - RAM is given up only by a leader that has heard of all ranks, so that it knows how many copies
-  there can be, and that has begun the attempt or seen in storage that none is newer.
+  there can be, and that has begun the attempt or seen in storage that none is newer. What was begun
+  after it had heard of all ranks it gives up without that: no other attempt was told of it.
 - A manifest is wanted only once all parts were told to be durable; the store looks again.
 - A successor that leads in the place of rank 0's host makes durable and commits, nothing else.
 """
@@ -108,6 +109,12 @@ class Leader:
         return max((cost for cost in costs if cost is not None), default=None)
 
     @property
+    def wants_preserved(self) -> bool:
+        """Whether it knows all checkpoints, and not which the RAM tier's policy keeps."""
+        is_asking = self.reign.is_first and self._has_been_whole
+        return is_asking and self.ledger.preserved is None
+
+    @property
     def wanted_branch(self) -> BranchWish | None:
         """The attempt that the ranks want to begin from here, if they went back."""
         return self._branch
@@ -149,6 +156,9 @@ class Leader:
 
     def preserve(self, checkpoints: frozenset[CheckpointId]) -> None:
         """The newest of these keep their RAM, beside what has to keep it."""
+        if not self._has_been_whole:
+            # Hosts that have not reported yet hold checkpoints that nobody has asked about.
+            return
         newest_first = sorted(checkpoints, key=lambda c: (c.attempt, c.step), reverse=True)
         self.ledger.preserved = frozenset(newest_first[:PRESERVED_MAX])
         self.ledger.is_changed = True
@@ -295,6 +305,8 @@ class Leader:
     def _know_all(self) -> None:
         """All ranks are there: it is known in how many domains a part can stand."""
         self._has_been_whole = True
+        if self.reign.is_first:
+            self.ledger.fresh_above = self._ranks().highest
         rank_hosts = [v for v in self.views.values() if v.ranks]
         rank_hosts.sort(key=lambda v: min(v.ranks))
         domains = {v.host: self.ledger.domains[v.host] for v in rank_hosts}

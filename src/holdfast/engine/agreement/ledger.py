@@ -32,7 +32,11 @@ class Ledger:
         self.required = 0
         self.may_recycle = False
         self.knows_timeline = False
-        self.preserved: frozenset[CheckpointId] = frozenset()
+        self.fresh_above: int | None = None
+        """Above that step all was begun after this leader, so that no other attempt counts on it.
+        Where it may not recycle yet, it may recycle that."""
+        self.preserved: frozenset[CheckpointId] | None = None
+        """What the RAM tier's policy keeps; None until it was asked."""
         self.domains: dict[str, str] = {}
         self.entries: dict[CheckpointId, Entry] = {}
         self.is_changed = False
@@ -162,13 +166,16 @@ class Ledger:
                 if entry.is_pending and not self.on_timeline(entry.id):
                     self.drop(entry, "it stands on an abandoned branch")
         floor = self.floor
-        if floor is not None and self.may_recycle:
+        if floor is not None:
             for entry in list(self.entries.values()):
-                if entry.age < _age(floor) and entry.is_open:
+                is_past = entry.age < _age(floor) and self._may_recycle(entry)
+                if is_past and entry.is_open:
                     self.drop(entry, f"a newer checkpoint, {floor}, is complete")
         for entry in list(self.entries.values()):
-            # A newest one that nobody holds now may come back with the hosts that were cut off.
-            is_past = bool(entry.dropped) or entry.age < _age(floor)
+            # A newest one, or one to be preserved, that nobody holds now may come back with the
+            # hosts that were cut off.
+            is_past = entry.age < _age(floor) and not self._is_preserved(entry)
+            is_past |= bool(entry.dropped)
             # What is due is remembered until it has failed, because its hosts may come back.
             if is_past and not any(entry.holders.values()) and not entry.is_pending:
                 self._forget(entry)
@@ -185,11 +192,20 @@ class Ledger:
     def _may_go(self, entry: Entry) -> bool:
         if entry.dropped:
             return True
-        if self.floor is None or not self.may_recycle or entry.age >= _age(self.floor):
+        if self.floor is None or not self._may_recycle(entry) or entry.age >= _age(self.floor):
             return False
-        if entry.id in self.preserved and self.on_timeline(entry.id):
-            return False
-        return not entry.is_pending
+        return not (self._is_preserved(entry) or entry.is_pending)
+
+    def _may_recycle(self, entry: Entry) -> bool:
+        if self.may_recycle or self.fresh_above is None:
+            return self.may_recycle
+        return entry.id.attempt == self.attempt and entry.id.step > self.fresh_above
+
+    def _is_preserved(self, entry: Entry) -> bool:
+        if self.preserved is None:
+            # A leader that was started anew has not heard the policy yet.
+            return True
+        return entry.id in self.preserved and self.on_timeline(entry.id)
 
     def _add_committed(self, checkpoints: Iterable[CheckpointId]) -> None:
         for checkpoint in checkpoints:
