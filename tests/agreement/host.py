@@ -277,8 +277,6 @@ class Host:
                         trainer.fenced()
             case ef.RanksEnded():
                 self.ended.extend((effect.group, rank, effect.host) for rank in effect.ranks)
-            case ef.SourcesFound():
-                self.world.oracle.sources_found(self, effect)
 
     def _claim(self, what: str) -> None:
         assert what not in self.busy, f"two of {what} at a time on {self.name}"

@@ -339,9 +339,6 @@ class Oracle:
         if record is not None and record.origin != origin:
             self.fail("I2", f"{host.name} joins attempt {effect.attempt} from {origin}")
 
-    def sources_found(self, host: Host, effect: ef.SourcesFound) -> None:
-        self.count("sources")
-
     # I5, I7: targets.
 
     def looked(self, host: Host) -> None:

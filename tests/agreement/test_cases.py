@@ -231,30 +231,6 @@ def test_without_ram_the_parts_are_committed_from_the_durable_tier() -> None:
     assert not any(host.ram for host in world.hosts.values())
 
 
-def test_a_reader_is_told_where_every_part_stands() -> None:
-    world = make(4, ranks_a_host=2)
-    job = running(world)
-    world.wish(job.leader, Kind.RAM)
-    until(world, lambda: reached(world, Status.PROTECTED))
-    (checkpoint,) = {c for t in job.trainers for c in t.begun}
-    found = []
-    world.oracle.sources_found = lambda host, effect: found.append(effect)  # type: ignore[method-assign]
-    world.hosts["h0003"].tell(fa.SourcesWanted(checkpoint))
-    until(world, lambda: bool(found))
-    told = {
-        rank: set(part.hosts)
-        for part in found[0].parts
-        for first, count in part.ranks
-        for rank in range(first, first + count)
-    }
-    holders = {
-        rank: {h.name for h in world.hosts.values() if rank in h.ram.get(checkpoint, ())}
-        for rank in range(8)
-    }
-    assert told == holders
-    assert all(len(hosts) == 2 for hosts in holders.values())
-
-
 def test_status_tells_how_many_losses_are_survived() -> None:
     world = make(4, copies=3)
     job = running(world)

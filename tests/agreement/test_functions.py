@@ -11,13 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.engine.agreement.choosing import (
-    PAGE_RANKS,
     choose_checkpoint,
-    holders_of,
     limits_after,
-    sources_in_order,
 )
-from holdfast.engine.agreement.entry import Entry
 from holdfast.engine.agreement.facts import DurableListed, Listed
 from holdfast.engine.agreement.following import leader_of, term_above
 from holdfast.engine.agreement.ledger import Ledger
@@ -26,7 +22,6 @@ from holdfast.engine.agreement.messages import (
     Held,
     HostState,
     Orders,
-    PartHolders,
     Report,
     WriteOrder,
     decode_message,
@@ -178,26 +173,6 @@ def test_what_lies_off_the_timeline_is_not_chosen() -> None:
     limits = limits_after({1: 10**15}, 2, CheckpointId(50, 1), 10**15)
     assert limits == {1: 50, 2: 10**15}
     assert choose_checkpoint(states, listing(limits)) == CheckpointId(50, 1)
-
-
-def test_holders_come_in_pages_that_make_up_all_ranks() -> None:
-    count = PAGE_RANKS + 10
-    entry = Entry(CheckpointId(1, 1), count)
-    for rank in range(count):
-        entry.holders[rank] = {f"h{rank // 8}": True}
-    first, following = holders_of(entry, 0)
-    assert following == PAGE_RANKS
-    rest, end = holders_of(entry, PAGE_RANKS)
-    assert end is None
-    assert [r for part in (*first, *rest) for r in ranks_in(part.ranks)] == list(range(count))
-    assert len(first) == PAGE_RANKS // 8
-
-
-def test_sources_are_read_from_the_nearest_first() -> None:
-    part = PartHolders(((0, 1),), ("a", "b", "c"), True)
-    domains = {"a": "x", "b": "y", "c": "y", "d": "y"}
-    assert sources_in_order(part, "c", "y", domains)[:2] == ["c", "b"]
-    assert set(sources_in_order(part, "d", "y", domains)[:2]) == {"b", "c"}
 
 
 def a_report(**changes: object) -> Report:

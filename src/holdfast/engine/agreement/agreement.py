@@ -189,8 +189,6 @@ class Agreement:
                 member.branch_wanted(fact)
             case facts.TargetWritten():
                 member.target_written(fact)
-            case facts.SourcesWanted():
-                member.ask_sources(turn, fact.id)
             case facts.LeaveWanted():
                 member.leave(turn)
             case facts.Preserved():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.engine.agreement.messages import AnyMessage, Kind, PartHolders, Status
+from holdfast.engine.agreement.messages import AnyMessage, Kind, Status
 from holdfast.format.names import CheckpointId
 
 
@@ -160,14 +160,6 @@ class Reached:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class SourcesFound:
-    """Who holds the parts of a checkpoint that a trainer here restores."""
-
-    id: CheckpointId
-    parts: tuple[PartHolders, ...]
-
-
 Effect = (
     Send
     | SetTarget
@@ -186,5 +178,4 @@ Effect = (
     | ListDurable
     | BeginAttempt
     | Reached
-    | SourcesFound
 )

@@ -277,13 +277,6 @@ class Deleted:
 
 
 @dataclass(frozen=True, slots=True)
-class SourcesWanted:
-    """A trainer here restores `id`."""
-
-    id: CheckpointId
-
-
-@dataclass(frozen=True, slots=True)
 class LeaveWanted:
     """The agent goes now."""
 
@@ -314,6 +307,5 @@ Fact = (
     | BeginFailed
     | Preserved
     | Deleted
-    | SourcesWanted
     | LeaveWanted
 )

@@ -14,7 +14,6 @@ Invariants:
 
 from __future__ import annotations
 
-from holdfast.engine.agreement.choosing import holders_of
 from holdfast.engine.agreement.durability import Durability
 from holdfast.engine.agreement.effects import Reached
 from holdfast.engine.agreement.entry import domains_of
@@ -32,7 +31,6 @@ from holdfast.engine.agreement.messages import (
     Orders,
     PullOrder,
     Report,
-    Sources,
     WriteOrder,
 )
 from holdfast.engine.agreement.reign import Reign
@@ -130,18 +128,6 @@ class Leader:
         if newest is None:
             return None
         return newest.id, failures_survived(domains_of(newest, self.ledger.domains))
-
-    def sources(self, checkpoint: CheckpointId, first: int) -> Sources:
-        """One page of where the parts of a checkpoint are."""
-        entry = self.ledger.entries.get(checkpoint)
-        parts, next_rank = holders_of(entry, first) if entry is not None else ((), None)
-        return Sources(
-            run=self._identity.run,
-            attempt=self.reign.attempt,
-            id=checkpoint,
-            parts=parts,
-            next_rank=next_rank,
-        )
 
     # What it hears.
 

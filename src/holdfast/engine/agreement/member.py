@@ -18,7 +18,6 @@ from holdfast.engine.agreement.effects import (
     Gone,
     GroupRefused,
     RanksEnded,
-    SourcesFound,
 )
 from holdfast.engine.agreement.facts import (
     BranchWanted,
@@ -42,12 +41,9 @@ from holdfast.engine.agreement.messages import (
     Leaving,
     Newer,
     Orders,
-    PartHolders,
     Progress,
     Refused,
     Report,
-    Sources,
-    WhereIs,
 )
 from holdfast.engine.agreement.reign import Reign
 from holdfast.engine.agreement.runs import ranks_in, runs_of
@@ -84,8 +80,6 @@ class Member:
         self._settled = False
         self._deleted: dict[CheckpointId, bool] = {}
         """What was removed here, and whether nobody holds it any more."""
-        self._asked: dict[CheckpointId, float] = {}
-        self._pages: dict[CheckpointId, list[PartHolders]] = {}
 
     def adopt(self, turn: Turn, found: Found) -> None:
         """Takes over from an agent before this one."""
@@ -193,11 +187,6 @@ class Member:
         """What is held has changed."""
         self._is_changed = True
 
-    def ask_sources(self, turn: Turn, checkpoint: CheckpointId) -> None:
-        """Asks the leader where a checkpoint's parts are."""
-        self._pages[checkpoint] = []
-        self._ask(turn, checkpoint)
-
     def leave(self, turn: Turn) -> None:
         """Says that this host's RAM goes."""
         leader = self.following.leader
@@ -259,19 +248,6 @@ class Member:
         if self.joining is not None and self.joining.word == message.group:
             self._refuse_joining(turn, message.reason, is_busy=message.is_busy)
 
-    def heard_sources(self, turn: Turn, message: Sources) -> None:
-        """A page of where a checkpoint's parts are."""
-        pages = self._pages.get(message.id)
-        first = sum(count for part in pages or () for _, count in part.ranks)
-        if pages is None or (message.parts and message.parts[0].ranks[0][0] != first):
-            return
-        pages.extend(message.parts)
-        if message.next_rank is None:
-            del self._pages[message.id], self._asked[message.id]
-            turn.act(SourcesFound(message.id, tuple(pages)))
-        else:
-            self._ask(turn, message.id)
-
     def tell_held(self, turn: Turn, starter: str) -> None:
         """Tells a start what stands here; until it has begun, nothing is dropped."""
         self._frozen_until_secs = turn.now_secs + self._settings.gather_secs
@@ -305,9 +281,6 @@ class Member:
             self._is_changed = True
         if self.following.next_if_silent(now_secs):
             self._is_changed = True
-        for checkpoint, asked_at_secs in list(self._asked.items()):
-            if now_secs - asked_at_secs >= self._settings.heartbeat_secs:
-                self._ask(turn, checkpoint)
         is_frozen = self.joining is not None or now_secs < self._frozen_until_secs
         if self.holdings.work(turn, is_frozen):
             self._is_changed = True
@@ -324,7 +297,6 @@ class Member:
             times.append(self.joining.since_secs + self._settings.joining_secs)
         if self.words.is_waiting:
             times.append(now_secs + LOOK_SECS)
-        times.extend(at_secs + self._settings.heartbeat_secs for at_secs in self._asked.values())
         return min(times)
 
     def _tell(self, turn: Turn) -> None:
@@ -473,18 +445,3 @@ class Member:
         assert self.joining is not None
         turn.act(GroupRefused(self.joining.word, reason, is_busy))
         self.joining = None
-
-    def _ask(self, turn: Turn, checkpoint: CheckpointId) -> None:
-        self._asked[checkpoint] = turn.now_secs
-        leader = self.following.leader
-        if leader is not None:
-            first = sum(count for p in self._pages[checkpoint] for _, count in p.ranks)
-            turn.send(
-                leader,
-                WhereIs(
-                    run=self._identity.run,
-                    attempt=self.attempt,
-                    id=checkpoint,
-                    first_rank=first,
-                ),
-            )

@@ -6,8 +6,8 @@ nothing, and one that was overtaken is recognized by its number and passed over.
 answered by necessity: what was not acknowledged is told again.
 
 Each message carries the run and the newest attempt its sender knows of: that fences the older ones.
-Sizes are bounded: ranks come as runs, checkpoints are at most `HELD_MAX`, successors
-`SUCCESSORS_MAX`, and a leader's answer on where a checkpoint stands is cut into pages.
+Sizes are bounded: ranks come as runs, checkpoints are at most `HELD_MAX`, and
+successors `SUCCESSORS_MAX`.
 """
 
 from __future__ import annotations
@@ -297,32 +297,7 @@ class Leaving(Message, frozen=True, kw_only=True):
     incarnation: Number
 
 
-class WhereIs(Message, frozen=True, kw_only=True):
-    """A host asks its leader who holds the parts of a checkpoint, from a rank on."""
-
-    id: CheckpointId
-    first_rank: Rank = 0
-
-
-class PartHolders(msgspec.Struct, frozen=True, array_like=True):
-    """The hosts whose RAM has these parts, and whether they are durable."""
-
-    ranks: Runs
-    hosts: tuple[Name, ...]
-    is_durable: bool
-
-
-class Sources(Message, frozen=True, kw_only=True):
-    """The answer; `next_rank` is where the next page begins, None after the last one."""
-
-    id: CheckpointId
-    parts: tuple[PartHolders, ...]
-    next_rank: Rank | None = None
-
-
-AnyMessage = (
-    Report | Orders | Newer | Probe | Alive | Refused | WhoHolds | Leaving | WhereIs | Sources
-)
+AnyMessage = Report | Orders | Newer | Probe | Alive | Refused | WhoHolds | Leaving
 
 _decoder = msgspec.json.Decoder(AnyMessage)
 
@@ -378,11 +353,6 @@ def _check(message: AnyMessage) -> None:
             _check_runs(ended.ranks, message.rank_count)
         for gone in message.command.gone:
             _check_id(gone)
-    elif isinstance(message, WhereIs | Sources):
-        _check_id(message.id)
-        if isinstance(message, Sources):
-            for part in message.parts:
-                _check_runs(part.ranks, PART_COUNT_MAX)
 
 
 def _check_id(found: CheckpointId) -> None:
