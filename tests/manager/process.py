@@ -107,7 +107,13 @@ def main() -> None:
     )
     if "interval" in todo:
         policy = save_decision_policy.FixedIntervalPolicy(todo["interval"])
-    ram = holdfast.RamTier(linger_secs=30, copies=todo.get("copies", 2))
+    ram = holdfast.RamTier(
+        linger_secs=30,
+        copies=todo.get("copies", 2),
+        save_decision_policy=save_decision_policy.FixedIntervalPolicy(todo["ram_interval"])
+        if "ram_interval" in todo
+        else None,
+    )
     with holdfast.CheckpointManager(
         directory,
         save_decision_policy=policy,
@@ -129,6 +135,11 @@ def main() -> None:
             time.sleep(todo.get("sleep", 0.002) * (1 + rank * todo.get("lag", 0)))
             if todo.get("signal_at") == step and rank == todo.get("signal_rank", 0):
                 os.kill(os.getpid(), signal.SIGTERM)
+            if todo.get("restore_at") == step:
+                state = manager.restore(like=state)
+                report = manager.last_restore
+                say(went_back=report.step, passed_over=report.passed_over)
+                break
             if manager.save(step, state_at(step, rank)):
                 saved.append(step)
             if manager.reached_preemption(step):

@@ -180,6 +180,23 @@ def test_a_delete_that_the_leader_does_not_hear_of_ends_with_an_error_and_is_tol
     wait_until(lambda: not any(in_ram(one, "000000008.1") for one in four_hosts))
 
 
+def test_a_killed_agents_host_is_copied_from_and_restored_from_where_it_serves_now(
+    four_hosts: list[Host], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    todo: dict[str, Any] = {"interval": 10**6, "ram_interval": 20, "sleep": 0.02}
+    job = start_job(four_hosts, run, steps=1200, restore_at=1000, **todo)
+    wait_until(lambda: len(events(run, "protected")) >= 2)
+    four_hosts[2].kill_agent()
+    found = results(job)
+    # Nothing but step 0 is durable: what is protected stands in two hosts' memory.
+    assert [e["step"] for e in events(run, "committed")][:1] == [0]
+    protected = {e["step"] for e in events(run, "protected")}
+    assert {980, 960} & protected
+    assert [r["passed_over"] for r in found] == [[]] * 4
+    assert {r["went_back"] for r in found} <= {980, 960}
+
+
 def test_a_budget_counts_the_save_cost_of_the_dearest_host(
     four_hosts: list[Host], tmp_path: Path
 ) -> None:

@@ -35,6 +35,7 @@ from holdfast.errors import (
 )
 from holdfast.format.names import CheckpointId
 from holdfast.policy import preservation_policy, save_decision_policy
+from holdfast.store.peer_connection import parsed_addresses
 
 
 @dataclass(slots=True)
@@ -98,7 +99,7 @@ class Joining:
                 f"{protocol.PROTOCOL_VERSION}, this process {request.protocol}; stop the agent "
                 "(`holdfast stop`) so that one of this version is started"
             )
-        self._agreeing.learn(request.addresses)
+        self._agreeing.learn(parsed_addresses(request.addresses))
         if request.attempt is not None:
             await self._come_back(request, request.attempt)
         group = state.group

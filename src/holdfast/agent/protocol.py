@@ -15,7 +15,7 @@ from holdfast.engine.agreement.messages import NAME_CHARS_MAX
 from holdfast.engine.agreement.settings import Settings, heartbeat_for
 from holdfast.format.names import ATTEMPT_MAX, PART_COUNT_MAX, STEP_MAX
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 PENDING_COUNT_MIN = 3
 PENDING_COUNT_MAX = 32
@@ -232,6 +232,12 @@ class Detach(msgspec.Struct, frozen=True, kw_only=True):
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True):
     """The agent is to persist what it holds, clear its RAM and go."""
+
+
+class Peers(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the agents of other hosts are reached now, by host, as far as this one knows."""
+
+    addresses: dict[str, str]
 
 
 class Empty(msgspec.Struct, frozen=True, kw_only=True):

@@ -51,7 +51,7 @@ from holdfast.manager.restoring import (
 )
 from holdfast.manager.saver import Job, Saver
 from holdfast.manager.stepping import Stepping
-from holdfast.manager.view import RamTiers, View, look
+from holdfast.manager.view import View
 from holdfast.manager.voting import Votes
 from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy, SaveDecisionPolicy
@@ -438,9 +438,7 @@ class CheckpointManager:
         self._progress.wait(lambda sealed, finished: finished, SEAL_SECS)
 
     def _look(self) -> View:
-        self._job.attempt.number = self._link.place.attempt
-        tiers = RamTiers(self._link.place.ram_folder, self._job.peers, self._clock)
-        return look([*tiers.stores(), self._run.durable], self._run.durable)
+        return self._job.look(self._link, self._run.durable, self._clock)
 
     # What comes from the agent, from signals, and at the start.
 
