@@ -37,6 +37,9 @@ from tests.peers import RUN, TOKEN, Authority
 WAIT_SECS = 20.0
 
 
+Came = tuple[str, PeerAddress, AnyMessage, dict[str, PeerAddress]]
+
+
 @dataclass
 class Post:
     """An agent's place: its server, and what came."""
@@ -45,7 +48,7 @@ class Post:
     port: int = 0
     token: str = TOKEN
     tls: PeerTls | None = None
-    came: list[tuple[str, PeerAddress, AnyMessage]] = field(default_factory=list)
+    came: list[Came] = field(default_factory=list)
     is_deaf: bool = False
 
     def __enter__(self) -> Post:
@@ -131,7 +134,7 @@ def test_a_message_comes_with_its_sender_and_where_that_is_answered(there: Post)
             await until(lambda: bool(there.came))
 
     asyncio.run(run())
-    sender, address, message = there.came[0]
+    sender, address, message, _ = there.came[0]
     assert (sender, address) == ("host-a", PeerAddress(LOOPBACK, 4321))
     assert message == WhoHolds(run=RUN, attempt=3, group="g")
 
@@ -149,7 +152,7 @@ def test_of_reports_that_wait_only_the_newest_is_sent_and_other_messages_keep_th
             await until(lambda: len(there.came) == 6)
 
     asyncio.run(run())
-    messages = [message for _, _, message in there.came]
+    messages = [message for _, _, message, _ in there.came]
     assert [m.incarnation for m in messages if isinstance(m, Leaving)] == list(range(5))
     assert [m.seq for m in messages if isinstance(m, Report)] == [4]
 
@@ -163,7 +166,7 @@ def test_what_waits_for_one_host_is_bounded(there: Post) -> None:
             await until(lambda: len(there.came) == WAITING_MAX)
 
     asyncio.run(run())
-    assert [m.incarnation for _, _, m in there.came][-1] == 3 * WAITING_MAX - 1
+    assert [m.incarnation for _, _, m, _ in there.came][-1] == 3 * WAITING_MAX - 1
 
 
 def test_a_host_that_is_not_there_costs_the_message_and_nothing_else(
@@ -187,7 +190,7 @@ def test_a_host_that_is_not_there_costs_the_message_and_nothing_else(
             await until(lambda: len(there.came) == 2)
 
     asyncio.run(run())
-    assert [m.incarnation for _, _, m in there.came] == [2, 3]
+    assert [m.incarnation for _, _, m, _ in there.came] == [2, 3]
 
 
 @pytest.mark.parametrize("wrong", [{"token": "y" * 32}, {"run": "another"}])
@@ -285,7 +288,7 @@ def test_messages_pass_through_mutual_tls(root: Path, tmp_path: Path) -> None:
 
     with Post(root, tls=tls) as there:
         asyncio.run(run(there))
-        assert [m.incarnation for _, _, m in there.came] == [2]
+        assert [m.incarnation for _, _, m, _ in there.came] == [2]
 
 
 def test_closing_ends_what_is_being_sent() -> None:

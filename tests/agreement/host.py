@@ -36,6 +36,7 @@ class GroupFile:
     origin: CheckpointId | None
     rank_count: int
     is_broken: bool = False
+    lost: set[int] = field(default_factory=set)
 
 
 @dataclass
@@ -52,8 +53,13 @@ class Host:
     confirmed: int | None = None
     trainers: dict[tuple[str, int], Trainer] = field(default_factory=dict)
     file: GroupFile | None = None
+    save_cost_secs: float | None = None
     armed_at: float = math.inf
     busy: set[str] = field(default_factory=set)
+    deleting: set[CheckpointId] = field(default_factory=set)
+    kept_steps: set[int] = field(default_factory=set)
+    is_asking: bool = False
+    ended: list[tuple[str, int, str]] = field(default_factory=list)
 
     # The agent's life.
 
@@ -76,12 +82,25 @@ class Host:
         self.tell(self._found())
         for trainer in list(self.trainers.values()):
             trainer.agent_returned()
+        for checkpoint in sorted(self.deleting):
+            self.delete(checkpoint)
 
     def kill_agent(self) -> None:
         self.world.oracle.agent_lost(self)
         self.agent = None
         self.life += 1
         self.busy.clear()
+
+    def delete(self, checkpoint: CheckpointId) -> None:
+        """Somebody removes a checkpoint here; he asks again where the agent ends meanwhile."""
+        self.deleting.add(checkpoint)
+        self.world.oracle.deleted(checkpoint)
+        self._remove(checkpoint)
+        self.tell(fa.Deleted(checkpoint))
+
+    def _remove(self, checkpoint: CheckpointId) -> None:
+        self.world.storage.remove(checkpoint)
+        self.ram.pop(checkpoint, None)
 
     def crash(self) -> None:
         self.kill_agent()
@@ -93,6 +112,7 @@ class Host:
         self.ram.clear()
         self.counts.clear()
         self.words.clear()
+        self.deleting.clear()
         self.confirmed = self.file = None
 
     def reboot(self) -> None:
@@ -122,6 +142,7 @@ class Host:
             rank_count=file.rank_count,
             ranks=frozenset(t.rank for t in mine),
             is_broken=file.is_broken,
+            lost=frozenset(file.lost),
             leader=file.leader,
             successors=file.successors,
             origin=file.origin,
@@ -138,7 +159,7 @@ class Host:
                 steps.append(trainer.step)
         if not steps:
             return fa.Published()
-        return fa.Published(max(steps), min(steps))
+        return fa.Published(max(steps), min(steps), self.save_cost_secs)
 
     def tell(self, fact: fa.Fact) -> None:
         """Tells the agent, if it lives, and does what it wants."""
@@ -152,8 +173,18 @@ class Host:
                 return
             self.do(effect)
         if self.life == life:
+            if self.agent is not None and self.agent.wants_preserved and not self.is_asking:
+                self.is_asking = True
+                self.world.at(self.world.rng.random() * 0.1, self._ask_policy)
             self.world.oracle.looked(self)
             self._arm()
+
+    def _ask_policy(self) -> None:
+        """The RAM tier's policy is rank 0's, which tells it when it has come back to its agent."""
+        self.is_asking = False
+        if self.agent is not None and self.agent.wants_preserved and self.trainers:
+            kept = {c for c in self.agent.once_complete_ids() if c.step in self.kept_steps}
+            self.tell(fa.Preserved(frozenset(kept)))
 
     def later(self, secs: float, fact: fa.Fact) -> None:
         """Tells the agent of now after a while, if it lives then."""
@@ -203,6 +234,11 @@ class Host:
             case ef.Drop():
                 world.oracle.dropped(self, effect)
                 self.ram.pop(effect.id, None)
+            case ef.Gone():
+                if effect.id in self.deleting:
+                    self.deleting.discard(effect.id)
+                    self._remove(effect.id)
+                    world.oracle.gone(effect.id)
             case ef.ListDurable():
                 world.at(world.storage_secs(), self._list, self.life)
             case ef.BeginAttempt():
@@ -239,8 +275,8 @@ class Host:
                 for trainer in list(self.trainers.values()):
                     if trainer.group == effect.group:
                         trainer.fenced()
-            case ef.SourcesFound():
-                self.world.oracle.sources_found(self, effect)
+            case ef.RanksEnded():
+                self.ended.extend((effect.group, rank, effect.host) for rank in effect.ranks)
 
     def _claim(self, what: str) -> None:
         assert what not in self.busy, f"two of {what} at a time on {self.name}"
@@ -290,6 +326,9 @@ class Host:
                 storage.put_part(effect.id, rank, self.counts[effect.id], token)
             world.oracle.written(effect.id)
             fact = fa.PartsWritten(effect.id, effect.ranks)
+        elif world.oracle.is_deleted(effect.id) and not storage.is_whole(effect.id):
+            self._storage_failed(life, effect, "parts are missing", 0)
+            return
         else:
             world.oracle.committing(effect)
             storage.manifests.setdefault(effect.id, effect.part_count)

@@ -69,6 +69,7 @@ class Oracle:
     stops: dict[str, set[int]] = field(default_factory=dict)
     relied_on: dict[int, tuple[CheckpointId, frozenset[str], str]] = field(default_factory=dict)
     required: dict[int, int] = field(default_factory=dict)
+    are_deleted: dict[CheckpointId, bool] = field(default_factory=dict)
     commits: int = 0
     counts: dict[str, int] = field(default_factory=dict)
 
@@ -146,9 +147,45 @@ class Oracle:
         if checkpoint in self.truths:
             self.truths[checkpoint].is_abandoned = True
 
+    # I9: what somebody deletes.
+
+    def deleted(self, checkpoint: CheckpointId) -> None:
+        self.abandoned(checkpoint)
+        self.are_deleted.setdefault(checkpoint, False)
+        self.count("deletes")
+
+    def is_deleted(self, checkpoint: CheckpointId) -> bool:
+        return checkpoint in self.are_deleted
+
+    def is_overtaken(self, checkpoint: CheckpointId) -> bool:
+        """Whether it was given up for a newer one that was deleted after that."""
+        return any(
+            age(c) > age(checkpoint) and self.truths[c].was_protected
+            for c in self.are_deleted
+            if c in self.truths
+        )
+
+    def gone(self, checkpoint: CheckpointId) -> None:
+        """Whoever deleted it is told that it is gone; in calm all hosts of the attempt are heard.
+
+        A host that had no part in the attempt may not have been heard of yet.
+        """
+        self.count("gone")
+        if not self.world.is_calm:
+            return
+        self.are_deleted[checkpoint] = True
+        job = self.world.job
+        hosts = {t.host.name: t.host for t in job.living} if job is not None else {}
+        holders = [name for name, host in hosts.items() if checkpoint in host.ram]
+        if holders or checkpoint in self.world.storage.manifests:
+            self.fail("I9", f"{checkpoint} is called gone; it stands on {holders}, or is committed")
+
     # I1, I2: commits.
 
     def commit_wanted(self, host: Host, effect: ef.Commit) -> None:
+        if self.is_deleted(effect.id):
+            # It was removed a moment ago; the store looks again.
+            return
         parts = self.world.storage.parts.get(effect.id, {})
         if set(parts) != set(range(effect.part_count)):
             missing = sorted(set(range(effect.part_count)) - set(parts))
@@ -219,12 +256,16 @@ class Oracle:
         if truth is not None:
             truth.told.add(effect.status)
         self.count(f"told {effect.status}")
-        if effect.status is Status.COMMITTED and effect.id not in self.world.storage.manifests:
+        is_there = effect.id in self.world.storage.manifests or self.is_deleted(effect.id)
+        if effect.status is Status.COMMITTED and not is_there:
             self.fail("I1", f"{effect.id} is told to be committed, and is not")
 
     def reached(self, host: Host, effect: ef.Reached) -> None:
         self.count(effect.status)
         truth = self.truths.get(effect.id)
+        if self.is_deleted(effect.id):
+            # What its hosts told of it may have been removed since.
+            return
         if effect.status in (Status.COMPLETE, Status.PROTECTED):
             if truth is None or not truth.was_complete:
                 self.fail("I1", f"{effect.id} is called {effect.status}; parts never stood")
@@ -274,6 +315,8 @@ class Oracle:
         self.count("attempts")
         if effect.origin is None:
             return
+        if self.are_deleted.get(effect.origin):
+            self.fail("I9", f"attempt {effect.attempt} begins from {effect.origin}, deleted")
         if not self.is_whole_now(effect.origin) and self.world.is_calm:
             self.fail("I4", f"attempt {effect.attempt} begins from {effect.origin}, not whole")
         agent = host.agent
@@ -295,9 +338,6 @@ class Oracle:
         origin = (effect.origin.step, effect.origin.attempt) if effect.origin else None
         if record is not None and record.origin != origin:
             self.fail("I2", f"{host.name} joins attempt {effect.attempt} from {origin}")
-
-    def sources_found(self, host: Host, effect: ef.SourcesFound) -> None:
-        self.count("sources")
 
     # I5, I7: targets.
 

@@ -145,6 +145,17 @@ def never_pull(patch: Patch) -> None:
     patch(Durability, "_order_pulls", lambda self, entry: None)
 
 
+def call_deleted_what_hosts_still_hold(patch: Patch) -> None:
+    patch(Leader, "_gone", lambda self, view: view.state.deleted if view.state else ())
+
+
+def forget_what_was_deleted(patch: Patch) -> None:
+    def delete(self: Ledger, checkpoint: Any) -> None:
+        self._deleted[checkpoint] = None
+
+    patch(Ledger, "delete", delete)
+
+
 def join_without_a_record(patch: Patch) -> None:
     def begin(self: Starting, turn: Any) -> None:
         self._number = self.listed.newest_attempt + 1 if self.listed else 1
@@ -191,6 +202,8 @@ BREACHES: dict[str, Breach] = {
         go_on_from_the_newest_committed,
         keep_what_ranks_have_missed,
         never_pull,
+        call_deleted_what_hosts_still_hold,
+        forget_what_was_deleted,
         join_without_a_record,
         stop_before_it_is_agreed,
         forget_what_failed,

@@ -103,6 +103,7 @@ class Schedule:
             self._wish,
             self._wish,
             self._rewind,
+            self._delete,
             self._rival,
             self._kill_all_after_save,
         ]
@@ -198,6 +199,14 @@ class Schedule:
             world.oracle.count("rewinds")
             job.rewind(self.rng.choice(choices))
 
+    def _delete(self) -> None:
+        """A rank on any host removes a checkpoint that it sees, an old or a new one."""
+        world = self.world
+        seen = sorted(c for c in world.oracle.truths if world.oracle.is_whole_now(c))
+        job = world.job
+        if seen and job is not None and job.living:
+            self.rng.choice(job.living).host.delete(self.rng.choice(seen))
+
     def _rival(self) -> None:
         """Somebody starts the same run once more."""
         world, rng = self.world, self.rng
@@ -259,6 +268,11 @@ class Schedule:
                 oracle.fail("I6", "a wish has led to no commit")
             if not world.run(world.now + CALM_SECS, self._is_running):
                 oracle.fail("I6", f"no attempt runs {CALM_SECS} s after the one before")
+        self._delete()
+        if not world.run(world.now + CALM_SECS, self._is_deleted):
+            oracle.fail("I6", "what was deleted is not told to be gone")
+        if not world.run(world.now + CALM_SECS, self._is_running):
+            oracle.fail("I6", f"no attempt runs {CALM_SECS} s after a delete")
         job = world.job
         world.restarts = False
         if job.has_ram and not world.run(world.now + CALM_SECS, self._is_copied):
@@ -279,6 +293,9 @@ class Schedule:
     def _is_running(self) -> bool:
         job = self.world.job
         return job is not None and job.is_running and bool(job.living)
+
+    def _is_deleted(self) -> bool:
+        return not any(host.deleting for host in self.world.hosts.values())
 
     def _is_copied(self) -> bool:
         """Whether a checkpoint of the present attempt stands in as many domains as it should."""
@@ -313,6 +330,7 @@ class Schedule:
             and world.storage.on_timeline(c)
             and world.oracle.is_whole_now(c)
             and not t.is_abandoned
+            and not world.oracle.is_overtaken(c)
         ]
         last = max(newest, key=lambda c: (c.attempt, c.step), default=None)
         if last is not None and last not in world.storage.manifests:

@@ -49,6 +49,13 @@ class Storage:
         self.parts.setdefault(checkpoint, {})[rank] = token
         self.part_counts[checkpoint] = count
 
+    def remove(self, checkpoint: CheckpointId) -> None:
+        self.manifests.pop(checkpoint, None)
+        self.parts.pop(checkpoint, None)
+
+    def is_whole(self, checkpoint: CheckpointId) -> bool:
+        return len(self.parts.get(checkpoint, ())) == self.part_counts[checkpoint]
+
     def forbids(self, checkpoint: CheckpointId) -> int:
         """The attempt that fences `checkpoint`, as `check_not_fenced` tells; else 0."""
         if self.newest == checkpoint.attempt or self.on_timeline(checkpoint):

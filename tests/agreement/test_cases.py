@@ -5,63 +5,15 @@ from __future__ import annotations
 import itertools
 import random
 
-import msgspec
 import pytest
 
-from holdfast.engine.agreement import effects as ef
 from holdfast.engine.agreement import facts as fa
-from holdfast.engine.agreement.agreement import Agreement
 from holdfast.engine.agreement.messages import (
-    Command,
     Kind,
-    Newer,
-    Orders,
-    PullOrder,
     Status,
-    Target,
-    Verdict,
-    WhoHolds,
 )
-from holdfast.engine.agreement.settings import Settings
-from holdfast.engine.agreement.turn import Identity
 from holdfast.format.names import CheckpointId
-from tests.agreement.jobs import Job
-from tests.agreement.world import Shape, World
-
-BOUND_SECS = 60.0
-
-
-def make(host_count: int, **shape: object) -> World:
-    fields = {
-        "host_count": host_count,
-        "domain_size": 1,
-        "ranks_a_host": 1,
-        "window": 1,
-        "every": 0,
-        "copies": 2,
-        "interval_secs": 0.0,
-        **shape,
-    }
-    world = World(5, Shape(**fields), Settings(copies=fields["copies"]))  # type: ignore[arg-type]
-    world.is_calm = True
-    world.restarts = False
-    for host in world.hosts.values():
-        host.start_agent()
-    return world
-
-
-def running(world: World, hosts: list[str] | None = None, **more: bool) -> Job:
-    job = world.start_job(hosts or list(world.hosts), **more)
-    assert world.run(world.now + BOUND_SECS, lambda: job.is_running)
-    return job
-
-
-def until(world: World, condition: object) -> None:
-    assert world.run(world.now + BOUND_SECS, condition), "it has not come about in time"  # type: ignore[arg-type]
-
-
-def reached(world: World, status: Status, count: int = 1) -> bool:
-    return world.oracle.counts.get(status, 0) >= count
+from tests.agreement.cases import make, reached, running, until
 
 
 def test_one_host_sends_no_message_and_saves_the_very_next_step() -> None:
@@ -74,6 +26,9 @@ def test_one_host_sends_no_message_and_saves_the_very_next_step() -> None:
     until(world, lambda: reached(world, Status.COMMITTED))
     assert list(world.storage.manifests) == [CheckpointId(highest + 1, 1)]
     assert world.network.sent == 0
+
+
+TOLD_SECS = 5.0
 
 
 @pytest.mark.parametrize("kind", [Kind.DURABLE, Kind.RAM])
@@ -161,11 +116,37 @@ def test_a_takeover_fences_the_attempt_that_lives() -> None:
     assert not first.living, "its agents were never told that they are fenced"
 
 
+@pytest.mark.parametrize("agent_dies", ["no agent", "its own", "the leader's"])
+@pytest.mark.parametrize("ranks_a_host", [1, 2])
+def test_all_ranks_are_told_of_one_that_ends_on_any_host(
+    agent_dies: str, ranks_a_host: int
+) -> None:
+    world = make(4, ranks_a_host=ranks_a_host)
+    world.network.faults.drop = 0.3
+    job = running(world)
+    host, leader = world.hosts["h0002"], world.hosts[job.leader]
+    trainer = next(t for t in job.trainers if t.host is host)
+    dying = {"its own": host, "the leader's": leader}.get(agent_dies)
+    if dying is not None:
+        dying.kill_agent()
+    trainer.die()
+    world.run(world.now + 0.3)
+    if dying is not None:
+        dying.start_agent()
+    told = [world.hosts[name] for name in ("h0000", "h0001", "h0003")]
+    assert world.run(world.now + TOLD_SECS, lambda: all(one.ended for one in told))
+    for one in told:
+        assert one.ended[0] == (job.word, trainer.rank, host.name)
+
+
 def test_a_broken_group_does_not_stand_in_the_way() -> None:
     world = make(3)
+    # Nobody ends the others.
+    world.zombies = 1.0
     first = running(world)
     first.trainers[2].die()
-    world.run(world.now + 2)
+    world.run(world.now + 4)
+    assert len(first.living) == 2
     second = running(world)
     assert second.trainers[0].attempt == 2
 
@@ -250,30 +231,6 @@ def test_without_ram_the_parts_are_committed_from_the_durable_tier() -> None:
     assert not any(host.ram for host in world.hosts.values())
 
 
-def test_a_reader_is_told_where_every_part_stands() -> None:
-    world = make(4, ranks_a_host=2)
-    job = running(world)
-    world.wish(job.leader, Kind.RAM)
-    until(world, lambda: reached(world, Status.PROTECTED))
-    (checkpoint,) = {c for t in job.trainers for c in t.begun}
-    found = []
-    world.oracle.sources_found = lambda host, effect: found.append(effect)  # type: ignore[method-assign]
-    world.hosts["h0003"].tell(fa.SourcesWanted(checkpoint))
-    until(world, lambda: bool(found))
-    told = {
-        rank: set(part.hosts)
-        for part in found[0].parts
-        for first, count in part.ranks
-        for rank in range(first, first + count)
-    }
-    holders = {
-        rank: {h.name for h in world.hosts.values() if rank in h.ram.get(checkpoint, ())}
-        for rank in range(8)
-    }
-    assert told == holders
-    assert all(len(hosts) == 2 for hosts in holders.values())
-
-
 def test_what_is_durable_is_copied_all_the_same() -> None:
     world = make(3)
     world.pull_failures = 1.0
@@ -325,7 +282,10 @@ def test_the_ram_of_an_agent_that_leaves_counts_no_more_and_is_copied_anew() -> 
     until(world, lambda: agent.survives() == (checkpoint, 1))
 
 
-def test_a_deleted_checkpoint_is_given_up_everywhere_and_is_not_the_newest_any_more() -> None:
+@pytest.mark.parametrize("where", ["h0000", "h0002"])
+def test_a_deleted_checkpoint_is_given_up_everywhere_and_is_not_the_newest_any_more(
+    where: str,
+) -> None:
     world = make(3)
     job = running(world)
     world.wish(job.leader, Kind.RAM)
@@ -333,12 +293,48 @@ def test_a_deleted_checkpoint_is_given_up_everywhere_and_is_not_the_newest_any_m
     agent = world.hosts[job.leader].agent
     assert agent is not None
     (checkpoint,) = {c for t in job.trainers for c in t.begun}
-    world.oracle.abandoned(checkpoint)
-    world.hosts[job.leader].tell(fa.Deleted(checkpoint))
-    until(world, lambda: not any(host.ram for host in world.hosts.values()))
+    world.hosts[where].delete(checkpoint)
+    until(world, lambda: not world.hosts[where].deleting)
+    assert not any(host.ram for host in world.hosts.values())
     assert agent.survives() is None
     world.wish(job.leader, Kind.RAM)
     until(world, lambda: reached(world, Status.PROTECTED, 2))
+
+
+def test_what_is_deleted_while_the_leader_is_away_is_given_up_once_it_is_back() -> None:
+    world = make(3)
+    job = running(world)
+    world.wish(job.leader, Kind.RAM)
+    until(world, lambda: reached(world, Status.PROTECTED))
+    (checkpoint,) = {c for t in job.trainers for c in t.begun}
+    leader = world.hosts[job.leader]
+    leader.kill_agent()
+    host = world.hosts["h0002"]
+    host.delete(checkpoint)
+    world.run(world.now + 20.0)
+    assert host.deleting, "a successor, who may not see all hosts, has called it gone"
+    leader.start_agent()
+    until(world, lambda: not host.deleting)
+    assert not any(host.ram for host in world.hosts.values())
+
+
+def test_no_attempt_begins_from_what_a_host_has_deleted() -> None:
+    world = make(3)
+    job = running(world)
+    for count in (1, 2):
+        world.wish(job.leader, Kind.DURABLE)
+        until(world, lambda n=count: world.oracle.commits >= n)
+    older, newer = sorted(world.storage.manifests)
+    # Durable first, copied after that: what is deleted on one host is still whole on the others.
+    until(world, lambda: sum(len(h.ram.get(newer, ())) for h in world.hosts.values()) == 6)
+    job.kill()
+    for name in ("h0000", "h0001"):
+        world.hosts[name].kill_agent()
+    # Nobody leads who could be told; the durable tier has it no more, and RAM has it still.
+    world.hosts["h0002"].delete(newer)
+    assert world.oracle.is_whole_now(newer)
+    running(world)
+    assert world.storage.attempts[2].origin == (older.step, older.attempt)
 
 
 def test_an_agent_that_starts_anew_gives_nothing_up_before_it_has_looked_into_storage() -> None:
@@ -352,6 +348,69 @@ def test_an_agent_that_starts_anew_gives_nothing_up_before_it_has_looked_into_st
     host.start_agent()
     assert older in host.ram
     until(world, lambda: older not in host.ram)
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_what_the_ram_policy_keeps_is_kept_while_hosts_are_silent_and_agents_start_anew(
+    copies: int,
+) -> None:
+    world = make(3, copies=copies, kind=Kind.RAM)
+    job = running(world)
+    leader, others = world.hosts[job.leader], [world.hosts["h0001"], world.hosts["h0002"]]
+    world.wish(job.leader, Kind.RAM)
+    until(world, lambda: reached(world, Status.PROTECTED))
+    (kept,) = leader.ram
+    for host in world.hosts.values():
+        host.kept_steps.add(kept.step)
+
+    def ask_policy() -> None:
+        assert leader.agent is not None
+        ids = leader.agent.once_complete_ids()
+        leader.tell(fa.Preserved(frozenset(c for c in ids if c == kept)))
+
+    ask_policy()
+    # Both are silent for longer than their RAM is counted on, and come back.
+    world.network.cut = {(a, b) for a in world.hosts for b in world.hosts if a != b}
+    world.run(world.now + 15)
+    ask_policy()
+    world.run(world.now + 5)
+    world.network.cut.clear()
+    for count in (2, 3):
+        ask_policy()
+        world.wish(job.leader, Kind.RAM)
+        until(world, lambda n=count: reached(world, Status.PROTECTED, n))
+    leader.kill_agent()
+    world.run(world.now + 1)
+    leader.start_agent()
+    # Asked before the others have reported, the policy knows of nothing.
+    ask_policy()
+    for count in (4, 5):
+        world.run(world.now + 3)
+        world.wish(job.leader, Kind.RAM)
+        until(world, lambda n=count: len(world.oracle.truths) >= n)
+    world.run(world.now + 3)
+    assert all(kept in host.ram for host in (leader, *others))
+    assert all(len(host.ram) <= 3 for host in (leader, *others)), "nothing is recycled"
+
+
+def test_ram_stays_bounded_where_an_agent_started_anew_cannot_list_storage() -> None:
+    world = make(2, kind=Kind.RAM)
+    job = running(world)
+    leader = world.hosts[job.leader]
+    for count in (1, 2):
+        world.wish(job.leader, Kind.RAM)
+        until(world, lambda n=count: reached(world, Status.PROTECTED, n))
+    world.storage_failures = 1.0
+    leader.kill_agent()
+    before = set(leader.ram)
+    leader.start_agent()
+    for count in range(3, 13):
+        world.wish(job.leader, Kind.RAM)
+        until(world, lambda n=count: len(world.oracle.truths) >= n)
+        world.run(world.now + 2)
+    assert before <= set(leader.ram), "another attempt may have been told of it"
+    for host in world.hosts.values():
+        assert len(host.ram) <= len(before) + 2
 
 
 def test_a_leader_that_stood_still_does_not_take_its_own_host_for_lost() -> None:
@@ -370,138 +429,20 @@ def test_a_leader_that_stood_still_does_not_take_its_own_host_for_lost() -> None
     assert len(host.ram) == 2
 
 
-# One machine alone, where the order of what it hears matters.
-
-NOTHING = fa.Published()
-
-
-def a_member() -> Agreement:
-    """A host of attempt 2 that holds one part, and follows `a`."""
-    machine = Agreement(
-        Identity(run="run", host="b", domain="b", incarnation=7, settings=Settings())
-    )
-    held = CheckpointId(50, 1)
-    listed = fa.Listed(part_count=2, ranks=frozenset({1}))
-    machine.handle(fa.Found(ram={held: listed}), 0.0, NOTHING)
-    joined = fa.RankJoined(group="g2", rank=1, rank_count=2, leader="a")
-    machine.handle(joined, 0.0, NOTHING)
-    machine.handle(fa.Received("a", orders(2, "g2", seq=1)), 0.1, NOTHING)
-    return machine
-
-
-def orders(
-    attempt: int,
-    group: str,
-    *,
-    seq: int,
-    drop: bool = False,
-    run: str = "run",
-    pulls: tuple[PullOrder, ...] = (),
-) -> Orders:
-    verdict = Verdict(CheckpointId(50, 1), Status.PROTECTED, drop)
-    return Orders(
-        run=run,
-        attempt=attempt,
-        group=group,
-        term=0,
-        incarnation=3,
-        seq=seq,
-        version=seq,
-        ack=0,
-        origin=CheckpointId(50, 1),
-        rank_count=2,
-        successors=("a", "b"),
-        command=Command(targets=(), verdicts=(verdict,), pulls=pulls),
-    )
-
-
-def drops(effects: list[ef.Effect]) -> list[ef.Effect]:
-    return [e for e in effects if isinstance(e, ef.Drop)]
-
-
-def test_orders_of_an_older_attempt_are_answered_with_the_newer_one() -> None:
-    machine = a_member()
-    done = machine.handle(fa.Received("z", orders(1, "g1", seq=99, drop=True)), 0.2, NOTHING)
-    assert not drops(done)
-    (told,) = [e for e in done if isinstance(e, ef.Send) and e.host == "z"]
-    assert isinstance(told.message, Newer)
-    assert (told.message.attempt, told.message.leader) == (2, "a")
-    assert drops(machine.handle(fa.Received("a", orders(2, "g2", seq=2, drop=True)), 0.3, NOTHING))
-
-
-def test_orders_that_were_overtaken_are_passed_over() -> None:
-    machine = a_member()
-    machine.handle(fa.Received("a", orders(2, "g2", seq=5)), 0.2, NOTHING)
-    assert not drops(
-        machine.handle(fa.Received("a", orders(2, "g2", seq=4, drop=True)), 0.3, NOTHING)
-    )
-
-
-@pytest.mark.parametrize(
-    "outcome",
-    [fa.ReplicaSealed(CheckpointId(60, 2), 0, 2), fa.PullFailed(CheckpointId(60, 2), 0)],
-)
-def test_nothing_is_dropped_while_a_copy_comes_that_may_keep_images_of_it(
-    outcome: fa.Fact,
-) -> None:
-    machine = a_member()
-    pull = PullOrder(CheckpointId(60, 2), 2, ((0, 1),), "a")
-    ordered = orders(2, "g2", seq=2, drop=True, pulls=(pull,))
-    done = machine.handle(fa.Received("a", ordered), 0.2, NOTHING)
-    assert [type(e) for e in done if isinstance(e, (ef.Drop, ef.Pull))] == [ef.Pull]
-    assert drops(machine.handle(outcome, 0.3, NOTHING))
-
-
-def test_nothing_is_dropped_between_the_report_to_a_new_attempt_and_its_beginning() -> None:
-    machine = a_member()
-    asks = WhoHolds(run="run", attempt=2, group="g3")
-    machine.handle(fa.Received("c", asks), 0.2, NOTHING)
-    drop = orders(2, "g2", seq=2, drop=True)
-    assert not drops(machine.handle(fa.Received("a", drop), 0.3, NOTHING))
-    # The start came to nothing: its bound has passed.
-    assert drops(machine.handle(fa.Tick(), 30.0, NOTHING))
-
-
-def test_nothing_is_dropped_while_trainers_here_begin_an_attempt() -> None:
-    machine = a_member()
-    joined = fa.RankJoined(group="g3", rank=0, rank_count=1, leader="c", takeover=True)
-    machine.handle(joined, 0.2, NOTHING)
-    drop = orders(2, "g2", seq=2, drop=True)
-    assert not drops(machine.handle(fa.Received("a", drop), 0.3, NOTHING))
-
-
-def test_a_host_that_hears_of_a_newer_attempt_fences_its_trainers_and_serves_no_older_one() -> None:
-    machine = a_member()
-    done = machine.handle(fa.Received("c", orders(3, "g3", seq=1)), 0.2, NOTHING)
-    assert [e.attempt for e in done if isinstance(e, ef.Fenced)] == [3]
-    assert not machine.serves(2)
-    assert machine.serves(3)
-    sealed = fa.PartSealed(rank=1, id=CheckpointId(60, 2), part_count=2, in_ram=True, is_due=True)
-    late = machine.handle(sealed, 0.3, NOTHING)
-    assert [e.id.step for e in drops(late) if isinstance(e, ef.Drop)] == [60]
-
-
-def test_another_runs_messages_are_passed_over() -> None:
-    machine = a_member()
-    done = machine.handle(fa.Received("c", orders(3, "g3", seq=1, run="other")), 0.2, NOTHING)
-    assert not done
-    assert machine.attempt == 2
-
-
-def test_a_rank_that_has_passed_the_target_makes_its_host_refuse_it() -> None:
-    machine = a_member()
-    target = with_target(orders(2, "g2", seq=2), 10)
-    done = machine.handle(fa.Received("a", target), 0.2, fa.Published(9, 9))
-    assert ef.SetTarget(Kind.DURABLE, 10) in done
-    looked = machine.handle(fa.TargetWritten(Kind.DURABLE, 10, 10), 0.3, fa.Published(10, 10))
-    (report,) = [e.message for e in looked if isinstance(e, ef.Send)]
-    (state,) = report.state.targets  # type: ignore[union-attr]
-    assert (state.is_accepted, state.highest) == (False, 10)
-
-
-def with_target(message: Orders, step: int) -> Orders:
-    command = msgspec.structs.replace(message.command, targets=(Target(Kind.DURABLE, step, False),))
-    return msgspec.structs.replace(message, command=command)
+def test_the_leader_knows_what_a_save_costs_the_dearest_host() -> None:
+    world = make(3)
+    job = running(world)
+    costs = {"h0001": 7.0, "h0002": 3.0}
+    for name, cost_secs in costs.items():
+        host = world.hosts[name]
+        host.save_cost_secs = cost_secs
+    agent = world.hosts[job.leader].agent
+    assert agent is not None
+    until(world, lambda: agent.save_cost_secs(fa.Published()) == 7.0)
+    assert agent.save_cost_secs(fa.Published(save_cost_secs=9.0)) == 9.0
+    # A host that is gone has no say.
+    world.hosts["h0001"].crash()
+    until(world, lambda: agent.save_cost_secs(fa.Published()) != 7.0)
 
 
 def test_two_worlds_of_one_seed_are_the_same() -> None:

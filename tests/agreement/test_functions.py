@@ -12,13 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.engine.agreement.choosing import (
-    PAGE_RANKS,
     choose_checkpoint,
-    holders_of,
     limits_after,
-    sources_in_order,
 )
-from holdfast.engine.agreement.entry import Entry
 from holdfast.engine.agreement.facts import DurableListed, Listed
 from holdfast.engine.agreement.following import leader_of, term_above
 from holdfast.engine.agreement.ledger import Ledger
@@ -27,7 +23,6 @@ from holdfast.engine.agreement.messages import (
     Held,
     HostState,
     Orders,
-    PartHolders,
     Report,
     WriteOrder,
     decode_message,
@@ -128,7 +123,7 @@ def test_durable_parts_survive_every_loss() -> None:
 
 def test_what_is_due_keeps_its_ram_on_a_host_that_was_silent_for_a_while() -> None:
     ledger = Ledger(1, {})
-    ledger.required, ledger.may_recycle = 1, True
+    ledger.required, ledger.may_recycle, ledger.preserved = 1, True, frozenset()
     ledger.domains["a"] = "a"
     older, newer = (
         Held(CheckpointId(step, 1), 1, is_due=True, own=((0, 1),), replicas=(), written=())
@@ -200,26 +195,6 @@ def test_what_lies_off_the_timeline_is_not_chosen() -> None:
     assert choose_checkpoint(states, listing(limits)) == CheckpointId(50, 1)
 
 
-def test_holders_come_in_pages_that_make_up_all_ranks() -> None:
-    count = PAGE_RANKS + 10
-    entry = Entry(CheckpointId(1, 1), count)
-    for rank in range(count):
-        entry.holders[rank] = {f"h{rank // 8}": True}
-    first, following = holders_of(entry, 0)
-    assert following == PAGE_RANKS
-    rest, end = holders_of(entry, PAGE_RANKS)
-    assert end is None
-    assert [r for part in (*first, *rest) for r in ranks_in(part.ranks)] == list(range(count))
-    assert len(first) == PAGE_RANKS // 8
-
-
-def test_sources_are_read_from_the_nearest_first() -> None:
-    part = PartHolders(((0, 1),), ("a", "b", "c"), True)
-    domains = {"a": "x", "b": "y", "c": "y", "d": "y"}
-    assert sources_in_order(part, "c", "y", domains)[:2] == ["c", "b"]
-    assert set(sources_in_order(part, "d", "y", domains)[:2]) == {"b", "c"}
-
-
 def a_report(**changes: object) -> Report:
     report = Report(
         run="run",
@@ -240,6 +215,12 @@ def a_report(**changes: object) -> Report:
 def test_messages_come_back_from_the_wire_as_they_were() -> None:
     report = a_report()
     assert decode_message(encode_message(report)) == report
+
+
+def test_a_report_of_an_agent_that_does_not_know_what_saves_cost_is_read() -> None:
+    data = msgspec.json.decode(encode_message(a_report(save_cost_secs=0.5)))
+    assert data.pop("save_cost_secs") == 0.5
+    assert decode_message(msgspec.json.encode(data)) == a_report()
 
 
 BAD = {
@@ -265,6 +246,7 @@ BAD = {
         )
     ),
     "too long": b" " * (4 * 1024 * 1024 + 1),
+    "a cost below zero": encode_message(a_report(save_cost_secs=-1.0)),
     "nested too deep": b'{"message":' + b"[" * 100_000,
 }
 

@@ -93,6 +93,7 @@ class Trainer:
             return
         if self.host.file is not None and self.host.file.group == self.group:
             self.host.file.is_broken = True
+            self.host.file.lost.add(self.rank)
         if self.host.agent is not None:
             for fact in self.untold:
                 self.host.tell(fact)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from holdfast.engine.restore import RestoreTally, fill_targets
 from holdfast.engine.sources import find_sources, is_sound, readable
 from holdfast.errors import CheckpointDamagedError, StorageError
 from holdfast.format.names import image_key, manifest_key
-from holdfast.store.contract import Store
+from holdfast.store.contract import Store, StoredObject
 from holdfast.store.disk import DiskStore
 from holdfast.store.ram import RamStore
 from tests.engine.making import Made, disk, flip_bit, random_array
@@ -173,6 +174,41 @@ def test_where_no_peer_lives_the_durable_tier_serves_after_one_wait_each(hosts: 
     assert len(tally.passed_over) == 2
     assert near.name in tally.passed_over[0]
     assert far.name in tally.passed_over[1]
+
+
+class FakePeer:
+    """A peer that does what a test wants when it is listed."""
+
+    tier = "peer"
+
+    def __init__(self, name: str, answer: Callable[[], object]) -> None:
+        self.name = name
+        self._answer = answer
+
+    def list(self, prefix: str) -> Iterator[StoredObject]:
+        self._answer()
+        return iter([StoredObject("checkpoints/000000001.1/image", 1)])
+
+
+def test_peers_are_listed_side_by_side_and_told_in_their_order() -> None:
+    # Each of them answers once all are being asked.
+    together = threading.Barrier(8, timeout=20.0)
+    peers = [FakePeer(f"peer {i}", together.wait) for i in range(8)]
+    listings, unlisted = list_stores(peers)  # type: ignore[arg-type]
+    assert list(listings) == [peer.name for peer in peers]
+    assert all(listings[peer.name] for peer in peers)
+    assert unlisted == ()
+
+
+def test_peers_that_are_not_asked_in_time_are_passed_over_and_told() -> None:
+    asked: list[int] = []
+    first = FakePeer("peer 0", lambda: time.sleep(0.5))
+    others = [FakePeer(f"peer {i}", lambda i=i: asked.append(i)) for i in (1, 2)]
+    listings, unlisted = list_stores([first, *others], 0.05, 1)  # type: ignore[list-item]
+    assert listings["peer 0"]
+    assert listings["peer 1"] == listings["peer 2"] == {}
+    assert asked == []
+    assert [told.split(":")[0] for told in unlisted] == ["list peer 1", "list peer 2"]
 
 
 def test_a_durable_tier_that_cannot_be_listed_is_an_error_still(root: Path) -> None:

@@ -28,6 +28,9 @@ BIG_MIB = json.loads(sys.argv[5]).get("big_mib", 0)
 IS_SHARDED = json.loads(sys.argv[5]).get("sharded", True)
 IS_FROZEN = json.loads(sys.argv[5]).get("frozen", False)
 
+# What a save takes on this rank's training thread, beside what it really takes.
+SAVE_SECS = json.loads(sys.argv[5]).get("save_secs", {}).get(sys.argv[3], 0)
+
 
 class Position:
     """Each process's own place in its data."""
@@ -36,6 +39,7 @@ class Position:
         self.value = value
 
     def get_state(self) -> dict[str, int]:
+        time.sleep(SAVE_SECS)
         return {"value": self.value}
 
     def set_state(self, state: dict[str, int]) -> None:
@@ -101,10 +105,18 @@ def main() -> None:
     todo = json.loads(sys.argv[5])
     jax.distributed.initialize(address, count, rank)
     assert jax.process_count() == count
-    policy = save_decision_policy.ContinuousCheckpointingPolicy()
+    policy = save_decision_policy.ContinuousCheckpointingPolicy(
+        max_overhead=todo.get("max_overhead")
+    )
     if "interval" in todo:
         policy = save_decision_policy.FixedIntervalPolicy(todo["interval"])
-    ram = holdfast.RamTier(linger_secs=30, copies=todo.get("copies", 2))
+    ram = holdfast.RamTier(
+        linger_secs=30,
+        copies=todo.get("copies", 2),
+        save_decision_policy=save_decision_policy.FixedIntervalPolicy(todo["ram_interval"])
+        if "ram_interval" in todo
+        else None,
+    )
     with holdfast.CheckpointManager(
         directory,
         save_decision_policy=policy,
@@ -126,12 +138,22 @@ def main() -> None:
             time.sleep(todo.get("sleep", 0.002) * (1 + rank * todo.get("lag", 0)))
             if todo.get("signal_at") == step and rank == todo.get("signal_rank", 0):
                 os.kill(os.getpid(), signal.SIGTERM)
+            if todo.get("restore_at") == step:
+                state = manager.restore(like=state)
+                report = manager.last_restore
+                say(went_back=report.step, passed_over=report.passed_over)
+                break
             if manager.save(step, state_at(step, rank)):
                 saved.append(step)
             if manager.reached_preemption(step):
                 say(left=step)
                 break
         manager.wait_until_finished()
+        if todo.get("delete_on") == rank:
+            say(deletes=True)
+            while not os.path.exists(todo.get("delete_when", directory)):
+                time.sleep(0.01)
+            manager.delete(todo["delete"])
         say(saved=saved, steps=manager.all_steps())
     jax.distributed.shutdown()
 

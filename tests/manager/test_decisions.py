@@ -10,6 +10,7 @@ from holdfast import errors
 from holdfast.adapt.contract import KeyValues
 from holdfast.adapt.jax_processes import JaxKeyValues
 from holdfast.clock import SystemClock
+from holdfast.engine.agreement.runs import ranks_text
 from holdfast.manager.decisions import (
     GRACE_SECS,
     LINGER_SECS,
@@ -17,7 +18,6 @@ from holdfast.manager.decisions import (
     ROOT,
     Decisions,
     OneProcess,
-    ranks_text,
 )
 from tests.manager.ranks import MemoryWords, jax_words, ranks, together
 from tests.trust.in_process import StepClock

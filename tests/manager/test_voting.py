@@ -17,9 +17,9 @@ from holdfast.clock import SystemClock
 from holdfast.format.names import CheckpointId
 from holdfast.manager.decisions import Decisions, OneProcess
 from holdfast.manager.voting import Ballot, Verdict, Votes, verdict
-from tests.hosts import Host
+from tests.hosts import Host, host
 from tests.manager.ranks import MemoryWords, ranks, together
-from tests.manager.test_processes import results, start_job
+from tests.manager.test_processes import DEVICES, PROCESS, free_address, results, start_job
 
 OLD, NEW = (3, 1), (5, 2)
 GONE_SECS = 20.0
@@ -92,6 +92,15 @@ def line_of(process: subprocess.Popen[str], key: str) -> dict:
     raise AssertionError(f"the process has ended and did not say {key!r}")
 
 
+def start_on(hosts: list[Host], run: Path, **todo: object) -> list[subprocess.Popen[str]]:
+    """One process on each host."""
+    address = free_address()
+    return [
+        one.start(PROCESS, address, len(hosts), rank, run, json.dumps(todo), XLA_FLAGS=DEVICES)
+        for rank, one in enumerate(hosts)
+    ]
+
+
 def test_a_process_that_dies_during_a_restore_ends_it_for_the_others_in_seconds(
     one_host: Host, tmp_path: Path
 ) -> None:
@@ -105,6 +114,21 @@ def test_a_process_that_dies_during_a_restore_ends_it_for_the_others_in_seconds(
     assert said["error"] == "ProcessLostError"
     assert f"rank 1 (process {pid} on host {one_host.name}) has ended" in said["message"]
     assert time.monotonic() - started < GONE_SECS
+
+
+def test_a_process_on_another_host_that_dies_during_a_restore_ends_it_in_seconds(
+    one_host: Host, tmp_path: Path
+) -> None:
+    with host("host-b") as other:
+        hosts = [one_host, other]
+        results(start_on(hosts, tmp_path / "run", steps=1, interval=1))
+        job = start_on(hosts, tmp_path / "run", steps=1, absent=1)
+        os.kill(line_of(job[1], "absent")["absent"], signal.SIGKILL)
+        started = time.monotonic()
+        said = line_of(job[0], "error")
+        assert said["error"] == "ProcessLostError"
+        assert "rank 1 on host host-b ended without a word" in said["message"]
+        assert time.monotonic() - started < GONE_SECS
 
 
 def test_a_job_whose_rank_0_dies_during_a_restore_does_not_go_on(

@@ -44,6 +44,7 @@ from tests.engine.keeping import images_keeping, link_images
 
 RUN_ID = "0123456789abcdef0123456789abcdef"
 TICKS_MAX = 1000
+POLL_SECS = 0.02
 STARTING = ("Storing.list_durable", "Storing.begin")
 ARRAY_SIZE = 700
 
@@ -173,6 +174,7 @@ class InProcessHost:
         self.files = files
         self.clock = clock or StepClock()
         self.preserve = preserve or LatestN(2)
+        self.ram_preserve: PreservationPolicy = LatestN(1)
         self.runner = asyncio.Runner()
         self.service: Service | None = None
         self.trainers: list[Trainer] = []
@@ -290,7 +292,7 @@ class InProcessHost:
             save=None, preserve=preservation_policy.encode(self.preserve).decode()
         )
         ram = protocol.TierPolicies(
-            save=None, preserve=preservation_policy.encode(LatestN(1)).decode()
+            save=None, preserve=preservation_policy.encode(self.ram_preserve).decode()
         )
         requests = [
             protocol.Attach(
@@ -410,7 +412,17 @@ class InProcessHost:
         found = self.look().find(step)
         request = protocol.Delete(ids=((found.step, found.attempt),))
         pid = self.trainers[-1].process.pid if self.trainers else 0
-        self.call(self.service.delete(request, pid))
+        self.call(self._while_it_acts(self.service.delete(request, pid)))
+
+    async def _while_it_acts(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """A call that waits for what the agent does by itself; time stands still."""
+        task = asyncio.create_task(coroutine)
+        for _ in range(TICKS_MAX):
+            done, _ = await asyncio.wait({task}, timeout=POLL_SECS)
+            if done:
+                break
+            self._begin_deeds()
+        return await task
 
     # What a person or a trainer sees.
 

@@ -152,6 +152,23 @@ def test_a_ram_policy_that_keeps_ever_more_does_not_stop_later_saves(host: Model
     assert last in host.in_ram()
 
 
+def test_what_the_ram_policy_keeps_is_kept_by_an_agent_that_starts_anew(host: ModelHost) -> None:
+    host.ram_preserve = LatestN(3)
+    trainer = host.attach()
+    kept = {named(host.save(trainer, step, durable=False)) for step in (10, 20, 30)}
+    host.settle()
+    host.crash_agent()
+    host.start_agent()
+    host.settle()
+    assert host.in_ram().keys() == kept, "before the trainer has come back to it"
+    host.join(trainer, attempt=trainer.attempt)
+    host.settle()
+    assert host.in_ram().keys() == kept
+    kept.add(named(host.save(trainer, 40, durable=False)))
+    host.settle()
+    assert host.in_ram().keys() == kept - {Id(10, 1)}
+
+
 # The timeline.
 
 

@@ -56,12 +56,14 @@ def found_again(
 ) -> Found:
     """What stands here, for a machine that begins; `rank` is of a trainer that is about to join."""
     in_ram = storing.in_ram()
+    lost: frozenset[int] = frozenset()
     if group is not None:
         ranks = {m.rank for m in group.present} | ({rank} if rank is not None else set())
         own = set(group.members) | ranks
         successors = record.successors if record is not None else (group.leader,)
         attempt, count, origin = group.attempt, group.count, group.origin
         leader, word, is_broken = group.leader, group.group, group.is_broken
+        lost = frozenset(group.lost)
     elif record is not None:
         ranks, own = set(), {member.rank for member in record.members}
         successors = record.successors
@@ -81,6 +83,7 @@ def found_again(
         rank_count=count,
         ranks=frozenset(ranks),
         is_broken=is_broken,
+        lost=lost,
         leader=leader,
         successors=successors,
         origin=origin,

@@ -30,7 +30,7 @@ from holdfast.engine.agreement.runs import ranks_in
 from holdfast.engine.agreement.settings import Settings
 from holdfast.engine.agreement.turn import Identity
 from holdfast.store.peer import PeerStore
-from holdfast.store.peer_connection import PeerAddress, parse_address
+from holdfast.store.peer_connection import PeerAddress
 
 
 class Agreeing:
@@ -143,13 +143,15 @@ class Agreeing:
         """What the next agent of this host will find."""
         return self._record
 
-    def learn(self, addresses: Mapping[str, str]) -> None:
-        """Those hosts' agents are reached there."""
+    def learn(self, addresses: Mapping[str, PeerAddress]) -> None:
+        """Somebody says that those hosts' agents are reached there; the newest address counts."""
+        known = self._peers.addresses()
         for host, address in addresses.items():
-            self.reached(host, parse_address(address))
+            if host not in known or address.since > known[host].since:
+                self.reached(host, address)
 
     def reached(self, host: str, address: PeerAddress) -> None:
-        """That host's agent is reached there."""
+        """That host's agent is reached there, as it says itself."""
         if host != self._state.config.host:
             self._peers.learn(host, address)
             if self._messenger is not None:

@@ -19,7 +19,6 @@ from holdfast.policy.contexts import CheckpointInfo, PreservationContext, SaveCo
 from holdfast.policy.preservation_policy import kept
 from holdfast.policy.save_decision_policy import SaveDecisionPolicy
 
-NANOSECONDS = 1e9
 AWAITED_SECS = 2.0
 
 
@@ -60,6 +59,8 @@ class Decider:
         group = state.group
         if group is None or not group.present:
             return
+        if agreement.wants_preserved:
+            self._preserve()
         now_secs = state.clock.monotonic()
         self._pace.see(state.published().highest, now_secs)
         values = state.words.values
@@ -92,10 +93,15 @@ class Decider:
 
     def _preserve(self) -> None:
         """Tells what the RAM tier's policy keeps beside what the agreement keeps."""
-        ids = sorted(self._agreeing.agreement.complete_ids())
+        if not self._state.knows_policies:
+            # An agent that was started anew: its trainers have not come back yet.
+            return
+        # One that hosts hold which are silent now counts as well: they may come back.
+        ids = sorted(self._agreeing.agreement.once_complete_ids())
         self._times = {c: self._times.get(c, self._state.clock.now()) for c in ids}
         policy = self._state.ram_policies.preserve
         if policy is None:
+            self._agreeing.tell(facts.Preserved(frozenset()))
             return
         by_step = {c.step: c for c in ids}
         infos = [CheckpointInfo(c.step, self._times[c]) for c in by_step.values()]
@@ -111,7 +117,7 @@ class Decider:
             now=self._state.clock.now(),
             is_saving_in_progress=self._is_saving(kind),
             reached_preemption=is_told and not agreement.member.words.is_confirmed(Kind.PREEMPTION),
-            save_cost_secs=self._save_cost_secs(),
+            save_cost_secs=agreement.save_cost_secs(self._state.published()),
         )
         last = self._last.get(kind)
         step = self._state.published().highest + 1
@@ -150,11 +156,3 @@ class Decider:
             return True
         is_one = len(agreement.pending_ids()) == 1
         return not is_one or state.durable_at_secs - state.clock.monotonic() > step_secs
-
-    def _save_cost_secs(self) -> float | None:
-        """What a checkpoint costs the rank here that it costs most; None until one knows."""
-        group = self._state.group
-        values = self._state.words.values
-        costs = [values[words.cost_word(m.seat)] for m in group.present] if group else []
-        known = [cost for cost in costs if cost != words.NO_COST]
-        return max(known) / NANOSECONDS if known else None

@@ -20,6 +20,7 @@ from holdfast.agent.state import AgentState, Policies
 from holdfast.agent.storing import Storing
 from holdfast.engine.agreement import effects, facts
 from holdfast.engine.agreement.messages import REASON_CHARS_MAX
+from holdfast.engine.agreement.runs import ranks_text
 from holdfast.engine.attempts import newest_attempt
 from holdfast.engine.catalog import list_stores
 from holdfast.engine.sources import readable
@@ -34,6 +35,7 @@ from holdfast.errors import (
 )
 from holdfast.format.names import CheckpointId
 from holdfast.policy import preservation_policy, save_decision_policy
+from holdfast.store.peer_connection import parsed_addresses
 
 
 @dataclass(slots=True)
@@ -97,7 +99,7 @@ class Joining:
                 f"{protocol.PROTOCOL_VERSION}, this process {request.protocol}; stop the agent "
                 "(`holdfast stop`) so that one of this version is started"
             )
-        self._agreeing.learn(request.addresses)
+        self._agreeing.learn(parsed_addresses(request.addresses))
         if request.attempt is not None:
             await self._come_back(request, request.attempt)
         group = state.group
@@ -222,6 +224,15 @@ class Joining:
             )
         else:
             start.end(StorageError(f"open {run}: the attempt did not begin: {effect.reason}"))
+
+    def ended_elsewhere(self, effect: effects.RanksEnded) -> None:
+        """Ranks on another host are gone, and those here may wait for them."""
+        how = "without a word" if effect.is_lost else "by closing the manager"
+        reason = (
+            f"{ranks_text(effect.ranks)} on host {effect.host} ended {how}; stop this process and "
+            "start the job again"
+        )
+        self._state.notices.post(Notice(kind="gone", reason=reason, data=effect.group))
 
     def fenced(self, effect: effects.Fenced) -> None:
         """The trainers here must stop: others have taken the run over."""
@@ -428,6 +439,7 @@ class Joining:
         state.has_ram = request.ram is not None
         state.pool.limit_bytes = request.ram_limit_bytes
         if request.rank == 0:
+            state.knows_policies = True
             state.durable_policies = _policies(request.durable)
             state.ram_policies = _policies(request.ram) if request.ram else Policies()
 

@@ -22,7 +22,7 @@ from holdfast.engine.catalog import list_checkpoints
 from holdfast.engine.commit import remove
 from holdfast.engine.recover import recover
 from holdfast.engine.retain import Branches, branches, to_drop
-from holdfast.errors import HoldfastError, StorageError
+from holdfast.errors import HoldfastError, StorageError, WaitTimeoutError
 from holdfast.format.check import check_manifest
 from holdfast.format.names import CHECKPOINTS, CheckpointId, manifest_key
 from holdfast.format.records import Manifest, decode_metrics, encode_metrics
@@ -50,6 +50,8 @@ class Keeper:
         self._infos: dict[CheckpointId, CheckpointInfo] = {}
         self._judged: set[CheckpointId] = set()
         self._preserving: set[asyncio.Task[None]] = set()
+        self._awaited: dict[CheckpointId, asyncio.Event] = {}
+        """Set once no host holds what somebody here deletes and waits for."""
 
     async def recover(self) -> None:
         """Finishes what an interrupted run left nearly durable, and clears what never can be.
@@ -129,7 +131,7 @@ class Keeper:
         )
 
     async def delete(self, checkpoints: Sequence[CheckpointId], reason: str) -> None:
-        """Removes checkpoints from every tier.
+        """Removes checkpoints from both tiers here, and has them told to the other hosts.
 
         Raises:
             StorageError: some are left; the call may be repeated.
@@ -140,6 +142,41 @@ class Keeper:
             # Other hosts may hold it, and somebody may wait until it is durable.
             self._agreeing.tell(facts.Deleted(checkpoint))
             self._state.events.write("deleted", checkpoint, reason=reason)
+
+    async def delete_everywhere(self, checkpoint: CheckpointId) -> None:
+        """Removes a checkpoint, and waits until no other host holds anything of it.
+
+        Raises:
+            StorageError: some of it is left; the call may be repeated.
+            WaitTimeoutError: the hosts have not said in time that they gave it up; those that it
+                is told later do so then.
+        """
+        agreeing = self._agreeing
+        gone = self._awaited.setdefault(checkpoint, asyncio.Event())
+        secs = agreeing.settings.deleting_secs
+        try:
+            await self.delete([checkpoint], "asked")
+            async with asyncio.timeout(secs):
+                await gone.wait()
+        except TimeoutError as error:
+            successors = agreeing.agreement.member.following.successors
+            leader = successors[0] if successors else self._state.config.host
+            raise WaitTimeoutError(
+                f"delete {checkpoint}: it is removed from the durable tier and from the memory of "
+                f"host {self._state.config.host}, and the agent on host {leader}, which leads, "
+                f"has not said within {secs:.0f} s that no other host holds it; see whether that "
+                "agent lives. It is told as soon as it does; delete it again to wait for that"
+            ) from error
+        finally:
+            if self._awaited.get(checkpoint) is gone:
+                del self._awaited[checkpoint]
+        # What another host was writing meanwhile has arrived.
+        await self._storing.write(self._remove_everywhere, checkpoint)
+
+    def gone(self, checkpoint: CheckpointId) -> None:
+        """No host holds anything of what was deleted here."""
+        if checkpoint in self._awaited:
+            self._awaited[checkpoint].set()
 
     async def is_committed(self, checkpoint: CheckpointId) -> bool:
         """Whether the durable tier has its manifest."""

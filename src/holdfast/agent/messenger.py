@@ -13,13 +13,14 @@ import contextlib
 import logging
 import ssl
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import aiohttp
 
 from holdfast.engine.agreement.messages import AnyMessage, Orders, Report, encode_message
 from holdfast.store.peer_connection import PeerAddress
-from holdfast.store.peer_messages import ADDRESS_HEADER, MESSAGES, target_of
+from holdfast.store.peer_messages import ADDRESS_HEADER, HOSTS_HEADER, MESSAGES, target_of
 
 SEND_SECS = 5.0
 PAUSE_SECS = 0.2
@@ -34,13 +35,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sender:
-    """Who sends, for which run, and what it shows. `address` is where it is answered."""
+    """Who sends, for which run, and what it shows. `address` is where it is answered.
+
+    `hosts` tells where other hosts are reached, which each message tells on.
+    """
 
     host: str
     address: PeerAddress
     run_id: str
     token: str = field(repr=False)
     tls: ssl.SSLContext | None = None
+    hosts: Callable[[], str] = lambda: ""
 
 
 class Messenger:
@@ -105,10 +110,11 @@ class Messenger:
             connector = aiohttp.TCPConnector(limit=CONNECTIONS_MAX, limit_per_host=1)
             self._session = aiohttp.ClientSession(connector=connector)
         scheme = "https" if sender.tls is not None else "http"
-        url = f"{scheme}://{address}{target_of(sender.run_id, MESSAGES, sender.host)}"
+        url = f"{scheme}://{address.authority}{target_of(sender.run_id, MESSAGES, sender.host)}"
         headers = {
             "Authorization": f"Bearer {sender.token}",
             ADDRESS_HEADER: str(sender.address),
+            HOSTS_HEADER: sender.hosts(),
         }
         async with self._session.post(
             url, data=encode_message(message), headers=headers, ssl=sender.tls or True

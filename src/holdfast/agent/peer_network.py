@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 
 from holdfast.agent.agreeing import Agreeing
 from holdfast.agent.messenger import Messenger, Sender
@@ -56,12 +57,18 @@ class PeerNetwork:
         state = self._state
         loop = asyncio.get_running_loop()
 
-        def received(sender: str, address: PeerAddress, message: AnyMessage) -> None:
+        def received(
+            sender: str, address: PeerAddress, message: AnyMessage, others: dict[str, PeerAddress]
+        ) -> None:
+            # What a host says of itself is believed, what others say of it where it is newer.
             agreeing.reached(sender, address)
+            agreeing.learn(others)
             agreeing.tell(Received(sender, message))
 
-        def deliver(sender: str, address: PeerAddress, message: AnyMessage) -> None:
-            loop.call_soon_threadsafe(received, sender, address, message)
+        def deliver(
+            sender: str, address: PeerAddress, message: AnyMessage, others: dict[str, PeerAddress]
+        ) -> None:
+            loop.call_soon_threadsafe(received, sender, address, message, others)
 
         served = Served(
             # One of its own: it is used by another thread.
@@ -73,12 +80,15 @@ class PeerNetwork:
             serves=lambda attempt: agreeing.agreement.serves(attempt),
         )
         self._server = PeerServer(served, listen(config.address, config.port))
-        state.peer_address = str(self._server.address)
-        log.info("serves peers at %s", self._server.address)
+        since = int(state.clock.now().timestamp() * 1000)
+        address = replace(self._server.address, since=since)
+        state.peer_address = str(address)
+        log.info("serves peers at %s", address)
         self._messenger = Messenger(
             Sender(
                 host=state.config.host,
-                address=self._server.address,
+                address=address,
+                hosts=self.peers.hosts_text,
                 run_id=state.config.run_id,
                 token=token,
                 tls=asking_context(config.tls) if config.tls is not None else None,

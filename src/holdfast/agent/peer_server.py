@@ -45,6 +45,7 @@ from holdfast.store.peer_messages import (
     ADDRESS_HEADER,
     ATTEMPT_HEADER,
     ERROR_HEADER,
+    HOSTS_HEADER,
     MESSAGES,
     NAMES,
     NAMES_SIZE_MAX_BYTES,
@@ -52,6 +53,7 @@ from holdfast.store.peer_messages import (
     Refusal,
     check_token,
     content_range,
+    parse_hosts,
     parse_range,
     parse_target,
 )
@@ -75,8 +77,9 @@ http_log.addFilter(
 )
 
 
-Deliver = Callable[[str, PeerAddress, AnyMessage], None]
-"""Takes a message: the host that sent it, where that is answered, and what it says."""
+Deliver = Callable[[str, PeerAddress, AnyMessage, dict[str, PeerAddress]], None]
+"""Takes a message: the host that sent it, where that is answered, what it says, and where other
+hosts are reached, as its sender knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,6 +243,7 @@ class PeerServer:
     async def _message(self, request: web.BaseRequest, sender: str) -> web.StreamResponse:
         assert self._served.deliver is not None
         address = parse_address(request.headers.get(ADDRESS_HEADER, ""))
+        others = parse_hosts(request.headers.get(HOSTS_HEADER, ""))
         data = bytearray()
         try:
             async with asyncio.timeout(self._connections.limits.piece_secs):
@@ -249,7 +253,7 @@ class PeerServer:
                         break
         except TimeoutError as error:
             raise InvalidArgumentError("a message did not come in time") from error
-        self._served.deliver(sender, address, decode_message(bytes(data)))
+        self._served.deliver(sender, address, decode_message(bytes(data)), others)
         return web.Response(status=204)
 
     async def _object(

@@ -10,6 +10,7 @@ from holdfast.errors import StorageError
 from holdfast.store.peer import PeerStore
 from holdfast.store.peer_calls import PeerAccess
 from holdfast.store.peer_connection import PeerAddress
+from holdfast.store.peer_messages import hosts_text
 from holdfast.store.peer_tls import PeerTls
 
 
@@ -29,6 +30,7 @@ class Peers:
         self._lock = threading.Lock()
         self._addresses: dict[str, PeerAddress] = {}
         self._stores: dict[str, PeerStore] = {}
+        self._told = -1, ""
         self.version = 0
         """Grows with each address that is another one than before."""
         self.leaders: tuple[str, ...] = ()
@@ -45,6 +47,13 @@ class Peers:
             old = self._stores.pop(host, None)
         if old is not None:
             old.close()
+
+    def hosts_text(self) -> str:
+        """Where the known hosts are reached, as messages tell it on."""
+        with self._lock:
+            if self._told[0] != self.version:
+                self._told = self.version, hosts_text(self._addresses)
+            return self._told[1]
 
     def addresses(self) -> dict[str, PeerAddress]:
         """Where each known host is reached."""

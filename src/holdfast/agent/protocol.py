@@ -259,6 +259,12 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True):
     """The agent is to persist what it holds, clear its RAM and go."""
 
 
+class Peers(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the agents of other hosts are reached now, by host, as far as this one knows."""
+
+    addresses: dict[str, str]
+
+
 class Empty(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing to say."""
 

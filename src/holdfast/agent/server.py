@@ -39,6 +39,7 @@ def application(service: Service, body_secs: float = BODY_SECS) -> web.Applicati
         "judged": (protocol.Judged, service.judged),
         "request": (protocol.RequestSave, service.request_save),
         "delete": (protocol.Delete, service.delete),
+        "peers": (protocol.Empty, service.peers),
         "report": (protocol.Report, service.report),
         "detach": (protocol.Detach, service.detach),
         "status": (protocol.Empty, service.status),

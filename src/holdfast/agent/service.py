@@ -26,6 +26,7 @@ from holdfast.engine.agreement.settings import Settings
 from holdfast.errors import FencedError, InvalidArgumentError, RunBusyError, WaitTimeoutError
 from holdfast.format.names import CheckpointId
 from holdfast.format.records import Manifest
+from holdfast.store.peer_connection import parsed_addresses
 
 TICK_SECS = 0.02
 IDLE_TICK_SECS = 0.5
@@ -76,7 +77,7 @@ class Service:
             counts = [listed.part_count for listed in self._storing.in_ram().values()]
             record = record_by_storage(state, counts[-1]) if counts else None
         if record is not None:
-            self._agreeing.learn(record.addresses)
+            self._agreeing.learn(parsed_addresses(record.addresses))
         self._joining.adopt(group)
         found = found_again(state, self._storing, record, group)
         if found.ram:
@@ -146,10 +147,14 @@ class Service:
                 self._joining.joined(effect)
             case effects.GroupRefused():
                 self._joining.refused(effect)
+            case effects.RanksEnded():
+                self._joining.ended_elsewhere(effect)
             case effects.Fenced():
                 self._joining.fenced(effect)
             case effects.Tell():
                 self._keeper.told(effect)
+            case effects.Gone():
+                self._keeper.gone(effect.id)
             case effects.Reached():
                 self._reached(effect)
 
@@ -258,8 +263,13 @@ class Service:
                 f"delete: process {pid} is none of attempt {group.attempt}'s, which has taken the "
                 "run over; stop it"
             )
-        await self._keeper.delete([CheckpointId(*c) for c in request.ids], "asked")
+        for found in request.ids:
+            await self._keeper.delete_everywhere(CheckpointId(*found))
         return protocol.Empty()
+
+    async def peers(self, request: protocol.Empty, pid: int) -> protocol.Peers:
+        known = self._peers.addresses()
+        return protocol.Peers(addresses={host: str(known[host]) for host in sorted(known)})
 
     async def report(self, request: protocol.Report, pid: int) -> protocol.Empty:
         data = {k: v for k, v in request.data.items() if k not in ("step", "attempt")}

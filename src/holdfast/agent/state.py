@@ -16,15 +16,18 @@ from holdfast.agent.group import Group
 from holdfast.agent.location import WORDS, ram_folder
 from holdfast.agent.notices import NoticeBoard
 from holdfast.agent.slot_desk import SlotDesk
-from holdfast.agent.words import NO_STEP, Words, create_words, step_word
+from holdfast.agent.words import NO_STEP, Words, cost_word, create_words, step_word
 from holdfast.clock import Clock
 from holdfast.engine.agreement.facts import Published
+from holdfast.engine.agreement.messages import SECS_MAX
 from holdfast.format.names import CheckpointId
 from holdfast.policy import preservation_policy, save_decision_policy
 from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import FileSystem
 from holdfast.store.ram import RamStore
 from holdfast.store.slots import SlotPool
+
+NANOSECONDS = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +55,8 @@ class AgentState:
     group: Group | None = None
     durable_policies: Policies = field(default_factory=Policies)
     ram_policies: Policies = field(default_factory=Policies)
+    knows_policies: bool = False
+    """Whether rank 0 has told them to this agent."""
     has_ram: bool = True
     linger_secs: float = 0.0
     peer_address: str | None = None
@@ -72,12 +77,16 @@ class AgentState:
         return Path(self.config.folder)
 
     def published(self) -> Published:
-        """The steps that the trainers here have published, read now."""
+        """What the trainers here have published, read now."""
         present = self.group.present if self.group is not None else []
-        steps = [self.words.values[step_word(member.seat)] for member in present]
+        values = self.words.values
+        steps = [values[step_word(member.seat)] for member in present]
         if not steps:
             return Published()
-        return Published(max(NO_STEP, *steps), min(steps))
+        cost = max(values[cost_word(member.seat)] for member in present)
+        # Trainers write these words: what they say is taken within bounds.
+        cost_secs = min(cost / NANOSECONDS, SECS_MAX) if cost >= 0 else None
+        return Published(max(NO_STEP, *steps), min(steps), cost_secs)
 
 
 def open_state(config: AgentConfig, clock: Clock, files: FileSystem) -> AgentState:

@@ -6,6 +6,7 @@ A listing proves what exists, not that it is sound: that is the reader's check.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 from holdfast.errors import StorageError
@@ -20,6 +21,8 @@ from holdfast.format.names import (
 from holdfast.store.contract import Store
 
 PEER = "peer"
+PEERS_AT_ONCE = 16
+PEERS_SECS = 30.0
 
 
 @dataclass(slots=True)
@@ -65,27 +68,38 @@ Listings = Mapping[str, Mapping[CheckpointId, Listing]]
 """What each store holds: its name to checkpoint to listing."""
 
 
-def list_stores(stores: Sequence[Store]) -> tuple[Listings, tuple[str, ...]]:
+def list_stores(
+    stores: Sequence[Store], peers_secs: float = PEERS_SECS, peers_at_once: int = PEERS_AT_ONCE
+) -> tuple[Listings, tuple[str, ...]]:
     """What each store holds, and why some peers' could not be told: those count as empty.
+
+    Peers are asked side by side. Those that were not asked within `peers_secs`, because too many
+    before them did not answer, are told as such; each wait has its own bound besides.
 
     Raises:
         StorageError: a store that is no peer's cannot be listed.
     """
-    found: dict[str, dict[CheckpointId, Listing]] = {}
+    peers = [store for store in stores if store.tier == PEER]
+    with ThreadPoolExecutor(min(peers_at_once, len(peers)) or 1, "holdfast-list") as pool:
+        asked = {store.name: pool.submit(list_checkpoints, store) for store in peers}
+        try:
+            found = {s.name: list_checkpoints(s) for s in stores if s.tier != PEER}
+            wait(asked.values(), peers_secs)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
     passed_over = []
-    for store in stores:
+    for store in peers:
         found[store.name] = {}
         try:
-            found[store.name] = list_checkpoints(store)
+            found[store.name] = asked[store.name].result()
         except StorageError as error:
-            if store.tier != PEER:
-                raise
             passed_over.append(str(error))
-        if store.tier == PEER:
-            # Nothing is committed in RAM, and what says so must not hide the durable manifest.
-            for listing in found[store.name].values():
-                listing.sizes_bytes.pop(MANIFEST, None)
-    return found, tuple(passed_over)
+        except CancelledError:
+            passed_over.append(f"list {store.name}: others did not answer for {peers_secs:.0f} s")
+        # Nothing is committed in RAM, and what says so must not hide the durable manifest.
+        for listing in found[store.name].values():
+            listing.sizes_bytes.pop(MANIFEST, None)
+    return {store.name: found[store.name] for store in stores}, tuple(passed_over)
 
 
 def has_all_parts(parts: Mapping[int, int]) -> bool:

@@ -51,7 +51,7 @@ from holdfast.manager.restoring import (
 )
 from holdfast.manager.saver import Job, Saver
 from holdfast.manager.stepping import Stepping
-from holdfast.manager.view import RamTiers, View, look
+from holdfast.manager.view import View
 from holdfast.manager.voting import Votes
 from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy, SaveDecisionPolicy
@@ -281,11 +281,12 @@ class CheckpointManager:
         self._progress.raise_failure()
 
     def delete(self, step: int) -> None:
-        """Removes the checkpoint of `step` from every tier.
+        """Removes the checkpoint of `step` from every tier, on all hosts.
 
         Raises:
             StepNotFoundError, StepUncommittedError: there is none.
             StorageError: some of it may be left; it cannot be restored any more.
+            WaitTimeoutError: other hosts may hold it in memory until they hear of it.
         """
         arguments.check_step(step)
         found = self._look().find(step)
@@ -443,9 +444,7 @@ class CheckpointManager:
         self._progress.wait(lambda sealed, finished: finished, SEAL_SECS)
 
     def _look(self) -> View:
-        self._job.attempt.number = self._link.place.attempt
-        tiers = RamTiers(self._link.place.ram_folder, self._job.peers, self._clock)
-        return look([*tiers.stores(), self._run.durable], self._run.durable)
+        return self._job.look(self._link, self._run.durable, self._clock)
 
     # What comes from the agent, from signals, and at the start.
 

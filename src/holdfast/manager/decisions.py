@@ -25,7 +25,7 @@ import msgspec
 
 from holdfast.adapt.contract import KeyValues, Processes
 from holdfast.clock import Clock
-from holdfast.engine.agreement.runs import runs_of
+from holdfast.engine.agreement.runs import ranks_text
 from holdfast.errors import (
     HoldfastError,
     InvalidArgumentError,
@@ -45,7 +45,6 @@ GRACE_SECS = 5.0
 LINGER_SECS = 2.0
 """Rank 0's process holds the words: it keeps an error for so long before it raises it itself, which
 may end the process. Everybody else has looked by then."""
-RUNS_TOLD_MAX = 10
 
 
 class _Value(msgspec.Struct, frozen=True):
@@ -341,18 +340,6 @@ class _Decision:
             f"{self._name}: {ranks_text(missing)} of {self._of.count} did not come within "
             f"{timeout_secs:g} s; {advice}"
         )
-
-
-def ranks_text(ranks: Collection[int]) -> str:
-    """Ranks as a person writes them: `ranks 2, 5-7`."""
-    runs = runs_of(ranks)
-    told = [
-        str(first) if count == 1 else f"{first}-{first + count - 1}"
-        for first, count in runs[:RUNS_TOLD_MAX]
-    ]
-    more = sum(count for _, count in runs[RUNS_TOLD_MAX:])
-    text = ", ".join(told) + (f" and {more} more" if more else "")
-    return f"rank{'s' if len(ranks) > 1 else ''} {text}"
 
 
 def json_text(word: msgspec.Struct) -> str:

@@ -6,7 +6,8 @@ served and nothing is looked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,20 +16,25 @@ from holdfast.agent.client import AgentClient
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.location import host_name
 from holdfast.agent.peer_config import PeerConfig, make_token, read_token
-from holdfast.agent.protocol import Attach, Empty, Status
+from holdfast.agent.protocol import Attach, Empty, Peers, Status
 from holdfast.agent.starting import ensure_agent
 from holdfast.clock import Clock
-from holdfast.errors import AgentUnavailableError
+from holdfast.errors import AgentUnavailableError, HoldfastError
 from holdfast.manager.decisions import Decisions
 from holdfast.manager.hosts import MEET_SECS, JobHosts, meet, place_of
+from holdfast.manager.link import Link
 from holdfast.manager.opening import OpenRun
 from holdfast.manager.options import Options
 from holdfast.manager.planning import NO_REPLICAS, Replicas
+from holdfast.manager.view import RamTiers, View, look
+from holdfast.store.contract import Store
 from holdfast.store.peer import PeerStore
 from holdfast.store.peer_calls import PeerAccess
-from holdfast.store.peer_connection import parse_address
+from holdfast.store.peer_connection import PeerAddress, parsed_addresses
 
 TOKEN_FILE = "agents.token"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -36,6 +42,37 @@ class Attempt:
     """A number that is known later."""
 
     number: int = 0
+
+
+class JobPeers:
+    """The RAM of the job's other hosts, the nearest first. Owned by the training thread."""
+
+    def __init__(
+        self, addresses: Mapping[str, PeerAddress], store_at: Callable[[PeerAddress], PeerStore]
+    ) -> None:
+        self._addresses = dict(addresses)
+        self._store_at = store_at
+        self._stores = {host: store_at(address) for host, address in addresses.items()}
+
+    def stores(self) -> list[PeerStore]:
+        """Each host's RAM, where it was reached last."""
+        return list(self._stores.values())
+
+    def learn(self, addresses: Mapping[str, PeerAddress]) -> bool:
+        """Takes newer addresses of the job's hosts; whether there was any."""
+        has_changed = False
+        for host, address in addresses.items():
+            known = self._addresses.get(host)
+            if known is not None and address.since > known.since:
+                self._stores[host].close()
+                self._addresses[host], self._stores[host] = address, self._store_at(address)
+                has_changed = True
+        return has_changed
+
+    def close(self) -> None:
+        """Closes the connections."""
+        for store in self._stores.values():
+            store.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +87,24 @@ class Job:
     attach: Attach
     attempt: Attempt
     replicas: Replicas
-    peers: tuple[PeerStore, ...] = ()
+    peers: JobPeers
+
+    def look(self, link: Link, durable: Store, clock: Clock) -> View:
+        """What can be read now: of this host's RAM, the other hosts' and the durable tier."""
+        self.attempt.number = link.place.attempt
+        view = look(self._stores(link, durable, clock), durable)
+        if view.unlisted and self.peers.learn(_addresses(link)):
+            # An agent that was started anew serves elsewhere than it did when the job began.
+            view = look(self._stores(link, durable, clock), durable)
+        return view
+
+    def _stores(self, link: Link, durable: Store, clock: Clock) -> list[Store]:
+        tiers = RamTiers(link.place.ram_folder, self.peers.stores(), clock)
+        return [*tiers.stores(), durable]
 
     def close(self) -> None:
         """Closes the connections to other hosts."""
-        for peer in self.peers:
-            peer.close()
+        self.peers.close()
 
 
 def find_job(
@@ -72,7 +121,7 @@ def find_job(
     hosts = meet(decisions, place_of(processes, options.ram, None))
     attempt = Attempt()
     config = _config(run, options, None)
-    peers: tuple[PeerStore, ...] = ()
+    peers = JobPeers({}, _nowhere)
     if hosts.count > 1:
         token_file = str(Path(run.directory) / TOKEN_FILE)
 
@@ -85,7 +134,7 @@ def find_job(
             config = _config(run, options, _peer_config(options, token_file))
             address = _start(config, clock)
         hosts = meet(decisions, place_of(processes, options.ram, address))
-        peers = tuple(_peer_stores(run, config, hosts, attempt, clock))
+        peers = _job_peers(run, config, hosts, attempt, clock)
     attach = _attach(run, options, processes, hosts)
     replicas = Replicas(hosts.domains(), attach.copies) if hosts.count > 1 else NO_REPLICAS
     return Job(config=config, attach=attach, attempt=attempt, replicas=replicas, peers=peers)
@@ -151,25 +200,44 @@ def _attach(run: OpenRun, options: Options, processes: Processes, hosts: JobHost
     )
 
 
-def _peer_stores(
+def _job_peers(
     run: OpenRun, config: AgentConfig, hosts: JobHosts, attempt: Attempt, clock: Clock
-) -> Iterator[PeerStore]:
-    """The other hosts' RAM, those of this host's failure domain first."""
+) -> JobPeers:
+    """The other hosts' RAM: those of this host's failure domain, then the others in turn.
+
+    Each host begins with those whose names come after its own, so that not all ask the same first.
+    """
     assert config.peers is not None
-    token = read_token(config.peers.token_file)
+    tls, token = config.peers.tls, read_token(config.peers.token_file)
     (own,) = (host for host in hosts.hosts if host.name == config.host)
     others = [host for host in hosts.hosts if host is not own]
-    others.sort(key=lambda host: (host.domain != own.domain, host.name))
-    for host in others:
-        if host.peer_address is not None:
-            access = PeerAccess(
-                address=parse_address(host.peer_address),
-                run_id=run.run_id,
-                token=token,
-                tls=config.peers.tls,
-                attempt=lambda: attempt.number,
-            )
-            yield PeerStore(access, clock)
+    others.sort(key=lambda host: (host.domain != own.domain, host.name < own.name, host.name))
+
+    def store_at(address: PeerAddress) -> PeerStore:
+        access = PeerAccess(
+            address=address,
+            run_id=run.run_id,
+            token=token,
+            tls=tls,
+            attempt=lambda: attempt.number,
+        )
+        return PeerStore(access, clock)
+
+    told = {host.name: host.peer_address for host in others if host.peer_address is not None}
+    return JobPeers(parsed_addresses(told), store_at)
+
+
+def _nowhere(address: PeerAddress) -> PeerStore:
+    raise AssertionError(f"a job of one host reads from none at {address}")
+
+
+def _addresses(link: Link) -> dict[str, PeerAddress]:
+    """Where other hosts are reached, as this host's agent knows; nothing where it does not say."""
+    try:
+        return parsed_addresses(link.call("peers", Empty(), Peers).addresses)
+    except HoldfastError as error:
+        log.warning("this host's agent does not say where the others are: %s", error)
+        return {}
 
 
 def _linger_secs(options: Options) -> float:

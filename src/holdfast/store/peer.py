@@ -46,7 +46,7 @@ class PeerStore:
     tier = "peer"
 
     def __init__(self, access: PeerAccess, clock: Clock, bounds: PeerBounds | None = None) -> None:
-        self.name = f"peer {access.address}"
+        self.name = f"peer {access.address.authority}"
         self._run_id = access.run_id
         self._peer = Peer(access, clock, bounds or PeerBounds())
         self._connections = Connections(self._peer)

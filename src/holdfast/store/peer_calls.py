@@ -131,8 +131,8 @@ class Peer:
     """The other end: how it is reached, what is connected to it, and whether it rests."""
 
     def __init__(self, access: PeerAccess, clock: Clock, bounds: PeerBounds) -> None:
-        check_token(access.token, f"reach peer {access.address}")
-        self.name = f"peer {access.address}"
+        check_token(access.token, f"reach peer {access.address.authority}")
+        self.name = f"peer {access.address.authority}"
         self._access = access
         self._address = access.address
         self._tls = asking_context(access.tls) if access.tls is not None else None

@@ -23,7 +23,9 @@ from holdfast.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-_ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%]{2,100})\]|([^\[\]:/\s]{1,255})):([0-9]{1,5})")
+_ADDRESS = re.compile(
+    r"(?:\[([0-9A-Fa-f:.%]{2,100})\]|([^\[\]:/\s]{1,255})):([0-9]{1,5})(?: since ([0-9]{1,18}))?"
+)
 
 PIECE_SIZE_BYTES = 1024 * 1024
 LARGE_SIZE_BYTES = 64 * 1024
@@ -31,14 +33,24 @@ LARGE_SIZE_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class PeerAddress:
-    """Where a peer serves; `host` is an address or a name."""
+    """Where a peer serves; `host` is an address or a name.
+
+    `since` tells a later address of a host from an earlier one: when its agent began to serve
+    there, in milliseconds; 0 where that is not known.
+    """
 
     host: str
     port: int
+    since: int = 0
 
-    def __str__(self) -> str:
+    @property
+    def authority(self) -> str:
+        """As it stands in a URL."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{self.authority} since {self.since}" if self.since else self.authority
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +78,12 @@ def parse_address(text: str) -> PeerAddress:
         raise InvalidArgumentError(
             f"address {text[:200]!r}: expected HOST:PORT, with [] around an IPv6 address"
         )
-    return PeerAddress(match[1] or match[2], int(match[3]))
+    return PeerAddress(match[1] or match[2], int(match[3]), int(match[4] or 0))
+
+
+def parsed_addresses(texts: Mapping[str, str]) -> dict[str, PeerAddress]:
+    """The addresses of hosts, each as `str` of one gave it; errors as `parse_address`."""
+    return {host: parse_address(text) for host, text in texts.items()}
 
 
 class BadAnswerError(Exception):

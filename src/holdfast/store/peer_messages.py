@@ -10,19 +10,24 @@ Both ends read these from the other one, so what is parsed here is matched whole
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from urllib.parse import quote, unquote
 
 import msgspec
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.store.contract import check_key
+from holdfast.store.peer_connection import PeerAddress, parse_address
 
 OBJECTS = "objects"
 NAMES = "names"
 MESSAGES = "messages"
 ADDRESS_HEADER = "Holdfast-Address"
-ATTEMPT_HEADER = "Holdfast-Attempt"
 """Where the agent that sends a message is answered."""
+HOSTS_HEADER = "Holdfast-Hosts"
+"""Where other hosts' agents are reached, as far as that agent knows."""
+HOSTS_SIZE_MAX_BYTES = 4000
+ATTEMPT_HEADER = "Holdfast-Attempt"
 ERROR_HEADER = "Holdfast-Error"
 """Names the class of the error in a refusal: the answer to HEAD has no body."""
 NAMES_SIZE_MAX_BYTES = 64 * 1024 * 1024
@@ -74,6 +79,32 @@ def parse_target(target: str) -> tuple[str, str, str]:
             f"/RUN_ID/{MESSAGES}/HOST"
         )
     return run_id, kind, check_key(key)
+
+
+def hosts_text(addresses: Mapping[str, PeerAddress]) -> str:
+    """What `HOSTS_HEADER` says of these hosts: of those whose agents started last, if not of all.
+
+    An agent that was started anew is reached elsewhere than the others think.
+    """
+    newest_first = sorted(addresses.items(), key=lambda item: (-item[1].since, item[0]))
+    told, size_bytes = [], 0
+    for host, address in newest_first:
+        one = f"{quote(host, safe='')}={quote(str(address), safe='')}"
+        size_bytes += len(one) + 1
+        if size_bytes > HOSTS_SIZE_MAX_BYTES:
+            break
+        told.append(one)
+    return ",".join(told)
+
+
+def parse_hosts(header: str) -> dict[str, PeerAddress]:
+    """The addresses that `hosts_text` told of.
+
+    Raises:
+        InvalidArgumentError: it is no such text.
+    """
+    pairs = [one.partition("=") for one in header.split(",")] if header else []
+    return {unquote(host): parse_address(unquote(address)) for host, _, address in pairs}
 
 
 def parse_range(header: str, size_bytes: int) -> tuple[int, int] | None:

@@ -109,6 +109,16 @@ class Agreement:
         entries = self.leader.ledger if self.leader is not None else ()
         return {e.id for e in entries if e.is_complete and not e.dropped}
 
+    @property
+    def wants_preserved(self) -> bool:
+        """Whether the RAM tier's policy is to be asked: until then no RAM is given up."""
+        return self.leader is not None and self.leader.wants_preserved
+
+    def once_complete_ids(self) -> set[CheckpointId]:
+        """The checkpoints that were complete, where it leads; a silent host may hold them."""
+        entries = self.leader.ledger if self.leader is not None else ()
+        return {e.id for e in entries if e.was_complete and not e.dropped}
+
     def tier_of(self, checkpoint: CheckpointId) -> str:
         """Where it stands, as far as is known where it leads: in "ram", or else "durable"."""
         entry = self.leader.ledger.entries.get(checkpoint) if self.leader is not None else None
@@ -123,6 +133,12 @@ class Agreement:
     def is_target_under_way(self, kind: Kind) -> bool:
         """Whether ranks are on their way to a target; a policy need not be asked meanwhile."""
         return self.leader is not None and self.leader.targets.is_under_way(kind)
+
+    def save_cost_secs(self, here: Published) -> float | None:
+        """What a checkpoint costs the dearest rank, of all hosts where it leads."""
+        found = self.leader.save_cost_secs if self.leader is not None else None
+        costs = [cost for cost in (found, here.save_cost_secs) if cost is not None]
+        return max(costs, default=None)
 
     def survives(self) -> tuple[CheckpointId, int | None] | None:
         """The newest complete checkpoint, and how many more losses of failure domains it survives.
@@ -175,16 +191,13 @@ class Agreement:
                 member.branch_wanted(fact)
             case facts.TargetWritten():
                 member.target_written(fact)
-            case facts.SourcesWanted():
-                member.ask_sources(turn, fact.id)
             case facts.LeaveWanted():
                 member.leave(turn)
             case facts.Preserved():
                 if self.leader is not None:
                     self.leader.preserve(fact.ids)
             case facts.Deleted():
-                if self.leader is not None:
-                    self.leader.ledger.delete(fact.id)
+                member.deleted(turn, fact.id)
             case facts.Tick():
                 pass
             case _:
@@ -264,7 +277,9 @@ class Agreement:
         starting = self.starting
         if starting is None:
             return
-        starting.work(turn, member.group)
+        # A group that lost a rank, on whichever host, cannot go on and does not stand in the way.
+        is_broken = self.leader is not None and self.leader.is_broken
+        starting.work(turn, None if is_broken else member.group)
         if starting.reign is not None:
             self._lead(turn, starting, starting.reign)
         elif starting.refusal:

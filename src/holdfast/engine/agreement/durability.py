@@ -43,6 +43,11 @@ class Durability:
         self._have_hosts_changed = True
 
     @property
+    def committing(self) -> CheckpointId | None:
+        """Whose manifest is being written."""
+        return self._committing
+
+    @property
     def is_settled(self) -> bool:
         """Whether nothing is on its way, and the newest complete checkpoint is durable."""
         newest = self._ledger.newest_complete()
@@ -67,6 +72,7 @@ class Durability:
     def committed(self, checkpoint: CheckpointId) -> None:
         """A manifest stands."""
         self._committing, self._tries = None, 0
+        self._ledger.is_changed = True
         entry = self._ledger.entries.get(checkpoint)
         if entry is not None:
             self._ledger.commit(entry)
@@ -74,6 +80,7 @@ class Durability:
     def commit_failed(self, turn: Turn, fact: CommitFailed) -> None:
         """A manifest could not be written, or it is not known whether it was."""
         self._committing = None
+        self._ledger.is_changed = True
         self._tries += 1
         self._commit_at_secs = turn.now_secs + self._settings.storage_retry_secs
         entry = self._ledger.entries.get(fact.id)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.engine.agreement.messages import AnyMessage, Kind, PartHolders, Status
+from holdfast.engine.agreement.messages import AnyMessage, Kind, Status
 from holdfast.format.names import CheckpointId
 
 
@@ -86,6 +86,13 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
+class Gone:
+    """Of what was deleted here no host that is heard of holds or writes anything any more."""
+
+    id: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
 class AttemptJoined:
     """The ranks of `group` are part of that attempt; their words are clear."""
 
@@ -93,6 +100,19 @@ class AttemptJoined:
     attempt: int
     origin: CheckpointId | None
     successors: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RanksEnded:
+    """Tell the ranks of `group` here that these, on another host, are gone; lost or in good order.
+
+    Each is told once for each agent that tells the ranks here.
+    """
+
+    group: str
+    host: str
+    ranks: tuple[int, ...]
+    is_lost: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +160,6 @@ class Reached:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class SourcesFound:
-    """Who holds the parts of a checkpoint that a trainer here restores."""
-
-    id: CheckpointId
-    parts: tuple[PartHolders, ...]
-
-
 Effect = (
     Send
     | SetTarget
@@ -158,11 +170,12 @@ Effect = (
     | Commit
     | Drop
     | Tell
+    | Gone
     | AttemptJoined
+    | RanksEnded
     | GroupRefused
     | Fenced
     | ListDurable
     | BeginAttempt
     | Reached
-    | SourcesFound
 )

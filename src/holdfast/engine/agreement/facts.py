@@ -22,10 +22,13 @@ class Published:
     Attributes:
         highest: -1 where none has published.
         lowest: above all steps where no rank lives.
+        save_cost_secs: the training time that a checkpoint costs the dearest of them; None until
+            one knows.
     """
 
     highest: int = NO_STEP
     lowest: int = NO_RANK_BEHIND
+    save_cost_secs: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +52,7 @@ class Found:
         replicas: for each checkpoint in RAM, the ranks whose part came from another host.
         targets: what the words say; `confirmed`: whether the preemption's may be stopped at.
         leader: the host of rank 0; empty where no trainers live.
+        lost: the ranks here that ended without a word.
         due: checkpoints that a trainer still waits for until they are durable.
         attempt, group, leader, successors, origin: as `AttemptJoined` and `Following` told them
             last; they are kept while no trainer lives, too.
@@ -62,6 +66,7 @@ class Found:
     rank_count: int = 0
     ranks: frozenset[int] = frozenset()
     is_broken: bool = False
+    lost: frozenset[int] = frozenset()
     leader: str = ""
     successors: tuple[str, ...] = ()
     origin: CheckpointId | None = None
@@ -277,14 +282,7 @@ class Preserved:
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """Somebody has removed the checkpoint; told to the leader, once it is not to be found again."""
-
-    id: CheckpointId
-
-
-@dataclass(frozen=True, slots=True)
-class SourcesWanted:
-    """A trainer here restores `id`."""
+    """Somebody here has removed the checkpoint, wherever this host can: `Gone`."""
 
     id: CheckpointId
 
@@ -321,6 +319,5 @@ Fact = (
     | BeginFailed
     | Preserved
     | Deleted
-    | SourcesWanted
     | LeaveWanted
 )

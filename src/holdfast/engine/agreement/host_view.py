@@ -16,7 +16,7 @@ class HostView:
 
     Attributes:
         ranks: those of the present group that live there.
-        homes: those that were ever there in this attempt.
+        homes: those that were ever there in this attempt; `left`: in good order.
         is_following: it has heard this leader, so that what it says of targets answers this one.
         is_owed: it is to be answered, also where there is nothing new.
         offers: the ranks of whose parts it has copies made by its own.
@@ -29,6 +29,7 @@ class HostView:
     version: int = 0
     state: HostState | None = None
     published: int = NO_STEP
+    save_cost_secs: float | None = None
     heard_at_secs: float = 0.0
     is_following: bool = False
     is_lost: bool = False
@@ -36,6 +37,7 @@ class HostView:
     ranks: frozenset[int] = frozenset()
     homes: set[int] = field(default_factory=set)
     offers: frozenset[int] = frozenset()
+    left: set[int] = field(default_factory=set)
     held: dict[CheckpointId, Held] = field(default_factory=dict)
     channel: Channel = field(default_factory=Channel)
 
@@ -55,6 +57,7 @@ class HostView:
             self.channel = Channel()
         self.incarnation, self.seq = report.incarnation, report.seq
         self.version, self.published = report.version, report.published
+        self.save_cost_secs = report.save_cost_secs
         self.heard_at_secs = now_secs
 
     def take_state(self, state: HostState, group: str) -> dict[CheckpointId, Held]:

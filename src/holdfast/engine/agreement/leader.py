@@ -6,14 +6,14 @@ its followers could not tell a leader that comes after it.
 Invariants:
 - A target is proposed only while all ranks of the attempt live, and agreed by all their hosts.
 - RAM is given up only by a leader that has heard of all ranks, so that it knows how many copies
-  there can be, and that has begun the attempt or seen in storage that none is newer.
+  there can be, and that has begun the attempt or seen in storage that none is newer. What was begun
+  after it had heard of all ranks it gives up without that: no other attempt was told of it.
 - A manifest is wanted only once all parts were told to be durable; the store looks again.
 - A successor that leads in the place of rank 0's host makes durable and commits, nothing else.
 """
 
 from __future__ import annotations
 
-from holdfast.engine.agreement.choosing import holders_of
 from holdfast.engine.agreement.durability import Durability
 from holdfast.engine.agreement.effects import Reached
 from holdfast.engine.agreement.entry import domains_of
@@ -25,18 +25,18 @@ from holdfast.engine.agreement.messages import (
     NO_STEP,
     BranchWish,
     Command,
+    Ended,
     HostState,
     Leaving,
     Orders,
     PullOrder,
     Report,
-    Sources,
     WriteOrder,
 )
 from holdfast.engine.agreement.reign import Reign
 from holdfast.engine.agreement.replication import Ring, failures_survived, successors_of
 from holdfast.engine.agreement.runs import ranks_in, runs_of
-from holdfast.engine.agreement.settings import PRESERVED_MAX, SUCCESSORS_MAX
+from holdfast.engine.agreement.settings import ENDED_MAX, PRESERVED_MAX, SUCCESSORS_MAX
 from holdfast.engine.agreement.targets import Ranks, TargetAgreement
 from holdfast.engine.agreement.turn import Identity, Turn
 from holdfast.format.names import CheckpointId
@@ -61,6 +61,8 @@ class Leader:
         self._broken: set[str] = set()
         self._branch: BranchWish | None = None
         self._refused_branch = False
+        self._ended: dict[tuple[str, bool], Ended] = {}
+        self._known_gone: set[CheckpointId] = set()
         self._seq = 0
         self._look_at_secs = 0.0
         self._retry_at_secs = 0.0
@@ -99,6 +101,18 @@ class Leader:
         return is_copying or bool(self.ledger.open_entries())
 
     @property
+    def save_cost_secs(self) -> float | None:
+        """What a checkpoint costs the dearest rank of all hosts; None until one is known."""
+        costs = [self.views[host].save_cost_secs for host in self._rank_hosts]
+        return max((cost for cost in costs if cost is not None), default=None)
+
+    @property
+    def wants_preserved(self) -> bool:
+        """Whether it knows all checkpoints, and not which the RAM tier's policy keeps."""
+        is_asking = self.reign.is_first and self._has_been_whole
+        return is_asking and self.ledger.preserved is None
+
+    @property
     def wanted_branch(self) -> BranchWish | None:
         """The attempt that the ranks want to begin from here, if they went back."""
         return self._branch
@@ -115,18 +129,6 @@ class Leader:
             return None
         return newest.id, failures_survived(domains_of(newest, self.ledger.domains))
 
-    def sources(self, checkpoint: CheckpointId, first: int) -> Sources:
-        """One page of where the parts of a checkpoint are."""
-        entry = self.ledger.entries.get(checkpoint)
-        parts, next_rank = holders_of(entry, first) if entry is not None else ((), None)
-        return Sources(
-            run=self._identity.run,
-            attempt=self.reign.attempt,
-            id=checkpoint,
-            parts=parts,
-            next_rank=next_rank,
-        )
-
     # What it hears.
 
     def inherit(self, turn: Turn, before: Leader) -> None:
@@ -140,6 +142,9 @@ class Leader:
 
     def preserve(self, checkpoints: frozenset[CheckpointId]) -> None:
         """The newest of these keep their RAM, beside what has to keep it."""
+        if not self._has_been_whole:
+            # Hosts that have not reported yet hold checkpoints that nobody has asked about.
+            return
         newest_first = sorted(checkpoints, key=lambda c: (c.attempt, c.step), reverse=True)
         self.ledger.preserved = frozenset(newest_first[:PRESERVED_MAX])
         self.ledger.is_changed = True
@@ -244,13 +249,19 @@ class Leader:
         self._living_count -= len(view.ranks)
         before = view.take_state(state, self.reign.group)
         self._living_count += len(view.ranks)
+        self._note_ended(view, state)
         if view.homes - view.ranks or (state.group == self.reign.group and state.is_broken):
             self._broken.add(host)
         else:
             self._broken.discard(host)
         if bool(view.ranks) != (host in self._rank_hosts):
             self._rank_hosts = frozenset(v.host for v in self.views.values() if v.ranks)
+        for checkpoint in state.deleted:
+            self.ledger.delete(checkpoint)
         self.ledger.take(host, before, view.held)
+        if not self.ledger.deleted.isdisjoint(before.keys() - view.held.keys()):
+            # Whoever waits until nobody holds it is on another host.
+            self.ledger.is_changed = True
         if is_present:
             self._drop_missed(view, state)
         if self.is_whole and not self._has_been_whole:
@@ -263,9 +274,26 @@ class Leader:
         if branch is not None and branch.attempt == self.reign.attempt and view.is_following:
             self._branch = branch if not self._refused_branch else None
 
+    def _note_ended(self, view: HostView, state: HostState) -> None:
+        """Notes what ranks are gone, for all others, which may wait for them."""
+        if state.group == self.reign.group:
+            view.left.update(ranks_in(state.left))
+            view.homes.update(ranks_in(state.lost))
+        # An agent that is started anew, and finds no rank alive, says nothing of them.
+        lost = view.homes - view.ranks - view.left
+        for is_lost, ranks in ((False, view.left), (True, lost)):
+            key = view.host, is_lost
+            ended = Ended(view.host, runs_of(ranks), is_lost)
+            is_new = bool(ranks) and self._ended.get(key) != ended
+            if is_new and (key in self._ended or len(self._ended) < ENDED_MAX):
+                self._ended[key] = ended
+                self.ledger.is_changed = True
+
     def _know_all(self) -> None:
         """All ranks are there: it is known in how many domains a part can stand."""
         self._has_been_whole = True
+        if self.reign.is_first:
+            self.ledger.fresh_above = self._ranks().highest
         rank_hosts = [v for v in self.views.values() if v.ranks]
         rank_hosts.sort(key=lambda v: min(v.ranks))
         domains = {v.host: self.ledger.domains[v.host] for v in rank_hosts}
@@ -355,6 +383,7 @@ class Leader:
         view.held, view.ranks = {}, frozenset()
         view.state = None
         view.is_lost = True
+        self.ledger.is_changed = True
         self._rank_hosts -= {view.host}
         self._durability.hosts_changed()
 
@@ -417,4 +446,19 @@ class Leader:
             writes=tuple(writes),
             pulls=tuple(pulls),
             is_settled=self._durability.is_settled,
+            gone=self._gone(view),
+            ended=tuple(self._ended.values()),
         )
+
+    def _gone(self, view: HostView) -> tuple[CheckpointId, ...]:
+        """Of what was removed on a host, that of which nobody holds or commits anything.
+
+        A successor does not say so: where the network is cut, it may see some hosts alone.
+        """
+        if view.state is None or not (self.reign.is_first and self._has_been_whole):
+            return ()
+        for checkpoint in set(view.state.deleted) - self._known_gone:
+            is_held = any(checkpoint in other.held for other in self.views.values())
+            if not is_held and checkpoint != self._durability.committing:
+                self._known_gone.add(checkpoint)
+        return tuple(c for c in view.state.deleted if c in self._known_gone)

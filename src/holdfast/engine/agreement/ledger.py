@@ -12,13 +12,15 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 
 from holdfast.engine.agreement.entry import Entry
 from holdfast.engine.agreement.messages import Held, Status, Verdict
 from holdfast.engine.agreement.runs import ranks_in
 from holdfast.engine.agreement.settings import OUTCOMES_MAX
 from holdfast.format.names import STEP_MAX, CheckpointId
+
+DELETED = "it was deleted"
 
 
 class Ledger:
@@ -30,7 +32,11 @@ class Ledger:
         self.required = 0
         self.may_recycle = False
         self.knows_timeline = False
-        self.preserved: frozenset[CheckpointId] = frozenset()
+        self.fresh_above: int | None = None
+        """Above that step all was begun after this leader, so that no other attempt counts on it.
+        Where it may not recycle yet, it may recycle that."""
+        self.preserved: frozenset[CheckpointId] | None = None
+        """What the RAM tier's policy keeps; None until it was asked."""
         self.domains: dict[str, str] = {}
         self.entries: dict[CheckpointId, Entry] = {}
         self.is_changed = False
@@ -40,9 +46,15 @@ class Ledger:
         self._newest_committed = (0, -1)
         self._durable: dict[CheckpointId, frozenset[int]] = {}
         self._outcomes: dict[CheckpointId, Verdict] = {}
+        self._deleted: dict[CheckpointId, None] = {}
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(sorted(self.entries.values(), key=lambda entry: entry.age))
+
+    @property
+    def deleted(self) -> Set[CheckpointId]:
+        """What was removed, as far back as it is remembered."""
+        return self._deleted.keys()
 
     def on_timeline(self, checkpoint: CheckpointId) -> bool:
         """Whether it stands on the present timeline."""
@@ -110,12 +122,20 @@ class Ledger:
 
     def delete(self, checkpoint: CheckpointId) -> None:
         """It was removed; what is newest after it keeps its RAM from here on."""
+        if checkpoint in self._deleted:
+            return
+        self._deleted[checkpoint] = None
+        while len(self._deleted) > OUTCOMES_MAX:
+            del self._deleted[next(iter(self._deleted))]
         self._committed.discard(checkpoint)
         on_timeline = [_age(c) for c in self._committed if self.on_timeline(c)]
         self._newest_committed = max(on_timeline, default=(0, -1))
         entry = self.entries.get(checkpoint)
         if entry is not None:
-            self.drop(entry, "it was deleted")
+            self.drop(entry, DELETED)
+        else:
+            # A host that was silent may still hold it.
+            self._remember(Verdict(checkpoint, Status.DROPPED, True, DELETED))
         left = [
             e.id
             for e in self.entries.values()
@@ -146,13 +166,16 @@ class Ledger:
                 if entry.is_pending and not self.on_timeline(entry.id):
                     self.drop(entry, "it stands on an abandoned branch")
         floor = self.floor
-        if floor is not None and self.may_recycle:
+        if floor is not None:
             for entry in list(self.entries.values()):
-                if entry.age < _age(floor) and entry.is_open:
+                is_past = entry.age < _age(floor) and self._may_recycle(entry)
+                if is_past and entry.is_open:
                     self.drop(entry, f"a newer checkpoint, {floor}, is complete")
         for entry in list(self.entries.values()):
-            # A newest one that nobody holds now may come back with the hosts that were cut off.
-            is_past = bool(entry.dropped) or entry.age < _age(floor)
+            # A newest one, or one to be preserved, that nobody holds now may come back with the
+            # hosts that were cut off.
+            is_past = entry.age < _age(floor) and not self._is_preserved(entry)
+            is_past |= bool(entry.dropped)
             # What is due is remembered until it has failed, because its hosts may come back.
             if is_past and not any(entry.holders.values()) and not entry.is_pending:
                 self._forget(entry)
@@ -169,14 +192,26 @@ class Ledger:
     def _may_go(self, entry: Entry) -> bool:
         if entry.dropped:
             return True
-        if self.floor is None or not self.may_recycle or entry.age >= _age(self.floor):
+        if self.floor is None or not self._may_recycle(entry) or entry.age >= _age(self.floor):
             return False
-        if entry.id in self.preserved and self.on_timeline(entry.id):
-            return False
-        return not entry.is_pending
+        return not (self._is_preserved(entry) or entry.is_pending)
+
+    def _may_recycle(self, entry: Entry) -> bool:
+        if self.may_recycle or self.fresh_above is None:
+            return self.may_recycle
+        return entry.id.attempt == self.attempt and entry.id.step > self.fresh_above
+
+    def _is_preserved(self, entry: Entry) -> bool:
+        if self.preserved is None:
+            # A leader that was started anew has not heard the policy yet.
+            return True
+        return entry.id in self.preserved and self.on_timeline(entry.id)
 
     def _add_committed(self, checkpoints: Iterable[CheckpointId]) -> None:
         for checkpoint in checkpoints:
+            if checkpoint in self._deleted:
+                # The listing was begun before.
+                continue
             self._committed.add(checkpoint)
             if self.on_timeline(checkpoint):
                 self._newest_committed = max(self._newest_committed, _age(checkpoint))
@@ -257,10 +292,13 @@ class Ledger:
     def _forget(self, entry: Entry) -> None:
         del self.entries[entry.id]
         reason = entry.dropped or entry.failure
-        self._outcomes[entry.id] = Verdict(entry.id, entry.status, True, reason)
+        self._remember(Verdict(entry.id, entry.status, True, reason))
+        self.is_changed = True
+
+    def _remember(self, verdict: Verdict) -> None:
+        self._outcomes[verdict.id] = verdict
         while len(self._outcomes) > OUTCOMES_MAX:
             del self._outcomes[next(iter(self._outcomes))]
-        self.is_changed = True
 
 
 def _age(checkpoint: CheckpointId | None) -> tuple[int, int]:

@@ -12,7 +12,13 @@ Invariants:
 from __future__ import annotations
 
 from holdfast.engine.agreement.choosing import limits_after
-from holdfast.engine.agreement.effects import AttemptJoined, Fenced, GroupRefused, SourcesFound
+from holdfast.engine.agreement.effects import (
+    AttemptJoined,
+    Fenced,
+    Gone,
+    GroupRefused,
+    RanksEnded,
+)
 from holdfast.engine.agreement.facts import (
     BranchWanted,
     CopiesOffered,
@@ -36,15 +42,13 @@ from holdfast.engine.agreement.messages import (
     Leaving,
     Newer,
     Orders,
-    PartHolders,
     Progress,
     Refused,
     Report,
-    Sources,
-    WhereIs,
 )
 from holdfast.engine.agreement.reign import Reign
-from holdfast.engine.agreement.runs import runs_of
+from holdfast.engine.agreement.runs import ranks_in, runs_of
+from holdfast.engine.agreement.settings import DELETED_MAX
 from holdfast.engine.agreement.target_words import TargetWords
 from holdfast.engine.agreement.turn import Channel, Identity, Turn
 from holdfast.format.names import STEP_MAX, CheckpointId
@@ -75,8 +79,8 @@ class Member:
         self._frozen_until_secs = float("-inf")
         self._is_changed = True
         self._settled = False
-        self._asked: dict[CheckpointId, float] = {}
-        self._pages: dict[CheckpointId, list[PartHolders]] = {}
+        self._deleted: dict[CheckpointId, bool] = {}
+        """What was removed here, and whether nobody holds it any more."""
 
     def adopt(self, turn: Turn, found: Found) -> None:
         """Takes over from an agent before this one."""
@@ -126,6 +130,7 @@ class Member:
                 group.ranks.discard(fact.rank)
                 group.offers.pop(fact.rank, None)
                 group.is_broken |= isinstance(fact, RankLost)
+                (group.lost if isinstance(fact, RankLost) else group.left).add(fact.rank)
         if self.joining is not None and not self.joining.ranks:
             self.joining = None
 
@@ -176,14 +181,19 @@ class Member:
         if self.words.written(fact) and fact.kind is not Kind.PREEMPTION:
             self._wishes.discard(fact.kind)
 
+    def deleted(self, turn: Turn, checkpoint: CheckpointId) -> None:
+        """Somebody here has removed it; the leader is told, and those that lead after it."""
+        is_gone = self._deleted.pop(checkpoint, False) or self.following.leader is None
+        self._deleted[checkpoint] = is_gone
+        while len(self._deleted) > DELETED_MAX:
+            del self._deleted[next(iter(self._deleted))]
+        self._is_changed = True
+        if is_gone:
+            turn.act(Gone(checkpoint))
+
     def changed(self) -> None:
         """What is held has changed."""
         self._is_changed = True
-
-    def ask_sources(self, turn: Turn, checkpoint: CheckpointId) -> None:
-        """Asks the leader where a checkpoint's parts are."""
-        self._pages[checkpoint] = []
-        self._ask(turn, checkpoint)
 
     def leave(self, turn: Turn) -> None:
         """Says that this host's RAM goes."""
@@ -221,6 +231,11 @@ class Member:
             if self.words.is_confirmed(Kind.PREEMPTION):
                 self._wishes.discard(Kind.PREEMPTION)
         self.holdings.obey(turn, command)
+        for checkpoint in command.gone:
+            if self._deleted.get(checkpoint) is False:
+                self._deleted[checkpoint] = True
+                turn.act(Gone(checkpoint))
+        self._tell_ended(turn, orders)
         self._settled = command.is_settled
         self._is_changed = True
 
@@ -240,19 +255,6 @@ class Member:
         """The attempt that trainers here wanted does not begin."""
         if self.joining is not None and self.joining.word == message.group:
             self._refuse_joining(turn, message.reason, is_busy=message.is_busy)
-
-    def heard_sources(self, turn: Turn, message: Sources) -> None:
-        """A page of where a checkpoint's parts are."""
-        pages = self._pages.get(message.id)
-        first = sum(count for part in pages or () for _, count in part.ranks)
-        if pages is None or (message.parts and message.parts[0].ranks[0][0] != first):
-            return
-        pages.extend(message.parts)
-        if message.next_rank is None:
-            del self._pages[message.id], self._asked[message.id]
-            turn.act(SourcesFound(message.id, tuple(pages)))
-        else:
-            self._ask(turn, message.id)
 
     def tell_held(self, turn: Turn, starter: str) -> None:
         """Tells a start what stands here; until it has begun, nothing is dropped."""
@@ -287,9 +289,6 @@ class Member:
             self._is_changed = True
         if self.following.next_if_silent(now_secs):
             self._is_changed = True
-        for checkpoint, asked_at_secs in list(self._asked.items()):
-            if now_secs - asked_at_secs >= self._settings.heartbeat_secs:
-                self._ask(turn, checkpoint)
         is_frozen = self.joining is not None or now_secs < self._frozen_until_secs
         if self.holdings.work(turn, is_frozen):
             self._is_changed = True
@@ -306,7 +305,6 @@ class Member:
             times.append(self.joining.since_secs + self._settings.joining_secs)
         if self.words.is_waiting:
             times.append(now_secs + LOOK_SECS)
-        times.extend(at_secs + self._settings.heartbeat_secs for at_secs in self._asked.values())
         return min(times)
 
     def _tell(self, turn: Turn) -> None:
@@ -355,6 +353,7 @@ class Member:
             published=NO_STEP if channel is self._hello else turn.published.highest,
             is_hello=channel is not self._channel,
             state=channel.content,
+            save_cost_secs=None if channel is self._hello else turn.published.save_cost_secs,
         )
 
     def _state(self, group: Group | None) -> HostState:
@@ -365,6 +364,7 @@ class Member:
                 domain=self._identity.domain,
                 held=held,
                 peers=self.following.successors,
+                deleted=tuple(self._deleted),
             )
         is_present = group is self.group
         sealed_ranks: dict[int, list[int]] = {}
@@ -377,6 +377,8 @@ class Member:
             ranks=runs_of(group.ranks),
             is_broken=group.is_broken,
             offers=runs_of(group.offered),
+            left=runs_of(group.left),
+            lost=runs_of(group.lost),
             progress=tuple(
                 Progress(runs_of(ranks), step) for step, ranks in sorted(sealed_ranks.items())
             ),
@@ -385,7 +387,20 @@ class Member:
             held=held,
             branch=self._branch if is_present else None,
             peers=() if is_present else self.following.successors,
+            deleted=tuple(self._deleted),
         )
+
+    def _tell_ended(self, turn: Turn, orders: Orders) -> None:
+        """Tells the trainers here of ranks on other hosts that are gone."""
+        group = self.group
+        if group is None or group.word != orders.group:
+            return
+        for ended in orders.command.ended:
+            new = [rank for rank in ranks_in(ended.ranks) if rank not in group.told_ended]
+            # Of those on this host they heard at once.
+            if new and ended.host != self._identity.host:
+                group.told_ended.update(new)
+                turn.act(RanksEnded(group.word, ended.host, tuple(new), ended.is_lost))
 
     def _know_reign(self, group: str, rank_count: int, origin: CheckpointId | None) -> None:
         """Keeps what a successor has to know to lead in the leader's place."""
@@ -439,18 +454,3 @@ class Member:
         assert self.joining is not None
         turn.act(GroupRefused(self.joining.word, reason, is_busy))
         self.joining = None
-
-    def _ask(self, turn: Turn, checkpoint: CheckpointId) -> None:
-        self._asked[checkpoint] = turn.now_secs
-        leader = self.following.leader
-        if leader is not None:
-            first = sum(count for p in self._pages[checkpoint] for _, count in p.ranks)
-            turn.send(
-                leader,
-                WhereIs(
-                    run=self._identity.run,
-                    attempt=self.attempt,
-                    id=checkpoint,
-                    first_rank=first,
-                ),
-            )

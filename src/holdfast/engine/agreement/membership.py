@@ -12,8 +12,9 @@ from holdfast.format.names import CheckpointId
 class Group:
     """Trainers that belong together; `begun` and `sealed` are the ranks' last steps.
 
-    `attempt` is 0 until it has begun. `ranks` live and are attached. `offers` are the ranks of
-    whose parts a rank here makes copies itself.
+    `attempt` is 0 until it has begun. `ranks` live and are attached; those that were here `left` in
+    good order or are `lost`. Of those on other hosts that ended the trainers here were told.
+    `offers` are the ranks of whose parts a rank here makes copies itself.
     """
 
     word: str
@@ -28,6 +29,9 @@ class Group:
     begun: dict[int, int] = field(default_factory=dict)
     sealed: dict[int, int] = field(default_factory=dict)
     offers: dict[int, frozenset[int]] = field(default_factory=dict)
+    left: set[int] = field(default_factory=set)
+    lost: set[int] = field(default_factory=set)
+    told_ended: set[int] = field(default_factory=set)
 
     @property
     def offered(self) -> frozenset[int]:
@@ -59,4 +63,5 @@ def found_group(found: Found) -> Group | None:
         return None
     group = Group(found.group, found.rank_count, found.leader, found.attempt, found.origin)
     group.ranks, group.is_broken = set(found.ranks), found.is_broken
+    group.lost = set(found.lost)
     return group

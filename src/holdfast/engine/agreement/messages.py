@@ -6,8 +6,8 @@ nothing, and one that was overtaken is recognized by its number and passed over.
 answered by necessity: what was not acknowledged is told again.
 
 Each message carries the run and the newest attempt its sender knows of: that fences the older ones.
-Sizes are bounded: ranks come as runs, checkpoints are at most `HELD_MAX`, successors
-`SUCCESSORS_MAX`, and a leader's answer on where a checkpoint stands is cut into pages.
+Sizes are bounded: ranks come as runs, checkpoints are at most `HELD_MAX`, and
+successors `SUCCESSORS_MAX`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from typing import Annotated
 import msgspec
 
 from holdfast.engine.agreement.runs import Runs
+from holdfast.engine.agreement.settings import DELETED_MAX
 from holdfast.errors import InvalidArgumentError
 from holdfast.format.names import ATTEMPT_MAX, PART_COUNT_MAX, STEP_MAX, CheckpointId
 
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
 NAME_CHARS_MAX = 255
 REASON_CHARS_MAX = 500
+SECS_MAX = 1e9
 NO_STEP = -1
 
 Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX)]
@@ -33,6 +35,7 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Step = Annotated[int, msgspec.Meta(ge=NO_STEP, le=2 * STEP_MAX)]
 Rank = Annotated[int, msgspec.Meta(ge=0, lt=PART_COUNT_MAX)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=PART_COUNT_MAX)]
+Secs = Annotated[float, msgspec.Meta(ge=0, le=SECS_MAX)]
 
 
 class Kind(StrEnum):
@@ -123,7 +126,9 @@ class HostState(msgspec.Struct, frozen=True, kw_only=True):
         ranks: those that are attached and live.
         is_broken: one of the group's trainers here ended without a word.
         offers: the ranks whose parts trainers here copy by themselves, from bytes of their own.
+        left, lost: its ranks that have left in good order, and that ended without a word.
         peers: the successors of the newest attempt that is known here; they may hold something.
+        deleted: what somebody here has removed; every leader is told, also a later one.
     """
 
     group: Name
@@ -132,12 +137,15 @@ class HostState(msgspec.Struct, frozen=True, kw_only=True):
     ranks: Runs = ()
     is_broken: bool = False
     offers: Runs = ()
+    left: Runs = ()
+    lost: Runs = ()
     progress: tuple[Progress, ...] = ()
     targets: tuple[TargetState, ...] = ()
     wishes: tuple[Kind, ...] = ()
     held: tuple[Held, ...] = ()
     branch: BranchWish | None = None
     peers: tuple[Name, ...] = ()
+    deleted: Annotated[tuple[CheckpointId, ...], msgspec.Meta(max_length=DELETED_MAX)] = ()
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="message", tag=True):
@@ -156,6 +164,7 @@ class Report(Message, frozen=True, kw_only=True):
         version: grows where `state` is another one than before.
         term, leader_incarnation: whose orders it follows, and `ack` the last version of them.
         published: the highest step that a rank here has published.
+        save_cost_secs: what a checkpoint costs the dearest rank here; None until one knows.
         is_hello: it is for an attempt that is to begin, not for the present one's leader.
     """
 
@@ -168,6 +177,7 @@ class Report(Message, frozen=True, kw_only=True):
     published: Step
     is_hello: bool
     state: HostState
+    save_cost_secs: Secs | None = None
 
 
 class Verdict(msgspec.Struct, frozen=True, array_like=True):
@@ -199,6 +209,14 @@ class PullOrder(msgspec.Struct, frozen=True, array_like=True):
     source: Name
 
 
+class Ended(msgspec.Struct, frozen=True, array_like=True):
+    """Ranks of one host that are gone; `is_lost`: they ended without a word."""
+
+    host: Name
+    ranks: Runs
+    is_lost: bool
+
+
 class Command(msgspec.Struct, frozen=True, kw_only=True):
     """All that a leader wants of one host.
 
@@ -206,6 +224,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
         targets: what the words are to say; None: as they are (the leader does not know yet).
         verdicts: on each checkpoint that the host said it holds.
         is_settled: nothing is on its way to the durable tier, and the newest one is there.
+        gone: of what was removed on this host, that of which no host holds anything any more.
+        ended: ranks of the attempt that are gone, those of the hosts where that came first.
     """
 
     targets: tuple[Target, ...] | None = None
@@ -213,6 +233,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     writes: tuple[WriteOrder, ...] = ()
     pulls: tuple[PullOrder, ...] = ()
     is_settled: bool = False
+    gone: tuple[CheckpointId, ...] = ()
+    ended: tuple[Ended, ...] = ()
 
 
 class Orders(Message, frozen=True, kw_only=True):
@@ -277,32 +299,7 @@ class Leaving(Message, frozen=True, kw_only=True):
     incarnation: Number
 
 
-class WhereIs(Message, frozen=True, kw_only=True):
-    """A host asks its leader who holds the parts of a checkpoint, from a rank on."""
-
-    id: CheckpointId
-    first_rank: Rank = 0
-
-
-class PartHolders(msgspec.Struct, frozen=True, array_like=True):
-    """The hosts whose RAM has these parts, and whether they are durable."""
-
-    ranks: Runs
-    hosts: tuple[Name, ...]
-    is_durable: bool
-
-
-class Sources(Message, frozen=True, kw_only=True):
-    """The answer; `next_rank` is where the next page begins, None after the last one."""
-
-    id: CheckpointId
-    parts: tuple[PartHolders, ...]
-    next_rank: Rank | None = None
-
-
-AnyMessage = (
-    Report | Orders | Newer | Probe | Alive | Refused | WhoHolds | Leaving | WhereIs | Sources
-)
+AnyMessage = Report | Orders | Newer | Probe | Alive | Refused | WhoHolds | Leaving
 
 _decoder = msgspec.json.Decoder(AnyMessage)
 
@@ -341,10 +338,13 @@ def _check(message: AnyMessage) -> None:
             _check_id(held.id)
             for runs in (held.own, held.replicas, held.written):
                 _check_runs(runs, held.part_count)
-        _check_runs(message.state.ranks, message.state.rank_count)
-        _check_runs(message.state.offers, message.state.rank_count)
+        state = message.state
+        for ranks in (state.ranks, state.offers, state.left, state.lost):
+            _check_runs(ranks, state.rank_count)
         for progress in message.state.progress:
             _check_runs(progress.ranks, PART_COUNT_MAX)
+        for deleted in message.state.deleted:
+            _check_id(deleted)
     elif isinstance(message, Orders):
         orders: tuple[WriteOrder | PullOrder, ...] = message.command.writes + message.command.pulls
         for order in orders:
@@ -352,11 +352,10 @@ def _check(message: AnyMessage) -> None:
             _check_runs(order.ranks, PART_COUNT_MAX)
         for verdict in message.command.verdicts:
             _check_id(verdict.id)
-    elif isinstance(message, WhereIs | Sources):
-        _check_id(message.id)
-        if isinstance(message, Sources):
-            for part in message.parts:
-                _check_runs(part.ranks, PART_COUNT_MAX)
+        for ended in message.command.ended:
+            _check_runs(ended.ranks, message.rank_count)
+        for gone in message.command.gone:
+            _check_id(gone)
 
 
 def _check_id(found: CheckpointId) -> None:

@@ -19,8 +19,6 @@ from holdfast.engine.agreement.messages import (
     Probe,
     Refused,
     Report,
-    Sources,
-    WhereIs,
     WhoHolds,
 )
 from holdfast.engine.agreement.turn import Turn
@@ -53,10 +51,6 @@ def receive(agreement: Agreement, turn: Turn, sender: str, message: AnyMessage) 
         case Leaving():
             if agreement.leader is not None:
                 agreement.leader.left(sender, message)
-        case WhereIs():
-            _where_is(agreement, turn, sender, message)
-        case Sources():
-            agreement.member.heard_sources(turn, message)
 
 
 def _report(agreement: Agreement, turn: Turn, sender: str, report: Report) -> None:
@@ -137,11 +131,3 @@ def _probe(agreement: Agreement, turn: Turn, sender: str, probe: Probe) -> None:
         is_living=is_living,
     )
     turn.send(sender, alive)
-
-
-def _where_is(agreement: Agreement, turn: Turn, sender: str, message: WhereIs) -> None:
-    if message.attempt != agreement.member.attempt or agreement.leader is None:
-        if message.attempt <= agreement.member.attempt:
-            agreement.member.tell_newer(turn, sender)
-        return
-    turn.send(sender, agreement.leader.sources(message.id, message.first_rank))

@@ -6,10 +6,12 @@ touch each other and are not empty: equal sets have equal runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 Runs = tuple[tuple[int, int], ...]
 """(first rank, number of ranks), ascending."""
+
+RUNS_TOLD_MAX = 10
 
 
 def runs_of(ranks: Iterable[int]) -> Runs:
@@ -38,3 +40,15 @@ def ranks_in(runs: Runs) -> list[int]:
 def count_in(runs: Runs) -> int:
     """How many ranks `runs` have."""
     return sum(count for _, count in runs)
+
+
+def ranks_text(ranks: Collection[int]) -> str:
+    """Ranks as a person writes them: `ranks 2, 5-7`."""
+    runs = runs_of(ranks)
+    told = [
+        str(first) if count == 1 else f"{first}-{first + count - 1}"
+        for first, count in runs[:RUNS_TOLD_MAX]
+    ]
+    more = sum(count for _, count in runs[RUNS_TOLD_MAX:])
+    text = ", ".join(told) + (f" and {more} more" if more else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {text}"

@@ -26,6 +26,12 @@ PULLS_MAX = 4
 TRIES_MAX = 3
 """How often storage is asked for one thing before it counts as failed."""
 
+DELETED_MAX = 64
+"""The newest checkpoints that were removed on a host, which it tells every leader."""
+
+ENDED_MAX = 16
+"""The hosts on which ranks ended first, whose ranks all others are told of."""
+
 OUTCOMES_MAX = 256
 """The checkpoints whose end a leader remembers, so that a late report does not revive them."""
 
@@ -71,6 +77,11 @@ class Settings:
     def probe_secs(self) -> float:
         """How long a new attempt waits for a word from the agent that leads the one before."""
         return 3 * self.heartbeat_secs
+
+    @property
+    def deleting_secs(self) -> float:
+        """How long whoever deletes a checkpoint waits until no host holds anything of it."""
+        return 30 * self.heartbeat_secs
 
     @property
     def storage_retry_secs(self) -> float:

@@ -1,0 +1,155 @@
+"""One machine alone, where the order of what it hears matters."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from holdfast.engine.agreement import effects as ef
+from holdfast.engine.agreement import facts as fa
+from holdfast.engine.agreement.agreement import Agreement
+from holdfast.engine.agreement.messages import (
+    Command,
+    Kind,
+    Newer,
+    Orders,
+    PullOrder,
+    Status,
+    Target,
+    Verdict,
+    WhoHolds,
+)
+from holdfast.engine.agreement.settings import Settings
+from holdfast.engine.agreement.turn import Identity
+from holdfast.format.names import CheckpointId
+
+NOTHING = fa.Published()
+
+
+def a_member() -> Agreement:
+    """A host of attempt 2 that holds one part, and follows `a`."""
+    machine = Agreement(
+        Identity(run="run", host="b", domain="b", incarnation=7, settings=Settings())
+    )
+    held = CheckpointId(50, 1)
+    listed = fa.Listed(part_count=2, ranks=frozenset({1}))
+    machine.handle(fa.Found(ram={held: listed}), 0.0, NOTHING)
+    joined = fa.RankJoined(group="g2", rank=1, rank_count=2, leader="a")
+    machine.handle(joined, 0.0, NOTHING)
+    machine.handle(fa.Received("a", orders(2, "g2", seq=1)), 0.1, NOTHING)
+    return machine
+
+
+def orders(
+    attempt: int,
+    group: str,
+    *,
+    seq: int,
+    drop: bool = False,
+    run: str = "run",
+    pulls: tuple[PullOrder, ...] = (),
+) -> Orders:
+    verdict = Verdict(CheckpointId(50, 1), Status.PROTECTED, drop)
+    return Orders(
+        run=run,
+        attempt=attempt,
+        group=group,
+        term=0,
+        incarnation=3,
+        seq=seq,
+        version=seq,
+        ack=0,
+        origin=CheckpointId(50, 1),
+        rank_count=2,
+        successors=("a", "b"),
+        command=Command(targets=(), verdicts=(verdict,), pulls=pulls),
+    )
+
+
+def drops(effects: list[ef.Effect]) -> list[ef.Effect]:
+    return [e for e in effects if isinstance(e, ef.Drop)]
+
+
+def test_orders_of_an_older_attempt_are_answered_with_the_newer_one() -> None:
+    machine = a_member()
+    done = machine.handle(fa.Received("z", orders(1, "g1", seq=99, drop=True)), 0.2, NOTHING)
+    assert not drops(done)
+    (told,) = [e for e in done if isinstance(e, ef.Send) and e.host == "z"]
+    assert isinstance(told.message, Newer)
+    assert (told.message.attempt, told.message.leader) == (2, "a")
+    assert drops(machine.handle(fa.Received("a", orders(2, "g2", seq=2, drop=True)), 0.3, NOTHING))
+
+
+def test_orders_that_were_overtaken_are_passed_over() -> None:
+    machine = a_member()
+    machine.handle(fa.Received("a", orders(2, "g2", seq=5)), 0.2, NOTHING)
+    assert not drops(
+        machine.handle(fa.Received("a", orders(2, "g2", seq=4, drop=True)), 0.3, NOTHING)
+    )
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [fa.ReplicaSealed(CheckpointId(60, 2), 0, 2), fa.PullFailed(CheckpointId(60, 2), 0)],
+)
+def test_nothing_is_dropped_while_a_copy_comes_that_may_keep_images_of_it(
+    outcome: fa.Fact,
+) -> None:
+    machine = a_member()
+    pull = PullOrder(CheckpointId(60, 2), 2, ((0, 1),), "a")
+    ordered = orders(2, "g2", seq=2, drop=True, pulls=(pull,))
+    done = machine.handle(fa.Received("a", ordered), 0.2, NOTHING)
+    assert [type(e) for e in done if isinstance(e, (ef.Drop, ef.Pull))] == [ef.Pull]
+    assert drops(machine.handle(outcome, 0.3, NOTHING))
+
+
+def test_nothing_is_dropped_between_the_report_to_a_new_attempt_and_its_beginning() -> None:
+    machine = a_member()
+    asks = WhoHolds(run="run", attempt=2, group="g3")
+    machine.handle(fa.Received("c", asks), 0.2, NOTHING)
+    drop = orders(2, "g2", seq=2, drop=True)
+    assert not drops(machine.handle(fa.Received("a", drop), 0.3, NOTHING))
+    # The start came to nothing: its bound has passed.
+    assert drops(machine.handle(fa.Tick(), 30.0, NOTHING))
+
+
+def test_nothing_is_dropped_while_trainers_here_begin_an_attempt() -> None:
+    machine = a_member()
+    joined = fa.RankJoined(group="g3", rank=0, rank_count=1, leader="c", takeover=True)
+    machine.handle(joined, 0.2, NOTHING)
+    drop = orders(2, "g2", seq=2, drop=True)
+    assert not drops(machine.handle(fa.Received("a", drop), 0.3, NOTHING))
+
+
+def test_a_host_that_hears_of_a_newer_attempt_fences_its_trainers_and_serves_no_older_one() -> None:
+    machine = a_member()
+    done = machine.handle(fa.Received("c", orders(3, "g3", seq=1)), 0.2, NOTHING)
+    assert [e.attempt for e in done if isinstance(e, ef.Fenced)] == [3]
+    assert not machine.serves(2)
+    assert machine.serves(3)
+    sealed = fa.PartSealed(rank=1, id=CheckpointId(60, 2), part_count=2, in_ram=True, is_due=True)
+    late = machine.handle(sealed, 0.3, NOTHING)
+    assert [e.id.step for e in drops(late) if isinstance(e, ef.Drop)] == [60]
+
+
+def test_another_runs_messages_are_passed_over() -> None:
+    machine = a_member()
+    done = machine.handle(fa.Received("c", orders(3, "g3", seq=1, run="other")), 0.2, NOTHING)
+    assert not done
+    assert machine.attempt == 2
+
+
+def test_a_rank_that_has_passed_the_target_makes_its_host_refuse_it() -> None:
+    machine = a_member()
+    target = with_target(orders(2, "g2", seq=2), 10)
+    done = machine.handle(fa.Received("a", target), 0.2, fa.Published(9, 9))
+    assert ef.SetTarget(Kind.DURABLE, 10) in done
+    looked = machine.handle(fa.TargetWritten(Kind.DURABLE, 10, 10), 0.3, fa.Published(10, 10))
+    (report,) = [e.message for e in looked if isinstance(e, ef.Send)]
+    (state,) = report.state.targets  # type: ignore[union-attr]
+    assert (state.is_accepted, state.highest) == (False, 10)
+
+
+def with_target(message: Orders, step: int) -> Orders:
+    command = msgspec.structs.replace(message.command, targets=(Target(Kind.DURABLE, step, False),))
+    return msgspec.structs.replace(message, command=command)
