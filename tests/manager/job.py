@@ -8,12 +8,12 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.hosts import Host, events, host, is_running, wait_until
+from tests.hosts import Host, events, host, is_running, stop, wait_until
 from tests.manager.test_processes import PROCESS, free_address
 from tests.said import Said
 
@@ -150,3 +150,37 @@ def some_hosts(count: int) -> Iterator[list[Host]]:
     """Hosts `host-a`, `host-b` and so on."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(host(f"host-{name}")) for name in "abcdefgh"[:count]]
+
+
+def stopped_inside(
+    pid: int,
+    steps: Iterable[int],
+    has_begun: Callable[[int], bool],
+    is_inside: Callable[[int], bool],
+) -> int:
+    """Stops the process in the middle of what it does for one of the steps; which one that is."""
+    for step in steps:
+        spin_until(lambda step=step: has_begun(step))
+        stop(pid)
+        if is_inside(step):
+            return step
+        os.kill(pid, signal.SIGCONT)
+    raise AssertionError("it was never caught in the middle")
+
+
+def stopped_before_the_manifest(hosts: list[Host], run: Path) -> int:
+    """Stops the leading agent when all parts of a step are durable and its manifest is not."""
+
+    def are_all_durable(step: int) -> bool:
+        if is_committed(run, step):
+            return False
+        # Silent for longer, the leader would be followed by another.
+        wait_until(lambda: durable_parts(run, step) == set(range(len(hosts))), secs=4.0)
+        return not is_committed(run, step)
+
+    return stopped_inside(
+        hosts[0].agent().pid,
+        range(8, 200, 4),
+        lambda step: 0 in durable_parts(run, step),
+        are_all_durable,
+    )

@@ -5,9 +5,6 @@ Wanted: the run goes on from the last complete step, from RAM and peers where co
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -15,7 +12,6 @@ import pytest
 from tests.hosts import Host, stop, wait_until
 from tests.manager.job import (
     check_went_on,
-    durable_parts,
     is_committed,
     lose,
     parts_in_ram,
@@ -25,6 +21,8 @@ from tests.manager.job import (
     sources,
     spin_until,
     start_job,
+    stopped_before_the_manifest,
+    stopped_inside,
 )
 
 BIG = {"big_mib": 96, "big_every": 4, "device_count": 1}
@@ -119,19 +117,7 @@ def test_a_leading_host_lost_before_the_manifest_is_followed_by_one_that_commits
     job = start_job(three_hosts, run, **BIG, steps=10**6, interval=4, sleep=0.05)
     wait_until(lambda: is_committed(run, 4))
 
-    def are_all_durable(step: int) -> bool:
-        if is_committed(run, step):
-            return False
-        # Silent for longer, the leader would be followed by another.
-        wait_until(lambda: durable_parts(run, step) == {0, 1, 2}, secs=4.0)
-        return not is_committed(run, step)
-
-    step = stopped_inside(
-        three_hosts[0].agent().pid,
-        range(8, 100, 4),
-        lambda step: 0 in durable_parts(run, step),
-        are_all_durable,
-    )
+    step = stopped_before_the_manifest(three_hosts, run)
     lose(three_hosts[0])
     job.kill()
     assert not is_committed(run, step)
@@ -155,19 +141,3 @@ def test_a_host_lost_while_others_read_from_it_ends_the_start_and_the_next_goes_
     assert all(codes), f"a rank has ended well without the others: {codes}"
     check_went_on(run_job(three_hosts, run, **BIG, steps=1, interval=10**6), 4)
     assert set(sources(run)) <= {"ram", "peer"}
-
-
-def stopped_inside(
-    pid: int,
-    steps: Iterable[int],
-    has_begun: Callable[[int], bool],
-    is_inside: Callable[[int], bool],
-) -> int:
-    """Stops the process in the middle of what it does for one of the steps; which one that is."""
-    for step in steps:
-        spin_until(lambda step=step: has_begun(step))
-        stop(pid)
-        if is_inside(step):
-            return step
-        os.kill(pid, signal.SIGCONT)
-    raise AssertionError("it was never caught in the middle")

@@ -174,8 +174,8 @@ class Joining:
 
     # What the agreement has decided.
 
-    def joined(self, effect: effects.AttemptJoined) -> None:
-        """The attempt of these trainers has begun, or a branch of it."""
+    def joined(self, effect: effects.AttemptJoined) -> bool:
+        """The attempt of these trainers has begun, or a branch of it; whether they have started."""
         state = self._state
         start = self._starts.pop(effect.group, None)
         if start is not None:
@@ -185,7 +185,7 @@ class Joining:
             state.desk.clear()
         group = state.group
         if group is None or group.group != effect.group:
-            return
+            return False
         group.attempt, group.origin = effect.attempt, effect.origin
         state.events.attempt = effect.attempt
         state.words.values[words.ATTEMPT] = effect.attempt
@@ -196,6 +196,7 @@ class Joining:
         for waiting in (start, branching):
             if waiting is not None:
                 waiting.end(None)
+        return start is not None
 
     def refused(self, effect: effects.GroupRefused) -> None:
         """These trainers cannot begin."""
