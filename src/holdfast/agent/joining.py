@@ -336,11 +336,13 @@ class Joining:
         return start.group if start is not None else None
 
     def _who_lives(self, reason: str) -> str:
-        group = self._state.group
-        if group is None or not group.present:
-            return reason
-        pids = ", ".join(f"rank {m.rank} is process {m.pid}" for m in group.present)
-        return f"attempt {group.attempt} is live on host {self._state.config.host} ({pids})"
+        host, group = self._state.config.host, self._state.group
+        if group is not None and group.present:
+            return f"attempt {group.attempt} is live on host {host} ({_processes(group)})"
+        others = [start.group for start in self._starts.values() if start.group.present]
+        if others:
+            return f"other processes begin an attempt on host {host} ({_processes(others[0])})"
+        return reason
 
     # How their end is noticed.
 
@@ -429,6 +431,10 @@ class Joining:
         if request.rank == 0:
             state.durable_policies = _policies(request.durable)
             state.ram_policies = _policies(request.ram) if request.ram else Policies()
+
+
+def _processes(group: Group) -> str:
+    return ", ".join(f"rank {m.rank} is process {m.pid}" for m in group.present)
 
 
 def _policies(tier: protocol.TierPolicies) -> Policies:
