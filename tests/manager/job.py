@@ -38,6 +38,10 @@ class Job:
         """Each rank's first line with that member."""
         return [rank.await_line(name, **bounds) for rank in self.ranks]
 
+    def has_ended(self) -> bool:
+        """Whether any rank has ended."""
+        return any(rank.process.poll() is not None for rank in self.ranks)
+
     def kill(self) -> None:
         """SIGKILLs the ranks that still run."""
         for rank in self.ranks:

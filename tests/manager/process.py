@@ -118,6 +118,9 @@ def train(manager: holdfast.CheckpointManager, steps: range, rank: int, todo: di
             os.kill(os.getpid(), signal.SIGTERM)
         if [rank, step] == todo.get("hold"):
             DEVICE.let_run(0)
+        if doomed and os.path.exists(doomed):
+            doomed = None
+            delete(manager, saved[0])
         if manager.save(step, state_at(step, rank)):
             saved.append(step)
         if todo.get("tell"):
@@ -129,9 +132,6 @@ def train(manager: holdfast.CheckpointManager, steps: range, rank: int, todo: di
         if step == todo.get("stand_at"):
             say(stands=step)
             signal.pause()
-        if doomed and os.path.exists(doomed):
-            doomed = None
-            delete(manager, saved[0])
         if manager.reached_preemption(step):
             say(left=step)
             break
@@ -167,6 +167,10 @@ def main() -> None:
     policy = save_decision_policy.ContinuousCheckpointingPolicy()
     if "interval" in todo:
         policy = save_decision_policy.FixedIntervalPolicy(todo["interval"])
+    if "gate" in todo:
+        say(waits=True)
+        while not os.path.exists(todo["gate"]):
+            time.sleep(0.001)
     with (
         DEVICE.serving() if todo.get("hold", [-1])[0] == rank else contextlib.nullcontext(),
         holdfast.CheckpointManager(
