@@ -32,10 +32,12 @@ class Host:
     folder: Path
     trainers: list[subprocess.Popen[str]] = field(default_factory=list)
     prefix: tuple[str, ...] = ()
+    variables: dict[str, str] = field(default_factory=dict)
 
     @property
     def environment(self) -> dict[str, str]:
-        return os.environ | {"HOLDFAST_RAM": str(self.folder), "HOLDFAST_HOST": self.name}
+        own = {"HOLDFAST_RAM": str(self.folder), "HOLDFAST_HOST": self.name}
+        return os.environ | own | self.variables
 
     def start(self, script: Path | str, *arguments: object, **extra: str) -> subprocess.Popen[str]:
         """Starts a Python script on this host."""
