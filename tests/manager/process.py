@@ -139,15 +139,9 @@ def train(manager: holdfast.CheckpointManager, steps: range, rank: int, todo: di
 
 
 def pause_secs(todo: dict, step: int, rank: int) -> float:
-    """How long a step takes: as long on each rank, or longer on those of higher numbers.
-
-    With `drift` one rank after the other stands still for so many steps' time.
-    """
-    secs = todo.get("sleep", 0.002) * (1 + rank * todo.get("lag", 0))
-    drift = todo.get("drift")
-    if drift and step % drift["every"] == 0 and (step // drift["every"] + rank) % drift["of"] == 0:
-        secs *= drift["steps"]
-    return secs
+    """How long a step takes; `pauses` tells of each rank before which it stands for how many."""
+    pauses = todo["pauses"][rank] if "pauses" in todo else {}
+    return todo.get("sleep", 0.002) * pauses.get(str(step), 1)
 
 
 def delete(manager: holdfast.CheckpointManager, step: int) -> None:
