@@ -26,20 +26,23 @@ WAIT_SECS = 60.0
 
 @dataclass
 class Host:
-    """One host: `folder` is the root of its RAM tier."""
+    """One host: `folder` is the root of its RAM tier; `prefix` goes before each command there."""
 
     name: str
     folder: Path
     trainers: list[subprocess.Popen[str]] = field(default_factory=list)
+    prefix: tuple[str, ...] = ()
+    variables: dict[str, str] = field(default_factory=dict)
 
     @property
     def environment(self) -> dict[str, str]:
-        return os.environ | {"HOLDFAST_RAM": str(self.folder), "HOLDFAST_HOST": self.name}
+        own = {"HOLDFAST_RAM": str(self.folder), "HOLDFAST_HOST": self.name}
+        return os.environ | own | self.variables
 
     def start(self, script: Path | str, *arguments: object, **extra: str) -> subprocess.Popen[str]:
         """Starts a Python script on this host."""
         process = subprocess.Popen(
-            [sys.executable, str(script), *map(str, arguments)],
+            [*self.prefix, sys.executable, str(script), *map(str, arguments)],
             env=self.environment | extra,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -77,13 +80,13 @@ class Host:
             if trainer.poll() is None:
                 trainer.kill()
             trainer.communicate()
-        for agent in self._agent_processes():
+        for agent in self.agent_processes():
             with contextlib.suppress(psutil.NoSuchProcess):
                 agent.kill()
             wait_until(lambda pid=agent.pid: not is_running(pid))
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _agent_processes(self) -> list[psutil.Process]:
+    def agent_processes(self) -> list[psutil.Process]:
         """All agents of this host, also one that is just starting and does not answer yet."""
         found = psutil.process_iter(["cmdline"])
         return [
@@ -115,6 +118,18 @@ def is_running(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
+
+
+def stop(pid: int) -> None:
+    """SIGSTOPs a process, and waits until each of its threads stands still."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: set(_thread_states(pid)) <= set("TtZX"))
+
+
+def _thread_states(pid: int) -> Iterator[str]:
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            yield (task / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 def wait_until(is_true, secs: float = WAIT_SECS) -> None:

@@ -12,6 +12,7 @@ from holdfast.engine.agreement.messages import (
     Kind,
     Status,
 )
+from holdfast.engine.agreement.settings import Settings
 from holdfast.format.names import CheckpointId
 from tests.agreement.cases import make, reached, running, until
 
@@ -101,6 +102,22 @@ def test_of_two_starts_at_once_one_wins_and_the_other_is_told_that_the_run_is_bu
     assert first.is_running != second.is_running
     assert world.oracle.counts["busy"] == 2
     assert list(world.storage.attempts) == [1]
+
+
+def test_copies_that_cannot_be_made_hold_no_checkpoint_up_for_long() -> None:
+    world = make(3)
+    job = running(world)
+    world.pull_failures = 1.0
+    for count in (1, 2):
+        world.wish(job.leader, Kind.RAM)
+        until(world, lambda count=count: reached(world, Status.COMPLETE, count))
+        leading = world.hosts[job.leader].agent
+        assert leading.is_sealing
+        world.run(world.now + Settings().lost_secs + 1)
+        assert not leading.is_sealing
+    assert not reached(world, Status.PROTECTED)
+    world.pull_failures = 0.0
+    until(world, lambda: reached(world, Status.PROTECTED))
 
 
 def test_a_takeover_fences_the_attempt_that_lives() -> None:

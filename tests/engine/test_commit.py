@@ -230,6 +230,20 @@ def test_what_is_in_care_is_left_alone(durable: DiskStore) -> None:
     assert len(objects(durable, torn)) == 2
 
 
+def test_where_an_attempt_works_only_what_came_before_it_is_recovered(durable: DiskStore) -> None:
+    begin(durable, None, (20, 1))
+    whole, torn, present = made_at(20), made_at(10), made_at(30, 2)
+    whole.write(durable)
+    torn.write(durable, [1])
+    present.write(durable, [0])
+    written = durable.root / checkpoint_folder(present.id) / ".image.0123.unfinished"
+    written.write_bytes(b"half of it")
+    found = recover(durable, (), attempt=2)
+    assert (found.committed, found.cleared) == ((whole.id,), (torn.id,))
+    assert len(objects(durable, present)) == 2
+    assert hidden_files(durable.root) == [written]
+
+
 def test_a_checkpoint_with_a_damaged_part_is_cleared(durable: DiskStore) -> None:
     begin(durable, None)
     made = made_at(20)

@@ -1,10 +1,13 @@
 """One of several processes of a job that shares a host; jax.distributed on the CPU.
 
 Arguments: coordinator's address, count, rank, directory, what to do as JSON. Prints JSON lines.
+
+Nothing in a step waits for the other processes, so that they may drift apart.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -21,12 +24,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import holdfast
 from holdfast import preservation_policy, save_decision_policy
 from holdfast.errors import HoldfastError
+from holdfast.testing.stand_in_device import StandInDevice
 
 WITH_POSITION = json.loads(sys.argv[5]).get("position", True)
-# MiB of an array that every process has, and whether it stays as it is.
+# MiB of an array that every process has, after how many steps it changes, and whether it does.
 BIG_MIB = json.loads(sys.argv[5]).get("big_mib", 0)
 IS_SHARDED = json.loads(sys.argv[5]).get("sharded", True)
+BIG_EVERY = json.loads(sys.argv[5]).get("big_every", 1)
 IS_FROZEN = json.loads(sys.argv[5]).get("frozen", False)
+# One rank's arrays may stand on a device that stands still when it is told to.
+DEVICE = StandInDevice()
 
 # What a save takes on this rank's training thread, beside what it really takes.
 SAVE_SECS = json.loads(sys.argv[5]).get("save_secs", {}).get(sys.argv[3], 0)
@@ -53,7 +60,7 @@ def array(values: np.ndarray, sharding: NamedSharding) -> jax.Array:
 def state_at(step: int, rank: int) -> dict:
     devices = np.array(jax.devices())
     mesh = Mesh(devices, ("x",))
-    rows = np.arange(16 * 50, dtype=np.float32).reshape(16, 50) + step
+    rows = np.arange(48 * 50, dtype=np.float32).reshape(48, 50) + step
     state = {
         "sharded": array(rows, NamedSharding(mesh, PartitionSpec("x"))),
         "replicated": array(rows * 2, NamedSharding(mesh, PartitionSpec())),
@@ -64,20 +71,16 @@ def state_at(step: int, rank: int) -> dict:
     if not IS_SHARDED:
         del state["sharded"]
     if BIG_MIB:
-        everywhere = NamedSharding(mesh, PartitionSpec())
-        state["big"] = frozen(everywhere) if IS_FROZEN else array(big_at(step, BIG_MIB), everywhere)
+        state["big"] = big_at(0 if IS_FROZEN else step // BIG_EVERY * BIG_EVERY, mesh)
     if WITH_POSITION:
         state["position"] = Position(1000 * rank + step)
     return state
 
 
-@functools.cache
-def frozen(everywhere: NamedSharding) -> jax.Array:
-    return array(big_at(0, BIG_MIB), everywhere)
-
-
-def big_at(step: int, size_mib: int) -> np.ndarray:
-    return np.arange(size_mib << 18, dtype=np.float32).reshape(size_mib, 512, 512) - step
+@functools.lru_cache(1)
+def big_at(step: int, mesh: Mesh) -> jax.Array:
+    values = np.arange(BIG_MIB << 18, dtype=np.float32).reshape(BIG_MIB, 512, 512) - step
+    return array(values, NamedSharding(mesh, PartitionSpec()))
 
 
 def right(state: dict, step: int, rank: int) -> bool:
@@ -100,54 +103,109 @@ def say(**line) -> None:
     print(json.dumps(line), flush=True)
 
 
+def ram_tier(todo: dict, rank: int) -> holdfast.RamTier:
+    interval = todo.get("ram_interval")
+    return holdfast.RamTier(
+        linger_secs=todo.get("linger", 30),
+        copies=todo.get("copies", 2),
+        save_decision_policy=(
+            save_decision_policy.FixedIntervalPolicy(interval) if interval else None
+        ),
+        failure_domain=todo["domains"][rank] if "domains" in todo else None,
+    )
+
+
+def train(manager: holdfast.CheckpointManager, steps: range, rank: int, todo: dict) -> list[int]:
+    """The steps that this rank has saved; it says on the way what it was asked to say."""
+    saved = []
+    doomed = todo.get("delete_once")
+    for step in steps:
+        time.sleep(pause_secs(todo, step, rank))
+        if todo.get("signal_at") == step and rank == todo.get("signal_rank", 0):
+            os.kill(os.getpid(), signal.SIGTERM)
+        if [rank, step] == todo.get("hold"):
+            DEVICE.let_run(0)
+        if doomed and os.path.exists(doomed):
+            doomed = None
+            delete(manager, saved[0])
+        if todo.get("restore_at") == step:
+            manager.restore(like=state_at(-1, rank))
+            report = manager.last_restore
+            say(went_back=report.step, passed_over=report.passed_over)
+            break
+        if manager.save(step, state_at(step, rank)):
+            saved.append(step)
+        if todo.get("tell"):
+            say(step=step, at_secs=time.monotonic())
+        if [rank, step] == todo.get("hold"):
+            while not DEVICE.is_queued():
+                time.sleep(0.001)
+            say(held=step)
+        if step == todo.get("stand_at"):
+            say(stands=step)
+            signal.pause()
+        if manager.reached_preemption(step):
+            say(left=step)
+            break
+    return saved
+
+
+def pause_secs(todo: dict, step: int, rank: int) -> float:
+    """How long a step takes; `pauses` tells of each rank before which it stands for how many."""
+    pauses = todo["pauses"][rank] if "pauses" in todo else {}
+    return todo.get("sleep", 0.002) * pauses.get(str(step), 1)
+
+
+def delete(manager: holdfast.CheckpointManager, step: int) -> None:
+    try:
+        manager.delete(step)
+        say(deleted=step)
+    except HoldfastError as error:
+        say(not_deleted=step, why=type(error).__name__, message=str(error))
+
+
 def main() -> None:
     address, count, rank, directory = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     todo = json.loads(sys.argv[5])
-    jax.distributed.initialize(address, count, rank)
+    heartbeat_secs = todo.get("heartbeat_secs", 100)
+    jax.distributed.initialize(address, count, rank, heartbeat_timeout_seconds=heartbeat_secs)
     assert jax.process_count() == count
     policy = save_decision_policy.ContinuousCheckpointingPolicy(
         max_overhead=todo.get("max_overhead")
     )
     if "interval" in todo:
         policy = save_decision_policy.FixedIntervalPolicy(todo["interval"])
-    ram = holdfast.RamTier(
-        linger_secs=30,
-        copies=todo.get("copies", 2),
-        save_decision_policy=save_decision_policy.FixedIntervalPolicy(todo["ram_interval"])
-        if "ram_interval" in todo
-        else None,
-    )
-    with holdfast.CheckpointManager(
-        directory,
-        save_decision_policy=policy,
-        preservation_policy=preservation_policy.LatestN(100),
-        ram=ram if todo.get("ram", True) else None,
-    ) as manager:
+    if "gate" in todo:
+        say(waits=True)
+        while not os.path.exists(todo["gate"]):
+            time.sleep(0.001)
+    with (
+        DEVICE.serving() if todo.get("hold", [-1])[0] == rank else contextlib.nullcontext(),
+        holdfast.CheckpointManager(
+            directory,
+            save_decision_policy=policy,
+            preservation_policy=preservation_policy.LatestN(100),
+            ram=ram_tier(todo, rank) if todo.get("ram", True) else None,
+            takeover=todo.get("takeover", False),
+        ) as manager,
+    ):
         if todo.get("absent") == rank:
             say(absent=os.getpid())
             signal.pause()
         like = state_at(-1, rank)
         if todo.get("other_like") == rank:
             like["another"] = jnp.float32(0)
+        say(resuming=True)
         start, state = manager.resume(like)
-        say(start=start, right=start == 0 or right(state, start - 1, rank))
+        report = manager.last_restore
+        say(
+            start=start,
+            right=start == 0 or right(state, start - 1, rank),
+            passed_over=report.passed_over if report else (),
+        )
         if start and todo.get("values"):
-            say(values=manager.process_values(start - 1), left_out=manager.last_restore.left_out)
-        saved = []
-        for step in range(start, start + todo["steps"]):
-            time.sleep(todo.get("sleep", 0.002) * (1 + rank * todo.get("lag", 0)))
-            if todo.get("signal_at") == step and rank == todo.get("signal_rank", 0):
-                os.kill(os.getpid(), signal.SIGTERM)
-            if todo.get("restore_at") == step:
-                state = manager.restore(like=state)
-                report = manager.last_restore
-                say(went_back=report.step, passed_over=report.passed_over)
-                break
-            if manager.save(step, state_at(step, rank)):
-                saved.append(step)
-            if manager.reached_preemption(step):
-                say(left=step)
-                break
+            say(values=manager.process_values(start - 1), left_out=report.left_out)
+        saved = train(manager, range(start, start + todo["steps"]), rank, todo)
         manager.wait_until_finished()
         if todo.get("delete_on") == rank:
             say(deletes=True)

@@ -2,127 +2,48 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import json
 import os
-import shutil
 import signal
-import subprocess
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.hosts import Host, events, host, wait_until
-from tests.manager.test_processes import PROCESS, free_address, results
-
-TWO_DEVICES = "--xla_force_host_platform_device_count=2"
-
-
-@pytest.fixture
-def four_hosts() -> Iterator[list[Host]]:
-    with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(host(f"host-{name}")) for name in "abcd"]
-
-
-def start_job(hosts: list[Host], run: Path, **todo: Any) -> list[subprocess.Popen[str]]:
-    """One process on each host."""
-    address = free_address()
-    return [
-        one.start(PROCESS, address, len(hosts), rank, run, json.dumps(todo), XLA_FLAGS=TWO_DEVICES)
-        for rank, one in enumerate(hosts)
-    ]
-
-
-def sources(run: Path) -> set[str]:
-    """The tiers that the ranks of the last start have read from."""
-    started = max(e["time"] for e in events(run, "attempt_started"))
-    return {t for e in events(run, "restored") if e["time"] > started for t in e["sources"]}
-
-
-def lose(lost: Host) -> None:
-    """The host is gone with its RAM: its processes first, then what they held."""
-    for trainer in lost.trainers:
-        if trainer.poll() is None:
-            trainer.kill()
-            trainer.wait()
-    lost.kill_agent()
-    for folder in lost.folder.iterdir():
-        shutil.rmtree(folder)
+from tests.hosts import Host, events, wait_until
+from tests.manager.job import check_went_on, run_job, seen, sources, start_job
 
 
 def test_four_hosts_make_one_checkpoint_and_all_come_back(
     four_hosts: list[Host], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    first = results(start_job(four_hosts, run, steps=9, interval=4))
+    first = run_job(four_hosts, run, steps=9, interval=4)
     assert [r["saved"] for r in first] == [[0, 4, 8]] * 4
     assert first[0]["steps"] == [0, 4, 8]
-    again = results(start_job(four_hosts, run, steps=4, interval=4))
-    assert [(r["start"], r["right"]) for r in again] == [(9, True)] * 4
-    assert sources(run) <= {"ram", "peer"}
-
-
-@pytest.mark.parametrize("lost", range(4))
-def test_one_lost_host_costs_no_step_and_no_read_of_the_durable_tier(
-    four_hosts: list[Host], tmp_path: Path, lost: int
-) -> None:
-    run = tmp_path / "run"
-    results(start_job(four_hosts, run, steps=9, interval=4))
-    wait_until(lambda: 8 in {e["step"] for e in events(run, "protected")})
-    lose(four_hosts[lost])
-    again = results(start_job(four_hosts, run, steps=1, interval=100))
-    assert [(r["start"], r["right"]) for r in again] == [(9, True)] * 4
-    assert sources(run) <= {"ram", "peer"}
-
-
-def test_two_lost_hosts_are_survived_by_what_is_durable(
-    four_hosts: list[Host], tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    results(start_job(four_hosts, run, steps=9, interval=4))
-    lose(four_hosts[1])
-    lose(four_hosts[2])
-    again = results(start_job(four_hosts, run, steps=1, interval=100))
-    assert [(r["start"], r["right"]) for r in again] == [(9, True)] * 4
-    assert "durable" in sources(run)
-
-
-def test_two_lost_hosts_are_survived_in_ram_by_three_copies(
-    four_hosts: list[Host], tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    results(start_job(four_hosts, run, steps=9, interval=4, copies=3))
-    wait_until(lambda: 8 in {e["step"] for e in events(run, "protected")})
-    lose(four_hosts[0])
-    lose(four_hosts[2])
-    again = results(start_job(four_hosts, run, steps=1, interval=100, copies=3))
-    assert [(r["start"], r["right"]) for r in again] == [(9, True)] * 4
-    assert sources(run) <= {"ram", "peer"}
+    again = run_job(four_hosts, run, steps=4, interval=4)
+    check_went_on(again, 8)
+    assert set(sources(run)) <= {"ram", "peer"}
 
 
 def test_fewer_hosts_go_on_from_what_more_hosts_saved(
     four_hosts: list[Host], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    results(start_job(four_hosts, run, steps=5, interval=4, position=False))
-    two = results(start_job(four_hosts[1:3], run, steps=5, interval=4, position=False))
-    assert [(r["start"], r["right"]) for r in two] == [(5, True)] * 2
-    four = results(start_job(four_hosts, run, steps=1, interval=100, position=False))
-    assert [(r["start"], r["right"]) for r in four] == [(9, True)] * 4
+    run_job(four_hosts, run, steps=5, interval=4, position=False)
+    two = run_job(four_hosts[1:3], run, steps=5, interval=4, position=False)
+    check_went_on(two, 4)
+    four = run_job(four_hosts, run, steps=1, interval=100, position=False)
+    check_went_on(four, 8)
 
 
 def test_a_signal_on_one_host_saves_and_leaves_on_all_hosts_at_one_step(
     four_hosts: list[Host], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    found = results(
-        start_job(
-            four_hosts, run, steps=2000, sleep=0.02, interval=10**6, signal_at=20, signal_rank=2
-        )
+    found = run_job(
+        four_hosts, run, steps=2000, sleep=0.02, interval=10**6, signal_at=20, signal_rank=2
     )
     (left,) = {r["left"] for r in found}
     assert left >= 20
@@ -133,8 +54,8 @@ def test_continuous_targets_are_met_by_all_hosts_at_one_step(
     four_hosts: list[Host], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    found = results(start_job(four_hosts, run, steps=300, sleep=0.01))
-    complete = {e["step"] for e in events(run, "committed")}
+    found = run_job(four_hosts, run, steps=300, sleep=0.01)
+    complete = seen(run, "committed")
     assert len(complete) >= 3
     assert complete <= set.intersection(*(set(r["saved"]) for r in found))
     assert complete == set(found[0]["steps"])
@@ -149,12 +70,11 @@ def test_what_a_rank_on_any_host_deletes_is_gone_from_the_memory_of_all_hosts(
     four_hosts: list[Host], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    found = results(start_job(four_hosts, run, steps=9, interval=4, delete_on=2, delete=8))
+    found = run_job(four_hosts, run, steps=9, interval=4, delete_on=2, delete=8)
     assert found[2]["steps"] == [0, 4]
     assert not [one.name for one in four_hosts if in_ram(one, "000000008.1")]
     assert [e["step"] for e in events(run, "deleted")] == [8]
-    again = results(start_job(four_hosts, run, steps=1, interval=100))
-    assert [(r["start"], r["right"]) for r in again] == [(5, True)] * 4
+    check_went_on(run_job(four_hosts, run, steps=1, interval=100), 4)
 
 
 @pytest.mark.soak
@@ -164,15 +84,13 @@ def test_a_delete_that_the_leader_does_not_hear_of_ends_with_an_error_and_is_tol
     run, word = tmp_path / "run", tmp_path / "word"
     todo: dict[str, Any] = {"steps": 9, "interval": 4, "delete": 8, "delete_when": str(word)}
     job = start_job(four_hosts, run, delete_on=2, **todo)
-    wait_until(lambda: 8 in {e["step"] for e in events(run, "protected")})
-    assert job[2].stdout is not None
-    assert json.loads(job[2].stdout.readline())["right"]
-    assert json.loads(job[2].stdout.readline())["deletes"]
+    wait_until(lambda: 8 in seen(run, "protected"))
+    job.ranks[2].await_line("deletes")
     stopped = four_hosts[0].agent().pid
     os.kill(stopped, signal.SIGSTOP)
     try:
         word.touch()
-        said = json.loads(job[2].communicate(timeout=90)[0].splitlines()[-1])
+        said = job.ranks[2].await_line("error")
     finally:
         os.kill(stopped, signal.SIGCONT)
     assert said["error"] == "WaitTimeoutError"
@@ -188,10 +106,10 @@ def test_a_killed_agents_host_is_copied_from_and_restored_from_where_it_serves_n
     job = start_job(four_hosts, run, steps=1200, restore_at=1000, **todo)
     wait_until(lambda: len(events(run, "protected")) >= 2)
     four_hosts[2].kill_agent()
-    found = results(job)
+    found = job.results()
     # Nothing but step 0 is durable: what is protected stands in two hosts' memory.
     assert [e["step"] for e in events(run, "committed")][:1] == [0]
-    protected = {e["step"] for e in events(run, "protected")}
+    protected = seen(run, "protected")
     assert {980, 960} & protected
     assert [r["passed_over"] for r in found] == [[]] * 4
     assert {r["went_back"] for r in found} <= {980, 960}
@@ -203,7 +121,7 @@ def test_a_budget_counts_the_save_cost_of_the_dearest_host(
     run = tmp_path / "run"
     # At 0.3 s a save, a tenth of the time allows one in 3 s; on the leader's host it costs nothing.
     todo: dict[str, Any] = {"max_overhead": 0.1, "save_secs": {"1": 0.3}, "sleep": 0.02}
-    results(start_job(four_hosts[:2], run, steps=400, **todo))
+    run_job(four_hosts[:2], run, steps=400, **todo)
     times = [datetime.fromisoformat(e["time"]) for e in events(run, "sealed")]
     gaps = [(b - a).total_seconds() for a, b in itertools.pairwise(times)]
     assert len(gaps) >= 2
@@ -219,11 +137,11 @@ def test_an_agent_that_is_killed_comes_back_and_all_hosts_save_on(
     job = start_job(four_hosts, run, steps=1500, sleep=0.01)
     wait_until(lambda: len(events(run, "committed")) >= 2)
     four_hosts[killed].kill_agent()
-    before = max(e["step"] for e in events(run, "committed"))
-    wait_until(lambda: max(e["step"] for e in events(run, "committed")) > before + 50)
-    found = results(job)
+    before = max(seen(run, "committed"))
+    wait_until(lambda: max(seen(run, "committed")) > before + 50)
+    found = job.results()
     assert len(events(run, "agent_started")) == 5
     # Of more than a hundred the newest hundred are kept.
-    complete = {e["step"] for e in events(run, "committed")}
+    complete = seen(run, "committed")
     assert set(found[0]["steps"]) <= complete
     assert complete <= set.intersection(*(set(r["saved"]) for r in found))

@@ -8,9 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from holdfast.agent.client import AgentClient, AgentGoneError
@@ -18,69 +17,16 @@ from holdfast.agent.location import LOCK, SOCKET
 from holdfast.agent.protocol import Empty, Status
 from holdfast.cli.runs import read_only
 from tests.hosts import WAIT_SECS, Host, events, is_running, wait_until
+from tests.said import Said
 
 TRAINER = Path(__file__).with_name("killed_trainer.py")
 
 
-class Trainer:
-    """A `killed_trainer`; a thread reads all that it says."""
+class Trainer(Said):
+    """A `killed_trainer`."""
 
     def __init__(self, host: Host, run: Path, **options: object) -> None:
-        self.process = host.start(TRAINER, run, json.dumps(options))
-        self.lines: list[dict] = []
-        self._said = threading.Condition()
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for text in self.process.stdout:
-            # Of a process that was killed the last line may be cut short.
-            with contextlib.suppress(json.JSONDecodeError), self._said:
-                self.lines.append(json.loads(text))
-                self._said.notify_all()
-        with self._said:
-            self._said.notify_all()
-
-    def said(self, name: str) -> list[dict]:
-        """Its lines with that member."""
-        with self._said:
-            return [line for line in self.lines if name in line]
-
-    def await_line(
-        self, name: str, is_it: Callable[[dict], bool] = lambda line: True, secs: float = WAIT_SECS
-    ) -> dict:
-        """The first line with that member, of which `is_it` is true."""
-
-        def found() -> dict | None:
-            return next((line for line in self.lines if name in line and is_it(line)), None)
-
-        with self._said:
-            self._said.wait_for(lambda: found() or self.process.poll() is not None, secs)
-            line = found()
-        assert line is not None, f"no line {name!r} in {secs} s; {self.told()}"
-        return line
-
-    def told(self) -> str:
-        """What a failing test shows of it."""
-        err = ""
-        if self.process.poll() is not None and self.process.stderr is not None:
-            err = self.process.stderr.read()
-        return f"exit code {self.process.poll()}, the last lines {self.lines[-5:]}\n{err[-3000:]}"
-
-    def kill(self) -> None:
-        """SIGKILL; returns once it is gone and all that it said is read."""
-        self.process.kill()
-        self.process.wait(WAIT_SECS)
-        self._reader.join(WAIT_SECS)
-
-    def finish(self) -> None:
-        """It has to end well."""
-        try:
-            code = self.process.wait(WAIT_SECS)
-        finally:
-            self.kill()
-        assert code == 0, self.told()
+        super().__init__(host.start(TRAINER, run, json.dumps(options)))
 
     @property
     def acknowledged(self) -> int:
@@ -200,7 +146,7 @@ def end_well(host: Host, run: Path, **options: object) -> None:
         assert line["right"]
         last.finish()
     _holdfast(host, "stop", run)
-    assert host._agent_processes() == []
+    assert host.agent_processes() == []
     assert list(host.folder.iterdir()) == []
     unfinished = [path for path in run.rglob("*") if path.name.startswith(".")]
     assert unfinished == []
@@ -226,5 +172,5 @@ def _holdfast(host: Host, *arguments: object) -> None:
 def end_of_agent(host: Host) -> None:
     """Stops the agent; nothing is left of it on the host."""
     _holdfast(host, "stop", "--all")
-    assert host._agent_processes() == []
+    assert host.agent_processes() == []
     assert list(host.folder.iterdir()) == []

@@ -130,7 +130,7 @@ def train_through(one: Host, folder: Path, trouble: Callable[[Host], None]) -> i
         trouble(one)
         goes_on(training, run)
         # One that nobody can find any more has left, and another has come.
-        wait_until(lambda: len(one._agent_processes()) == 1 and len(one.agents()) == 1)
+        wait_until(lambda: len(one.agent_processes()) == 1 and len(one.agents()) == 1)
         failures = ends_well(training, run)
     assert check_restorable(run) == committed(run)
     return failures

@@ -176,8 +176,8 @@ class Joining:
 
     # What the agreement has decided.
 
-    def joined(self, effect: effects.AttemptJoined) -> None:
-        """The attempt of these trainers has begun, or a branch of it."""
+    def joined(self, effect: effects.AttemptJoined) -> bool:
+        """The attempt of these trainers has begun, or a branch of it; whether they have started."""
         state = self._state
         start = self._starts.pop(effect.group, None)
         if start is not None:
@@ -188,7 +188,7 @@ class Joining:
             state.copies.clear()
         group = state.group
         if group is None or group.group != effect.group:
-            return
+            return False
         group.attempt, group.origin = effect.attempt, effect.origin
         state.events.attempt = effect.attempt
         state.words.values[words.ATTEMPT] = effect.attempt
@@ -199,6 +199,7 @@ class Joining:
         for waiting in (start, branching):
             if waiting is not None:
                 waiting.end(None)
+        return start is not None
 
     def refused(self, effect: effects.GroupRefused) -> None:
         """These trainers cannot begin."""
@@ -347,11 +348,13 @@ class Joining:
         return start.group if start is not None else None
 
     def _who_lives(self, reason: str) -> str:
-        group = self._state.group
-        if group is None or not group.present:
-            return reason
-        pids = ", ".join(f"rank {m.rank} is process {m.pid}" for m in group.present)
-        return f"attempt {group.attempt} is live on host {self._state.config.host} ({pids})"
+        host, group = self._state.config.host, self._state.group
+        if group is not None and group.present:
+            return f"attempt {group.attempt} is live on host {host} ({_processes(group)})"
+        others = [start.group for start in self._starts.values() if start.group.present]
+        if others:
+            return f"other processes begin an attempt on host {host} ({_processes(others[0])})"
+        return reason
 
     # How their end is noticed.
 
@@ -442,6 +445,10 @@ class Joining:
             state.knows_policies = True
             state.durable_policies = _policies(request.durable)
             state.ram_policies = _policies(request.ram) if request.ram else Policies()
+
+
+def _processes(group: Group) -> str:
+    return ", ".join(f"rank {m.rank} is process {m.pid}" for m in group.present)
 
 
 def _policies(tier: protocol.TierPolicies) -> Policies:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from typing import Any
 
 from holdfast.agent.agreeing import Agreeing
@@ -22,7 +22,7 @@ from holdfast.engine.catalog import list_checkpoints
 from holdfast.engine.commit import remove
 from holdfast.engine.recover import recover
 from holdfast.engine.retain import Branches, branches, to_drop
-from holdfast.errors import HoldfastError, StorageError, WaitTimeoutError
+from holdfast.errors import FencedError, HoldfastError, StorageError, WaitTimeoutError
 from holdfast.format.check import check_manifest
 from holdfast.format.names import CHECKPOINTS, CheckpointId, manifest_key
 from holdfast.format.records import Manifest, decode_metrics, encode_metrics
@@ -58,12 +58,23 @@ class Keeper:
 
         To be called while no process works on the run, on any host.
         """
-        state = self._state
         whole = [c for c, listed in self._storing.in_ram().items() if listed.is_whole]
+        await self._recover(whole, None)
+
+    def recover_earlier(self, attempt: int) -> None:
+        """The same for what earlier attempts left, where this host leads one that has begun.
+
+        What any host of the attempt holds is not touched, and becomes durable as ever.
+        """
+        held = self._agreeing.agreement.held_ids()
+        self._begin(self._recover(held, attempt))
+
+    async def _recover(self, held: Collection[CheckpointId], attempt: int | None) -> None:
+        state = self._state
         try:
             limits = last_steps(await self._storing.look(read_attempts, state.durable))
-            in_care = [c for c in whole if c.step <= limits.get(c.attempt, -1)]
-            recovery = await self._storing.write(recover, state.durable, in_care)
+            in_care = [c for c in held if c.step <= limits.get(c.attempt, -1)]
+            recovery = await self._storing.write(recover, state.durable, in_care, attempt)
         except HoldfastError as error:
             state.events.write("recovery_failed", reason=str(error))
         else:
@@ -103,7 +114,10 @@ class Keeper:
         self._infos[checkpoint] = _info(manifest)
         size_bytes = sum(part.image_size_bytes for part in manifest.parts)
         self._state.events.write("committed", checkpoint, bytes=size_bytes, secs=round(secs, 4))
-        task = asyncio.create_task(self._apply_preservation(checkpoint))
+        self._begin(self._apply_preservation(checkpoint))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._preserving.add(task)
         task.add_done_callback(self._preserving.discard)
 
@@ -134,6 +148,7 @@ class Keeper:
         """Removes checkpoints from both tiers here, and has them told to the other hosts.
 
         Raises:
+            FencedError: an attempt that is not known here has begun; nothing more is removed.
             StorageError: some are left; the call may be repeated.
         """
         for checkpoint in checkpoints:
@@ -253,6 +268,12 @@ class Keeper:
         return _info(manifest)
 
     def _remove_everywhere(self, checkpoint: CheckpointId) -> None:
+        known, newest = self._agreeing.agreement.attempt, newest_attempt(self._state.durable)
+        if newest > known:
+            raise FencedError(
+                f"delete {checkpoint}: attempt {newest} has taken the run over from attempt "
+                f"{known}, and may go on from it; stop this process"
+            )
         for store in (self._state.durable, self._state.ram):
             listing = list_checkpoints(store).get(checkpoint)
             if listing is not None:

@@ -144,7 +144,10 @@ class Service:
         match effect:
             case effects.AttemptJoined():
                 self._decider.begin_anew()
-                self._joining.joined(effect)
+                has_started = self._joining.joined(effect)
+                if has_started and self._state.config.peers and self._agreeing.agreement.leads:
+                    # One host alone has done so before anybody came.
+                    self._keeper.recover_earlier(effect.attempt)
             case effects.GroupRefused():
                 self._joining.refused(effect)
             case effects.RanksEnded():
@@ -258,10 +261,10 @@ class Service:
 
     async def delete(self, request: protocol.Delete, pid: int) -> protocol.Empty:
         group = self._state.group
-        if group is not None and pid not in {member.pid for member in group.present}:
+        if group is None or pid not in {member.pid for member in group.present}:
             raise FencedError(
-                f"delete: process {pid} is none of attempt {group.attempt}'s, which has taken the "
-                "run over; stop it"
+                f"delete: process {pid} is none of the run's present attempt "
+                f"({self._agreeing.agreement.attempt}); stop it"
             )
         for found in request.ids:
             await self._keeper.delete_everywhere(CheckpointId(*found))

@@ -48,6 +48,7 @@ class Storing:
         self._looking = ThreadPoolExecutor(1, "holdfast-look")
         self._pulling = ThreadPoolExecutor(PULLS_MAX, "holdfast-copies")
         self._has_told_ram = False
+        self._bad_sources: dict[str, type[Exception]] = {}
         self.problem: HoldfastError | None = None
         """What a listing or a beginning met last."""
         self._began_secs: dict[CheckpointId, float] = {}
@@ -107,7 +108,9 @@ class Storing:
                 self._state.pulled_bytes += await loop.run_in_executor(self._pulling, pull)
         except Exception as error:
             log.warning("part %d of %s is not copied: %s", wanted.rank, wanted.id, error)
+            self._tell_copy(wanted, error)
             return facts.PullFailed(wanted.id, wanted.rank)
+        self._bad_sources.pop(wanted.source, None)
         return facts.ReplicaSealed(wanted.id, wanted.rank, wanted.part_count)
 
     async def list_durable(self) -> facts.DurableListed | facts.ListingFailed:
@@ -152,6 +155,18 @@ class Storing:
         if not self._has_told_ram:
             self._has_told_ram = True
             self._state.events.write("ram_unavailable", reason=str(error))
+
+    def _tell_copy(self, wanted: effects.Pull, error: Exception) -> None:
+        """Says that a copy cannot be had from that host: once, until the next one can."""
+        if self._bad_sources.get(wanted.source) is not type(error):
+            self._bad_sources[wanted.source] = type(error)
+            self._state.events.write(
+                "copy_failed",
+                wanted.id,
+                rank=wanted.rank,
+                source=wanted.source,
+                reason=_reason(error),
+            )
 
     # On the threads.
 

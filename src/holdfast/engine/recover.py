@@ -16,7 +16,13 @@ from holdfast.engine.catalog import Listing, list_checkpoints
 from holdfast.engine.commit import commit, remove
 from holdfast.engine.run import mend_run
 from holdfast.errors import CheckpointDamagedError, ObjectNotFoundError
-from holdfast.format.names import ATTEMPTS, CHECKPOINTS, RUN_FILE, CheckpointId
+from holdfast.format.names import (
+    ATTEMPTS,
+    CHECKPOINTS,
+    RUN_FILE,
+    CheckpointId,
+    checkpoint_folder,
+)
 from holdfast.format.timeline import last_steps
 from holdfast.store.contract import Store
 
@@ -30,10 +36,16 @@ class Recovery:
     mended: tuple[str, ...]
 
 
-def recover(durable: Store, in_care: Collection[CheckpointId]) -> Recovery:
+def recover(
+    durable: Store, in_care: Collection[CheckpointId], attempt: int | None = None
+) -> Recovery:
     """Finishes or clears every uncommitted checkpoint but those `in_care`, whose parts are in RAM.
 
-    No process of an earlier attempt may be writing to `durable` any more.
+    Args:
+        durable: the run's store.
+        in_care: what others make durable still.
+        attempt: the run's present one, whose checkpoints and those of later ones are let alone;
+            None: no process works on the run, and whatever is half written anywhere is removed.
 
     Raises:
         StorageError: some of it is not done; the call may be repeated.
@@ -42,15 +54,17 @@ def recover(durable: Store, in_care: Collection[CheckpointId]) -> Recovery:
     limits = last_steps(read_attempts(durable))
     committed, cleared = [], []
     for checkpoint, listing in list_checkpoints(durable).items():
-        if listing.is_committed or checkpoint in in_care:
+        is_present = attempt is not None and checkpoint.attempt >= attempt
+        if listing.is_committed or checkpoint in in_care or is_present:
             continue
         counts = checkpoint.step <= limits.get(checkpoint.attempt, -1)
         if counts and _finish(durable, checkpoint, listing):
+            durable.discard_unfinished(checkpoint_folder(checkpoint))
             committed.append(checkpoint)
         else:
             remove(durable, checkpoint, listing)
             cleared.append(checkpoint)
-    for prefix in (RUN_FILE, ATTEMPTS, CHECKPOINTS):
+    for prefix in (RUN_FILE, ATTEMPTS, CHECKPOINTS) if attempt is None else ():
         durable.discard_unfinished(prefix)
     return Recovery(committed=tuple(committed), cleared=tuple(cleared), mended=mended)
 

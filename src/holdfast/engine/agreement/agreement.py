@@ -119,6 +119,16 @@ class Agreement:
         entries = self.leader.ledger if self.leader is not None else ()
         return {e.id for e in entries if e.was_complete and not e.dropped}
 
+    @property
+    def leads(self) -> bool:
+        """Whether this host leads the run's newest attempt, as rank 0's."""
+        return self.leader is not None and self.leader.reign.is_first
+
+    def held_ids(self) -> set[CheckpointId]:
+        """The checkpoints of which any part stands in RAM, as far as is known where it leads."""
+        entries = self.leader.ledger if self.leader is not None else ()
+        return {e.id for e in entries if any(e.holders.values())}
+
     def tier_of(self, checkpoint: CheckpointId) -> str:
         """Where it stands, as far as is known where it leads: in "ram", or else "durable"."""
         entry = self.leader.ledger.entries.get(checkpoint) if self.leader is not None else None

@@ -69,6 +69,9 @@ class Leader:
         self._dirty: set[str] = set()
         self._rank_hosts: frozenset[str] = frozenset()
         self._begun_at_secs: float | None = None
+        self._copied: CheckpointId | None = None
+        self._copied_since_secs = 0.0
+        self._is_copying = False
 
     # What is asked of it.
 
@@ -90,15 +93,7 @@ class Leader:
     @property
     def is_sealing(self) -> bool:
         """Whether a checkpoint is on its way into RAM: to all ranks, or to its copies."""
-        newest = self.ledger.newest_complete()
-        is_copying = (
-            newest is not None
-            and newest.id.attempt == self.reign.attempt
-            and self.ledger.required > 0
-            and newest.id != self.ledger.floor
-            and not newest.was_protected
-        )
-        return is_copying or bool(self.ledger.open_entries())
+        return self._is_copying or bool(self.ledger.open_entries())
 
     @property
     def save_cost_secs(self) -> float | None:
@@ -220,6 +215,7 @@ class Leader:
         self._decide_targets(turn)
         self._durability.work(turn, self)
         self.ledger.settle()
+        self._look_at_copies(turn)
         for entry, status in self.ledger.news:
             reason = entry.dropped or entry.failure
             turn.act(Reached(entry.id, status, entry.is_due, reason))
@@ -375,6 +371,23 @@ class Leader:
         for entry in list(self.ledger.entries.values()):
             if entry.is_open and entry.id.attempt < self.reign.attempt:
                 self.ledger.drop(entry, "its attempt is over")
+
+    def _look_at_copies(self, turn: Turn) -> None:
+        """Whether copies are on their way; a peer that cannot be reached holds nothing up."""
+        newest = self.ledger.newest_complete()
+        exposed = None
+        if (
+            newest is not None
+            and newest.id.attempt == self.reign.attempt
+            and self.ledger.required > 0
+            and newest.id != self.ledger.floor
+            and not newest.was_protected
+        ):
+            exposed = newest.id
+        if exposed != self._copied:
+            self._copied, self._copied_since_secs = exposed, turn.now_secs
+        waited_secs = turn.now_secs - self._copied_since_secs
+        self._is_copying = exposed is not None and waited_secs < self._settings.lost_secs
 
     def _forget(self, view: HostView) -> None:
         """Its RAM is not counted on any more. Its ranks are not known to be gone."""

@@ -1,0 +1,190 @@
+"""A job over several hosts: one process on each, with an agent and RAM of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.hosts import Host, events, host, is_running, stop, wait_until
+from tests.manager.test_processes import PROCESS, free_address
+from tests.said import Said
+
+END_SECS = 90.0
+
+
+@dataclass
+class Job:
+    """One start of a run; rank r is on `hosts[r]`."""
+
+    hosts: list[Host]
+    run: Path
+    ranks: list[Said]
+
+    def results(self, secs: float = END_SECS) -> list[dict[str, Any]]:
+        """What each rank said, as one dict each; all have to end well."""
+        for rank in self.ranks:
+            rank.finish(secs)
+        return [rank.together() for rank in self.ranks]
+
+    def await_lines(self, name: str, **bounds: Any) -> list[dict[str, Any]]:
+        """Each rank's first line with that member."""
+        return [rank.await_line(name, **bounds) for rank in self.ranks]
+
+    def has_ended(self) -> bool:
+        """Whether any rank has ended."""
+        return any(rank.process.poll() is not None for rank in self.ranks)
+
+    def kill(self) -> None:
+        """SIGKILLs the ranks that still run."""
+        for rank in self.ranks:
+            rank.process.kill()
+        for rank in self.ranks:
+            rank.kill()
+
+
+def start_job(
+    hosts: list[Host],
+    run: Path,
+    *,
+    device_count: int = 2,
+    script: Path = PROCESS,
+    address: str = "",
+    **todo: Any,
+) -> Job:
+    """Starts one process on each host."""
+    flags = f"--xla_force_host_platform_device_count={device_count}"
+    address = address or free_address()
+    ranks = [
+        Said(one.start(script, address, len(hosts), rank, run, json.dumps(todo), XLA_FLAGS=flags))
+        for rank, one in enumerate(hosts)
+    ]
+    return Job(hosts, run, ranks)
+
+
+def run_job(hosts: list[Host], run: Path, **todo: Any) -> list[dict[str, Any]]:
+    """What each rank of a job said that ends well."""
+    return start_job(hosts, run, **todo).results()
+
+
+def check_went_on(found: list[dict[str, Any]], step: int) -> None:
+    """All ranks have gone on from `step`, and each array was right, bit for bit."""
+    assert [(r["start"], r["right"]) for r in found] == [(step + 1, True)] * len(found)
+
+
+def sources(run: Path) -> dict[str, int]:
+    """The bytes that the ranks of the last start have read, by tier."""
+    started = max(e["time"] for e in events(run, "attempt_started"))
+    read: dict[str, int] = {}
+    for event in events(run, "restored"):
+        if event["time"] > started:
+            for tier, size_bytes in event["sources"].items():
+                read[tier] = read.get(tier, 0) + size_bytes
+    return read
+
+
+def lose(*lost: Host) -> None:
+    """These hosts are gone with their RAM: their processes first, then what they held."""
+    agents = [process.pid for one in lost for process in one.agent_processes()]
+    trainers = [trainer for one in lost for trainer in one.trainers if trainer.poll() is None]
+    # One after the other within a moment, as a power supply goes.
+    for pid in (*agents, *(trainer.pid for trainer in trainers)):
+        os.kill(pid, signal.SIGKILL)
+    for trainer in trainers:
+        trainer.wait()
+    for pid in agents:
+        wait_until(lambda pid=pid: not is_running(pid))
+    for one in lost:
+        for folder in one.folder.iterdir():
+            shutil.rmtree(folder)
+
+
+def seen(run: Path, name: str) -> set[int]:
+    """The steps of the events of that name."""
+    return {event["step"] for event in events(run, name)}
+
+
+def parts_in_ram(one: Host, step: int, attempt: int = 1) -> set[int]:
+    """The ranks whose part of that checkpoint is sealed in the host's RAM."""
+    return _ranks(one.folder.glob(f"*/ram/checkpoints/{step:09d}.{attempt}/part-*.json"))
+
+
+def durable_parts(run: Path, step: int, attempt: int = 1) -> set[int]:
+    """The ranks whose part of that checkpoint is durable."""
+    return _ranks(run.glob(f"checkpoints/{step:09d}.{attempt}/part-*.json"))
+
+
+def is_committed(run: Path, step: int, attempt: int = 1) -> bool:
+    """Whether the checkpoint has its manifest."""
+    return (run / "checkpoints" / f"{step:09d}.{attempt}" / "manifest.json").exists()
+
+
+def slots_locked(one: Host, pid: int, kind: str) -> bool:
+    """Whether the process fills a slot of the host (`WRITE`), or reads one (`READ`)."""
+    slots = {path.stat().st_ino for path in one.folder.glob("*/ram/slots/*")}
+    locks = (line.split() for line in Path("/proc/locks").read_text().splitlines())
+    return any(
+        lock[3] == kind and int(lock[4]) == pid and int(lock[5].rpartition(":")[2]) in slots
+        for lock in locks
+        if lock[1] == "FLOCK"
+    )
+
+
+def _ranks(parts: Iterator[Path]) -> set[int]:
+    return {int(path.name.split("-")[1]) for path in parts}
+
+
+def spin_until(is_true: Callable[[], bool], secs: float = 60.0) -> None:
+    """As `wait_until`, for moments that are short."""
+    deadline = time.monotonic() + secs
+    while not is_true():
+        assert time.monotonic() < deadline, f"{is_true} did not come true in {secs} s"
+        time.sleep(0.0005)
+
+
+@contextlib.contextmanager
+def some_hosts(count: int) -> Iterator[list[Host]]:
+    """Hosts `host-a`, `host-b` and so on."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(host(f"host-{name}")) for name in "abcdefgh"[:count]]
+
+
+def stopped_inside(
+    pid: int,
+    steps: Iterable[int],
+    has_begun: Callable[[int], bool],
+    is_inside: Callable[[int], bool],
+) -> int:
+    """Stops the process in the middle of what it does for one of the steps; which one that is."""
+    for step in steps:
+        spin_until(lambda step=step: has_begun(step))
+        stop(pid)
+        if is_inside(step):
+            return step
+        os.kill(pid, signal.SIGCONT)
+    raise AssertionError("it was never caught in the middle")
+
+
+def stopped_before_the_manifest(hosts: list[Host], run: Path) -> int:
+    """Stops the leading agent when all parts of a step are durable and its manifest is not."""
+
+    def are_all_durable(step: int) -> bool:
+        if is_committed(run, step):
+            return False
+        # Silent for longer, the leader would be followed by another.
+        wait_until(lambda: durable_parts(run, step) == set(range(len(hosts))), secs=4.0)
+        return not is_committed(run, step)
+
+    return stopped_inside(
+        hosts[0].agent().pid,
+        range(8, 200, 4),
+        lambda step: 0 in durable_parts(run, step),
+        are_all_durable,
+    )

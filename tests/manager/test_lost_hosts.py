@@ -1,0 +1,143 @@
+"""Hosts that are lost with their RAM, at rest and in the middle of something.
+
+Wanted: the run goes on from the last complete step, from RAM and peers where copies are left.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.hosts import Host, stop, wait_until
+from tests.manager.job import (
+    check_went_on,
+    is_committed,
+    lose,
+    parts_in_ram,
+    run_job,
+    seen,
+    slots_locked,
+    sources,
+    spin_until,
+    start_job,
+    stopped_before_the_manifest,
+    stopped_inside,
+)
+
+BIG = {"big_mib": 96, "big_every": 4, "device_count": 1}
+
+
+@pytest.mark.parametrize("lost", range(4))
+def test_one_lost_host_costs_no_step_and_no_read_of_the_durable_tier(
+    four_hosts: list[Host], tmp_path: Path, lost: int
+) -> None:
+    run = tmp_path / "run"
+    run_job(four_hosts, run, steps=9, interval=4)
+    wait_until(lambda: 8 in seen(run, "protected"))
+    lose(four_hosts[lost])
+    check_went_on(run_job(four_hosts, run, steps=1, interval=100), 8)
+    assert set(sources(run)) <= {"ram", "peer"}
+
+
+def test_two_lost_hosts_are_survived_by_what_is_durable(
+    four_hosts: list[Host], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    run_job(four_hosts, run, steps=9, interval=4)
+    lose(four_hosts[1], four_hosts[2])
+    check_went_on(run_job(four_hosts, run, steps=1, interval=100), 8)
+    assert "durable" in sources(run)
+
+
+def test_two_lost_hosts_are_survived_in_ram_by_three_copies(
+    four_hosts: list[Host], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    run_job(four_hosts, run, steps=9, interval=4, copies=3)
+    wait_until(lambda: 8 in seen(run, "protected"))
+    lose(four_hosts[0], four_hosts[2])
+    check_went_on(run_job(four_hosts, run, steps=1, interval=100, copies=3), 8)
+    assert set(sources(run)) <= {"ram", "peer"}
+
+
+@pytest.mark.parametrize("lost", [1, pytest.param(0, marks=pytest.mark.soak)])
+def test_a_host_lost_in_the_middle_of_a_save_costs_that_save_alone(
+    three_hosts: list[Host], tmp_path: Path, lost: int
+) -> None:
+    run = tmp_path / "run"
+    job = start_job(
+        three_hosts, run, device_count=1, steps=10**6, interval=4, sleep=0.02, hold=[lost, 8]
+    )
+    job.ranks[lost].await_line("held")
+    others = {rank: one for rank, one in enumerate(three_hosts) if rank != lost}
+    wait_until(lambda: all(rank in parts_in_ram(one, 8) for rank, one in others.items()))
+    wait_until(lambda: 4 in seen(run, "protected"))
+    assert lost not in parts_in_ram(three_hosts[lost], 8)
+    lose(three_hosts[lost])
+    job.kill()
+    again = run_job(three_hosts, run, device_count=1, steps=1, interval=100)
+    check_went_on(again, 4)
+    assert again[0]["steps"] == [0, 4]
+    assert set(sources(run)) <= {"ram", "peer"}
+
+
+def test_a_host_lost_while_another_copies_its_part_costs_no_protected_step(
+    three_hosts: list[Host], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    a, b, _ = three_hosts
+    job = start_job(
+        three_hosts, run, **BIG, steps=10**6, interval=10**6, ram_interval=4, sleep=0.05
+    )
+    wait_until(lambda: 4 in seen(run, "protected"))
+    copier = b.agent().pid
+
+    def is_copying(step: int) -> bool:
+        return slots_locked(b, copier, "WRITE") and 0 not in parts_in_ram(b, step)
+
+    step = stopped_inside(
+        a.agent().pid,
+        range(8, 100, 4),
+        lambda step: 0 in parts_in_ram(a, step) and slots_locked(b, copier, "WRITE"),
+        is_copying,
+    )
+    lose(a)
+    job.kill()
+    assert step not in seen(run, "protected")
+    assert 0 not in parts_in_ram(b, step)
+    check_went_on(run_job(three_hosts, run, **BIG, steps=1, interval=10**6), step - 4)
+    assert set(sources(run)) <= {"ram", "peer"}
+
+
+def test_a_leading_host_lost_before_the_manifest_is_followed_by_one_that_commits(
+    three_hosts: list[Host], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    job = start_job(three_hosts, run, **BIG, steps=10**6, interval=4, sleep=0.05)
+    wait_until(lambda: is_committed(run, 4))
+
+    step = stopped_before_the_manifest(three_hosts, run)
+    lose(three_hosts[0])
+    job.kill()
+    assert not is_committed(run, step)
+    wait_until(lambda: is_committed(run, step))
+    check_went_on(run_job(three_hosts, run, **BIG, steps=1, interval=10**6), step)
+
+
+@pytest.mark.parametrize("lost", [1, pytest.param(0, marks=pytest.mark.soak)])
+def test_a_host_lost_while_others_read_from_it_ends_the_start_and_the_next_goes_on(
+    three_hosts: list[Host], tmp_path: Path, lost: int
+) -> None:
+    run = tmp_path / "run"
+    run_job(three_hosts, run, **BIG, steps=5, interval=4)
+    wait_until(lambda: 4 in seen(run, "protected"))
+    job = start_job(three_hosts, run, **BIG, steps=1, interval=10**6, heartbeat_secs=10)
+    agent = three_hosts[lost].agent().pid
+    spin_until(lambda: slots_locked(three_hosts[lost], agent, "READ"))
+    stop(agent)
+    lose(three_hosts[lost])
+    codes = [rank.wait() for rank in job.ranks]
+    assert all(codes), f"a rank has ended well without the others: {codes}"
+    check_went_on(run_job(three_hosts, run, **BIG, steps=1, interval=10**6), 4)
+    assert set(sources(run)) <= {"ram", "peer"}

@@ -1,0 +1,58 @@
+"""Another number of processes, another mesh: the same bits. JAX's own processes on the CPU.
+
+JAX's CPU devices have no `slice_index`, so slices are said by `RamTier(failure_domain=...)`, as on
+hosts whose slices the framework does not tell.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.hosts import Host, wait_until
+from tests.manager.job import check_went_on, lose, run_job, seen, some_hosts, sources
+
+SHAPES = Path(__file__).with_name("shapes.py")
+TODO = {"script": SHAPES, "device_count": 2}
+
+# Each start reads what the one before has saved: (layout, on which of the hosts).
+STARTS = [
+    ("data parallel", slice(2, 3)),
+    ("data parallel", slice(0, 2)),
+    ("mixed", slice(0, 2)),
+    ("replicated over slices", slice(0, 2)),
+    ("fully sharded", slice(0, 3)),
+    ("columns", slice(0, 1)),
+]
+
+
+def test_one_process_and_several_read_each_others_layouts_bit_for_bit(
+    three_hosts: list[Host], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    for step, (layout, which) in enumerate(STARTS):
+        hosts = three_hosts[which]
+        check_went_on(run_job(hosts, run, **TODO, layout=layout), step - 1)
+        for one in three_hosts[2:] if len(hosts) == 1 else ():
+            # An agent that was started for one host serves no others.
+            lose(one)
+
+
+def test_six_processes_and_two_read_what_four_have_saved(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with some_hosts(6) as hosts:
+        run_job(hosts[:4], run, **TODO, layout="mixed")
+        check_went_on(run_job(hosts, run, **TODO, layout="columns"), 0)
+        check_went_on(run_job(hosts[4:], run, **TODO, layout="replicated over slices"), 1)
+
+
+def test_one_slice_goes_on_in_ram_where_the_other_one_is_lost(
+    four_hosts: list[Host], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    domains = ["slice-0", "slice-0", "slice-1", "slice-1"]
+    run_job(four_hosts, run, **TODO, layout="replicated over slices", domains=domains)
+    wait_until(lambda: 0 in seen(run, "protected"))
+    lose(*four_hosts[2:])
+    left = run_job(four_hosts[:2], run, **TODO, layout="fully sharded", domains=domains[:2])
+    check_went_on(left, 0)
+    assert set(sources(run)) <= {"ram", "peer"}

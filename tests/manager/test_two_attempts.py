@@ -1,0 +1,146 @@
+"""Two attempts of several hosts: one wins, and an older one that lives on does no harm."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.agent.peer_config import read_token
+from holdfast.clock import SystemClock
+from holdfast.errors import StorageError
+from holdfast.store.peer import PeerStore
+from holdfast.store.peer_calls import PeerAccess
+from holdfast.store.peer_connection import parse_address
+from tests.hosts import Host, events, stop, wait_until
+from tests.manager.job import Job, check_went_on, is_committed, start_job
+
+TODO: dict[str, Any] = {"device_count": 1, "interval": 4, "sleep": 0.02}
+SOAK_STARTS = 10
+
+
+def start_two_at_once(first: list[Host], second: list[Host], tmp_path: Path) -> None:
+    """Starts two jobs of one run; checks that one wins and the other says which."""
+    gate = tmp_path / "gate"
+    jobs = [
+        start_job(hosts, tmp_path / "run", **TODO, steps=10**6, gate=str(gate))
+        for hosts in (first, second)
+    ]
+    for job in jobs:
+        job.await_lines("waits")
+    gate.touch()
+    wait_until(lambda: any(job.has_ended() for job in jobs))
+    winner, loser = sorted(jobs, key=Job.has_ended)
+    assert all(rank.wait() for rank in loser.ranks)
+    told = [rank.together() for rank in loser.ranks]
+    before = len(events(tmp_path / "run", "committed"))
+    wait_until(lambda: len(events(tmp_path / "run", "committed")) > before + 1)
+    assert not winner.has_ended()
+    refusals = [r["message"] for r in told if r.get("error") == "RunBusyError"]
+    assert refusals, told
+    pids = {str(rank.process.pid) for rank in winner.ranks}
+    for refusal in refusals:
+        assert pids & set(re.findall(r"rank \d is process (\d+)", refusal)), refusal
+    winner.kill()
+    assert len(events(tmp_path / "run", "attempt_started")) == 1
+
+
+def test_of_two_attempts_that_start_at_once_one_wins_and_the_other_names_it(
+    two_hosts: list[Host], tmp_path: Path
+) -> None:
+    start_two_at_once(two_hosts, two_hosts[::-1], tmp_path)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("start", range(SOAK_STARTS))
+def test_one_wins_whichever_host_leads(two_hosts: list[Host], tmp_path: Path, start: int) -> None:
+    start_two_at_once(two_hosts, two_hosts[:: -1 if start % 2 else 1], tmp_path)
+
+
+@contextlib.contextmanager
+def standing_still(job: Job, *, with_agents: bool) -> Iterator[None]:
+    """The job's processes stand still within, its hosts' agents too where asked; then go on."""
+    pids = [rank.process.pid for rank in job.ranks]
+    if with_agents:
+        pids += [host.agent().pid for host in job.hosts]
+    for pid in pids:
+        stop(pid)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+def check_fenced(job: Job, run: Path, others: list[dict[str, Any]]) -> None:
+    """The old ranks could delete nothing, have ended as fenced, and nothing of them came later."""
+    codes = [rank.wait() for rank in job.ranks]
+    told = [rank.together() for rank in job.ranks]
+    assert all(codes), told
+    # JAX may have ended one of them, because the other one was gone first.
+    errors = [each["error"] for each in told if "error" in each]
+    assert errors, told
+    assert set(errors) <= {"FencedError", "ProcessLostError"}
+    assert "FencedError" in errors
+    for each in told:
+        assert "deleted" not in each
+        assert each.get("why", "FencedError") == "FencedError", each
+    started = events(run, "attempt_started")[1]["time"]
+    late = [e for e in events(run, "committed") if e["attempt"] == 1 and e["time"] > started]
+    origin = others[0]["start"] - 1
+    assert all(e["step"] <= origin for e in late), (late, origin)
+    wanted = {step for each in others for step in each["saved"]}
+    assert all(is_committed(run, step, attempt=2) for step in wanted)
+    assert is_committed(run, 0), "an old rank has deleted what it had saved"
+
+
+def test_trainers_that_a_takeover_found_standing_still_can_do_nothing_when_they_go_on(
+    two_hosts: list[Host], tmp_path: Path
+) -> None:
+    run, doomed = tmp_path / "run", tmp_path / "doomed"
+    old = start_job(two_hosts, run, **TODO, steps=10**6, delete_once=str(doomed))
+    wait_until(lambda: is_committed(run, 8))
+    with standing_still(old, with_agents=False):
+        doomed.touch()
+        new = start_job(two_hosts, run, **TODO, steps=9, takeover=True).results()
+    check_fenced(old, run, new)
+
+
+def test_hosts_that_were_gone_when_the_next_attempt_began_can_do_nothing_when_they_go_on(
+    four_hosts: list[Host], tmp_path: Path
+) -> None:
+    run, doomed = tmp_path / "run", tmp_path / "doomed"
+    old = start_job(four_hosts[:2], run, **TODO, steps=10**6, delete_once=str(doomed))
+    wait_until(lambda: is_committed(run, 8))
+    with standing_still(old, with_agents=True):
+        doomed.touch()
+        new = start_job(four_hosts[2:], run, **TODO, steps=9).results()
+        check_went_on(new, new[0]["start"] - 1)
+    check_fenced(old, run, new)
+    assert any(rank.together().get("not_deleted") == 0 for rank in old.ranks)
+    check_serves_no_older_attempt(four_hosts[0], run)
+    check_serves_no_older_attempt(four_hosts[2], run)
+
+
+def check_serves_no_older_attempt(host: Host, run: Path) -> None:
+    status = host.agent()
+    assert status.peer_address is not None
+    for attempt in (1, 2):
+        access = PeerAccess(
+            address=parse_address(status.peer_address),
+            run_id=status.run_id,
+            token=read_token(str(run / "agents.token")),
+            attempt=lambda attempt=attempt: attempt,
+        )
+        with contextlib.closing(PeerStore(access, SystemClock())) as peer:
+            if attempt == 2:
+                list(peer.list("checkpoints"))
+                continue
+            with pytest.raises(StorageError, match="attempt"):
+                peer.list("checkpoints")

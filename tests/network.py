@@ -1,0 +1,126 @@
+"""Hosts with networks of their own: network namespaces on one bridge, made and removed by a test.
+
+Root only. A cable is cut by taking it down, a pair of hosts by isolating their ports on the bridge,
+and a slow cable has a token bucket: what the kernel drops is dropped in silence, as in the world.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tests.hosts import Host, host
+
+INTERFACE = "eth0"
+
+_numbers = itertools.count()
+
+
+def why_not() -> str | None:
+    """Why no network can be made here; None where it can."""
+    if os.geteuid() != 0:
+        return "making network namespaces takes root"
+    if shutil.which("ip") is None:
+        return "`ip` (iproute2), which makes network namespaces, is not installed"
+    tag = f"{os.getpid()}x"
+    try:
+        _ip("netns", "add", f"hf{tag}")
+        _ip("link", "add", f"hf{tag}", "type", "bridge")
+    except subprocess.CalledProcessError as error:
+        return f"this system gives no network namespaces or bridges: {error.stderr.strip()}"
+    finally:
+        _ip_quietly("link", "delete", f"hf{tag}")
+        _ip_quietly("netns", "delete", f"hf{tag}")
+    return None
+
+
+@dataclass
+class Network:
+    """Hosts on one bridge; `hosts[i]` has the address `addresses[i]`."""
+
+    tag: str
+    hosts: list[Host] = field(default_factory=list)
+    addresses: list[str] = field(default_factory=list)
+
+    def port(self, index: int) -> str:
+        """The host's port on the bridge."""
+        return f"hf{self.tag}p{index}"
+
+    def cut(self, index: int) -> None:
+        """The host reaches nobody any more."""
+        _ip("link", "set", self.port(index), "down")
+
+    def heal(self, index: int) -> None:
+        """Its cable is back."""
+        _ip("link", "set", self.port(index), "up")
+
+    def separate(self, *indices: int) -> None:
+        """These hosts reach all others, but not one another."""
+        for index in indices:
+            _ip("link", "set", self.port(index), "type", "bridge_slave", "isolated", "on")
+
+    def join(self, *indices: int) -> None:
+        """They reach one another again."""
+        for index in indices:
+            _ip("link", "set", self.port(index), "type", "bridge_slave", "isolated", "off")
+
+    @contextlib.contextmanager
+    def slow(self, index: int, kilobits: int) -> Iterator[None]:
+        """What the host sends goes at that rate a second within."""
+        where = ("netns", "exec", self.hosts[index].prefix[3])
+        _ip(*where, "tc", "qdisc", "add", "dev", INTERFACE, "root", "tbf",
+            "rate", f"{kilobits}kbit", "burst", "32kbit", "latency", "500ms")  # fmt: skip
+        try:
+            yield
+        finally:
+            _ip(*where, "tc", "qdisc", "delete", "dev", INTERFACE, "root")
+
+
+@contextlib.contextmanager
+def network(count: int) -> Iterator[Network]:
+    """A bridge and hosts on it, all of which are gone on leaving."""
+    tag = f"{os.getpid()}{next(_numbers)}"
+    made = Network(tag)
+    bridge = f"hf{tag}"
+    with contextlib.ExitStack() as stack:
+        _ip("link", "add", bridge, "type", "bridge")
+        stack.callback(_ip_quietly, "link", "delete", bridge)
+        _ip("link", "set", bridge, "up")
+        for index, name in enumerate("abcdefgh"[:count]):
+            space, port, address = f"hf{tag}n{index}", made.port(index), f"10.123.0.{index + 1}"
+            _ip("netns", "add", space)
+            stack.callback(_ip_quietly, "netns", "delete", space)
+            # Connections that linger would keep the namespace, and the cable with it.
+            stack.callback(_ip_quietly, "link", "delete", port)
+            _ip("link", "add", port, "type", "veth", "peer", "name", INTERFACE, "netns", space)
+            _ip("link", "set", port, "master", bridge, "up")
+            _ip("-n", space, "addr", "add", f"{address}/24", "dev", INTERFACE)
+            _ip("-n", space, "link", "set", INTERFACE, "up")
+            _ip("-n", space, "link", "set", "lo", "up")
+            one = stack.enter_context(host(f"host-{name}"))
+            one.prefix = ("ip", "netns", "exec", space)
+            one.variables["HOLDFAST_INTERFACE"] = INTERFACE
+            made.hosts.append(one)
+            made.addresses.append(address)
+        yield made
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(
+        ["ip", *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def _ip_quietly(*arguments: str) -> None:
+    with contextlib.suppress(subprocess.SubprocessError):
+        _ip(*arguments)
