@@ -74,6 +74,10 @@ def event_of(report: RestoreReport) -> dict[str, Any]:
 class Rounds:
     """How the ranks agree: `vote` gives (good, the step below which to go on).
 
+    `meet` waits for all ranks. Each has sealed what it saved when it comes, so that what the ranks
+    see after it is whole: an older checkpoint may be given up on one host before another host is
+    looked at, but by then the newer one is complete there.
+
     An error that leaves a block of `telling` is told to the other ranks instead of a vote.
     """
 
@@ -81,6 +85,7 @@ class Rounds:
     rank: int
     count: int
     telling: Callable[[], AbstractContextManager[object]] = nullcontext
+    meet: Callable[[], None] = lambda: None
 
 
 @dataclass(slots=True)
@@ -112,6 +117,7 @@ def restore_newest(
         ProcessLostError: another rank has ended.
     """
     started = clock.monotonic()
+    rounds.meet()
     limit = STEP_MAX + 1
     skipped: list[tuple[int, int, str]] = []
     while True:
@@ -153,6 +159,7 @@ def restore_step(
         ProcessLostError: another rank has ended.
     """
     started = clock.monotonic()
+    rounds.meet()
     with rounds.telling():
         view = look()
         tried = _try(view, view.find(step), framework, like, rounds)

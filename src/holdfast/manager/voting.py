@@ -17,6 +17,7 @@ VOTE_SECS = 3600.0
 """How long the ranks wait for the slowest one, which may read from slow storage."""
 
 NAME = "restore"
+MEETING = "meet before a restore"
 
 
 class Ballot(msgspec.Struct, frozen=True, array_like=True):
@@ -40,7 +41,11 @@ class Votes:
         self._decisions = decisions
         self._trouble: HoldfastError | None = None
         self.rounds = Rounds(
-            vote=self._vote, rank=decisions.rank, count=decisions.count, telling=self._telling
+            vote=self._vote,
+            meet=self._meet,
+            rank=decisions.rank,
+            count=decisions.count,
+            telling=self._telling,
         )
 
     def notice(self, notice: Notice, group: str) -> None:
@@ -52,6 +57,9 @@ class Votes:
 
     def _telling(self) -> AbstractContextManager[object]:
         return self._decisions.telling(NAME)
+
+    def _meet(self) -> None:
+        self._decisions.decide(MEETING, "", lambda values: "", VOTE_SECS, lambda: self._trouble)
 
     def _vote(self, good: bool, found: CheckpointId | None) -> tuple[bool, int]:
         ballot = Ballot(good, (found.step, found.attempt) if found else None)
