@@ -22,7 +22,7 @@ from holdfast.clock import SystemClock
 from holdfast.engine.pulling import pull_part
 from holdfast.errors import StorageError
 from holdfast.format.names import CHECKPOINTS
-from holdfast.store.peer_connection import PeerAddress
+from holdfast.store.peer_connection import PeerAddress, parse_address
 from holdfast.store.peer_tls import PeerTls
 from tests.engine.making import Made, random_array
 from tests.engine.stores import ram
@@ -66,8 +66,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
 
 def address_of(status: protocol.Status) -> PeerAddress:
     assert status.peer_address is not None
-    name, _, port = status.peer_address.rpartition(":")
-    return PeerAddress(name, int(port))
+    return parse_address(status.peer_address)
 
 
 def listens_at(pid: int) -> list[str]:
@@ -92,7 +91,7 @@ def assert_pulled(status: protocol.Status, root: Path, tls: PeerTls | None = Non
 
 def test_an_agent_serves_its_ram_where_its_status_says(rig: Rig) -> None:
     status = rig.start(address="lo")
-    assert listens_at(status.pid) == [status.peer_address]
+    assert listens_at(status.pid) == [address_of(status).authority]
     assert_pulled(status, rig.host.folder / "other")
 
 
