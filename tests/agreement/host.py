@@ -356,11 +356,11 @@ class Host:
         if world.rng.random() < world.storage_failures:
             if world.rng.random() < 0.5:
                 self._put_attempt(effect)
-            self.tell(fa.BeginFailed(effect.attempt, "no answer"))
+            self.tell(fa.BeginFailed(effect, "no answer"))
         elif self._put_attempt(effect):
-            self.tell(fa.AttemptBegun(effect.attempt))
+            self.tell(fa.AttemptBegun(effect))
         else:
-            self.tell(fa.AttemptTaken(effect.attempt))
+            self.tell(fa.AttemptTaken(effect))
 
     def _put_attempt(self, effect: ef.BeginAttempt) -> bool:
         oracle = self.world.oracle

@@ -158,8 +158,7 @@ def forget_what_was_deleted(patch: Patch) -> None:
 
 def join_without_a_record(patch: Patch) -> None:
     def begin(self: Starting, turn: Any) -> None:
-        self._number = self.listed.newest_attempt + 1 if self.listed else 1
-        self._reign(self._number)
+        self._reign(self.listed.newest_attempt + 1 if self.listed else 1)
 
     patch(Starting, "_begin", begin)
 

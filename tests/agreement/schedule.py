@@ -295,7 +295,9 @@ class Schedule:
         return job is not None and job.is_running and bool(job.living)
 
     def _is_deleted(self) -> bool:
-        return not any(host.deleting for host in self.world.hosts.values())
+        """Whether all deletes of the job's hosts are done; others may not know who leads."""
+        job = self.world.job
+        return job is not None and not any(trainer.host.deleting for trainer in job.living)
 
     def _is_copied(self) -> bool:
         """Whether a checkpoint of the present attempt stands in as many domains as it should."""

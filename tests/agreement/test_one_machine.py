@@ -153,3 +153,36 @@ def test_a_rank_that_has_passed_the_target_makes_its_host_refuse_it() -> None:
 def with_target(message: Orders, step: int) -> Orders:
     command = msgspec.structs.replace(message.command, targets=(Target(Kind.DURABLE, step, False),))
     return msgspec.structs.replace(message, command=command)
+
+
+def asked_for(effects: list[ef.Effect]) -> ef.BeginAttempt:
+    (found,) = [e for e in effects if isinstance(e, ef.BeginAttempt)]
+    return found
+
+
+def test_a_start_does_not_take_another_ones_record_for_its_own() -> None:
+    machine = Agreement(
+        Identity(run="run", host="a", domain="a", incarnation=7, settings=Settings())
+    )
+    machine.handle(fa.Found(), 0.0, NOTHING)
+    listed = fa.DurableListed(
+        newest_attempt=0, leader="", limits={}, committed=frozenset(), parts={}
+    )
+    asked = []
+    for group in ("g1", "g2"):
+        joined = fa.RankJoined(group=group, rank=0, rank_count=1, leader="a", takeover=True)
+        machine.handle(joined, 0.1, NOTHING)
+        asked.append(asked_for(machine.handle(listed, 0.2, NOTHING)))
+    assert [one.attempt for one in asked] == [1, 1]
+    done = machine.handle(fa.AttemptBegun(asked[0]), 0.3, NOTHING)
+    assert not [e for e in done if isinstance(e, ef.AttemptJoined)]
+    assert machine.attempt == 1
+    done = machine.handle(fa.AttemptTaken(asked[1]), 0.4, NOTHING)
+    assert ef.ListDurable() in done
+    limits = {1: 10**15}
+    listed = fa.DurableListed(
+        newest_attempt=1, leader="a", limits=limits, committed=frozenset(), parts={}
+    )
+    second = asked_for(machine.handle(listed, 0.5, NOTHING))
+    done = machine.handle(fa.AttemptBegun(second), 0.6, NOTHING)
+    assert [(e.group, e.attempt) for e in done if isinstance(e, ef.AttemptJoined)] == [("g2", 2)]

@@ -8,14 +8,17 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from holdfast.engine.catalog import list_stores
 from holdfast.engine.copying import copy_part
 from holdfast.engine.restore import RestoreTally, fill_targets
 from holdfast.engine.sources import find_sources, is_sound, readable
-from holdfast.errors import CheckpointDamagedError, StorageError
-from holdfast.format.names import image_key, manifest_key
+from holdfast.errors import CheckpointDamagedError, NewerFormatError, StorageError
+from holdfast.format.names import image_key, manifest_key, part_key
+from holdfast.format.records import PartRecord
+from holdfast.format.sealed import FORMAT_VERSION, seal, unseal
 from holdfast.store.contract import Store, StoredObject
 from holdfast.store.disk import DiskStore
 from holdfast.store.ram import RamStore
@@ -114,6 +117,37 @@ def test_a_bad_block_of_one_peer_comes_from_the_next_and_is_told(hosts: Hosts) -
     (told,) = tally.passed_over
     assert told.startswith(f"read {near.name}: {image_key(hosts.made.id, 1, 2)}: bytes [")
     assert "have digest" in told
+
+
+def test_a_peers_copy_of_a_newer_format_is_passed_over_and_told_once(
+    hosts: Hosts, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is durable; a host's agent is of a newer version."""
+    for rank in range(2):
+        key = part_key(hosts.made.id, rank, 2)
+        record = unseal(hosts.a.get(key), PartRecord, key)
+        data = seal(msgspec.structs.replace(record, format_version=FORMAT_VERSION + 1))
+        hosts.a.delete(key)
+        hosts.a.put(key, len(data), [data])
+    with (
+        serving(hosts.a.root) as a,
+        serving(hosts.b.root) as b,
+        reaching(a.address) as near,
+        reaching(b.address) as far,
+    ):
+        for _ in range(2):
+            tally = restored(hosts.made, hosts.own, near, far)
+            assert {*tally.bytes_by_tier} == {"peer"}
+        stores = [hosts.own, near, far]
+        found = find_sources(hosts.made.id, stores, list_stores(stores)[0])
+        assert [told.split(":")[0] for told in found.passed_over] == [near.name.split(":")[0]] * 2
+        assert all("upgrade Holdfast" in told for told in found.passed_over)
+        (told,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+        assert told.startswith(f"{near.name} is passed over, its Holdfast is newer")
+        # A host's own memory is not another's to pass over in silence.
+        own = [hosts.a, far]
+        with pytest.raises(NewerFormatError):
+            find_sources(hosts.made.id, own, list_stores(own)[0])
 
 
 def test_bytes_that_are_spoilt_on_the_way_are_found(hosts: Hosts) -> None:

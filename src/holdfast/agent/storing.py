@@ -131,8 +131,8 @@ class Storing:
         except Exception as error:
             log.warning("attempt %d is not begun: %s", wanted.attempt, error)
             self._note(error)
-            return facts.BeginFailed(wanted.attempt, _reason(error))
-        return (facts.AttemptBegun if is_begun else facts.AttemptTaken)(wanted.attempt)
+            return facts.BeginFailed(wanted, _reason(error))
+        return (facts.AttemptBegun if is_begun else facts.AttemptTaken)(wanted)
 
     def drop(self, checkpoint: CheckpointId) -> None:
         """Gives up a checkpoint's RAM here; what fails is told once, and leaves it in use."""

@@ -6,15 +6,17 @@ its parts sealed. A copy whose record is not the one that was committed is no co
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holdfast.engine.catalog import Listing, Listings, has_all_parts
+from holdfast.engine.catalog import PEER, Listing, Listings, has_all_parts
 from holdfast.engine.commit import parse_part
 from holdfast.engine.part_layouts import PartLayouts
 from holdfast.errors import (
     CheckpointDamagedError,
     HoldfastError,
+    NewerFormatError,
     StepUncommittedError,
     StorageError,
 )
@@ -26,6 +28,11 @@ from holdfast.format.paths import path_name
 from holdfast.format.records import CheckpointSpec, Manifest, PartRecord
 from holdfast.format.sealed import record_digest, unseal
 from holdfast.store.contract import Store
+
+log = logging.getLogger(__name__)
+
+_newer_peers: set[str] = set()
+"""The peers of which it was told that their format is newer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +86,8 @@ def find_sources(
         StepUncommittedError: it was begun, and neither committed nor complete in RAM.
         CheckpointDamagedError: a record, or every copy of a part, is damaged or missing.
         StorageError: its manifest cannot be read, and it is not complete in RAM.
+        NewerFormatError: this host's RAM, or the durable tier, has it in a newer format. What a
+            peer has so is passed over, and told in the log once for each peer.
     """
     listed = [(store, listings[store.name].get(checkpoint, Listing())) for store in stores]
     parts, passed_over = [], []
@@ -101,6 +110,11 @@ def find_sources(
                     copies.append((store, part))
                 except (CheckpointDamagedError, StorageError) as error:
                     passed_over.append(f"{store.name}: {error}")
+                except NewerFormatError as error:
+                    if store.tier != PEER:
+                        raise
+                    passed_over.append(f"{store.name}: {error}")
+                    _warn_of_newer(store, error)
         if not copies:
             raise CheckpointDamagedError(_no_copy(checkpoint, rank, part_count, passed_over))
         _check_length(copies, listings)
@@ -123,6 +137,12 @@ def find_sources(
         layouts=layouts,
         passed_over=tuple(passed_over),
     )
+
+
+def _warn_of_newer(store: Store, error: NewerFormatError) -> None:
+    if store.name not in _newer_peers:
+        _newer_peers.add(store.name)
+        log.warning("%s is passed over, its Holdfast is newer than this one: %s", store.name, error)
 
 
 def part_source(

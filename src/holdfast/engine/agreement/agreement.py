@@ -240,11 +240,12 @@ class Agreement:
                 if leader is not None:
                     leader.durability.listing_failed(turn)
             case facts.AttemptBegun():
-                if starting is not None and starting.awaits(fact.attempt):
+                attempt = fact.asked.attempt
+                if starting is not None and starting.awaits(fact.asked):
                     starting.attempt_begun(fact)
                 else:
                     # The start that asked for it is gone; the record fences all the same.
-                    self.fence(turn, fact.attempt, f"attempt {fact.attempt} has begun")
+                    self.fence(turn, attempt, f"attempt {attempt} has begun")
             case facts.AttemptTaken() if starting is not None:
                 starting.attempt_taken(fact)
             case facts.BeginFailed() if starting is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from holdfast.engine.agreement.effects import BeginAttempt
 from holdfast.engine.agreement.messages import NO_STEP, AnyMessage, Kind
 from holdfast.format.names import CheckpointId
 
@@ -255,21 +256,21 @@ class ListingFailed:
 class AttemptBegun:
     """The attempt's record was put, where there was none."""
 
-    attempt: int
+    asked: BeginAttempt
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptTaken:
     """Somebody else has that number."""
 
-    attempt: int
+    asked: BeginAttempt
 
 
 @dataclass(frozen=True, slots=True)
 class BeginFailed:
     """Storage refused; whether the record stands is not known."""
 
-    attempt: int
+    asked: BeginAttempt
     reason: str
 
 

@@ -74,7 +74,7 @@ class Starting:
     _is_asking: bool = False
     _failures: int = 0
     _taken: int = 0
-    _number: int = 0
+    _asked_for: BeginAttempt | None = None
     _own_number: int = 0
     _asked: set[str] = field(default_factory=set)
     _patient_until_secs: float | None = None
@@ -127,18 +127,21 @@ class Starting:
         """It could not be."""
         self._failed(turn, fact.reason)
 
-    def awaits(self, attempt: int) -> bool:
-        """Whether it has asked for that number, and not heard yet."""
-        return self._phase is _Phase.BEGIN and attempt == self._number
+    def awaits(self, asked: BeginAttempt) -> bool:
+        """Whether it has asked for that record, and not heard yet.
+
+        A start before this one may have asked for the same number, for another record.
+        """
+        return self._phase is _Phase.BEGIN and asked == self._asked_for
 
     def attempt_begun(self, fact: AttemptBegun) -> None:
         """The record stands: this start has the number."""
-        if self.awaits(fact.attempt):
-            self._reign(fact.attempt)
+        if self.awaits(fact.asked):
+            self._reign(fact.asked.attempt)
 
     def attempt_taken(self, fact: AttemptTaken) -> None:
         """Somebody else has the number: whoever that is may live."""
-        if not self.awaits(fact.attempt):
+        if not self.awaits(fact.asked):
             return
         self._is_asking = False
         self._taken += 1
@@ -149,10 +152,10 @@ class Starting:
 
     def begin_failed(self, turn: Turn, fact: BeginFailed) -> None:
         """It is not known whether the record stands; its number is not asked for again."""
-        if self._phase is _Phase.BEGIN:
+        if self.awaits(fact.asked):
             self._phase = _Phase.LIST
             # The record may be this start's own, which is then no other attempt in the way.
-            self._own_number = fact.attempt
+            self._own_number = fact.asked.attempt
             self._failed(turn, fact.reason)
 
     def heard_alive(self, message: Alive) -> None:
@@ -212,8 +215,9 @@ class Starting:
             if is_partly_there and self._ask_others(turn):
                 return
         self._is_asking = True
-        self._number = self.listed.newest_attempt + 1
-        turn.act(BeginAttempt(self._number, self.origin, self.group.word))
+        number = self.listed.newest_attempt + 1
+        self._asked_for = BeginAttempt(number, self.origin, self.group.word)
+        turn.act(self._asked_for)
 
     def _ask_others(self, turn: Turn) -> bool:
         """Asks hosts of the attempt before, which may hold the rest; whether to wait for them."""
