@@ -141,12 +141,19 @@ def _ranks(parts: Iterator[Path]) -> set[int]:
     return {int(path.name.split("-")[1]) for path in parts}
 
 
-def spin_until(is_true: Callable[[], bool], secs: float = 60.0) -> None:
-    """As `wait_until`, for moments that are short."""
+def comes_true(is_true: Callable[[], bool], secs: float) -> bool:
+    """Whether it does within that time; it is looked at often, because moments may be short."""
     deadline = time.monotonic() + secs
     while not is_true():
-        assert time.monotonic() < deadline, f"{is_true} did not come true in {secs} s"
+        if time.monotonic() > deadline:
+            return False
         time.sleep(0.0005)
+    return True
+
+
+def spin_until(is_true: Callable[[], bool], secs: float = 60.0) -> None:
+    """As `wait_until`, for moments that are short."""
+    assert comes_true(is_true, secs), f"{is_true} did not come true in {secs} s"
 
 
 @contextlib.contextmanager
@@ -163,13 +170,27 @@ def stopped_inside(
     is_inside: Callable[[int], bool],
 ) -> int:
     """Stops the process in the middle of what it does for one of the steps; which one that is."""
-    for step in steps:
-        spin_until(lambda step=step: has_begun(step))
+    left = list(steps)
+    while left:
+        step = _first_begun(left, has_begun)
         stop(pid)
         if is_inside(step):
             return step
         os.kill(pid, signal.SIGCONT)
+        left = [later for later in left if later > step]
     raise AssertionError("it was never caught in the middle")
+
+
+def _first_begun(steps: list[int], has_begun: Callable[[int], bool]) -> int:
+    """Some step of which it has begun, once there is one: a first one may have come and gone."""
+    found: list[int] = []
+
+    def is_any() -> bool:
+        found.extend(step for step in steps if has_begun(step))
+        return bool(found)
+
+    spin_until(is_any)
+    return max(found)
 
 
 def stopped_before_the_manifest(hosts: list[Host], run: Path) -> int:
@@ -178,13 +199,14 @@ def stopped_before_the_manifest(hosts: list[Host], run: Path) -> int:
     def are_all_durable(step: int) -> bool:
         if is_committed(run, step):
             return False
+        all_ranks = set(range(len(hosts)))
         # Silent for longer, the leader would be followed by another.
-        wait_until(lambda: durable_parts(run, step) == set(range(len(hosts))), secs=4.0)
-        return not is_committed(run, step)
+        is_in_time = comes_true(lambda: durable_parts(run, step) == all_ranks, 4.0)
+        return is_in_time and not is_committed(run, step)
 
     return stopped_inside(
         hosts[0].agent().pid,
         range(8, 200, 4),
-        lambda step: 0 in durable_parts(run, step),
+        lambda step: 0 in durable_parts(run, step) and not is_committed(run, step),
         are_all_durable,
     )

@@ -135,7 +135,7 @@ def newest_step(job: Job, rank: int) -> int:
     return max((line["step"] for line in job.ranks[rank].said("step")), default=-1)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_slow_peer_costs_a_bounded_wait_and_the_next_one_is_read(
     net: network.Network, tmp_path: Path
 ) -> None:

@@ -80,7 +80,7 @@ def standing_still(job: Job, *, with_agents: bool) -> Iterator[None]:
 
 def check_fenced(job: Job, run: Path, others: list[dict[str, Any]]) -> None:
     """The old ranks could delete nothing, have ended as fenced, and nothing of them came later."""
-    codes = [rank.wait() for rank in job.ranks]
+    codes = [rank.wait(90) for rank in job.ranks]
     told = [rank.together() for rank in job.ranks]
     assert all(codes), told
     # JAX may have ended one of them, because the other one was gone first.
@@ -129,18 +129,25 @@ def test_hosts_that_were_gone_when_the_next_attempt_began_can_do_nothing_when_th
 
 
 def check_serves_no_older_attempt(host: Host, run: Path) -> None:
+    """The host's agent serves those who know of attempt 2, and nobody else once it has heard."""
+    assert not is_refused(host, run, attempt=2)
+    wait_until(lambda: is_refused(host, run, attempt=1))
+
+
+def is_refused(host: Host, run: Path, attempt: int) -> bool:
+    """Whether one who knows of no newer attempt than that may read nothing there."""
     status = host.agent()
     assert status.peer_address is not None
-    for attempt in (1, 2):
-        access = PeerAccess(
-            address=parse_address(status.peer_address),
-            run_id=status.run_id,
-            token=read_token(str(run / "agents.token")),
-            attempt=lambda attempt=attempt: attempt,
-        )
-        with contextlib.closing(PeerStore(access, SystemClock())) as peer:
-            if attempt == 2:
-                list(peer.list("checkpoints"))
-                continue
-            with pytest.raises(StorageError, match="attempt"):
-                peer.list("checkpoints")
+    access = PeerAccess(
+        address=parse_address(status.peer_address),
+        run_id=status.run_id,
+        token=read_token(str(run / "agents.token")),
+        attempt=lambda: attempt,
+    )
+    with contextlib.closing(PeerStore(access, SystemClock())) as peer:
+        try:
+            list(peer.list("checkpoints"))
+        except StorageError as error:
+            assert f"no newer attempt than {attempt} is served" in str(error)
+            return True
+    return False
