@@ -20,13 +20,17 @@ import msgspec
 from rich.console import Console
 
 from holdfast.clock import Clock, SystemClock
-from holdfast.demo.failures import choose_failures, stop_agents
+from holdfast.demo.agents import stop_agents
+from holdfast.demo.failures import choose_failures
+from holdfast.demo.plan import Plan
 from holdfast.demo.progress import Display, make_display
 from holdfast.demo.report import make_report, read_commits
-from holdfast.demo.runner import Plan, RunLog, drive
+from holdfast.demo.runner import RunLog, drive
 from holdfast.demo.table import print_report, verdict
 from holdfast.errors import HoldfastError, InvalidArgumentError
 
+_STEPS = 256
+_STEPS_OF_HOSTS = 64
 _NEEDED = ("jax", "optax", "grain", "matplotlib")
 
 
@@ -36,7 +40,8 @@ class DemoOptions:
 
     Attributes:
         directory: where everything goes; None for a new temporary folder.
-        steps: training steps of each of the two runs.
+        hosts: how many hosts each of the two runs has.
+        steps: training steps of each of them; None for as many as take a minute or so.
         seed: chooses the failures, the initial weights and the order of batches.
         kill_agent: whether the agent is killed too.
         interval_secs: the least time between two checkpoints.
@@ -45,7 +50,8 @@ class DemoOptions:
     """
 
     directory: Path | None = None
-    steps: int = 256
+    hosts: int = 1
+    steps: int | None = None
     seed: int = 0
     kill_agent: bool = False
     interval_secs: float = 1.0
@@ -82,12 +88,16 @@ def _run(options: DemoOptions, folder: Path, console: Console) -> int:
 
     clock = SystemClock()
     began = clock.monotonic()
-    failures = choose_failures(options.seed, options.steps, kill_agent=options.kill_agent)
+    steps = options.steps or (_STEPS if options.hosts == 1 else _STEPS_OF_HOSTS)
+    failures = choose_failures(
+        options.seed, steps, kill_agent=options.kill_agent, hosts=options.hosts
+    )
     plans = [
         Plan(
             name=name,
             folder=folder,
-            steps=options.steps,
+            hosts=options.hosts,
+            steps=steps,
             seed=options.seed,
             interval_secs=options.interval_secs,
             failures=dealt,
