@@ -101,7 +101,12 @@ def main() -> None:
     policy = save_decision_policy.ContinuousCheckpointingPolicy()
     if "interval" in todo:
         policy = save_decision_policy.FixedIntervalPolicy(todo["interval"])
-    ram = holdfast.RamTier(linger_secs=30, copies=todo.get("copies", 2))
+    in_ram = todo.get("ram_interval")
+    ram = holdfast.RamTier(
+        linger_secs=30,
+        copies=todo.get("copies", 2),
+        save_decision_policy=save_decision_policy.FixedIntervalPolicy(in_ram) if in_ram else None,
+    )
     with holdfast.CheckpointManager(
         directory,
         save_decision_policy=policy,
@@ -128,6 +133,8 @@ def main() -> None:
             if manager.reached_preemption(step):
                 say(left=step)
                 break
+        if todo.get("stay"):
+            signal.pause()
         manager.wait_until_finished()
         say(saved=saved, steps=manager.all_steps())
     jax.distributed.shutdown()
