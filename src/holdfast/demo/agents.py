@@ -59,7 +59,7 @@ class AgentProcess:
             os.close(pidfd)
 
     def remove_memory(self) -> None:
-        """Removes all that its host held in RAM; its process has to be gone."""
+        """Removes all that its host held in RAM; the agent has to be gone."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -101,15 +101,22 @@ def agent_of(run: Path, host: str, clock: Clock) -> AgentProcess:
 def stop_agents(run: Path) -> None:
     """Lets the agents of a run make durable what they hold and leave; kills those that do not.
 
+    Whatever happens, none of them is left, and none of their memory: not even what could not be
+    made durable, which agents leave to the next start of the run.
+
     Raises:
-        AgentUnavailableError: they did not leave by themselves; none is left all the same.
+        AgentUnavailableError: they did not leave by themselves.
     """
+    found = agents_of(run)
     try:
-        if agents_of(run):
+        if found:
             _holdfast("stop", str(run), "--timeout", str(_STOP_SECS_MAX / 2))
     finally:
-        for agent in agents_of(run):
+        # Only those are killed that are there now: of the others somebody else may have the id.
+        left = agents_of(run)
+        for agent in left:
             agent.kill()
+        for agent in found + left:
             agent.remove_memory()
 
 

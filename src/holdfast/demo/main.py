@@ -7,6 +7,7 @@ processes that the demo started, trainers and agents, are ended when it ends, ho
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import signal
 import tempfile
 import threading
@@ -28,6 +29,9 @@ from holdfast.demo.report import make_report, read_commits
 from holdfast.demo.runner import RunLog, drive
 from holdfast.demo.table import print_report, verdict
 from holdfast.errors import HoldfastError, InvalidArgumentError
+
+_ROOM_BYTES = 64 << 20
+"""What a run takes at most, about."""
 
 _STEPS = 256
 _STEPS_OF_HOSTS = 64
@@ -76,7 +80,10 @@ def run_demo(options: DemoOptions, *, console: Console | None = None) -> int:
             return _run(options, folder, console)
     except HoldfastError as error:
         where = "" if folder is None else f"\nThe logs of the trainers are {folder}/*.log"
-        _say(console, f"{error}{where}")
+        _say(console, f"{error}{where}{_little_room(folder)}")
+        return 2
+    except OSError as error:
+        _say(console, f"holdfast demo: its own files: {error}{_little_room(folder)}")
         return 2
     except KeyboardInterrupt:
         _say(console, f"interrupted; what the demo started is ended, its logs are in {folder}")
@@ -154,6 +161,18 @@ def _prepare_folder(wanted: Path | None) -> Path:
             f"holdfast demo: expected {wanted} to be empty, found files; choose another folder"
         )
     return wanted.resolve()
+
+
+def _little_room(folder: Path | None) -> str:
+    """What is to be said where the disk is full: the trainers' logs may not have it any more."""
+    if folder is None:
+        return ""
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes > _ROOM_BYTES:
+        return ""
+    return (
+        f"\nThe disk of {folder} has {free_bytes} bytes left: free some, or choose another folder"
+    )
 
 
 @contextmanager
