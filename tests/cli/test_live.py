@@ -30,10 +30,19 @@ def test_status_tells_of_two_agents(one_host: Host, tmp_path: Path) -> None:
     assert trainer["step"] >= 1
     assert two["leaves_in_secs"] is None
     assert two["ram_bytes"] > 0
+    first, second = answer(one_host, "status")["runs"]
+    assert (first["run"], second["run"]) == (one["run"], two["run"])
+    assert first["goes_on_from"] == [{"lost_domains_max": None, "step": 1, "attempt": 1}]
+    assert [(h["host"], h["pid"], h["problem"]) for h in second["hosts"]] == [
+        ("host-a", two["pid"], "")
+    ]
     out = holdfast(one_host, "status", tmp_path / "two").stdout
     assert str(tmp_path / "one") not in out
     assert f"rank 0: process {live.pid}, at step" in out
     assert all(len(line) <= 100 for line in out.splitlines())
+    # Of a run on one host nothing is told of hosts.
+    assert "survives" not in out
+    assert out.startswith("run ")
 
     # Which of the two is to be stopped has to be said, and not while its trainer lives.
     assert "name a DIR, or --all" in holdfast(one_host, "stop", code=2).stderr

@@ -32,7 +32,12 @@ def life(spawned: float, begin: Started, end: int, last: Record | None = None) -
     for index, number in enumerate(range(begin.first_step, end)):
         records.append(step(number, spawned + 4 + index))
         records.append(Saved(step=number, taken=number % 5 == 0, secs=0.01))
-    return Start(spawned=spawned, records=tuple(records) + ((last,) if last else ()))
+    return Start(spawned=spawned, by_host=(tuple(records) + ((last,) if last else ()),))
+
+
+def strike(failure: Failure, time: float, start: int) -> Strike:
+    host = f"host-{failure.host}"
+    return Strike(failure=failure, host=host, time=time, pid=7, start=start)
 
 
 def interrupted_run() -> RunLog:
@@ -53,7 +58,7 @@ def interrupted_run() -> RunLog:
         (Kind.KILL_AGENT, 24, 1047.25, 2),
     )
     strikes = tuple(
-        Strike(failure=Failure(kind=kind, step=at, phase=0.5), time=time, pid=7, start=start)
+        strike(Failure(kind=kind, step=at, phase=0.5), time, start)
         for kind, at, time, start in dealt
     )
     return RunLog(starts=starts, strikes=strikes)
@@ -61,3 +66,24 @@ def interrupted_run() -> RunLog:
 
 def uninterrupted_run() -> RunLog:
     return RunLog(starts=(life(2000.0, started(2000.0, 0), STEPS, finished(2040.0)),), strikes=())
+
+
+def run_that_loses_a_host() -> RunLog:
+    """Of two hosts the second one is lost after step 11, which it did not finish; resumed at 9."""
+    one, other = life(1000.0, started(1000.0, 0), 12), life(1000.25, started(1000.0, 0), 11)
+    ram, peer = {"ram": 2_000_000, "peer": 1_000_000}, {"peer": 3_000_000}
+    ends = [
+        life(1020.0 + later, started(1020.0, 9, sources), STEPS, finished(1050.0))
+        for later, sources in ((0.0, ram), (0.25, peer))
+    ]
+    starts = (
+        Start(spawned=1000.0, by_host=one.by_host + other.by_host),
+        Start(spawned=1020.0, by_host=ends[0].by_host + ends[1].by_host),
+    )
+    lost = Failure(kind=Kind.LOSE_HOST, step=11, phase=0.5, host=1)
+    return RunLog(starts=starts, strikes=(strike(lost, 1015.5, 0),))
+
+
+def uninterrupted_run_of_two_hosts() -> RunLog:
+    (start,) = uninterrupted_run().starts
+    return RunLog(starts=(Start(spawned=start.spawned, by_host=start.by_host * 2),), strikes=())

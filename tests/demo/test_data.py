@@ -1,7 +1,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.demo.data import BatchShape, batch_iterator
+from holdfast.demo.data import Batches, BatchShape, batch_iterator
 
 _SHAPE = BatchShape(windows=4, context=16)
 
@@ -47,3 +47,29 @@ def test_the_seed_decides_the_order() -> None:
     one, same, other = (next(batch_iterator(_corpus(), _SHAPE, seed=seed)) for seed in (1, 1, 2))
     assert np.array_equal(one, same)
     assert not np.array_equal(one, other)
+
+
+def test_hosts_share_the_data_and_none_sees_what_another_one_does() -> None:
+    corpus = np.repeat(np.arange(12, dtype=np.uint8), 34)  # Twelve stretches.
+    shape = BatchShape(windows=2, context=16)
+    found = []
+    for host in range(3):
+        iterator = batch_iterator(corpus, shape, seed=1, host=host, hosts=3)
+        found.append({int(window[0]) for _ in range(2) for window in next(iterator)})
+    assert all(len(stretches) == 4 for stretches in found)
+    assert set.union(*found) == set(range(12))
+
+
+def test_the_digest_of_all_batches_goes_on_where_it_was_saved() -> None:
+    def make() -> Batches:
+        return Batches(batch_iterator(_corpus(), _SHAPE, seed=1))
+
+    whole, first, second = make(), make(), make()
+    for _ in range(7):
+        whole.take()
+        first.take()
+    second.set_state(first.get_state())
+    for _ in range(3):
+        one, other = whole.take(), second.take()
+        assert one[1] == other[1]
+    assert whole.digest == second.digest != first.digest

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.clock import SystemClock
 from holdfast.demo.failures import STEPS_MIN, Kind, choose_failures, strike
 from holdfast.errors import InvalidArgumentError
 
@@ -39,8 +40,21 @@ def test_too_few_steps_are_refused() -> None:
         choose_failures(0, STEPS_MIN - 1, kill_agent=False)
 
 
+@pytest.mark.parametrize("hosts", [2, 3, 8])
+def test_of_several_hosts_two_are_lost_one_after_the_other(hosts: int) -> None:
+    lost_first = set()
+    for seed in range(200):
+        failures = choose_failures(seed, 64, kill_agent=False, hosts=hosts)
+        assert [failure.kind for failure in failures] == [Kind.LOSE_HOST] * 2
+        assert failures[0].host != failures[1].host
+        assert failures[1].step - failures[0].step > 64 // 20
+        lost_first.add(failures[0].host)
+    # Rank 0's host, whose agent leads, like any other.
+    assert lost_first == set(range(hosts))
+
+
 @pytest.mark.parametrize(("kind", "signal"), [(Kind.KILL, 9), (Kind.TERMINATE, 15)])
 def test_a_strike_hits_the_process_it_names(kind: Kind, signal: int, tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        assert strike(kind, process.pid, tmp_path) == process.pid
+        assert strike(kind, process.pid, tmp_path, "host", SystemClock()) == process.pid
         assert process.wait(30) == -signal

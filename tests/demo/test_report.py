@@ -11,7 +11,14 @@ from holdfast.demo.failures import Kind
 from holdfast.demo.journal import Finished, Record, Step
 from holdfast.demo.report import compare, intervals_secs, make_report, percentile, read_commits
 from holdfast.demo.table import describe_sources, print_report, verdict
-from tests.demo.made_up import STEPS, finished, interrupted_run, uninterrupted_run
+from tests.demo.made_up import (
+    STEPS,
+    finished,
+    interrupted_run,
+    run_that_loses_a_host,
+    uninterrupted_run,
+    uninterrupted_run_of_two_hosts,
+)
 
 
 def test_each_failure_is_charged_what_it_cost() -> None:
@@ -67,8 +74,16 @@ def test_commits_are_read_from_all_events_but_torn_lines_and_recoveries(tmp_path
     assert commits[1][1] - commits[0][1] == 3.5
 
 
-def _records(change: Callable[[Record], Record] = lambda record: record) -> list[Record]:
-    return [change(record) for start in interrupted_run().starts for record in start.records]
+ByHost = list[list[Record]]
+
+
+def _records(change: Callable[[Record], Record] = lambda record: record) -> ByHost:
+    starts = interrupted_run().starts
+    return [[change(record) for start in starts for record in start.by_host[0]]]
+
+
+def _whole() -> ByHost:
+    return [list(uninterrupted_run().starts[0].by_host[0])]
 
 
 def _change_step(field: str, time: float) -> Callable[[Record], Record]:
@@ -88,8 +103,7 @@ def _change_end(field: str) -> Callable[[Record], Record]:
 
 
 def test_equal_runs_are_identical() -> None:
-    whole = uninterrupted_run().starts[0].records
-    same = compare(_records(), whole)
+    same = compare(_records(), _whole())
     assert same.holds
     assert (same.equal_losses, same.steps) == (STEPS, STEPS)
     assert verdict(same) == (
@@ -113,18 +127,71 @@ def test_equal_runs_are_identical() -> None:
     ],
 )
 def test_any_difference_is_found_and_told(change: Callable[[Record], Record], told: str) -> None:
-    found = compare(_records(change), uninterrupted_run().starts[0].records)
+    found = compare(_records(change), _whole())
     assert not found.holds
     assert verdict(found).count("NO") == 1
     assert told in verdict(found)
 
 
 def test_a_missing_step_is_a_difference() -> None:
-    whole = uninterrupted_run().starts[0].records
-    without = [r for r in whole if not (isinstance(r, Step) and r.step == 29)]
+    whole = _whole()
+    without = [[r for r in whole[0] if not (isinstance(r, Step) and r.step == 29)]]
     for found in (compare(without, whole), compare(whole, without)):
         assert not found.holds
         assert (found.equal_losses, found.steps) == (STEPS - 1, STEPS)
+
+
+def test_a_lost_host_is_charged_what_it_cost_all_hosts() -> None:
+    report = make_report(0, run_that_loses_a_host(), uninterrupted_run_of_two_hosts(), [])
+    assert report.hosts == 2
+    (lost,) = report.failures
+    assert (lost.kind, lost.host) == (Kind.LOSE_HOST, "host-1")
+    # The first host had finished step 11, the lost one had not.
+    assert (lost.last_step, lost.next_step, lost.steps_lost) == (11, 9, 3)
+    assert lost.recovery_secs == 4.0
+    assert lost.restored_step == 8
+    assert lost.sources == {"ram": 2_000_000, "peer": 4_000_000}
+    assert report.identity.holds
+
+
+@pytest.mark.parametrize("host", [0, 1])
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (_change_end("params"), "parameters NO"),
+        (_change_end("batches"), "order of batches NO"),
+        (_change_step("batch", 1026.25), "order of batches NO"),
+        (_change_step("loss", 1026.25), "losses NO"),
+    ],
+)
+def test_a_difference_on_any_host_is_found_and_told(
+    change: Callable[[Record], Record], told: str, host: int
+) -> None:
+    run = run_that_loses_a_host()
+    # Both hosts wrote a step at a quarter past: only the second one's records are of that time.
+    records = [[r for start in run.starts for r in start.by_host[one]] for one in (0, 1)]
+    records = records[::-1] if host == 0 else records
+    records[host] = [change(record) for record in records[host]]
+    whole = [list(h) for h in uninterrupted_run_of_two_hosts().starts[0].by_host]
+    found = compare(records, whole)
+    assert not found.holds
+    assert verdict(found).count("NO") == 1
+    assert told in verdict(found)
+
+
+def test_hosts_that_differ_alike_in_both_runs_are_a_difference() -> None:
+    whole = [list(h) for h in uninterrupted_run_of_two_hosts().starts[0].by_host]
+    whole[1] = [
+        _change_end("params")(record)
+        if isinstance(record, Finished)
+        else msgspec.structs.replace(record, loss="0x1.0p+0")
+        if isinstance(record, Step)
+        else record
+        for record in whole[1]
+    ]
+    found = compare(whole, whole)
+    assert not found.params
+    assert found.equal_losses == 0
 
 
 def test_sources_are_told_by_size() -> None:
@@ -147,3 +214,14 @@ def test_the_table_fits_a_terminal_of_80_columns() -> None:
     assert "123.00 s of 4567.8 s, 2.69%" in text
     assert "P50 2.00 s, P95 2.00 s" in text
     assert "[a part] is missing" in text
+
+
+def test_the_table_names_the_lost_host_and_what_the_disk_was_not_asked_for() -> None:
+    report = make_report(0, run_that_loses_a_host(), uninterrupted_run_of_two_hosts(), [])
+    console = Console(file=io.StringIO(), width=80)
+    print_report(report, console)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "host-1 lost      11       3      4.00 s    0.25 s   peers 4.0 MB" in text
+    assert "+ RAM 2.0 MB" in text
+    assert "+ disk 0.0 MB" in text

@@ -206,6 +206,8 @@ def main() -> None:
         if start and todo.get("values"):
             say(values=manager.process_values(start - 1), left_out=report.left_out)
         saved = train(manager, range(start, start + todo["steps"]), rank, todo)
+        if todo.get("stay"):
+            signal.pause()
         manager.wait_until_finished()
         if todo.get("delete_on") == rank:
             say(deletes=True)

@@ -148,6 +148,5 @@ def is_refused(host: Host, run: Path, attempt: int) -> bool:
         try:
             list(peer.list("checkpoints"))
         except StorageError as error:
-            assert f"no newer attempt than {attempt} is served" in str(error)
-            return True
+            return f"no newer attempt than {attempt} is served" in str(error)
     return False

@@ -236,6 +236,7 @@ MESSAGES: dict[str, Any] = {
     "report": protocol.Report(event="restored", data={"step": 1, "attempt": 1, "secs": 0.5}),
     "detach": protocol.Detach(group="g", rank=0),
     "status": protocol.Empty(),
+    "job": protocol.Empty(),
     "stop": protocol.Stop(),
 }
 

@@ -130,7 +130,13 @@ def test_without_the_token_nothing_is_told(server: PeerServer, header: bytes) ->
                 server, b"GET %s HTTP/1.1\r\nHost: a\r\n%sConnection: close\r\n\r\n" % (t, header)
             ),
         )
-        for t in (objects(IMAGE).encode(), objects("no").encode(), b"/other/objects/a", b"/x")
+        for t in (
+            objects(IMAGE).encode(),
+            objects("no").encode(),
+            f"/{RUN}/status/host-a".encode(),
+            b"/other/objects/a",
+            b"/x",
+        )
     }
     (answer,) = answers
     assert status_of(answer) == 401
@@ -146,7 +152,7 @@ def test_the_same_request_with_the_token_is_answered(server: PeerServer) -> None
 
 
 def test_another_run_is_refused_and_says_so(server: PeerServer) -> None:
-    for kind in ("objects", "names"):
+    for kind in ("objects", "names", "status"):
         answer = told(server, request(f"/another-run/{kind}/checkpoints"))
         assert status_of(answer) == 404
         assert RUN.encode() in body_of(answer)

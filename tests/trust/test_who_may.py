@@ -37,6 +37,7 @@ READ = "import sys; print(open(sys.argv[1], 'rb').read(1))"
 LIST = "import os, sys; print(os.listdir(sys.argv[1]))"
 CALLS = [
     ("status", "{}"),
+    ("job", "{}"),
     ("stop", "{}"),
     ("delete", '{"ids":[[1,1]]}'),
     ("request", "{}"),

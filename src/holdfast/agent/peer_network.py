@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from holdfast.agent.agreeing import Agreeing
 from holdfast.agent.messenger import Messenger, Sender
+from holdfast.agent.overview import HostStatus, encode_status
 from holdfast.agent.peer_config import PeerConfig, listen, read_token
 from holdfast.agent.peer_server import PeerServer, Served
 from holdfast.agent.peers import Peers
@@ -44,16 +46,22 @@ class PeerNetwork:
         tls = self._config.tls if self._config is not None else None
         self.peers = Peers(state.config.run_id, state.clock, self._token, tls)
 
-    def open(self, agreeing: Agreeing) -> None:
+    def open(self, agreeing: Agreeing, own_status: Callable[[], HostStatus]) -> None:
         """Serves from now on; messages that come are told to the agreement."""
         if self._config is None or self._token is None:
             return
         try:
-            self._open(agreeing, self._config, self._token)
+            self._open(agreeing, own_status, self._config, self._token)
         except HoldfastError as error:
             self._tell(error)
 
-    def _open(self, agreeing: Agreeing, config: PeerConfig, token: str) -> None:
+    def _open(
+        self,
+        agreeing: Agreeing,
+        own_status: Callable[[], HostStatus],
+        config: PeerConfig,
+        token: str,
+    ) -> None:
         state = self._state
         loop = asyncio.get_running_loop()
 
@@ -63,12 +71,20 @@ class PeerNetwork:
             # What a host says of itself is believed, what others say of it where it is newer.
             agreeing.reached(sender, address)
             agreeing.learn(others)
+            self.peers.heard(sender)
             agreeing.tell(Received(sender, message))
 
         def deliver(
             sender: str, address: PeerAddress, message: AnyMessage, others: dict[str, PeerAddress]
         ) -> None:
             loop.call_soon_threadsafe(received, sender, address, message, others)
+
+        async def said() -> bytes:
+            return encode_status(own_status())
+
+        def status() -> Awaitable[bytes]:
+            # Asked for in the server's thread; all that it tells of is this one's.
+            return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(said(), loop))
 
         served = Served(
             # One of its own: it is used by another thread.
@@ -78,6 +94,7 @@ class PeerNetwork:
             tls=serving_context(config.tls) if config.tls is not None else None,
             deliver=deliver,
             serves=lambda attempt: agreeing.agreement.serves(attempt),
+            status=status,
         )
         self._server = PeerServer(served, listen(config.address, config.port))
         since = int(state.clock.now().timestamp() * 1000)

@@ -19,7 +19,7 @@ import logging
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -39,6 +39,7 @@ from holdfast.errors import (
     HoldfastError,
     InvalidArgumentError,
     ObjectNotFoundError,
+    StorageError,
 )
 from holdfast.store.peer_connection import PeerAddress, parse_address
 from holdfast.store.peer_messages import (
@@ -49,6 +50,7 @@ from holdfast.store.peer_messages import (
     MESSAGES,
     NAMES,
     NAMES_SIZE_MAX_BYTES,
+    STATUS,
     Names,
     Refusal,
     check_token,
@@ -66,6 +68,7 @@ HEADER_SIZE_MAX_BYTES = 8190
 ACCEPT_AGAIN_SECS = 0.1
 KEEPALIVE_SECS = 3600.0
 START_SECS = 10.0
+STATUS_SECS = 2.0
 SHUTDOWN_SECS = 0.2
 CLOSE_SECS = 10.0
 
@@ -87,7 +90,8 @@ class Served:
     """What is served to whom. `store` is only read, and by this server alone.
 
     `deliver` is called in the server's thread, and must not wait. So is `serves`: whether one who
-    knows of no newer attempt than that may read here.
+    knows of no newer attempt than that may read here. `status` is awaited there: what the agent
+    says of itself, as JSON.
     """
 
     store: RamStore
@@ -96,6 +100,7 @@ class Served:
     tls: ssl.SSLContext | None = None
     deliver: Deliver | None = None
     serves: Callable[[int], bool] = lambda attempt: True
+    status: Callable[[], Awaitable[bytes]] | None = None
 
 
 class PeerServer:
@@ -225,6 +230,8 @@ class PeerServer:
             return _refusal(405, error, {"Allow": "POST" if kind == MESSAGES else "GET, HEAD"})
         if kind == MESSAGES:
             return await self._message(request, key)
+        if kind == STATUS:
+            return await self._status()
         told = request.headers.get(ATTEMPT_HEADER, "0")
         attempt = int(told) if told.isascii() and told.isdecimal() and len(told) < 10 else 0
         if not self._served.serves(attempt):
@@ -255,6 +262,15 @@ class PeerServer:
             raise InvalidArgumentError("a message did not come in time") from error
         self._served.deliver(sender, address, decode_message(bytes(data)), others)
         return web.Response(status=204)
+
+    async def _status(self) -> web.StreamResponse:
+        if self._served.status is None:
+            raise ObjectNotFoundError("this agent says nothing of itself")
+        try:
+            async with asyncio.timeout(STATUS_SECS):
+                return _json(200, await self._served.status())
+        except TimeoutError as error:
+            raise StorageError(f"the agent is busy for more than {STATUS_SECS:.0f} s") from error
 
     async def _object(
         self, request: web.BaseRequest, connection: ServedConnection, key: str

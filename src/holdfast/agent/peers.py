@@ -23,14 +23,15 @@ class Peers:
     def __init__(
         self, run_id: str, clock: Clock, token: str | None = None, tls: PeerTls | None = None
     ) -> None:
-        self._run_id = run_id
+        self.run_id = run_id
         self._clock = clock
-        self._token = token
-        self._tls = tls
+        self.token = token
+        self.tls = tls
         self._lock = threading.Lock()
         self._addresses: dict[str, PeerAddress] = {}
         self._stores: dict[str, PeerStore] = {}
         self._told = -1, ""
+        self._heard_at_secs: dict[str, float] = {}
         self.version = 0
         """Grows with each address that is another one than before."""
         self.leaders: tuple[str, ...] = ()
@@ -55,6 +56,17 @@ class Peers:
                 self._told = self.version, hosts_text(self._addresses)
             return self._told[1]
 
+    def heard(self, host: str) -> None:
+        """A word of that host came just now."""
+        with self._lock:
+            self._heard_at_secs[host] = self._clock.monotonic()
+
+    def silent_secs(self) -> dict[str, float]:
+        """How long ago the last word came of each host that said any here."""
+        with self._lock:
+            now_secs = self._clock.monotonic()
+            return {host: now_secs - at_secs for host, at_secs in self._heard_at_secs.items()}
+
     def addresses(self) -> dict[str, PeerAddress]:
         """Where each known host is reached."""
         with self._lock:
@@ -69,13 +81,13 @@ class Peers:
         with self._lock:
             found, address = self._stores.get(host), self._addresses.get(host)
             if found is None:
-                if address is None or self._token is None:
+                if address is None or self.token is None:
                     raise StorageError(f"read the memory of host {host}: where it is is not known")
                 access = PeerAccess(
                     address=address,
-                    run_id=self._run_id,
-                    token=self._token,
-                    tls=self._tls,
+                    run_id=self.run_id,
+                    token=self.token,
+                    tls=self.tls,
                     attempt=lambda: self.attempt(),
                 )
                 found = self._stores[host] = PeerStore(access, self._clock)

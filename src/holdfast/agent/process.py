@@ -132,7 +132,7 @@ async def _serve(config: AgentConfig, files: FileSystem, has_place: Callable[[],
     await runner.setup()
     try:
         await service.adopt()
-        network.open(service.agreeing)
+        network.open(service.agreeing, service.own_status)
         await _listen(runner, state.folder)
         await service.run()
     finally:

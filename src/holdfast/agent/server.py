@@ -43,6 +43,7 @@ def application(service: Service, body_secs: float = BODY_SECS) -> web.Applicati
         "report": (protocol.Report, service.report),
         "detach": (protocol.Detach, service.detach),
         "status": (protocol.Empty, service.status),
+        "job": (protocol.Empty, service.job),
         "stop": (protocol.Stop, service.stop),
     }
     for name, (kind, handler) in routes.items():

@@ -15,6 +15,7 @@ from holdfast.agent.group import read_record
 from holdfast.agent.joining import Joining
 from holdfast.agent.keeping import Keeper
 from holdfast.agent.location import GROUP
+from holdfast.agent.overview import HostStatus, Job, ask_hosts, installed_version, job_of
 from holdfast.agent.peers import Peers
 from holdfast.agent.saving import Saving
 from holdfast.agent.state import AgentState
@@ -23,6 +24,7 @@ from holdfast.engine.agreement import effects, facts
 from holdfast.engine.agreement.messages import Kind, Status
 from holdfast.engine.agreement.runs import ranks_in
 from holdfast.engine.agreement.settings import Settings
+from holdfast.engine.agreement.survey import survey
 from holdfast.errors import FencedError, InvalidArgumentError, RunBusyError, WaitTimeoutError
 from holdfast.format.names import CheckpointId
 from holdfast.format.records import Manifest
@@ -319,6 +321,33 @@ class Service:
             peer_address=state.peer_address,
             pulled_bytes=state.pulled_bytes,
         )
+
+    def own_status(self) -> HostStatus:
+        """What this agent says of itself and its host to those that ask."""
+        state, agreement = self._state, self._agreeing.agreement
+        members = state.group.present if state.group is not None else []
+        leader = agreement.leader
+        return HostStatus(
+            host=state.config.host,
+            domain=self._agreeing.domain,
+            version=installed_version(),
+            pid=os.getpid(),
+            attempt=agreement.attempt,
+            leader=agreement.member.following.leader,
+            ranks=tuple(sorted(member.rank for member in members)),
+            ram_bytes=state.pool.size_bytes(),
+            ram_free_bytes=state.pool.left_bytes() if state.has_ram else 0,
+            held=agreement.member.holdings.states(),
+            lead=survey(leader, state.clock.monotonic()) if leader is not None else None,
+        )
+
+    async def job(self, request: protocol.Empty, pid: int) -> Job:
+        own = self._state.config.host
+        answers = await ask_hosts(self._peers, own)
+        addresses = {host: str(address) for host, address in self._peers.addresses().items()}
+        if self._state.peer_address is not None:
+            addresses[own] = self._state.peer_address
+        return job_of(self.own_status(), answers, addresses, self._peers.silent_secs())
 
     def _held(self) -> tuple[protocol.HeldStatus, ...]:
         agreement = self._agreeing.agreement

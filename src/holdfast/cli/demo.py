@@ -8,6 +8,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from holdfast.demo.plan import HOSTS_MAX
+
 
 @click.command()
 @click.option(
@@ -17,12 +19,18 @@ from rich.console import Console
     help="Where everything goes: a new or empty folder. Default: a temporary one.",
 )
 @click.option(
+    "--hosts",
+    metavar="N",
+    type=click.IntRange(min=1, max=HOSTS_MAX),
+    default=1,
+    show_default=True,
+    help="Train over N hosts, which this machine plays; one is lost, and later another.",
+)
+@click.option(
     "--steps",
     metavar="N",
     type=click.IntRange(min=1),
-    default=256,
-    show_default=True,
-    help="Training steps of each of the two runs.",
+    help="Training steps of each of the two runs. Default: 256, over several hosts 64.",
 )
 @click.option(
     "--seed",
@@ -50,7 +58,8 @@ from rich.console import Console
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON document.")
 def demo(
     directory: Path | None,
-    steps: int,
+    hosts: int,
+    steps: int | None,
     seed: int,
     kill_agent: bool,
     interval_secs: float,
@@ -60,7 +69,8 @@ def demo(
     """Train a small model, interrupt it, and show that nothing was lost.
 
     One run is killed and preempted on its way, the other one is not; then both are compared bit by
-    bit. Takes a minute or two on a CPU. The exit code is 0 if they are identical.
+    bit. Over several hosts one of them is lost with its memory, and later another one. Takes a
+    minute or two on a CPU. The exit code is 0 if they are identical.
     """
     # Only the demo needs these packages, and only here.
     from holdfast.demo.main import DemoOptions, run_demo
@@ -69,6 +79,7 @@ def demo(
         directory = Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
     options = DemoOptions(
         directory=directory,
+        hosts=hosts,
         steps=steps,
         seed=seed,
         kill_agent=kill_agent,

@@ -1,4 +1,4 @@
-"""`holdfast status`: the agents of this user on this host, and what is in their care."""
+"""`holdfast status`: this user's agents on this host, their care, and the hosts of their runs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from holdfast.agent.location import ram_folder
 from holdfast.agent.starting import is_locked
 from holdfast.cli import output
 from holdfast.cli.agents import agent_folders_here, living, run_of
+from holdfast.cli.jobs import jobs_of, print_job
 from holdfast.cli.output import Column, counted, secs_text, size_text
 from holdfast.cli.runs import read_only
 
@@ -34,11 +35,13 @@ def status(directory: Path | None, as_json: bool) -> None:
     """Show the agents on this host, or those of the run in DIR.
 
     Of each: its run and process, the trainers that are attached, the checkpoints in its care, and
-    when it leaves.
+    when it leaves. Of a run over several hosts also: its hosts and their agents, which of them
+    holds what, and how many lost hosts it would survive now.
     """
     run_id = read_only(directory).run_id if directory is not None else None
     problems: list[str] = []
     agents = [status for status in living(problems) if run_id in (None, status.run_id)]
+    jobs = jobs_of(agents, problems)
     for problem in problems:
         output.warn(problem)
     answering = {Path(status.folder) for status in agents}
@@ -53,6 +56,10 @@ def status(directory: Path | None, as_json: bool) -> None:
         output.print_json(
             {
                 "agents": [msgspec.to_builtins(agent) for agent in agents],
+                "runs": [
+                    {"run": one.run, "run_id": one.run_id, **msgspec.to_builtins(one.job)}
+                    for one in jobs
+                ],
                 "left_behind": [_document(found) for found in left],
                 "silent": [str(folder) for folder in silent],
             }
@@ -60,6 +67,10 @@ def status(directory: Path | None, as_json: bool) -> None:
         return
     if not agents and not left and not silent:
         output.say("no agents on this host" if directory is None else f"no agent of {directory}")
+    told = [one for one in jobs if len(one.job.hosts) > 1]
+    for one in told:
+        print_job(one)
+        output.say("")
     for number, agent in enumerate(agents):
         if number:
             output.say("")

@@ -23,6 +23,7 @@ _MARKS = {
     Kind.KILL: ("#d55e00", "SIGKILL"),
     Kind.TERMINATE: ("#009e73", "SIGTERM"),
     Kind.KILL_AGENT: ("#8e4585", "agent SIGKILL"),
+    Kind.LOSE_HOST: ("#d55e00", "lost"),
 }
 
 
@@ -56,7 +57,7 @@ def _draw_losses(axes: Axes, report: Report, interrupted: RunLog, uninterrupted:
 
 
 def _mark(axes: Axes, failure: FailureReport, level: int, steps: int) -> None:
-    colour, name = _MARKS[failure.kind]
+    colour, name = _MARKS[failure.kind][0], _name(failure)
     axes.axvline(failure.last_step, color=colour, linestyle="--", linewidth=1.2)
     if failure.steps_lost:
         first_again = failure.last_step + 1 - failure.steps_lost
@@ -83,7 +84,7 @@ def _draw_times(axes: Axes, report: Report, interrupted: RunLog, uninterrupted: 
     for start in interrupted.starts:
         axes.plot(*_time_curve(start, origin), color=_BROKEN, linewidth=1.3)
     for failure, strike in zip(report.failures, interrupted.strikes, strict=True):
-        colour, name = _MARKS[failure.kind]
+        colour, name = _MARKS[failure.kind][0], _name(failure)
         axes.plot(
             strike.time - origin, failure.last_step, "X", color=colour, markersize=9, label=name
         )
@@ -97,6 +98,11 @@ def _draw_times(axes: Axes, report: Report, interrupted: RunLog, uninterrupted: 
     _tidy(axes)
 
 
+def _name(failure: FailureReport) -> str:
+    name = _MARKS[failure.kind][1]
+    return f"{failure.host} {name}" if failure.kind is Kind.LOSE_HOST else name
+
+
 def _cost(failure: FailureReport) -> str:
     if failure.kind is Kind.KILL_AGENT:
         return "the trainer ran on"
@@ -105,12 +111,12 @@ def _cost(failure: FailureReport) -> str:
 
 
 def _loss_curve(start: Start) -> tuple[list[int], list[float]]:
-    steps = [record for record in start.records if isinstance(record, journal.Step)]
+    steps = [record for record in start.by_host[0] if isinstance(record, journal.Step)]
     return [step.step for step in steps], [step.loss_value for step in steps]
 
 
 def _time_curve(start: Start, origin: float) -> tuple[list[float], list[int]]:
-    steps = [record for record in start.records if isinstance(record, journal.Step)]
+    steps = [record for record in start.by_host[0] if isinstance(record, journal.Step)]
     return [step.time - origin for step in steps], [step.step for step in steps]
 
 

@@ -7,6 +7,7 @@ processes that the demo started, trainers and agents, are ended when it ends, ho
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import signal
 import tempfile
 import threading
@@ -20,13 +21,20 @@ import msgspec
 from rich.console import Console
 
 from holdfast.clock import Clock, SystemClock
-from holdfast.demo.failures import choose_failures, stop_agents
+from holdfast.demo.agents import stop_agents
+from holdfast.demo.failures import choose_failures
+from holdfast.demo.plan import Plan
 from holdfast.demo.progress import Display, make_display
 from holdfast.demo.report import make_report, read_commits
-from holdfast.demo.runner import Plan, RunLog, drive
+from holdfast.demo.runner import RunLog, drive
 from holdfast.demo.table import print_report, verdict
 from holdfast.errors import HoldfastError, InvalidArgumentError
 
+_ROOM_BYTES = 64 << 20
+"""What a run takes at most, about."""
+
+_STEPS = 256
+_STEPS_OF_HOSTS = 64
 _NEEDED = ("jax", "optax", "grain", "matplotlib")
 
 
@@ -36,7 +44,8 @@ class DemoOptions:
 
     Attributes:
         directory: where everything goes; None for a new temporary folder.
-        steps: training steps of each of the two runs.
+        hosts: how many hosts each of the two runs has.
+        steps: training steps of each of them; None for as many as take a minute or so.
         seed: chooses the failures, the initial weights and the order of batches.
         kill_agent: whether the agent is killed too.
         interval_secs: the least time between two checkpoints.
@@ -45,7 +54,8 @@ class DemoOptions:
     """
 
     directory: Path | None = None
-    steps: int = 256
+    hosts: int = 1
+    steps: int | None = None
     seed: int = 0
     kill_agent: bool = False
     interval_secs: float = 1.0
@@ -70,7 +80,10 @@ def run_demo(options: DemoOptions, *, console: Console | None = None) -> int:
             return _run(options, folder, console)
     except HoldfastError as error:
         where = "" if folder is None else f"\nThe logs of the trainers are {folder}/*.log"
-        _say(console, f"{error}{where}")
+        _say(console, f"{error}{where}{_little_room(folder)}")
+        return 2
+    except OSError as error:
+        _say(console, f"holdfast demo: its own files: {error}{_little_room(folder)}")
         return 2
     except KeyboardInterrupt:
         _say(console, f"interrupted; what the demo started is ended, its logs are in {folder}")
@@ -82,12 +95,16 @@ def _run(options: DemoOptions, folder: Path, console: Console) -> int:
 
     clock = SystemClock()
     began = clock.monotonic()
-    failures = choose_failures(options.seed, options.steps, kill_agent=options.kill_agent)
+    steps = options.steps or (_STEPS if options.hosts == 1 else _STEPS_OF_HOSTS)
+    failures = choose_failures(
+        options.seed, steps, kill_agent=options.kill_agent, hosts=options.hosts
+    )
     plans = [
         Plan(
             name=name,
             folder=folder,
-            steps=options.steps,
+            hosts=options.hosts,
+            steps=steps,
             seed=options.seed,
             interval_secs=options.interval_secs,
             failures=dealt,
@@ -144,6 +161,18 @@ def _prepare_folder(wanted: Path | None) -> Path:
             f"holdfast demo: expected {wanted} to be empty, found files; choose another folder"
         )
     return wanted.resolve()
+
+
+def _little_room(folder: Path | None) -> str:
+    """What is to be said where the disk is full: the trainers' logs may not have it any more."""
+    if folder is None:
+        return ""
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes > _ROOM_BYTES:
+        return ""
+    return (
+        f"\nThe disk of {folder} has {free_bytes} bytes left: free some, or choose another folder"
+    )
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """A small byte-level transformer and its training step, in plain JAX and Optax.
 
+Data parallel over a mesh of one device a host: each host has the whole state and its own batch.
+
 Decoder only, pre-norm, with learned positions, tied embeddings and dropout. The same inputs give
 the same bits in every process on one machine; `tests/demo` holds it to that. float32, because most
 CPUs have nothing faster. The sizes are such that a step takes about 0.1 s on two cores.
@@ -13,11 +15,14 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from numpy.typing import NDArray
 
 Params: TypeAlias = dict[str, Any]
 TrainStep: TypeAlias = Callable[
-    [Params, optax.OptState, jax.Array, jax.Array],
+    [Params, optax.OptState, jax.Array, NDArray[np.uint8]],
     tuple[Params, optax.OptState, jax.Array, jax.Array],
 ]
 
@@ -48,10 +53,12 @@ def init_params(config: ModelConfig, rng: jax.Array) -> Params:
             "mlp": {"norm": (width,), "up": (width, 4 * width), "down": (4 * width, width)},
         }
     leaves, tree = jax.tree.flatten(shapes, is_leaf=lambda node: isinstance(node, tuple))
-    keys = jax.random.split(rng, len(leaves))
+    # All are drawn at once: a draw for each array would take longer to compile than the training.
+    ends = np.cumsum([np.prod(shape) for shape in leaves])
+    drawn = jnp.split(0.02 * jax.random.normal(rng, (int(ends[-1]),)), ends[:-1])
     arrays = [
-        jnp.ones(shape) if len(shape) == 1 else 0.02 * jax.random.normal(key, shape)
-        for key, shape in zip(keys, leaves, strict=True)
+        jnp.ones(shape) if len(shape) == 1 else values.reshape(shape)
+        for shape, values in zip(leaves, drawn, strict=True)
     ]
     params: Params = jax.tree.unflatten(tree, arrays)
     return params
@@ -71,6 +78,23 @@ def make_optimizer(steps: int) -> optax.GradientTransformation:
     )
 
 
+def shardings() -> tuple[NamedSharding, NamedSharding]:
+    """Whole on each host, and divided by hosts; of each process the first device counts."""
+    first: dict[int, jax.Device] = {}
+    for device in jax.devices():
+        first.setdefault(device.process_index, device)
+    mesh = Mesh(np.array([first[index] for index in sorted(first)]), ("hosts",))
+    whole, divided = PartitionSpec(), PartitionSpec("hosts")  # type: ignore[no-untyped-call]
+    return NamedSharding(mesh, whole), NamedSharding(mesh, divided)
+
+
+def everywhere(value: jax.Array) -> jax.Array:
+    """What all hosts have alike, as one array of all of them."""
+    whole, _ = shardings()
+    result: jax.Array = jax.jit(lambda same: same, out_shardings=whole)(value)
+    return result
+
+
 def make_init(
     config: ModelConfig, optimizer: optax.GradientTransformation
 ) -> Callable[[jax.Array], tuple[Params, optax.OptState]]:
@@ -80,15 +104,18 @@ def make_init(
         params = init_params(config, rng)
         return params, optimizer.init(params)
 
-    return jax.jit(init)
+    whole, _ = shardings()
+    return jax.jit(init, out_shardings=whole)
 
 
 def make_train_step(config: ModelConfig, optimizer: optax.GradientTransformation) -> TrainStep:
     """`train_step(params, opt_state, rng, batch) -> (params, opt_state, rng, loss)`.
 
-    `batch` is uint8 of shape (windows, context + 1), `loss` the mean cross entropy in nats per
-    byte. `params` and `opt_state` are donated: the arrays passed in cannot be used afterwards.
+    `batch` is this host's, uint8 of shape (windows, context + 1), `loss` the mean cross entropy of
+    all hosts' in nats per byte. `params` and `opt_state` are donated: the arrays passed in cannot
+    be used afterwards.
     """
+    whole, by_host = shardings()
 
     def train_step(
         params: Params, opt_state: optax.OptState, rng: jax.Array, batch: jax.Array
@@ -98,7 +125,14 @@ def make_train_step(config: ModelConfig, optimizer: optax.GradientTransformation
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, rng, loss
 
-    step: TrainStep = jax.jit(train_step, donate_argnums=(0, 1))
+    compiled: TrainStep = jax.jit(train_step, donate_argnums=(0, 1), out_shardings=whole)
+
+    def step(
+        params: Params, opt_state: optax.OptState, rng: jax.Array, batch: NDArray[np.uint8]
+    ) -> tuple[Params, optax.OptState, jax.Array, jax.Array]:
+        of_all = jax.make_array_from_process_local_data(by_host, batch)  # type: ignore[no-untyped-call]
+        return compiled(params, opt_state, rng, of_all)
+
     return step
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -16,6 +18,9 @@ from holdfast.demo.runner import RunLog, Strike
 
 _LAST_STEPS = 16
 
+ByHost: TypeAlias = Sequence[Sequence[journal.Record]]
+"""What the trainers of each host wrote."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureReport:
@@ -23,31 +28,37 @@ class FailureReport:
 
     Attributes:
         kind: what was done, to whom.
-        pid: the process that the signal went to.
+        host: the name of the host that it hit.
+        pid: the process that the signal went to, the first one where a host was lost.
         last_step: the last step finished before.
         next_step: the step that was finished next.
         steps_lost: finished steps that had to be done again.
-        recovery_secs: until the next step was finished, counted from the new start of the trainer;
-            where the trainer ran on, from the failure.
-        restore_secs: the part of it that reading the state took; None where it was not read.
-        sources: bytes of the state by the tier they came from; None where it was not read.
+        recovery_secs: until the next step was finished, counted from the new start of the trainers;
+            where they ran on, from the failure.
+        restore_secs: the part of it that reading the state took, on the slowest host; None where it
+            was not read.
+        restored_step: the checkpoint's; None where it was not read.
+        sources: bytes of the state by the tier they came from, all hosts' together; None where it
+            was not read.
         skipped: checkpoints and copies that were passed over, and why.
     """
 
     kind: Kind
+    host: str
     pid: int
     last_step: int
     next_step: int
     steps_lost: int
     recovery_secs: float
     restore_secs: float | None
+    restored_step: int | None
     sources: dict[str, int] | None
     skipped: list[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What the two runs have in common, bit for bit."""
+    """What the two runs have in common, bit for bit, on each of their hosts."""
 
     params: bool
     opt_state: bool
@@ -70,9 +81,13 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All that the demo found; the times are those of the interrupted run."""
+    """All that the demo found; the times are those of the interrupted run.
+
+    `save_calls_secs` and `training_secs` are of the host whose calls of `save` took longest.
+    """
 
     seed: int
+    hosts: int
     steps: int
     failures: list[FailureReport]
     checkpoints: int
@@ -90,38 +105,42 @@ def make_report(
     seed: int, interrupted: RunLog, uninterrupted: RunLog, commits: Sequence[tuple[int, float]]
 ) -> Report:
     """Puts the report together; `commits` are those of the interrupted run, see `read_commits`."""
-    records = [record for start in interrupted.starts for record in start.records]
-    save_secs = sum(record.secs for record in records if isinstance(record, journal.Saved))
-    steps = _steps(records)
+    by_host = _records(interrupted)
+    save_secs, training_secs = max(map(_times_secs, by_host))
+    steps = _steps(by_host[0])
     gaps = intervals_secs(commits)
     return Report(
         seed=seed,
+        hosts=len(by_host),
         steps=1 + max(step.step for step in steps),
         failures=[_failure_report(interrupted, strike) for strike in interrupted.strikes],
         checkpoints=len(commits),
         interval_secs_p50=percentile(gaps, 50),
         interval_secs_p95=percentile(gaps, 95),
         save_calls_secs=save_secs,
-        training_secs=save_secs + sum(step.secs for step in steps),
+        training_secs=training_secs,
         first_loss=steps[0].loss_value,
         last_loss=float(np.mean([step.loss_value for step in steps[-_LAST_STEPS:]])),
-        identity=compare(records, [r for start in uninterrupted.starts for r in start.records]),
+        identity=compare(by_host, _records(uninterrupted)),
     )
 
 
-def compare(one: Sequence[journal.Record], other: Sequence[journal.Record]) -> Identity:
-    """Compares all that two runs wrote. A step done twice counts with both outcomes."""
+def compare(one: ByHost, other: ByHost) -> Identity:
+    """Compares all that two runs wrote, host by host. A step done twice counts with both outcomes.
+
+    Hosts of one run that differ where all have the same are a difference too.
+    """
     losses, other_losses = _by_step(one, "loss"), _by_step(other, "loss")
     steps = losses.keys() | other_losses.keys()
-    end, other_end = _finished(one), _finished(other)
+    ends = [_finished(records) for records in (*one, *other)]
+    own_ends = [[_finished(records) for records in run] for run in (one, other)]
     return Identity(
-        params=end.params == other_end.params,
-        opt_state=end.opt_state == other_end.opt_state,
-        rng=end.rng == other_end.rng,
-        batches=end.batches == other_end.batches
-        and end.tokens_seen == other_end.tokens_seen
+        params=len({end.params for end in ends}) == 1,
+        opt_state=len({end.opt_state for end in ends}) == 1,
+        rng=len({end.rng for end in ends}) == 1,
+        batches=_data(own_ends[0]) == _data(own_ends[1])
         and _by_step(one, "batch") == _by_step(other, "batch"),
-        equal_losses=sum(losses.get(step) == other_losses.get(step) for step in steps),
+        equal_losses=sum(_is_equal(losses.get(step), other_losses.get(step)) for step in steps),
         steps=len(steps),
     )
 
@@ -159,47 +178,81 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 
 
 def _failure_report(run: RunLog, strike: Strike) -> FailureReport:
-    steps = _steps(run.starts[strike.start].records)
-    if strike.failure.kind is Kind.KILL_AGENT:
-        last_step = max(s.step for s in steps if s.time <= strike.time)
-        next_step = min((s for s in steps if s.time > strike.time), key=lambda s: s.time)
-        return FailureReport(
-            kind=strike.failure.kind,
-            pid=strike.pid,
-            last_step=last_step,
-            next_step=next_step.step,
-            steps_lost=0,
-            recovery_secs=next_step.time - strike.time,
-            restore_secs=None,
-            sources=None,
-            skipped=[],
-        )
-    following = run.starts[strike.start + 1]
-    started = next(r for r in following.records if isinstance(r, journal.Started))
-    restored = started.restored
-    next_step = _steps(following.records)[0]
+    is_going_on = strike.failure.kind is Kind.KILL_AGENT
+    before = run.starts[strike.start].by_host
+    # Hosts that are lost leave the others in the middle of a step.
+    hit = before[strike.failure.host] if is_going_on else _all(before)
+    last_step = max(s.step for s in _steps(hit) if not is_going_on or s.time <= strike.time)
+    if is_going_on:
+        following, since = hit, strike.time
+        restored: list[journal.Restored] = []
+    else:
+        start = run.starts[strike.start + 1]
+        following, since = _all(start.by_host), start.spawned
+        started = [r for r in following if isinstance(r, journal.Started)]
+        restored = [one.restored for one in started if one.restored is not None]
+    # All hosts finish a step together, but for what one of them takes to say so.
+    next_step = min((s for s in _steps(following) if s.time > since), key=lambda s: s.time)
     return FailureReport(
         kind=strike.failure.kind,
+        host=strike.host,
         pid=strike.pid,
-        last_step=steps[-1].step,
+        last_step=last_step,
         next_step=next_step.step,
-        steps_lost=steps[-1].step + 1 - started.first_step,
-        recovery_secs=next_step.time - following.spawned,
-        restore_secs=restored.secs if restored else None,
-        sources=dict(restored.sources) if restored else None,
-        skipped=restored.skipped if restored else [],
+        steps_lost=last_step + 1 - next_step.step if not is_going_on else 0,
+        recovery_secs=next_step.time - since,
+        restore_secs=max((one.secs for one in restored), default=None),
+        restored_step=restored[0].step if restored else None,
+        sources=_summed([one.sources for one in restored]) if restored else None,
+        skipped=sorted({reason for one in restored for reason in one.skipped}),
     )
+
+
+def _records(run: RunLog) -> ByHost:
+    """What each host's trainers wrote, over all starts."""
+    hosts = range(len(run.starts[0].by_host))
+    return [[r for start in run.starts for r in start.by_host[host]] for host in hosts]
+
+
+def _all(by_host: ByHost) -> list[journal.Record]:
+    return [record for records in by_host for record in records]
 
 
 def _steps(records: Iterable[journal.Record]) -> list[journal.Step]:
     return [record for record in records if isinstance(record, journal.Step)]
 
 
-def _by_step(records: Iterable[journal.Record], field: str) -> dict[int, set[str]]:
-    outcomes: dict[int, set[str]] = {}
-    for step in _steps(records):
-        outcomes.setdefault(step.step, set()).add(getattr(step, field))
+def _times_secs(records: Sequence[journal.Record]) -> tuple[float, float]:
+    """The seconds in calls of `save`, and those of all training."""
+    save_secs = sum(record.secs for record in records if isinstance(record, journal.Saved))
+    return save_secs, save_secs + sum(step.secs for step in _steps(records))
+
+
+def _summed(sources: Iterable[dict[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for one in sources:
+        total.update(one)
+    return dict(total)
+
+
+def _by_step(by_host: ByHost, field: str) -> dict[int, list[set[str]]]:
+    """For each step the outcomes on each host."""
+    outcomes: dict[int, list[set[str]]] = {}
+    for host, records in enumerate(by_host):
+        for step in _steps(records):
+            on_hosts = outcomes.setdefault(step.step, [set() for _ in by_host])
+            on_hosts[host].add(getattr(step, field))
     return outcomes
+
+
+def _is_equal(one: list[set[str]] | None, other: list[set[str]] | None) -> bool:
+    """Whether all hosts of both runs have one and the same outcome, as often as they had it."""
+    found = [*(one or [set()]), *(other or [set()])]
+    return all(len(outcomes) == 1 for outcomes in found) and len(set.union(*found)) == 1
+
+
+def _data(ends: Iterable[journal.Finished]) -> list[tuple[str, int]]:
+    return [(end.batches, end.tokens_seen) for end in ends]
 
 
 def _finished(records: Iterable[journal.Record]) -> journal.Finished:

@@ -1,55 +1,29 @@
 """Drives one run from its first start to its last step, and deals it its failures on the way.
 
-The trainer is a process of its own, in a session of its own, so that Ctrl-C reaches the demo alone.
-Whatever ends `drive`, no trainer that it started outlives it.
+It is what a job's scheduler would be: it starts a trainer on each host, and where one is lost it
+ends the others, which would wait for it, and starts all of them again. Whatever ends `drive`, no
+trainer that it started outlives it.
 """
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
+import socket
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from holdfast.agent.peer_config import LOOPBACK
 from holdfast.clock import Clock
 from holdfast.demo import journal
 from holdfast.demo.failures import Failure, Kind, strike
+from holdfast.demo.plan import Plan
 from holdfast.demo.progress import Display
+from holdfast.demo.trainers import Trainer
 from holdfast.errors import HoldfastError, WaitTimeoutError
 
 _POLL_SECS = 0.005
 _SILENCE_SECS_MAX = 120.0
-_LEAVE_SECS_MAX = 60.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What a run shall do, and what shall happen to it."""
-
-    name: str
-    folder: Path
-    steps: int
-    seed: int
-    interval_secs: float
-    failures: tuple[Failure, ...] = ()
-
-    @property
-    def run(self) -> Path:
-        """The run's durable directory."""
-        return self.folder / self.name
-
-    @property
-    def journal(self) -> Path:
-        """What the trainers write for the demo."""
-        return self.folder / f"{self.name}.jsonl"
-
-    @property
-    def output(self) -> Path:
-        """What the trainers print."""
-        return self.folder / f"{self.name}.log"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +31,7 @@ class Strike:
     """A failure that was dealt; `start` is the index of the start that it hit."""
 
     failure: Failure
+    host: str
     time: float
     pid: int
     start: int
@@ -64,10 +39,10 @@ class Strike:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """One life of the trainer: when it was started, and all that it wrote."""
+    """One life of the job: when it was started, and all that the trainer of each host wrote."""
 
     spawned: float
-    records: tuple[journal.Record, ...]
+    by_host: tuple[tuple[journal.Record, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,63 +54,71 @@ class RunLog:
 
 
 def drive(plan: Plan, display: Display, clock: Clock) -> RunLog:
-    """Starts the trainer until the last step is done.
+    """Starts the trainers until the last step is done.
 
     Raises:
         HoldfastError: a trainer ended although nothing had been done to it, went silent, or did not
             leave when it was told to. No trainer lives on.
     """
     display.begin(plan.name, plan.steps)
-    tail = journal.Tail(plan.journal)
+    tails = [journal.Tail(plan.journal(host)) for host in range(plan.hosts)]
     due = deque(plan.failures)
     starts: list[Start] = []
     strikes: list[Strike] = []
     while True:
-        life = _Life(plan, display, clock, tail)
-        strikes += [
-            Strike(failure=failure, time=time, pid=pid, start=len(starts))
-            for failure, time, pid in life.watch(due)
-        ]
-        starts.append(Start(spawned=life.spawned, records=tuple(life.records)))
-        if isinstance(life.records[-1], journal.Finished):
+        life = _Life(plan, display, clock, len(starts))
+        strikes += life.watch(due, tails)
+        starts.append(life.log())
+        if life.is_finished:
             return RunLog(starts=tuple(starts), strikes=tuple(strikes))
 
 
 class _Life:
-    """One life of the trainer. Owned by the thread that drives the run."""
+    """One life of the job. Owned by the thread that drives the run."""
 
-    def __init__(self, plan: Plan, display: Display, clock: Clock, tail: journal.Tail) -> None:
-        self.records: list[journal.Record] = []
+    def __init__(self, plan: Plan, display: Display, clock: Clock, number: int) -> None:
         self._plan = plan
         self._display = display
         self._clock = clock
-        self._tail = tail
-        self._step = -1
-        self._step_secs = 0.0
+        self._number = number
+        self._trainers: list[Trainer] = []
+        self._has_told_start = False
         self._heard = clock.monotonic()
-        self.spawned = clock.now().timestamp()
-        self._process = _spawn(plan)
+        self._spawned = clock.now().timestamp()
 
-    def watch(self, due: deque[Failure]) -> list[tuple[Failure, float, int]]:
-        """Follows the trainer to its end; returns the failures dealt, their times and targets.
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last step is done."""
+        return all(isinstance(trainer.last, journal.Finished) for trainer in self._trainers)
 
-        What is dealt is taken from `due`. The trainer has ended by the last one, or has finished.
+    def log(self) -> Start:
+        """What is known of it."""
+        records = tuple(tuple(trainer.records) for trainer in self._trainers)
+        return Start(spawned=self._spawned, by_host=records)
+
+    def watch(self, due: deque[Failure], tails: Sequence[journal.Tail]) -> list[Strike]:
+        """Starts the trainers and follows them to their end; returns the failures dealt.
+
+        What is dealt is taken from `due`. The job has ended by the last one, or has finished.
         """
-        dealt: list[tuple[Failure, float, int]] = []
-        ended_by: Kind | None = None
+        dealt: list[Strike] = []
+        ended_by: Failure | None = None
         try:
+            coordinator = _free_address() if self._plan.hosts > 1 else ""
+            for host, tail in enumerate(tails):
+                self._trainers.append(Trainer(self._plan, host, coordinator, tail))
             while ended_by is None and self._is_going_on():
-                if not due or self._step < due[0].step:
+                if not due or self._step() < due[0].step:
                     self._clock.sleep(_POLL_SECS)
                     continue
                 failure = due.popleft()
-                dealt.append((failure, *self._deal(failure)))
+                dealt.append(self._deal(failure))
                 if failure.kind is not Kind.KILL_AGENT:
-                    ended_by = failure.kind
-            if ended_by is not None:
-                self._await_end()
+                    ended_by = failure
+            self._await_end(ended_by)
         finally:
-            self._end()
+            for trainer in self._trainers:
+                trainer.end()
         self._take_records()
         self._check_end(ended_by)
         return dealt
@@ -146,84 +129,91 @@ class _Life:
             self._heard = now
         elif now - self._heard > _SILENCE_SECS_MAX:
             raise WaitTimeoutError(
-                f"{self._plan.name}: the trainer has written nothing for {_SILENCE_SECS_MAX:.0f} s"
+                f"nothing was written for {_SILENCE_SECS_MAX:.0f} s: "
+                + "; ".join(map(str, self._trainers))
             )
-        return self._process.poll() is None
+        return all(trainer.code is None for trainer in self._trainers)
+
+    def _step(self) -> int:
+        """The last step that all hosts have finished."""
+        return min(trainer.step for trainer in self._trainers)
 
     def _take_records(self) -> bool:
-        records = self._tail.read()
-        self.records += records
-        for record in records:
-            if isinstance(record, journal.Started):
-                self._tell_start(record)
-            elif isinstance(record, journal.Step):
-                self._step, self._step_secs = record.step, record.secs
-                self._display.step(record.step, record.loss_value)
-        return bool(records)
+        has_any = False
+        for trainer in self._trainers:
+            records = trainer.take_records()
+            has_any |= bool(records)
+            if trainer.host == 0:
+                for record in records:
+                    if isinstance(record, journal.Step):
+                        self._display.step(record.step, record.loss_value)
+        self._tell_start()
+        return has_any
 
-    def _deal(self, failure: Failure) -> tuple[float, int]:
-        self._clock.sleep(failure.phase * min(self._step_secs, 1.0))
-        pid = strike(failure.kind, self._process.pid, self._plan.run)
+    def _deal(self, failure: Failure) -> Strike:
+        plan, trainer = self._plan, self._trainers[failure.host]
+        host = plan.host(failure.host)
+        self._clock.sleep(failure.phase * min(trainer.step_secs, 1.0))
+        pid = strike(failure.kind, trainer.pid, plan.run, host, self._clock)
         time = self._clock.now().timestamp()
         self._take_records()
-        self._display.tell(f"  after step {self._step}: {failure.kind.value} (pid {pid})")
-        return time, pid
+        where = f"{host}: " if plan.hosts > 1 else ""
+        self._display.tell(f"  after step {trainer.step}: {where}{failure.kind.value} (pid {pid})")
+        return Strike(failure=failure, host=host, time=time, pid=pid, start=self._number)
 
-    def _await_end(self) -> None:
-        try:
-            self._process.wait(_LEAVE_SECS_MAX)
-        except subprocess.TimeoutExpired as error:
-            raise WaitTimeoutError(
-                f"{self._plan.name}: the trainer still runs "
-                f"{_LEAVE_SECS_MAX:.0f} s after its signal"
-            ) from error
+    def _await_end(self, ended_by: Failure | None) -> None:
+        """Waits for the trainers that end by themselves: not for those of a host's loss."""
+        if ended_by is None:
+            failed = [trainer for trainer in self._trainers if trainer.code]
+            self._take_records()
+            self._check(failed, "to finish")
+        if ended_by is None or ended_by.kind is not Kind.LOSE_HOST:
+            for trainer in self._trainers:
+                trainer.await_end()
 
-    def _end(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
+    def _check_end(self, ended_by: Failure | None) -> None:
+        expected = "to finish" if ended_by is None else f"to end as by {ended_by.kind.value}"
+        odd = [one for one in self._trainers if not self._is_as_planned(one, ended_by)]
+        self._check(odd, expected)
 
-    def _check_end(self, ended_by: Kind | None) -> None:
-        last = self.records[-1] if self.records else None
-        code = self._process.returncode
-        match ended_by:
-            case Kind.KILL:
-                as_planned = code == -signal.SIGKILL
-            case Kind.TERMINATE:
-                as_planned = code == 0 and isinstance(last, journal.Preempted)
-            case _:
-                as_planned = code == 0 and isinstance(last, journal.Finished)
-        if not as_planned:
-            expected = "to finish" if ended_by is None else f"to end as by {ended_by.value}"
+    def _check(self, odd: Sequence[Trainer], expected: str) -> None:
+        if odd:
             raise HoldfastError(
-                f"{self._plan.name}: expected the trainer {expected}, found exit code {code} after "
-                f"step {self._step}"
+                f"expected each trainer {expected}, found {'; '.join(map(str, odd))}"
             )
 
-    def _tell_start(self, started: journal.Started) -> None:
-        restored = started.restored
-        if restored is None:
-            self._display.tell(f"  starts at step {started.first_step} (pid {started.pid})")
+    def _is_as_planned(self, trainer: Trainer, ended_by: Failure | None) -> bool:
+        if ended_by is None:
+            return trainer.code == 0 and isinstance(trainer.last, journal.Finished)
+        if ended_by.kind is Kind.TERMINATE:
+            return trainer.code == 0 and isinstance(trainer.last, journal.Preempted)
+        # What the others made of the loss, before they were ended, does not count.
+        return trainer.host != ended_by.host or trainer.code == -signal.SIGKILL
+
+    def _tell_start(self) -> None:
+        """Tells once from where the trainers go on, when all of them are ready."""
+        found = [
+            next((r for r in trainer.records if isinstance(r, journal.Started)), None)
+            for trainer in self._trainers
+        ]
+        started = [one for one in found if one is not None]
+        if self._has_told_start or not started or len(started) < len(found):
             return
-        sources = ", ".join(sorted(restored.sources)) or "no tier"
+        self._has_told_start = True
+        first = started[0]
+        pids = ("pid " if len(started) == 1 else "pids ") + ", ".join(str(s.pid) for s in started)
+        if first.restored is None:
+            self._display.tell(f"  starts at step {first.first_step} ({pids})")
+            return
+        tiers = {tier for s in started if s.restored is not None for tier in s.restored.sources}
         self._display.tell(
-            f"  resumes at step {started.first_step} (pid {started.pid}) from the checkpoint of "
-            f"step {restored.step}, source: {sources}"
+            f"  resumes at step {first.first_step} ({pids}) from the checkpoint of step "
+            f"{first.restored.step}, source: {', '.join(sorted(tiers)) or 'no tier'}"
         )
 
 
-def _spawn(plan: Plan) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "holdfast.demo.train"]
-    command += ["--run", str(plan.run), "--log", str(plan.journal), "--steps", str(plan.steps)]
-    command += ["--seed", str(plan.seed), "--interval-secs", str(plan.interval_secs)]
-    # The proof compares bits, and on an accelerator equal bits take special settings.
-    environment = {"JAX_PLATFORMS": "cpu", **os.environ}
-    with plan.output.open("ab") as output:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
+def _free_address() -> str:
+    """An address on loopback where nobody listens now, for the service of `jax.distributed`."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return f"{LOOPBACK}:{probe.getsockname()[1]}"

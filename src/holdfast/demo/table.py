@@ -14,6 +14,8 @@ def print_report(report: Report, console: Console) -> None:
     """Prints the failures, then the figures of the run."""
     failures = _table("Failures")
     failures.caption = "time to next step: from the restart; the agent's: from the signal"
+    if report.hosts > 1:
+        failures.caption += "\nwhere the state came from: that of all hosts together"
     failures.add_column("failure", no_wrap=True)
     for title in ("after\nstep", "steps\nlost", "time to\nnext step", "of it\nrestore"):
         failures.add_column(title, justify="right", no_wrap=True)
@@ -56,7 +58,7 @@ def describe_sources(sources: dict[str, int] | None) -> str:
     )
 
 
-_TIER_NAMES = {"ram": "RAM", "durable": "disk"}
+_TIER_NAMES = {"ram": "RAM", "peer": "peers", "durable": "disk"}
 
 
 def _table(title: str, *, show_header: bool = True) -> Table:
@@ -73,15 +75,17 @@ def _table(title: str, *, show_header: bool = True) -> Table:
 
 def _failure_cells(failure: FailureReport) -> tuple[str, ...]:
     ran_on = failure.kind is Kind.KILL_AGENT
+    sources = failure.sources
+    if failure.kind is Kind.LOSE_HOST and sources is not None:
+        # That it is nothing is what is to be shown.
+        sources = {"durable": 0, **sources}
     return (
-        failure.kind.value,
+        f"{failure.host} lost" if failure.kind is Kind.LOSE_HOST else failure.kind.value,
         str(failure.last_step),
         str(failure.steps_lost),
         _secs(failure.recovery_secs),
         _secs(failure.restore_secs),
-        "the trainer ran on"
-        if ran_on
-        else describe_sources(failure.sources).replace(" + ", "\n+ "),
+        "the trainer ran on" if ran_on else describe_sources(sources).replace(" + ", "\n+ "),
     )
 
 
@@ -89,6 +93,7 @@ def _figures(report: Report) -> list[tuple[str, str]]:
     share = report.save_calls_secs / report.training_secs
     same = report.identity
     return [
+        *([("hosts", str(report.hosts))] if report.hosts > 1 else []),
         ("loss", f"{report.first_loss:.2f} to {report.last_loss:.2f} nats per byte"),
         ("checkpoints committed", str(report.checkpoints)),
         (

@@ -1,7 +1,8 @@
 """The trainer of the demo: a training loop that Holdfast keeps from losing work.
 
 `python -m holdfast.demo.train --run DIR --log FILE --steps N` trains until step N is reached, from
-wherever the run stands, or until it is preempted. The calls on `manager` are all that Holdfast asks
+wherever the run stands, or until it is preempted. With `--hosts` it is the process of one host of a
+job over several, which `jax.distributed` joins. The calls on `manager` are all that Holdfast asks
 of a training loop; what else happens here is training, and the journal, which the demo watches.
 """
 
@@ -24,8 +25,10 @@ from holdfast import preservation_policy, save_decision_policy
 from holdfast.clock import SystemClock
 from holdfast.demo import journal, model
 from holdfast.demo.corpus import load_corpus
-from holdfast.demo.data import BatchShape, batch_iterator
+from holdfast.demo.data import Batches, BatchShape, batch_iterator
 from holdfast.manager.restoring import RestoreReport
+
+_JOIN_SECS = 60
 
 _CLOCK = SystemClock()
 
@@ -33,14 +36,21 @@ _CLOCK = SystemClock()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Trains; 0 when the last step is done or the trainer left at a preemption."""
     options = _parse(arguments)
+    if options.hosts > 1:
+        jax.distributed.initialize(
+            options.coordinator, options.hosts, options.host, initialization_timeout=_JOIN_SECS
+        )
     with journal.Journal(options.log) as log:
         train(options, log)
+    if options.hosts > 1:
+        jax.distributed.shutdown()  # type: ignore[no-untyped-call]
     return 0
 
 
 def train(options: argparse.Namespace, log: journal.Journal) -> None:
     """The training loop."""
-    shape = BatchShape()
+    # All hosts together see about as much text in a step as one alone.
+    shape = BatchShape(windows=max(1, BatchShape().windows // options.hosts))
     config = model.ModelConfig(context=shape.context)
     optimizer = model.make_optimizer(options.steps)
     train_step = model.make_train_step(config, optimizer)
@@ -50,9 +60,12 @@ def train(options: argparse.Namespace, log: journal.Journal) -> None:
     state: dict[str, Any] = {
         "params": params,
         "opt_state": opt_state,
-        "rng": rng,
-        "data": batch_iterator(load_corpus(), shape, seed=options.seed),
-        "batches": "",
+        "rng": model.everywhere(rng),
+        "data": Batches(
+            batch_iterator(
+                load_corpus(), shape, seed=options.seed, host=options.host, hosts=options.hosts
+            )
+        ),
         "tokens_seen": 0,
     }
 
@@ -72,7 +85,7 @@ def train(options: argparse.Namespace, log: journal.Journal) -> None:
 
         preempted_at = None
         for step in range(start, options.steps):
-            state, record = _do_step(step, state, train_step, shape)
+            state, record = _do_step(step, state, train_step, shape.tokens * options.hosts)
             log.append(record)
 
             began = time.perf_counter()
@@ -89,15 +102,14 @@ def train(options: argparse.Namespace, log: journal.Journal) -> None:
 
 
 def _do_step(
-    step: int, state: dict[str, Any], train_step: model.TrainStep, shape: BatchShape
+    step: int, state: dict[str, Any], train_step: model.TrainStep, tokens: int
 ) -> tuple[dict[str, Any], journal.Step]:
     began = time.perf_counter()
-    batch = next(state["data"])
+    batch, batch_digest = state["data"].take()
     params, opt_state, rng, loss = train_step(
         state["params"], state["opt_state"], state["rng"], batch
     )
     loss_value = float(loss)  # Waits for the step to be finished.
-    batch_digest = xxhash.xxh3_64_hexdigest(batch.tobytes())
     record = journal.Step(
         time=_now(),
         step=step,
@@ -110,8 +122,7 @@ def _do_step(
         "opt_state": opt_state,
         "rng": rng,
         "data": state["data"],
-        "batches": xxhash.xxh3_128_hexdigest((state["batches"] + batch_digest).encode()),
-        "tokens_seen": state["tokens_seen"] + shape.tokens,
+        "tokens_seen": state["tokens_seen"] + tokens,
     }
     return state, record
 
@@ -138,7 +149,7 @@ def _finished(state: dict[str, Any]) -> journal.Finished:
         params=digest(state["params"]),
         opt_state=digest(state["opt_state"]),
         rng=digest(jax.random.key_data(state["rng"])),
-        batches=state["batches"],
+        batches=state["data"].digest,
         tokens_seen=state["tokens_seen"],
     )
 
@@ -164,6 +175,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", required=True, type=int)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--interval-secs", type=float, default=1.0)
+    parser.add_argument("--hosts", type=int, default=1, help="how many hosts the job has")
+    parser.add_argument("--host", type=int, default=0, help="which of them this process is on")
+    parser.add_argument("--coordinator", help="the address of the job's `jax.distributed` service")
     return parser.parse_args(arguments)
 
 

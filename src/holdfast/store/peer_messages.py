@@ -2,6 +2,7 @@
 
     GET, HEAD /RUN_ID/objects/KEY       the bytes of one object, whole or one range of them
     GET       /RUN_ID/names/PREFIX      a `Names`
+    GET       /RUN_ID/status/HOST       what this agent says of itself; HOST's agent asks
     POST      /RUN_ID/messages/HOST     one message of the hosts' agreement, from HOST's agent
 
 Both ends read these from the other one, so what is parsed here is matched whole or refused.
@@ -22,6 +23,7 @@ from holdfast.store.peer_connection import PeerAddress, parse_address
 OBJECTS = "objects"
 NAMES = "names"
 MESSAGES = "messages"
+STATUS = "status"
 ADDRESS_HEADER = "Holdfast-Address"
 """Where the agent that sends a message is answered."""
 HOSTS_HEADER = "Holdfast-Hosts"
@@ -73,10 +75,10 @@ def parse_target(target: str) -> tuple[str, str, str]:
     except UnicodeDecodeError as error:
         raise InvalidArgumentError(f"target {target[:200]!r}: it is not UTF-8") from error
     root, run_id, kind, key = (*decoded.split("/", 3), "", "", "", "")[:4]
-    if root or kind not in (OBJECTS, NAMES, MESSAGES):
+    if root or kind not in (OBJECTS, NAMES, STATUS, MESSAGES):
         raise InvalidArgumentError(
-            f"target {target[:200]!r}: expected /RUN_ID/{OBJECTS}/KEY, /RUN_ID/{NAMES}/PREFIX or "
-            f"/RUN_ID/{MESSAGES}/HOST"
+            f"target {target[:200]!r}: expected /RUN_ID/{OBJECTS}/KEY, /RUN_ID/{NAMES}/PREFIX, "
+            f"/RUN_ID/{STATUS}/HOST or /RUN_ID/{MESSAGES}/HOST"
         )
     return run_id, kind, check_key(key)
 

@@ -115,6 +115,18 @@ class SlotPool:
         except OSError:
             return None
 
+    def left_bytes(self) -> int:
+        """How many bytes more may be reserved: what the tmpfs, the limit and the memory leave."""
+        folder = next(f for f in (self._folder, *self._folder.parents) if f.is_dir())
+        tmpfs = os.statvfs(folder)
+        rooms = [tmpfs.f_bavail * tmpfs.f_frsize]
+        if self.limit_bytes is not None:
+            rooms.append(self.limit_bytes - self.size_bytes())
+        memory = memory_left_bytes()
+        if memory is not None:
+            rooms.append(memory)
+        return max(0, min(rooms))
+
     def _paths(self) -> list[Path]:
         # The folder comes with the first slot, and somebody may remove it at any time.
         with contextlib.suppress(FileNotFoundError):

@@ -90,6 +90,12 @@ class Ledger:
         for entry in self.entries.values():
             self._take_durable(entry)
 
+    @property
+    def newest_committed(self) -> CheckpointId | None:
+        """The newest one on the timeline whose manifest stands, whoever holds it."""
+        attempt, step = self._newest_committed
+        return CheckpointId(step, attempt) if attempt else None
+
     # What becomes of them.
 
     def newest_complete(self) -> Entry | None:

@@ -335,25 +335,23 @@ def _check(message: AnyMessage) -> None:
     """Checks what types do not tell: the bounds of ids, and that runs are runs."""
     if isinstance(message, Report):
         for held in message.state.held:
-            _check_id(held.id)
-            for runs in (held.own, held.replicas, held.written):
-                _check_runs(runs, held.part_count)
+            check_held(held)
         state = message.state
         for ranks in (state.ranks, state.offers, state.left, state.lost):
-            _check_runs(ranks, state.rank_count)
-        for progress in message.state.progress:
-            _check_runs(progress.ranks, PART_COUNT_MAX)
-        for deleted in message.state.deleted:
+            check_runs(ranks, state.rank_count)
+        for progress in state.progress:
+            check_runs(progress.ranks, PART_COUNT_MAX)
+        for deleted in state.deleted:
             _check_id(deleted)
     elif isinstance(message, Orders):
         orders: tuple[WriteOrder | PullOrder, ...] = message.command.writes + message.command.pulls
         for order in orders:
             _check_id(order.id)
-            _check_runs(order.ranks, PART_COUNT_MAX)
+            check_runs(order.ranks, PART_COUNT_MAX)
         for verdict in message.command.verdicts:
             _check_id(verdict.id)
         for ended in message.command.ended:
-            _check_runs(ended.ranks, message.rank_count)
+            check_runs(ended.ranks, message.rank_count)
         for gone in message.command.gone:
             _check_id(gone)
 
@@ -363,8 +361,23 @@ def _check_id(found: CheckpointId) -> None:
         raise ValueError(f"step {found.step} of attempt {found.attempt} is no checkpoint")
 
 
-def _check_runs(runs: Runs, limit: int) -> None:
-    """Without this a few bytes could name a billion ranks."""
+def check_held(held: Held) -> None:
+    """Checks what a host says that it holds.
+
+    Raises:
+        ValueError: it names no checkpoint, or no ranks of it.
+    """
+    _check_id(held.id)
+    for runs in (held.own, held.replicas, held.written):
+        check_runs(runs, held.part_count)
+
+
+def check_runs(runs: Runs, limit: int) -> None:
+    """Checks that runs are ranks below `limit`; else a few bytes could name a billion of them.
+
+    Raises:
+        ValueError: they are not.
+    """
     end = 0
     for first, count in runs:
         if first < end or count < 1 or first + count > limit:

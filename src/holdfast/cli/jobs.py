@@ -1,0 +1,135 @@
+"""How `holdfast status` shows a run over several hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.agent import protocol
+from holdfast.agent.client import AgentGoneError
+from holdfast.agent.overview import Job, JobHost
+from holdfast.cli import output
+from holdfast.cli.agents import ask
+from holdfast.cli.output import Column, counted, secs_text, size_text
+from holdfast.engine.agreement.survey import Standing
+from holdfast.errors import HoldfastError
+
+HOLDS_TOLD_MAX = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunJob:
+    """A run and its hosts, as an agent here found them."""
+
+    run: str
+    run_id: str
+    job: Job
+
+
+def jobs_of(agents: Sequence[protocol.Status], problems: list[str]) -> list[RunJob]:
+    """The hosts of the runs of these agents; what an agent cannot tell goes to `problems`."""
+    found: dict[str, RunJob] = {}
+    for agent in agents:
+        if agent.run_id in found:
+            continue
+        try:
+            job = ask(Path(agent.folder), "job", protocol.Empty(), Job)
+            found[agent.run_id] = RunJob(run=agent.run, run_id=agent.run_id, job=job)
+        except AgentGoneError:
+            problems.append(f"the agent of {agent.run} left while it was asked for its hosts")
+        except HoldfastError as error:
+            problems.append(str(error))
+    return list(found.values())
+
+
+def print_job(found: RunJob) -> None:
+    """What is known of a run on all of its hosts."""
+    job = found.job
+    living = sum(len(host.ranks) for host in job.hosts if not host.problem)
+    facts = [("run", f"{found.run}, attempt {job.attempt}"), ("leader", _leader(job))]
+    if job.rank_count is not None:
+        facts.append(("trainers", f"{living} of {job.rank_count} live"))
+    if job.leader_answers:
+        facts += _standings(job)
+    output.print_table([Column(""), Column("", folds=True)], facts)
+    output.say("")
+    columns = [Column("host"), Column("domain"), Column("agent"), Column("version")]
+    columns += [Column("ranks"), Column("memory"), Column("holds", folds=True)]
+    output.print_table(columns, [_row(host) for host in job.hosts])
+    for host in job.hosts:
+        if host.problem:
+            since = "" if host.silent_secs is None else f" for {secs_text(host.silent_secs)}"
+            output.say(f"{host.host}: not answering{since}: {host.problem}")
+
+
+def _leader(job: Job) -> str:
+    if job.leader_answers:
+        return job.leader or ""
+    named = "none is known" if job.leader is None else f"{job.leader}, which does not answer"
+    return f"{named}; where the checkpoints stand is not known until another host leads"
+
+
+def _standings(job: Job) -> list[tuple[str, str]]:
+    newest, in_ram, durable = job.newest, job.newest_in_ram, job.newest_durable
+    if newest is None:
+        return [("newest", "no checkpoint is complete yet")]
+    lines = [("newest", _standing(newest))]
+    if in_ram is not None and in_ram != newest:
+        lines.append(("in memory", _standing(in_ram)))
+    if durable != newest:
+        told = "none" if durable is None else f"step {durable.step}, attempt {durable.attempt}"
+        lines.append(("durable", told))
+    lines.append(("survives", _survives(job)))
+    return lines
+
+
+def _standing(one: Standing) -> str:
+    places = []
+    if one.in_ram:
+        places.append(f"in the memory of {counted(one.domains, 'failure domain')}")
+    if one.durable:
+        places.append("durable")
+    where = " and ".join(places) or "in memory and durable storage together"
+    return f"step {one.step}, attempt {one.attempt}: {where}"
+
+
+def _survives(job: Job) -> str:
+    """After which losses the run goes on from where, the fewest first."""
+    is_by_host = all(host.domain == host.host for host in job.hosts)
+    what = "host" if is_by_host else "failure domain"
+    told = []
+    for one in job.goes_on_from:
+        if one.lost_domains_max is None:
+            told.append(f"any loss, from step {one.step}")
+        elif one.lost_domains_max:
+            lost = counted(one.lost_domains_max, f"more lost {what}")
+            told.append(f"{lost}, from step {one.step}")
+    return "; ".join(told) or f"no lost {what}"
+
+
+def _row(host: JobHost) -> list[str]:
+    named = [host.host, host.domain, host.address or "–"]
+    if host.problem:
+        return [*named, "–", _ranks(host.ranks), "–", "no answer"]
+    memory = f"{size_text(host.ram_bytes or 0)}, {size_text(host.ram_free_bytes or 0)} free"
+    return [*named, host.version or "–", _ranks(host.ranks), memory, _holds(host)]
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) > 2 and ranks[-1] - ranks[0] + 1 == len(ranks):
+        return f"{ranks[0]}–{ranks[-1]}"
+    return ", ".join(map(str, ranks)) or "–"
+
+
+def _holds(host: JobHost) -> str:
+    told = []
+    for held in host.holds[:HOLDS_TOLD_MAX]:
+        parts = []
+        if held.own:
+            parts.append(counted(len(held.own), "part"))
+        if held.copies:
+            parts.append(counted(len(held.copies), "copy", "copies"))
+        told.append(f"step {held.step}: {' + '.join(parts) or 'nothing yet'}")
+    more = len(host.holds) - len(told)
+    return "; ".join(told + ([f"{more} more"] if more else [])) or "nothing"

@@ -1,0 +1,137 @@
+"""The agents of a demo's run on this machine: found by what they were told when they started.
+
+So one is found as well that is just starting, and does not answer yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from holdfast.agent.config import AgentConfig
+from holdfast.clock import Clock
+from holdfast.errors import AgentUnavailableError
+
+_MODULE = "holdfast.agent"
+_STOP_SECS_MAX = 30.0
+_KILL_SECS_MAX = 10.0
+_START_SECS_MAX = 10.0
+_POLL_SECS = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentProcess:
+    """One agent: its process, its host, and its folder there, which holds the host's RAM tier."""
+
+    pid: int
+    host: str
+    folder: Path
+
+    def kill(self) -> None:
+        """Sends SIGKILL and waits for the end; one that has ended is no error.
+
+        Raises:
+            AgentUnavailableError: it is still there.
+        """
+        try:
+            pidfd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return
+        try:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            if not select.select([pidfd], [], [], _KILL_SECS_MAX)[0]:
+                raise AgentUnavailableError(
+                    f"kill the agent of {self.folder}: process {self.pid} is still there after "
+                    f"{_KILL_SECS_MAX:.0f} s"
+                )
+        finally:
+            os.close(pidfd)
+
+    def remove_memory(self) -> None:
+        """Removes all that its host held in RAM; the agent has to be gone."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def agents_of(run: Path) -> list[AgentProcess]:
+    """The agent processes of a run, by host. One that starts may be two processes for a moment."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        command = process.info["cmdline"] or []
+        if _MODULE not in command[:-1]:
+            continue
+        with contextlib.suppress(msgspec.DecodeError):
+            config = msgspec.json.decode(command[-1], type=AgentConfig)
+            if config.run == str(run):
+                found.append(
+                    AgentProcess(pid=process.pid, host=config.host, folder=Path(config.folder))
+                )
+    return sorted(found, key=lambda agent: (agent.host, agent.pid))
+
+
+def agent_of(run: Path, host: str, clock: Clock) -> AgentProcess:
+    """The agent of a run on `host`; waits for one that just starts.
+
+    Raises:
+        AgentUnavailableError: there is none, or not just one.
+    """
+    deadline = clock.monotonic() + _START_SECS_MAX
+    while True:
+        found = [agent for agent in agents_of(run) if agent.host == host]
+        if len(found) == 1:
+            return found[0]
+        if clock.monotonic() >= deadline:
+            raise AgentUnavailableError(
+                f"look for the agent of {run} on host {host}: expected one, found "
+                f"{[agent.pid for agent in found]}"
+            )
+        clock.sleep(_POLL_SECS)
+
+
+def stop_agents(run: Path) -> None:
+    """Lets the agents of a run make durable what they hold and leave; kills those that do not.
+
+    Whatever happens, none of them is left, and none of their memory: not even what could not be
+    made durable, which agents leave to the next start of the run.
+
+    Raises:
+        AgentUnavailableError: they did not leave by themselves.
+    """
+    found = agents_of(run)
+    try:
+        if found:
+            _holdfast("stop", str(run), "--timeout", str(_STOP_SECS_MAX / 2))
+    finally:
+        # Only those are killed that are there now: of the others somebody else may have the id.
+        left = agents_of(run)
+        for agent in left:
+            agent.kill()
+        for agent in found + left:
+            agent.remove_memory()
+
+
+def _holdfast(*arguments: str) -> None:
+    command = [sys.executable, "-m", "holdfast", *arguments]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_STOP_SECS_MAX, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise AgentUnavailableError(
+            f"`holdfast {' '.join(arguments)}`: no end after {_STOP_SECS_MAX:.0f} s"
+        ) from error
+    if done.returncode != 0:
+        raise AgentUnavailableError(
+            f"`holdfast {' '.join(arguments)}`: exit code {done.returncode}, "
+            f"it says: {(done.stderr or done.stdout).strip()[-500:]}"
+        )

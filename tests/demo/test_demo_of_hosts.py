@@ -1,0 +1,133 @@
+"""The demo over three hosts as a user runs it, in small: whole, interrupted, and without room."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from holdfast.demo.agents import agents_of
+from tests.cli.command_line import INTERRUPTIBLE
+from tests.hosts import Host, host, wait_until
+from tests.store.places import mounted
+
+STEPS = 24
+
+
+@dataclass
+class Demo:
+    """A demo that runs, on a machine of its own."""
+
+    made: Host
+    folder: Path
+    process: subprocess.Popen[str]
+
+    def processes(self) -> list[int]:
+        """The other processes that were told of its folder."""
+        found = psutil.process_iter(["cmdline"])
+        told = [p.pid for p in found if any(str(self.folder) in a for a in p.info["cmdline"] or [])]
+        return [pid for pid in told if pid != self.process.pid]
+
+    def end(self, secs: float) -> tuple[str, str]:
+        """Its output, once it has ended and left nothing: no process, no memory."""
+        out, err = self.process.communicate(timeout=secs)
+        assert self.processes() == []
+        assert list(self.made.folder.iterdir()) == []
+        return out, err
+
+
+@contextlib.contextmanager
+def demo(folder: Path, *options: str, **environment: str) -> Iterator[Demo]:
+    """A demo over three hosts; all that it has started is ended on leaving."""
+    command = ["-c", INTERRUPTIBLE, "demo", "--hosts", "3", "--directory", str(folder)]
+    with host() as made:
+        # JAX's own choice of devices: one on each host.
+        environment = {"XLA_FLAGS": "", **environment}
+        process = made.start(*command, "--steps", str(STEPS), *options, **environment)
+        running = Demo(made, folder, process)
+        try:
+            yield running
+        finally:
+            process.kill()
+            process.wait()
+            for pid in running.processes():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_two_hosts_are_lost_and_all_is_bit_identical_without_a_read_of_the_disk(
+    tmp_path: Path,
+) -> None:
+    with demo(tmp_path / "demo", "--json", "--interval-secs", "0.3") as running:
+        out, err = running.end(280)
+    assert running.process.returncode == 0, err[-3000:]
+    assert err.rstrip().splitlines()[-1].startswith("bit-identical: parameters yes")
+    report = json.loads(out)
+    first, second = report["failures"]
+    assert {first["kind"], second["kind"]} == {"host lost"}
+    assert first["host"] != second["host"]
+    lives = [life_of(running.folder, name) for name in ("host-0", "host-1", "host-2")]
+    for number, failure in enumerate((first, second), start=1):
+        assert failure["restored_step"] == failure["next_step"] - 1
+        assert failure["steps_lost"] == failure["last_step"] + 1 - failure["next_step"] >= 0
+        assert failure["sources"].keys() == {"ram", "peer"}
+        # What the lost host has back, it has from others.
+        index = int(failure["host"].removeprefix("host-"))
+        assert lives[index][number].keys() == {"peer"}
+    assert report["identity"]["equal_losses"] == report["identity"]["steps"] == STEPS
+
+
+def life_of(folder: Path, name: str) -> list[dict[str, int]]:
+    """The bytes that a host's trainers restored at each start, by tier."""
+    lines = (folder / f"interrupted-{name}.jsonl").read_text().splitlines()
+    started = [r for r in map(json.loads, lines) if r["type"] == "started"]
+    return [one["restored"]["sources"] if one["restored"] else {} for one in started]
+
+
+def has_agent(running: Demo) -> bool:
+    return bool(agents_of(running.folder / "interrupted"))
+
+
+def trains(running: Demo) -> bool:
+    """A few steps are done, and agents hold them."""
+    path = running.folder / "interrupted-host-2.jsonl"
+    return path.exists() and path.read_text().count("saved") > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+@pytest.mark.parametrize("moment", [has_agent, trains], ids=lambda moment: moment.__name__)
+def test_an_interrupted_demo_leaves_no_process_and_no_memory(
+    tmp_path: Path, moment: Callable[[Demo], bool], number: signal.Signals
+) -> None:
+    with demo(tmp_path / "demo") as running:
+        wait_until(lambda: moment(running))
+        running.process.send_signal(number)
+        out, err = running.end(60)
+    assert running.process.returncode == 130
+    assert "interrupted; what the demo started is ended" in out
+    assert "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_the_demo_with_its_reason_and_leaves_nothing(tmp_path: Path) -> None:
+    with (
+        mounted("tmpfs", tmp_path / "disk", "size=3m") as disk,
+        demo(disk / "demo", "--interval-secs", "0") as running,
+    ):
+        out, err = running.end(110)
+    assert running.process.returncode == 2
+    assert "expected each trainer to finish, found interrupted, host-" in out
+    # Its trainers could not even log it.
+    assert "bytes left: free some, or choose another folder" in out
+    assert "Traceback" not in err
