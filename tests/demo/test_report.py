@@ -9,7 +9,14 @@ from rich.console import Console
 
 from holdfast.demo.failures import Kind
 from holdfast.demo.journal import Finished, Record, Step
-from holdfast.demo.report import compare, intervals_secs, make_report, percentile, read_commits
+from holdfast.demo.report import (
+    compare,
+    intervals_secs,
+    make_report,
+    percentile,
+    read_commits,
+    read_ram_troubles,
+)
 from holdfast.demo.table import describe_sources, print_report, verdict
 from tests.demo.made_up import (
     STEPS,
@@ -72,6 +79,15 @@ def test_commits_are_read_from_all_events_but_torn_lines_and_recoveries(tmp_path
     commits = read_commits(tmp_path)
     assert [attempt for attempt, _ in commits] == [1, 2]
     assert commits[1][1] - commits[0][1] == 3.5
+
+
+def test_each_reason_why_ram_was_not_used_is_read_once(tmp_path: Path) -> None:
+    (tmp_path / "events").mkdir()
+    line = '{"time":"2026-11-20T10:00:05Z","event":"ram_unavailable","reason":"%s"}\n'
+    for host, reasons in (("a", ["full", "gone"]), ("b", ["full"])):
+        path = tmp_path / "events" / f"000000001-{host}.jsonl"
+        path.write_text("".join(line % reason for reason in reasons))
+    assert read_ram_troubles(tmp_path) == ["full", "gone"]
 
 
 ByHost = list[list[Record]]

@@ -25,7 +25,7 @@ from holdfast.demo.agents import stop_agents
 from holdfast.demo.failures import choose_failures
 from holdfast.demo.plan import Plan
 from holdfast.demo.progress import Display, make_display
-from holdfast.demo.report import make_report, read_commits
+from holdfast.demo.report import make_report, read_commits, read_ram_troubles
 from holdfast.demo.runner import RunLog, drive
 from holdfast.demo.table import print_report, verdict
 from holdfast.errors import HoldfastError, InvalidArgumentError
@@ -122,6 +122,8 @@ def _run(options: DemoOptions, folder: Path, console: Console) -> int:
     json_path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
 
     print_report(report, console)
+    for trouble in read_ram_troubles(plans[0].run):
+        _say(console, f"checkpoints were not kept in RAM: {trouble}")
     _say(console, f"chart:  {chart}\nreport: {json_path}")
     _say(console, f"the whole demo took {clock.monotonic() - began:.0f} s")
     _say(console, verdict(report.identity))

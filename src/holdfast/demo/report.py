@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -150,15 +150,26 @@ def read_commits(run: Path) -> list[tuple[int, float]]:
 
     Those are left out that a later recovery committed: their time tells nothing of their interval.
     """
-    commits = []
+    commits = [
+        (int(event["attempt"]), datetime.fromisoformat(event["time"]).timestamp())
+        for event in _events(run, "committed")
+        if event.get("by") != "recovery"
+    ]
+    return sorted(commits, key=lambda commit: commit[1])
+
+
+def read_ram_troubles(run: Path) -> list[str]:
+    """Why the hosts could not keep checkpoints in RAM, each reason once."""
+    return sorted({str(event["reason"]) for event in _events(run, "ram_unavailable")})
+
+
+def _events(run: Path, name: str) -> Iterator[dict[str, Any]]:
     for path in sorted((run / "events").glob("*.jsonl")):
         for line in path.read_bytes().splitlines(keepends=True):
             # A process killed while it wrote leaves a line without an end.
             event = json.loads(line) if line.endswith(b"\n") else {}
-            if event.get("event") == "committed" and event.get("by") != "recovery":
-                time = datetime.fromisoformat(event["time"]).timestamp()
-                commits.append((int(event["attempt"]), time))
-    return sorted(commits, key=lambda commit: commit[1])
+            if event.get("event") == name:
+                yield event
 
 
 def intervals_secs(commits: Iterable[tuple[int, float]]) -> list[float]:
