@@ -187,7 +187,9 @@ async def _ask(
 ) -> HostStatus | str:
     scheme = "https" if tls is not None else "http"
     try:
-        async with session.get(f"{scheme}://{address}{target}", ssl=tls or True) as answer:
+        async with session.get(
+            f"{scheme}://{address.authority}{target}", ssl=tls or True
+        ) as answer:
             data = bytearray()
             async for piece in answer.content.iter_chunked(1 << 16):
                 data += piece
@@ -203,7 +205,7 @@ async def _ask(
     except (aiohttp.ClientError, OSError) as error:
         return f"it broke off: {error or type(error).__name__}"[:REASON_CHARS_MAX]
     if status.host != host:
-        return f"at {address} is the agent of host {status.host}"[:REASON_CHARS_MAX]
+        return f"at {address.authority} is the agent of host {status.host}"[:REASON_CHARS_MAX]
     return status
 
 

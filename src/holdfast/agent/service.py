@@ -28,7 +28,7 @@ from holdfast.engine.agreement.survey import survey
 from holdfast.errors import FencedError, InvalidArgumentError, RunBusyError, WaitTimeoutError
 from holdfast.format.names import CheckpointId
 from holdfast.format.records import Manifest
-from holdfast.store.peer_connection import parsed_addresses
+from holdfast.store.peer_connection import parse_address, parsed_addresses
 
 TICK_SECS = 0.02
 IDLE_TICK_SECS = 0.5
@@ -344,9 +344,9 @@ class Service:
     async def job(self, request: protocol.Empty, pid: int) -> Job:
         own = self._state.config.host
         answers = await ask_hosts(self._peers, own)
-        addresses = {host: str(address) for host, address in self._peers.addresses().items()}
+        addresses = {host: address.authority for host, address in self._peers.addresses().items()}
         if self._state.peer_address is not None:
-            addresses[own] = self._state.peer_address
+            addresses[own] = parse_address(self._state.peer_address).authority
         return job_of(self.own_status(), answers, addresses, self._peers.silent_secs())
 
     def _held(self) -> tuple[protocol.HeldStatus, ...]:
