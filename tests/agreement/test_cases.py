@@ -335,6 +335,24 @@ def test_what_is_deleted_while_the_leader_is_away_is_given_up_once_it_is_back() 
     assert not any(host.ram for host in world.hosts.values())
 
 
+def test_what_is_deleted_is_not_called_gone_while_a_host_is_silent() -> None:
+    world = make(3)
+    job = running(world)
+    world.wish(job.leader, Kind.RAM)
+    until(world, lambda: reached(world, Status.PROTECTED))
+    (checkpoint,) = {c for t in job.trainers for c in t.begun}
+    silent, host = world.hosts["h0001"], world.hosts["h0002"]
+    world.network.cut = {(a, b) for a in world.hosts for b in world.hosts if "h0001" in (a, b)}
+    world.run(world.now + 15)
+    host.delete(checkpoint)
+    world.run(world.now + 15)
+    assert host.deleting
+    assert checkpoint in silent.ram
+    world.network.cut.clear()
+    until(world, lambda: not host.deleting)
+    assert checkpoint not in silent.ram
+
+
 def test_no_attempt_begins_from_what_a_host_has_deleted() -> None:
     world = make(3)
     job = running(world)

@@ -78,6 +78,8 @@ class Trainer:
         self.served.clear()
         self.filling = None
         self.waits_since = None
+        # A rank that went back with the others goes on with them.
+        self.is_stopped = False
         self.loop += 1
         self._next()
 

@@ -87,7 +87,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """Of what was deleted here no host that is heard of holds or writes anything any more."""
+    """Of what was deleted here no host of the attempt holds or writes anything any more."""
 
     id: CheckpointId
 

@@ -470,7 +470,11 @@ class Leader:
         """
         if view.state is None or not (self.reign.is_first and self._has_been_whole):
             return ()
-        for checkpoint in set(view.state.deleted) - self._known_gone:
+        new = set(view.state.deleted) - self._known_gone
+        if new and any(other.is_lost and other.homes for other in self.views.values()):
+            # A host of the attempt is silent, and may come back with it.
+            new.clear()
+        for checkpoint in new:
             is_held = any(checkpoint in other.held for other in self.views.values())
             if not is_held and checkpoint != self._durability.committing:
                 self._known_gone.add(checkpoint)
