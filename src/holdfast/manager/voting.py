@@ -44,10 +44,12 @@ class Votes:
         )
 
     def notice(self, notice: Notice, group: str) -> None:
-        """Ends the waiting where the agent tells that a rank of `group` is gone."""
+        """Ends the waiting where the agent tells that a rank of `group` is gone, or all of it."""
+        if notice.data != group:
+            return
         if notice.kind == "fenced":
             self._trouble = FencedError(notice.reason)
-        elif notice.kind == "gone" and notice.data == group:
+        elif notice.kind == "gone":
             self._trouble = ProcessLostError(notice.reason)
 
     def _telling(self) -> AbstractContextManager[object]:
