@@ -14,6 +14,10 @@ import pytest
 
 import holdfast
 from holdfast import errors, preservation_policy, save_decision_policy
+from holdfast.clock import SystemClock
+from holdfast.engine.attempts import AttemptStart, begin_attempt, read_attempt
+from holdfast.format.names import CheckpointId
+from holdfast.store.disk import DiskStore
 from tests.hosts import Host, events, finished, is_running, wait_until
 
 TRAINER = Path(__file__).with_name("trainer.py")
@@ -78,6 +82,29 @@ def test_a_takeover_fences_the_first_attempt_and_nothing_of_it_is_committed_afte
     second.close()
     names = {p.name for p in (run / "checkpoints").iterdir()}
     assert names == {"000000000.1", "000000001.1", "000000002.2"}
+
+
+def test_an_attempt_that_another_host_has_overtaken_deletes_nothing_and_waits_for_nothing(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    first = manager(run)
+    first.save(0, state(0))
+    first.wait_until_finished()
+    store, clock = DiskStore(run, SystemClock()), SystemClock()
+    run_id = read_attempt(store, 1).run_id
+    origin = CheckpointId(0, 1)
+    begin_attempt(
+        store, AttemptStart(run_id=run_id, origin=origin, host="other", pid=1, time=clock.now())
+    )
+    with pytest.raises(errors.FencedError, match="attempt 2 has taken the run over"):
+        first.delete(0)
+    assert (run / "checkpoints" / "000000000.1" / "manifest.json").exists()
+    assert first.save(1, state(1))
+    with pytest.raises(errors.FencedError, match="attempt 2 has taken the run over"):
+        first.wait_until_finished(30)
+    first.close()
+    assert not (run / "checkpoints" / "000000001.1" / "manifest.json").exists()
 
 
 def test_a_save_that_is_being_filled_when_the_takeover_comes_is_not_committed(

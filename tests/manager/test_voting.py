@@ -68,7 +68,7 @@ def test_ranks_that_vote_get_one_verdict() -> None:
     ("notice", "kind"),
     [
         (Notice(kind="gone", reason="rank 1 has ended", data="group"), errors.ProcessLostError),
-        (Notice(kind="fenced", reason="rank 1 has ended"), errors.FencedError),
+        (Notice(kind="fenced", reason="rank 1 has ended", data="group"), errors.FencedError),
     ],
 )
 def test_a_vote_ends_when_the_agent_tells_that_a_rank_is_gone(
@@ -76,7 +76,8 @@ def test_a_vote_ends_when_the_agent_tells_that_a_rank_is_gone(
 ) -> None:
     first = Votes(ranks(MemoryWords(), 2)[0])
     # Of the processes that had the run before these.
-    first.notice(Notice(kind="gone", reason="before", data="another group"), "group")
+    for gone in ("gone", "fenced"):
+        first.notice(Notice(kind=gone, reason="before", data="another group"), "group")
     assert first._trouble is None
     first.notice(notice, "group")
     with pytest.raises(kind, match="rank 1 has ended"):

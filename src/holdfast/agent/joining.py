@@ -243,6 +243,12 @@ class Joining:
         self._let_go()
         # Each of them sees this at its next step, and asks.
         state.words.values[words.ATTEMPT] = effect.attempt
+        # Whoever waits for a save does not: nobody may ever tell what becomes of it.
+        reason = (
+            f"save to {state.config.run}: attempt {effect.attempt} has taken the run over from "
+            f"attempt {group.attempt} ({effect.reason}); stop this process"
+        )
+        state.notices.post(Notice(kind="fenced", reason=reason, data=group.group))
         state.events.write("fenced", by_attempt=effect.attempt, reason=effect.reason)
         if self._branching is not None:
             branching, self._branching = self._branching, None

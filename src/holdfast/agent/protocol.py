@@ -193,7 +193,7 @@ class Watch(msgspec.Struct, frozen=True, kw_only=True):
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that happened. `kind`: committed, failed, dropped, deleted, fenced, gone, judge.
 
-    Of a trainer that is gone `data` names the group.
+    Of a trainer that is gone, and of trainers that are fenced, `data` names the group.
     """
 
     kind: str

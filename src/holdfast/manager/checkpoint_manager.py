@@ -378,7 +378,8 @@ class CheckpointManager:
         self._progress.raise_failure()
         place = self._link.place
         if place.words.values[ATTEMPT] != place.attempt:
-            place = self._link.renew()
+            with self._progress.stopped_by(FencedError):
+                place = self._link.renew()
         due = self._steps.due(step, place.words.values, self._is_told_alone(), force)
         if not due.is_any:
             return False
@@ -452,7 +453,7 @@ class CheckpointManager:
         if self._own is not None:
             self._own.notice(notice)
         self._votes.notice(notice, self._run.group)
-        if notice.kind == "fenced":
+        if notice.kind == "fenced" and notice.data == self._run.group:
             self._progress.stop(FencedError(notice.reason))
         elif notice.kind == "unavailable":
             self._progress.fail_all(notice.reason)

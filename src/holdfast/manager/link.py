@@ -259,7 +259,8 @@ class Link:
         try:
             self._rejoin(generation)
         except FencedError as error:
-            self._on_notice(protocol.Notice(kind="fenced", reason=str(error)))
+            notice = protocol.Notice(kind="fenced", reason=str(error), data=self._attach.group)
+            self._on_notice(notice)
             return False
         except HoldfastError as error:
             if self._is_closed:

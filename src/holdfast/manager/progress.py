@@ -5,10 +5,11 @@ Shared by the training thread, the saver and the watcher; one lock guards it all
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from holdfast.agent.protocol import Sealed
@@ -32,6 +33,7 @@ class Progress:
         self._saves: dict[CheckpointId, _Save] = {}
         self._failures: deque[HoldfastError] = deque()
         self.has_failed = False
+        self._is_stopped = False
 
     def accept(self, checkpoint: CheckpointId, *, durable: bool) -> None:
         """A save was accepted."""
@@ -90,12 +92,23 @@ class Progress:
             self.has_failed = True
 
     def stop(self, error: HoldfastError) -> None:
-        """Nothing more can be saved: each further call raises `error`."""
+        """Nothing more can be saved, and nobody waits for what was accepted; told once."""
         with self._changed:
             self._saves.clear()
-            self._failures.append(error)
-            self.has_failed = True
+            if not self._is_stopped:
+                self._is_stopped = self.has_failed = True
+                self._failures.append(error)
             self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def stopped_by(self, kind: type[HoldfastError]) -> Iterator[None]:
+        """An error of that class, if it leaves the block, stops all: nobody waits any more."""
+        try:
+            yield
+        except kind as error:
+            self.stop(error)
+            self.raise_failure()
+            raise
 
     def raise_failure(self) -> None:
         """Raises the oldest failure that was not told yet.

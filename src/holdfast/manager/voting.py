@@ -50,9 +50,11 @@ class Votes:
 
     def notice(self, notice: Notice, group: str) -> None:
         """Ends the waiting where the agent tells that a rank of `group` is gone, on any host."""
+        if notice.data != group:
+            return
         if notice.kind == "fenced":
             self._trouble = FencedError(notice.reason)
-        elif notice.kind == "gone" and notice.data == group and self._trouble is None:
+        elif notice.kind == "gone" and self._trouble is None:
             self._trouble = ProcessLostError(notice.reason)
 
     def _telling(self) -> AbstractContextManager[object]:
