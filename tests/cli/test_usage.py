@@ -37,6 +37,7 @@ def test_every_command_that_prints_takes_json(name: str) -> None:
         ["demo", "--hosts", "0"],
         ["demo", "--hosts", "100"],
         ["demo", "--hosts", "x"],
+        ["demo", "--interval-secs", "0"],
         ["run"],
         ["run", "--max-restarts", "many", "--", "true"],
         ["run", "--drain-secs", "-1", "--", "true"],

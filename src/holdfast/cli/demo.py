@@ -44,7 +44,7 @@ from holdfast.demo.plan import HOSTS_MAX
 @click.option(
     "--interval-secs",
     metavar="SECS",
-    type=click.FloatRange(min=0),
+    type=click.FloatRange(min=0, min_open=True),
     default=1.0,
     show_default=True,
     help="The least time between two checkpoints.",

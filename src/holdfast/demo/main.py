@@ -30,8 +30,8 @@ from holdfast.demo.runner import RunLog, drive
 from holdfast.demo.table import print_report, verdict
 from holdfast.errors import HoldfastError, InvalidArgumentError
 
-_ROOM_BYTES = 64 << 20
-"""What a run takes at most, about."""
+_ROOM_BYTES = 16 << 20
+"""What a checkpoint takes, about."""
 
 _STEPS = 256
 _STEPS_OF_HOSTS = 64
