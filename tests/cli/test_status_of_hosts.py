@@ -82,7 +82,7 @@ def test_every_host_tells_of_all_and_a_lost_one_is_shown_as_lost(
     lose(hosts[2])
     began = time.monotonic()
     found = state(hosts[3])
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 20
     lost = found["hosts"][2]
     assert "not reached" in lost["problem"]
     assert 0 <= lost["silent_secs"] < 30
@@ -109,15 +109,16 @@ def test_a_stopped_agent_and_one_of_another_token_are_told_in_bounded_time(
     try:
         began = time.monotonic()
         found = state(other)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 20
+        assert found["hosts"][0]["problem"] == "no answer within 3 s"
+        assert found["hosts"][0]["silent_secs"] < 60
+        # Until the other host leads, nobody says where the checkpoints stand.
+        assert found["leader_answers"] == (found["leader"] == "host-b") == bool(found["newest"])
+        wait_until(lambda: state(other)["leader"] == "host-b")
+        # That one makes it durable before anything else.
+        assert survived(other)[0] in ((0, LAST), (None, LAST))
     finally:
         os.kill(pid, signal.SIGCONT)
-    assert found["hosts"][0]["problem"] == "no answer within 3 s"
-    assert found["hosts"][0]["silent_secs"] < 60
-    # After ten heartbeats another host leads in its place; asking may take as long.
-    assert (found["leader"], found["leader_answers"]) in [("host-a", False), ("host-b", True)]
-    if not found["leader_answers"]:
-        assert (found["newest"], found["goes_on_from"]) == (None, [])
 
     token = run / TOKEN_FILE
     token.write_text("0" * 32)

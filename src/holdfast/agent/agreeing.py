@@ -101,7 +101,8 @@ class Agreeing:
 
     def want_durable(self) -> None:
         """The newest checkpoint that stands here is to be durable, whatever the policies say."""
-        newest = max(self.agreement.complete_ids(), key=lambda c: (c.attempt, c.step), default=None)
+        known = self.agreement.complete_ids() | self.agreement.member.holdings.complete_ids()
+        newest = max(known, key=lambda c: (c.attempt, c.step), default=None)
         for held in self.agreement.member.holdings.states():
             if held.id == newest:
                 for rank in ranks_in(held.own):

@@ -285,10 +285,11 @@ class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeldStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One checkpoint in the agent's care."""
+    """One checkpoint in the agent's care. `complete`: all parts stand somewhere, as far as it knows."""
 
     step: int
     attempt: int
+    complete: bool
     parts_in_ram: int
     part_count: int
     committed: bool

@@ -21,6 +21,7 @@ from holdfast.agent.saving import Saving
 from holdfast.agent.state import AgentState
 from holdfast.agent.storing import Storing
 from holdfast.engine.agreement import effects, facts
+from holdfast.engine.agreement.holdings import COMPLETE
 from holdfast.engine.agreement.messages import Kind, Status
 from holdfast.engine.agreement.runs import ranks_in
 from holdfast.engine.agreement.settings import Settings
@@ -36,6 +37,8 @@ FIRST_TRAINER_SECS = 30.0
 PLACE_SECS = 1.0
 TARGET_SECS = 30.0
 UNSETTLED_SECS = 3600.0
+STOPPING_SECS = 20.0
+"""How long an agent that is told to leave waits for a leader on another host, who may be gone."""
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +57,7 @@ class Service:
         self._saving = Saving(state, self._agreeing, self._storing, self._keeper)
         self._wake = asyncio.Event()
         self._is_stopping = False
+        self._stopping_at = 0.0
         self._alone_since = state.clock.monotonic()
         self._has_served = False
         self._look_at = 0.0
@@ -115,6 +119,7 @@ class Service:
         """Makes durable what is held, then leaves, whoever is still attached."""
         log.info("asked to leave")
         self._is_stopping = True
+        self._stopping_at = self._state.clock.monotonic()
         self._agreeing.want_durable()
         self._wake.set()
 
@@ -191,10 +196,13 @@ class Service:
             return None
         if self.is_busy or self._agreeing.agreement.pending_ids():
             return None
-        if self._is_stopping:
-            return 0.0
-        alone_secs = self._state.clock.monotonic() - self._alone_since
         agreement = self._agreeing.agreement
+        if self._is_stopping:
+            # What stands here alone is to be durable first; another host may have that word.
+            waited_secs = self._state.clock.monotonic() - self._stopping_at
+            is_awaited = agreement.leader is None and not agreement.is_settled
+            return None if is_awaited and waited_secs < STOPPING_SECS else 0.0
+        alone_secs = self._state.clock.monotonic() - self._alone_since
         if agreement.leader is None and not agreement.is_settled and alone_secs < UNSETTLED_SECS:
             # Another host leads, and may want what stands here.
             return None
@@ -356,15 +364,21 @@ class Service:
         for held in agreement.member.holdings.states():
             entry = entries.get(held.id)
             in_ram = {*ranks_in(held.own), *ranks_in(held.replicas)}
+            status, reason = agreement.member.holdings.verdict(held.id)
+            failure = entry.failure if entry is not None else held.failure
+            if not failure and status is Status.FAILED:
+                failure = reason
             found.append(
                 protocol.HeldStatus(
                     step=held.id.step,
                     attempt=held.id.attempt,
                     parts_in_ram=len(in_ram),
                     part_count=held.part_count,
-                    committed=entry is not None and entry.is_committed,
+                    complete=len(in_ram) == held.part_count or status in COMPLETE,
+                    committed=status is Status.COMMITTED
+                    or (entry is not None and entry.is_committed),
                     durable_due=held.is_due,
-                    failed=(entry.failure if entry is not None else held.failure) or None,
+                    failed=failure or None,
                 )
             )
         return tuple(found)

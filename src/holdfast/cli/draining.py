@@ -184,7 +184,7 @@ class _Waiting:
 
     def _undone(self, status: Status) -> list[HeldStatus]:
         """What has to become durable and is not; what trainers that live on add does not count."""
-        complete = [held for held in status.held if held.parts_in_ram == held.part_count]
+        complete = [held for held in status.held if held.complete]
         newest = max(complete, key=_age) if complete and not status.trainers else None
         undone = [h for h in status.held if not h.committed and (h.durable_due or h is newest)]
         if self._newest is None:

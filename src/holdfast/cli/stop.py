@@ -115,7 +115,7 @@ def _stop(agent: protocol.Status, deadline: float, clock: Clock) -> None:
 
 
 def _check_nothing_lost(agent: protocol.Status, clock: Clock) -> None:
-    complete = [held for held in agent.held if held.parts_in_ram == held.part_count]
+    complete = [held for held in agent.held if held.complete]
     if not complete:
         return
     newest = max(complete, key=lambda held: (held.attempt, held.step))

@@ -33,6 +33,8 @@ from holdfast.engine.agreement.settings import HELD_MAX, PULLS_MAX, TRIES_MAX, S
 from holdfast.engine.agreement.turn import Turn
 from holdfast.format.names import CheckpointId
 
+COMPLETE = (Status.COMPLETE, Status.PROTECTED, Status.COMMITTED, Status.FAILED)
+"""What is said of checkpoints that were complete."""
 _FINAL = (Status.COMMITTED, Status.FAILED, Status.DROPPED)
 
 
@@ -49,6 +51,8 @@ class _Holding:
     tries: int = 0
     abandoned: str = ""
     told: Status | None = None
+    status: Status = Status.OPEN
+    reason: str = ""
 
     def as_held(self) -> Held:
         return Held(
@@ -108,6 +112,15 @@ class Holdings:
     def states(self) -> tuple[Held, ...]:
         """What the leader is told, the oldest first."""
         return tuple(self._held[checkpoint].as_held() for checkpoint in sorted(self._held))
+
+    def verdict(self, checkpoint: CheckpointId) -> tuple[Status, str]:
+        """How far a checkpoint has come, as its leader told last, and why no further."""
+        holding = self._held.get(checkpoint)
+        return (holding.status, holding.reason) if holding is not None else (Status.OPEN, "")
+
+    def complete_ids(self) -> set[CheckpointId]:
+        """Those held here whose parts all stand somewhere, as their leader told last."""
+        return {h.id for h in self._held.values() if h.status in COMPLETE}
 
     def parts(self, checkpoint: CheckpointId) -> set[int]:
         """The ranks whose part stands in RAM here."""
@@ -199,6 +212,7 @@ class Holdings:
             holding = self._held.get(verdict.id)
             if holding is None:
                 continue
+            holding.status, holding.reason = verdict.status, verdict.reason
             if verdict.status in _FINAL and verdict.status is not holding.told:
                 holding.told = verdict.status
                 turn.act(Tell(holding.id, verdict.status, verdict.reason))
