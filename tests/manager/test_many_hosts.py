@@ -22,6 +22,9 @@ def test_four_hosts_make_one_checkpoint_and_all_come_back(
     first = run_job(four_hosts, run, steps=9, interval=4)
     assert [r["saved"] for r in first] == [[0, 4, 8]] * 4
     assert first[0]["steps"] == [0, 4, 8]
+    # Each agent knows, so that `holdfast run` and `holdfast stop` on its host do not wait for it.
+    held = [held for one in four_hosts for held in one.agent().held]
+    assert {held.step for held in held if held.complete and held.committed} == {8}
     again = run_job(four_hosts, run, steps=4, interval=4)
     check_went_on(again, 8)
     assert set(sources(run)) <= {"ram", "peer"}

@@ -285,7 +285,10 @@ class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeldStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One checkpoint in the agent's care. `complete`: all parts stand somewhere, as far as it knows."""
+    """One checkpoint in the agent's care.
+
+    `complete` and `committed` are so on all hosts together, as far as this one was told.
+    """
 
     step: int
     attempt: int
