@@ -50,6 +50,9 @@ REGISTRY = re.compile(
     re.IGNORECASE,
 )
 
+DECODING = "src/holdfast/format/decoding.py"
+DIRECT_DECODE = re.compile(r"msgspec\.json\.decode\(")
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -182,6 +185,12 @@ def _lines_with(pattern: re.Pattern[str], what: str, source: Source) -> Iterator
             yield f"{source.path}:{number} names {what}: {found[0]}"
 
 
+def json_is_decoded_in_one_place(source: Source) -> Iterator[str]:
+    """Two threads that use a type for the first time at once end the process otherwise."""
+    if source.path.startswith("src/") and source.path != DECODING:
+        yield from _lines_with(DIRECT_DECODE, f"what {DECODING} does in a safe way", source)
+
+
 RULES: list[Callable[[Source], Iterator[str]]] = [
     files_are_short,
     functions_are_short,
@@ -191,6 +200,7 @@ RULES: list[Callable[[Source], Iterator[str]]] = [
     skips_have_a_reason,
     no_path_of_a_machine,
     no_package_registry,
+    json_is_decoded_in_one_place,
 ]
 
 
@@ -305,6 +315,11 @@ BREACHES = {
     "machine path": (no_path_of_a_machine, "docs/a.md", f"see `/{'root'}/a`"),
     "home path": (no_path_of_a_machine, "Makefile", f"cd /{'home'}/me/a"),
     "registry": (no_package_registry, "constraints.txt", f"--extra-{'index'}-url a"),
+    "direct decode": (
+        json_is_decoded_in_one_place,
+        "src/a.py",
+        "x = msgspec.json.decode(data, type=A)",
+    ),
     "registry host": (no_package_registry, "README.md", f"https://{'pypi'}.org/simple"),
 }
 
@@ -320,6 +335,7 @@ FINE = {
         "tests/a.py",
         "@pytest.mark.skipif(True, reason='why')\ndef test(): pass",
     ),
+    "decode in a test": (json_is_decoded_in_one_place, "tests/a.py", "msgspec.json.decode(a)"),
     "relative path": (no_path_of_a_machine, "docs/a.md", f"runs/{'work'}/a and ../{'work'}/a"),
 }
 

@@ -60,12 +60,14 @@ def test_a_peer_with_a_bad_block_is_named_and_another_peer_is_read(
     found = run_job(three_hosts, run, **SMALL, steps=1, interval=100, copies=3)
     check_went_on(found, 4)
     assert set(sources(run)) <= {"ram", "peer"}
-    told = " ".join(found[1]["passed_over"])
+    # The new host's agent may have copied the part before its trainer reads it.
+    copied = [e["reason"] for e in events(run, "copy_failed") if e["host"] == "host-b"]
+    told = " ".join([*found[1]["passed_over"], *copied])
     assert f"peer {address}" in told
     assert "image-00001-of-00003" in told
     assert "digest" in told
     restored = [e for e in events(run, "restored") if e["host"] == "host-b"]
-    assert " ".join(restored[-1]["passed_over"]) == told
+    assert restored[-1]["passed_over"] == found[1]["passed_over"]
 
 
 def test_a_bad_block_is_not_copied_and_the_checkpoint_before_is_gone_on_from(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.command_line import holdfast
 from tests.hosts import Host, events, wait_until
 from tests.manager.job import check_went_on, run_job, seen, sources, start_job
 
@@ -148,3 +149,15 @@ def test_an_agent_that_is_killed_comes_back_and_all_hosts_save_on(
     complete = seen(run, "committed")
     assert set(found[0]["steps"]) <= complete
     assert complete <= set.intersection(*(set(r["saved"]) for r in found))
+
+
+def test_a_save_that_is_asked_for_on_any_host_is_taken_by_all_at_one_step(
+    two_hosts: list[Host], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    job = start_job(two_hosts, run, steps=1000, sleep=0.02, interval=10**6)
+    wait_until(lambda: 0 in seen(run, "committed"))
+    holdfast(two_hosts[1], "save", run)
+    found = job.results()
+    (asked,) = set(found[0]["steps"]) - {0}
+    assert [r["saved"] for r in found] == [[0, asked]] * 2

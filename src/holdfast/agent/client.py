@@ -21,6 +21,7 @@ import msgspec
 from holdfast import errors
 from holdfast.agent import protocol
 from holdfast.agent.location import peer, socket_address
+from holdfast.format.decoding import decode
 
 PULSE_SECS = 10.0
 CALL_SECS = 600.0
@@ -83,7 +84,7 @@ class AgentClient:
             self._connection.close()
             raise AgentGoneError(f"{name}: {type(error).__name__}: {error}") from error
         if response.status == 200:
-            return msgspec.json.decode(body, type=kind)
+            return decode(body, kind)
         raise _failure(body)
 
     def _await_answer(self, name: str) -> None:
@@ -127,7 +128,7 @@ def _socket(connection: http.client.HTTPConnection) -> socket.socket:
 
 def _failure(body: bytes) -> errors.HoldfastError:
     try:
-        failure = msgspec.json.decode(body, type=protocol.Failure)
+        failure = decode(body, protocol.Failure)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return errors.AgentUnavailableError(f"the agent answered {body[:200]!r}")
     return errors.error_named(failure.error, failure.message)

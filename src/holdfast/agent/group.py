@@ -18,6 +18,7 @@ import msgspec
 import psutil
 
 from holdfast.agent.words import SEAT_COUNT
+from holdfast.format.decoding import decode
 from holdfast.format.names import CheckpointId
 
 log = logging.getLogger(__name__)
@@ -123,7 +124,7 @@ def _write(path: Path, data: bytes) -> None:
 def read_record(path: Path) -> GroupRecord | None:
     """The record that an agent before this one left, if it left one that can be read."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=GroupRecord)
+        return decode(path.read_bytes(), GroupRecord)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -34,6 +34,7 @@ from holdfast.engine.agreement.survey import (
     standings,
 )
 from holdfast.errors import InvalidArgumentError
+from holdfast.format.decoding import decode
 from holdfast.store.peer_connection import PeerAddress
 from holdfast.store.peer_messages import STATUS, Refusal, target_of
 from holdfast.store.peer_tls import asking_context
@@ -144,7 +145,7 @@ def decode_status(data: bytes) -> HostStatus:
         InvalidArgumentError: it is none of this version's.
     """
     try:
-        status = msgspec.json.decode(data, type=HostStatus)
+        status = decode(data, HostStatus)
         for held in status.held:
             check_held(held)
         if status.lead is not None:
@@ -211,7 +212,7 @@ async def _ask(
 
 def _refusal(status: int, data: bytes) -> str:
     try:
-        reason = msgspec.json.decode(data, type=Refusal).message
+        reason = decode(data, Refusal).message
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         reason = repr(data[:100])
     return f"it refuses (status {status}): {reason}"[:REASON_CHARS_MAX]

@@ -20,7 +20,6 @@ import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
 import psutil
 from aiohttp import web
 
@@ -32,6 +31,7 @@ from holdfast.agent.server import application
 from holdfast.agent.service import Service
 from holdfast.agent.state import open_state
 from holdfast.clock import SystemClock
+from holdfast.format.decoding import decode
 from holdfast.store.file_system import LOCAL, FileSystem
 
 NICENESS = 10
@@ -46,7 +46,7 @@ def main(argument: str, placed: Callable[[int], None], files: FileSystem = LOCAL
     `placed` is told 0 once the agent has its place, or `ALREADY_RUNNING` where another one has it.
     All that its stores do passes through `files`.
     """
-    config = msgspec.json.decode(argument, type=AgentConfig)
+    config = decode(argument, AgentConfig)
     folder = Path(config.folder)
     with _locked(folder) as has_place:
         is_mine = has_place()

@@ -14,6 +14,7 @@ from holdfast.agent import protocol
 from holdfast.agent.location import peer
 from holdfast.agent.service import Service
 from holdfast.errors import HoldfastError, InvalidArgumentError
+from holdfast.format.decoding import decode
 
 BODY_SIZE_MAX_BYTES = 64 * 1024 * 1024
 BODY_SECS = 30.0
@@ -79,7 +80,7 @@ def decoded(path: str, body: bytes, kind: type[T]) -> T:
         InvalidArgumentError: it is not one of that kind.
     """
     try:
-        return msgspec.json.decode(body, type=kind)
+        return decode(body, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidArgumentError(f"{path}: not a {kind.__name__}: {error}") from error
 

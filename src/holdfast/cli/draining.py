@@ -28,6 +28,7 @@ from holdfast.cli.runs import ram_store
 from holdfast.clock import Clock
 from holdfast.engine.catalog import list_checkpoints
 from holdfast.errors import AgentUnavailableError, HoldfastError
+from holdfast.format.decoding import decode
 from holdfast.format.names import EVENTS
 from holdfast.store.disk import DiskStore
 
@@ -235,6 +236,6 @@ def _events(served: Served) -> list[_Event]:
             for line in path.read_bytes().splitlines():
                 # The last line may be cut short, by a crash or a full disk.
                 with contextlib.suppress(msgspec.DecodeError):
-                    event = msgspec.json.decode(line, type=_Event)
+                    event = decode(line, _Event)
                     found.append(msgspec.structs.replace(event, file_attempt=int(number)))
     return found

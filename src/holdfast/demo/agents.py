@@ -21,6 +21,7 @@ import psutil
 from holdfast.agent.config import AgentConfig
 from holdfast.clock import Clock
 from holdfast.errors import AgentUnavailableError
+from holdfast.format.decoding import decode
 
 _MODULE = "holdfast.agent"
 _STOP_SECS_MAX = 30.0
@@ -71,7 +72,7 @@ def agents_of(run: Path) -> list[AgentProcess]:
         if _MODULE not in command[:-1]:
             continue
         with contextlib.suppress(msgspec.DecodeError):
-            config = msgspec.json.decode(command[-1], type=AgentConfig)
+            config = decode(command[-1], AgentConfig)
             if config.run == str(run):
                 found.append(
                     AgentProcess(pid=process.pid, host=config.host, folder=Path(config.folder))

@@ -11,6 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from holdfast.errors import CheckpointDamagedError, NewerFormatError
+from holdfast.format.decoding import decode
 from holdfast.format.digests import DIGEST_HEX_LENGTH, digest
 
 FORMAT_VERSION = 1
@@ -67,7 +68,7 @@ def unseal(data: bytes, kind: type[T], name: str) -> T:
         # msgspec does not look into members that the record does not have.
         if not body.isascii():
             body.decode()
-        version = msgspec.json.decode(body + b"}", type=_Version).format_version
+        version = decode(body + b"}", _Version).format_version
         if version > FORMAT_VERSION:
             raise NewerFormatError(
                 f"read {name}: it has format version {version}, this Holdfast reads versions up to "
@@ -75,6 +76,6 @@ def unseal(data: bytes, kind: type[T], name: str) -> T:
             )
         if version < 1:
             raise CheckpointDamagedError(f"read {name}: there is no format version {version}")
-        return msgspec.json.decode(body + b"}", type=kind)
+        return decode(body + b"}", kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointDamagedError(f"read {name}: not a record of its kind: {error}") from error

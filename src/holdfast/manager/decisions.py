@@ -32,6 +32,7 @@ from holdfast.errors import (
     ProcessLostError,
     error_named,
 )
+from holdfast.format.decoding import decode
 
 ROOT = "holdfast"
 LEADER = 0
@@ -270,9 +271,7 @@ class _Decision:
             if pauses.is_over:
                 raise self._missing(found, timeout_secs)
             pauses.pause()
-        said = [
-            msgspec.json.decode(found[str(rank)], type=_Value) for rank in range(self._of.count)
-        ]
+        said = [decode(found[str(rank)], _Value) for rank in range(self._of.count)]
         self._check_names(said)
         return [each.value for each in said]
 
@@ -310,7 +309,7 @@ class _Decision:
         found = self._words.get(self._answer)
         if found is None:
             return None
-        answer = msgspec.json.decode(found, type=_Answer)
+        answer = decode(found, _Answer)
         if answer.error is not None:
             raise error_named(answer.error, f"rank {answer.rank}: {answer.value}")
         return answer.value

@@ -14,6 +14,7 @@ from holdfast.adapt.contract import Processes
 from holdfast.agent.location import HOST_VARIABLE, host_name
 from holdfast.engine.agreement.runs import Runs, ranks_in, runs_of
 from holdfast.errors import InvalidArgumentError
+from holdfast.format.decoding import decode
 from holdfast.manager.decisions import Decisions, json_text
 from holdfast.manager.options import RamTier, check_name
 
@@ -95,7 +96,7 @@ def meet(decisions: Decisions, place: RankPlace) -> JobHosts:
         ProcessLostError: as `Decisions.decide`.
     """
     answer = decisions.decide("meet the hosts", json_text(place), _judged, MEET_SECS)
-    told = msgspec.json.decode(answer, type=tuple[_Told, ...])
+    told = decode(answer, tuple[_Told, ...])
     return JobHosts(
         hosts=tuple(
             JobHost(
@@ -167,7 +168,7 @@ def _peer_address(host: str, places: Sequence[RankPlace], ranks: list[int]) -> s
 
 
 def _judged(values: list[str]) -> str:
-    found = hosts_of([msgspec.json.decode(value, type=RankPlace) for value in values])
+    found = hosts_of([decode(value, RankPlace) for value in values])
     told = [
         _Told(
             one.name,

@@ -7,11 +7,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from holdfast.clock import Clock
 from holdfast.engine.run import create_run, read_run
 from holdfast.errors import InvalidArgumentError, NotARunError
+from holdfast.format.decoding import decode
 from holdfast.format.names import RUN_FILE
 from holdfast.manager.decisions import Decisions, json_text
 from holdfast.manager.sharing import Sighting, check_shared, look_for
@@ -75,7 +74,7 @@ def open_run(directory: object, decisions: Decisions, clock: Clock) -> OpenRun:
 
 def _find_on_all_hosts(run_id: str, durable: DiskStore, decisions: Decisions, clock: Clock) -> None:
     def judge(values: list[str]) -> str:
-        check_shared(run_id, [msgspec.json.decode(value, type=Sighting) for value in values])
+        check_shared(run_id, [decode(value, Sighting) for value in values])
         return ""
 
     with decisions.telling("find the run"):

@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.agent.protocol import Notice
 from holdfast.errors import FencedError, HoldfastError, ProcessLostError
+from holdfast.format.decoding import decode
 from holdfast.format.names import CheckpointId
 from holdfast.manager.decisions import Decisions, json_text
 from holdfast.manager.restoring import Rounds
@@ -68,7 +69,7 @@ class Votes:
         answer = self._decisions.decide(
             NAME, json_text(ballot), _judged, VOTE_SECS, lambda: self._trouble
         )
-        said = msgspec.json.decode(answer, type=Verdict)
+        said = decode(answer, Verdict)
         return said.good, said.limit
 
 
@@ -82,4 +83,4 @@ def verdict(ballots: Sequence[Ballot]) -> Verdict:
 
 
 def _judged(values: list[str]) -> str:
-    return json_text(verdict([msgspec.json.decode(value, type=Ballot) for value in values]))
+    return json_text(verdict([decode(value, Ballot) for value in values]))

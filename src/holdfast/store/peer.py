@@ -21,6 +21,7 @@ import msgspec
 from holdfast.clock import Clock
 from holdfast.errors import InvalidArgumentError, StorageError
 from holdfast.format.buffers import Buffer
+from holdfast.format.decoding import decode
 from holdfast.format.sealed import RECORD_SIZE_MAX_BYTES
 from holdfast.store.contract import Reader, StoredObject, check_key
 from holdfast.store.peer_calls import Connections, Peer, PeerAccess
@@ -155,7 +156,7 @@ def _names(data: bytes, prefix: str) -> Names:
         BadAnswerError: they are not names below `prefix` in their order.
     """
     try:
-        names = msgspec.json.decode(data, type=Names)
+        names = decode(data, Names)
         for key, size_bytes in names.objects:
             check_key(key)
             if not key.startswith(f"{prefix}/") or size_bytes < 0:

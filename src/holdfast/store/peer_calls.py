@@ -18,6 +18,7 @@ import msgspec
 
 from holdfast.clock import Clock
 from holdfast.errors import ObjectNotFoundError, StorageError
+from holdfast.format.decoding import decode
 from holdfast.store.peer_connection import (
     BadAnswerError,
     PeerAddress,
@@ -198,7 +199,7 @@ class Peer:
         """The error of an answer that is a refusal; one that will not change lets the peer rest."""
         data = connection.receive_bytes(answer, REFUSAL_SIZE_MAX_BYTES)
         try:
-            message = msgspec.json.decode(data, type=Refusal).message
+            message = decode(data, Refusal).message
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             message = f"{data[:200]!r}"
         error = answer.getheader(ERROR_HEADER, "no error of a peer's")
