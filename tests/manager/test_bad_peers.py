@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.store.peer_connection import parse_address
 from tests import network
 from tests.hosts import Host, events, stop, wait_until
 from tests.manager.job import (
@@ -47,6 +48,13 @@ def flip(one: Host, step: int, rank: int) -> None:
         file.write(bytes([last ^ 1]))
 
 
+def address_of(one: Host) -> str:
+    """Where the host's agent serves, as messages name it."""
+    serves_at = one.agent().peer_address
+    assert serves_at is not None
+    return parse_address(serves_at).authority
+
+
 def test_a_peer_with_a_bad_block_is_named_and_another_peer_is_read(
     three_hosts: list[Host], tmp_path: Path
 ) -> None:
@@ -56,7 +64,7 @@ def test_a_peer_with_a_bad_block_is_named_and_another_peer_is_read(
     wait_until(lambda: 4 in seen(run, "protected"))
     lose(b)
     flip(a, 4, rank=1)
-    address = a.agent().peer_address
+    address = address_of(a)
     found = run_job(three_hosts, run, **SMALL, steps=1, interval=100, copies=3)
     check_went_on(found, 4)
     assert set(sources(run)) <= {"ram", "peer"}
@@ -145,7 +153,7 @@ def test_a_slow_peer_costs_a_bounded_wait_and_the_next_one_is_read(
     todo = SMALL | {"address": COORDINATOR, "big_mib": 24, "big_every": 4}
     run_job(net.hosts, run, **todo, steps=5, interval=4)
     wait_until(lambda: 4 in seen(run, "protected"))
-    address = net.hosts[1].agent().peer_address
+    address = address_of(net.hosts[1])
     with net.slow(1, kilobits=2000):
         found = run_job(net.hosts, run, **todo, steps=1, interval=100)
     check_went_on(found, 4)
