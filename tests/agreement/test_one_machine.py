@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import msgspec
-import pytest
 
 from holdfast.engine.agreement import effects as ef
 from holdfast.engine.agreement import facts as fa
@@ -86,21 +85,6 @@ def test_orders_that_were_overtaken_are_passed_over() -> None:
     assert not drops(
         machine.handle(fa.Received("a", orders(2, "g2", seq=4, drop=True)), 0.3, NOTHING)
     )
-
-
-@pytest.mark.parametrize(
-    "outcome",
-    [fa.ReplicaSealed(CheckpointId(60, 2), 0, 2), fa.PullFailed(CheckpointId(60, 2), 0)],
-)
-def test_nothing_is_dropped_while_a_copy_comes_that_may_keep_images_of_it(
-    outcome: fa.Fact,
-) -> None:
-    machine = a_member()
-    pull = PullOrder(CheckpointId(60, 2), 2, ((0, 1),), "a")
-    ordered = orders(2, "g2", seq=2, drop=True, pulls=(pull,))
-    done = machine.handle(fa.Received("a", ordered), 0.2, NOTHING)
-    assert [type(e) for e in done if isinstance(e, (ef.Drop, ef.Pull))] == [ef.Pull]
-    assert drops(machine.handle(outcome, 0.3, NOTHING))
 
 
 def test_nothing_is_dropped_between_the_report_to_a_new_attempt_and_its_beginning() -> None:

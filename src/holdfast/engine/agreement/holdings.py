@@ -230,13 +230,10 @@ class Holdings:
     def work(self, turn: Turn, is_frozen: bool) -> bool:
         """Begins what is due now, and gives up what may go, but not while `is_frozen`.
 
-        Nothing is given up while copies come either: a part that is copied may keep images of an
-        earlier one that stands here, and would have to be copied whole.
-
         Whether something was given up.
         """
         has_dropped = False
-        if not is_frozen and (len(self._held) >= HELD_MAX or not self._is_copying()):
+        if not is_frozen:
             for checkpoint in [c for c in self._may_go if c != self._writing]:
                 self._drop(turn, checkpoint, self._may_go.pop(checkpoint))
                 has_dropped = True
@@ -254,15 +251,6 @@ class Holdings:
             if now_secs < at_secs < soonest_secs:
                 soonest_secs = at_secs
         return soonest_secs
-
-    def _is_copying(self) -> bool:
-        """Whether copies are under way, or ordered and not tried yet."""
-        for order in self._pull_orders:
-            held = self.parts(order.id)
-            for rank in ranks_in(order.ranks):
-                if rank not in held and (order.id, rank) not in self._pull_at_secs:
-                    return True
-        return False
 
     def _drop(self, turn: Turn, checkpoint: CheckpointId, reason: str) -> None:
         if self._held.pop(checkpoint, None) is None:
