@@ -125,17 +125,12 @@ class Filling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Copied(msgspec.Struct, frozen=True, kw_only=True):
-    """The copies of parts that a trainer was to make stand in slots, or will not come.
-
-    `slots` are the ranks of those parts, each with the slot, or None.
-    """
+    """The copies of parts that a trainer was to make; those that are `made` stand in its slots."""
 
     rank: Rank
     id: Id
-    slots: Annotated[
-        tuple[tuple[Rank, Annotated[str, msgspec.Meta(max_length=64)] | None], ...],
-        msgspec.Meta(max_length=COPIES_MAX),
-    ]
+    copies: Ranks
+    made: Ranks
 
 
 class WantSpare(msgspec.Struct, frozen=True, kw_only=True):

@@ -61,11 +61,10 @@ class Saving:
         """The copies of others' parts that a trainer makes have come as far as they will."""
         checkpoint, state = self._checked(request.id), self._state
         is_held = checkpoint in self._agreeing.agreement.member.holdings
-        for part, slot in request.slots:
-            is_wanted = state.copies.end(checkpoint, part, slot if is_held else None)
-            if is_wanted and slot is not None:
-                state.desk.lend(checkpoint, part, slot)
-            else:
+        for part in request.copies:
+            slot = state.desk.lend(checkpoint, part) if part in request.made and is_held else None
+            if not state.copies.end(checkpoint, part, slot):
+                state.desk.returned((checkpoint, part))
                 state.desk.returned(CopyOf(part))
 
     async def want_spare(self, request: protocol.WantSpare) -> protocol.Slot:

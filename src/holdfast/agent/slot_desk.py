@@ -101,11 +101,16 @@ class SlotDesk:
         finally:
             self.returned(holder)
 
-    def lend(self, checkpoint: CheckpointId, rank: int, name: str) -> None:
-        """A trainer has put the copy of a part into this slot; nobody else gets it."""
+    def lend(self, checkpoint: CheckpointId, rank: int) -> str | None:
+        """A trainer has put the copy of a part into the slot that it was given: that slot's name.
+
+        Nobody else gets it. None where an agent that is gone has given it.
+        """
         with self._lock:
-            self._handed_out.pop(CopyOf(rank), None)
-            self._handed_out[checkpoint, rank] = name
+            name = self._handed_out.pop(CopyOf(rank), None)
+            if name is not None:
+                self._handed_out[checkpoint, rank] = name
+            return name
 
     def returned(self, holder: Hashable) -> None:
         """It has filled its slot, or will not."""

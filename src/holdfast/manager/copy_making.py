@@ -54,11 +54,11 @@ class FilledCopy:
         """No more is copied."""
         self.progress.end()
 
-    def slot(self) -> str | None:
-        """Waits until no more is copied, and lets go of the slot; its name if the copy is whole."""
+    def finish(self) -> bool:
+        """Waits until no more is copied, and lets go of the slot; whether the copy is whole."""
         with contextlib.closing(self.filling):
             is_whole = self.progress.wait_for(self.copy.layout.size_bytes)
-            return self.filling.name if is_whole and self.filling.is_current else None
+            return is_whole and self.filling.is_current
 
 
 class CopyMaker:
@@ -78,8 +78,8 @@ class CopyMaker:
                 found.append(FilledCopy(copy, filling, FillProgress()))
         return tuple(found)
 
-    def make(self, copy: PartCopy, snapshot: Snapshot, slot_for: SlotFor) -> str | None:
-        """Makes a copy of a state that is still at hand; its slot, None where there is none.
+    def make(self, copy: PartCopy, snapshot: Snapshot, slot_for: SlotFor) -> bool:
+        """Makes a copy of a state that is still at hand; whether it is whole.
 
         Raises:
             HoldfastError: the agent gives no slot, or the slot is gone.
@@ -90,11 +90,11 @@ class CopyMaker:
             slots.give_up_ready()
             name = slot_for(copy)
             if name is None:
-                return None
+                return False
             filling = slots.store(name).begin(size_bytes)
         filled = FilledCopy(copy, filling, FillProgress())
         filled.fill(snapshot, self._clock)
-        return filled.slot()
+        return filled.finish()
 
     def prepare(self, copies: Sequence[PartCopy], slot_for: SlotFor, pin: Pinning) -> None:
         """Gets slots ready for the next checkpoint's copies, as far as the agent has them."""

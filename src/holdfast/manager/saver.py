@@ -285,7 +285,7 @@ class Saver:
     def _end_copies(self, job: Job, *, is_in_ram: bool) -> None:
         """Tells which copies were made; makes them now, where the state is still at hand."""
         plan = job.plan
-        slots = {copied.copy.rank: copied.slot() for copied in job.copied}
+        made = {copied.copy.rank for copied in job.copied if copied.finish()}
         if not self._copying:
             return
         number = plan.id.step, plan.id.attempt
@@ -299,12 +299,13 @@ class Saver:
 
         for copy in self._copying if is_in_ram and job.filled is None else ():
             try:
-                slots[copy.rank] = self._copier.make(copy, job.snapshot, slot_for)
+                if self._copier.make(copy, job.snapshot, slot_for):
+                    made.add(copy.rank)
             except HoldfastError as error:
                 log.debug("the part of rank %d is not copied here: %s", copy.rank, error)
-        made = tuple((copy.rank, slots.get(copy.rank)) for copy in self._copying)
+        copies = tuple(copy.rank for copy in self._copying)
         with contextlib.suppress(HoldfastError):
-            told = protocol.Copied(rank=plan.rank, id=number, slots=made)
+            told = protocol.Copied(rank=plan.rank, id=number, copies=copies, made=tuple(made))
             self._ask("copied", told, protocol.Empty)
 
     def _fill(self, job: Job) -> str | None:

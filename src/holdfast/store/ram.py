@@ -239,11 +239,6 @@ class Filling:
         self._slot = slot
 
     @property
-    def name(self) -> str:
-        """The slot's name in its pool."""
-        return self._path.name
-
-    @property
     def size_bytes(self) -> int:
         """How many bytes it takes."""
         return self._slot.size_bytes
