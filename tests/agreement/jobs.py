@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from holdfast.engine.agreement import facts as fa
 from holdfast.engine.agreement.messages import Kind
+from holdfast.engine.agreement.survey import Lead, check_lead, standings, survey
 from holdfast.format.names import CheckpointId
 from tests.agreement.trainer import Trainer
 
@@ -127,3 +130,18 @@ class Job:
         ):
             host.tell(fa.Wish(self.kind))
         world.at(self.interval_secs, self.poll)
+
+
+def survives(world: World, leader: str) -> tuple[CheckpointId, int | None] | None:
+    """The newest checkpoint and the losses that it survives, as found from what all hosts tell."""
+    agent = world.hosts[leader].agent
+    assert agent is not None
+    assert agent.leader is not None
+    data = msgspec.json.encode(survey(agent.leader, world.now))
+    told = msgspec.json.decode(data, type=Lead)
+    check_lead(told)
+    agents = {name: host.agent for name, host in world.hosts.items() if host.agent is not None}
+    holds = {name: agent.member.holdings.states() for name, agent in agents.items()}
+    whole = standings(told, holds, {name: world.hosts[name].domain for name in agents})
+    newest = next(iter(whole), None)
+    return (CheckpointId(newest.step, newest.attempt), newest.survives) if newest else None

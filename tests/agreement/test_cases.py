@@ -15,6 +15,7 @@ from holdfast.engine.agreement.messages import (
 from holdfast.engine.agreement.settings import Settings
 from holdfast.format.names import CheckpointId
 from tests.agreement.cases import make, reached, running, until
+from tests.agreement.jobs import survives
 
 
 def test_one_host_sends_no_message_and_saves_the_very_next_step() -> None:
@@ -269,16 +270,14 @@ def test_status_tells_how_many_losses_are_survived() -> None:
     job = running(world)
     world.wish(job.leader, Kind.RAM)
     until(world, lambda: reached(world, Status.PROTECTED))
-    agent = world.hosts[job.leader].agent
-    assert agent is not None
     (checkpoint,) = {c for t in job.trainers for c in t.begun}
-    assert agent.survives() == (checkpoint, 2)
+    assert survives(world, job.leader) == (checkpoint, 2)
     for lost in itertools.combinations(world.hosts, 2):
         left = [h for name, h in world.hosts.items() if name not in lost]
         assert {r for h in left for r in h.ram[checkpoint]} == set(range(4))
     job.kill()
     until(world, lambda: bool(world.storage.manifests))
-    assert agent.survives() == (checkpoint, None)
+    assert survives(world, job.leader) == (checkpoint, None)
 
 
 def test_the_ram_of_an_agent_that_leaves_counts_no_more_and_is_copied_anew() -> None:
@@ -286,17 +285,15 @@ def test_the_ram_of_an_agent_that_leaves_counts_no_more_and_is_copied_anew() -> 
     job = running(world)
     world.wish(job.leader, Kind.RAM)
     until(world, lambda: reached(world, Status.PROTECTED))
-    agent = world.hosts[job.leader].agent
-    assert agent is not None
     (checkpoint,) = {c for t in job.trainers for c in t.begun}
-    assert agent.survives() == (checkpoint, 1)
+    assert survives(world, job.leader) == (checkpoint, 1)
     world.storage_slow_secs, world.pull_failures = 1000.0, 1.0
     world.hosts["h0002"].tell(fa.LeaveWanted())
     world.hosts["h0002"].kill_agent()
     world.run(world.now + 0.5)
-    assert agent.survives() == (checkpoint, 0)
+    assert survives(world, job.leader) == (checkpoint, 0)
     world.pull_failures = 0.0
-    until(world, lambda: agent.survives() == (checkpoint, 1))
+    until(world, lambda: survives(world, job.leader) == (checkpoint, 1))
 
 
 @pytest.mark.parametrize("where", ["h0000", "h0002"])
@@ -307,13 +304,11 @@ def test_a_deleted_checkpoint_is_given_up_everywhere_and_is_not_the_newest_any_m
     job = running(world)
     world.wish(job.leader, Kind.RAM)
     until(world, lambda: reached(world, Status.PROTECTED))
-    agent = world.hosts[job.leader].agent
-    assert agent is not None
     (checkpoint,) = {c for t in job.trainers for c in t.begun}
     world.hosts[where].delete(checkpoint)
     until(world, lambda: not world.hosts[where].deleting)
     assert not any(host.ram for host in world.hosts.values())
-    assert agent.survives() is None
+    assert survives(world, job.leader) is None
     world.wish(job.leader, Kind.RAM)
     until(world, lambda: reached(world, Status.PROTECTED, 2))
 

@@ -20,7 +20,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from holdfast.clock import SystemClock
-from holdfast.engine.attempts import AttemptStart, begin_attempt
+from holdfast.engine.attempts import AttemptStart, begin_attempt, newest_attempt
 from holdfast.engine.catalog import list_checkpoints
 from holdfast.engine.commit import commit
 from holdfast.engine.save import PartPlan, write_part
@@ -152,7 +152,7 @@ def begin(store: Store, *origins: tuple[int, int] | None) -> None:
     for origin in origins:
         came_from = None if origin is None else CheckpointId(*origin)
         start = AttemptStart(run_id=RUN_ID, origin=came_from, host="h", pid=1, time=TIME)
-        begin_attempt(store, start)
+        assert begin_attempt(store, newest_attempt(store) + 1, start)
 
 
 def disk(root: Path) -> DiskStore:

@@ -60,7 +60,7 @@ def write_example(run: Path) -> None:
     store = DiskStore(run, SystemClock())
     create_run(store, "example", RUN_ID, TIME)
     start = AttemptStart(run_id=RUN_ID, origin=None, host="h0", pid=42, time=TIME)
-    begin_attempt(store, start)
+    begin_attempt(store, 1, start)
     records: list[PartRecord] = []
     for checkpoint in (FIRST, SECOND):
         records = [_write_part(store, checkpoint, rank, records) for rank in range(RANKS)]

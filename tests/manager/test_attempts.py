@@ -94,9 +94,8 @@ def test_an_attempt_that_another_host_has_overtaken_deletes_nothing_and_waits_fo
     store, clock = DiskStore(run, SystemClock()), SystemClock()
     run_id = read_attempt(store, 1).run_id
     origin = CheckpointId(0, 1)
-    begin_attempt(
-        store, AttemptStart(run_id=run_id, origin=origin, host="other", pid=1, time=clock.now())
-    )
+    start = AttemptStart(run_id=run_id, origin=origin, host="other", pid=1, time=clock.now())
+    begin_attempt(store, 2, start)
     with pytest.raises(errors.FencedError, match="attempt 2 has taken the run over"):
         first.delete(0)
     assert (run / "checkpoints" / "000000000.1" / "manifest.json").exists()

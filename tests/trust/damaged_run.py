@@ -206,7 +206,7 @@ class DamagedRun:
         create_run(self.durable, str(self.run), RUN_ID, TIME)
         for attempt, origin in enumerate(ORIGINS, 1):
             start = AttemptStart(run_id=RUN_ID, origin=origin, host="h", pid=1, time=TIME)
-            begin_attempt(self.durable, start)
+            begin_attempt(self.durable, attempt, start)
             for step in SAVED[attempt]:
                 checkpoint = CheckpointId(step, attempt)
                 before = TIMELINE[-2] if self.keeps and checkpoint == NEWEST else None

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from holdfast.engine.attempts import AttemptStart, begin_attempt, read_attempts
+from holdfast.engine.attempts import AttemptStart, begin_attempt, newest_attempt, read_attempts
 from holdfast.engine.catalog import list_checkpoints
 from holdfast.engine.commit import commit, read_part, remove
 from holdfast.engine.copying import copy_part
@@ -260,11 +260,13 @@ def _check_recovered(place: Place) -> None:
 
 def _begin(place: Place) -> None:
     start = AttemptStart(run_id=RUN_ID, origin=OLD, host="h", pid=1, time=TIME)
-    place.begun = begin_attempt(place.durable, start)
+    number = newest_attempt(place.durable) + 1
+    place.begun = begin_attempt(place.durable, number, start)
 
 
 def _check_begun(place: Place) -> None:
     attempts = read_attempts(place.sound()[1])
+    assert place.begun is not None
     # A number whose record was put before the failure stays taken.
     assert place.begun.attempt in (2, 3)
     assert attempts[place.begun.attempt] == place.begun

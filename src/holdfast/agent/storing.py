@@ -18,7 +18,7 @@ from holdfast.agent.peers import Peers
 from holdfast.agent.state import AgentState
 from holdfast.engine.agreement import effects, facts
 from holdfast.engine.agreement.settings import PULLS_MAX
-from holdfast.engine.attempts import AttemptStart, newest_attempt, put_attempt, read_attempts
+from holdfast.engine.attempts import AttemptStart, begin_attempt, newest_attempt, read_attempts
 from holdfast.engine.catalog import Listing, list_checkpoints
 from holdfast.engine.commit import check_not_fenced, commit, read_part, remove
 from holdfast.engine.copying import copy_part
@@ -242,7 +242,7 @@ class Storing:
             pid=os.getpid(),
             time=self._state.clock.now(),
         )
-        return put_attempt(self._state.durable, wanted.attempt, start) is not None
+        return begin_attempt(self._state.durable, wanted.attempt, start) is not None
 
     def _note(self, error: Exception) -> None:
         self.problem = error if isinstance(error, HoldfastError) else None

@@ -23,8 +23,6 @@ from holdfast.format.records import AttemptRecord
 from holdfast.format.sealed import seal, unseal
 from holdfast.store.contract import Store
 
-TRIES_MAX = 100
-
 log = logging.getLogger(__name__)
 
 
@@ -130,25 +128,10 @@ def _mend_attempt(store: Store, number: int) -> Iterator[str]:
         yield bad[0]
 
 
-def begin_attempt(store: Store, start: AttemptStart) -> AttemptRecord:
-    """Takes the next number; every older attempt is fenced from here on.
-
-    Raises:
-        StorageError: other processes took numbers as fast as this one could ask for them, or
-            there is no number left.
-    """
-    for _ in range(TRIES_MAX):
-        record = put_attempt(store, newest_attempt(store) + 1, start)
-        if record is not None:
-            return record
-    raise StorageError(
-        f"begin an attempt: {TRIES_MAX} numbers in a row were taken by others; is something "
-        "restarting in a loop?"
-    )
-
-
-def put_attempt(store: Store, number: int, start: AttemptStart) -> AttemptRecord | None:
+def begin_attempt(store: Store, number: int, start: AttemptStart) -> AttemptRecord | None:
     """Takes that number, if nobody has it: None where somebody has.
+
+    Every older attempt is fenced from here on.
 
     Raises:
         StorageError: whether the record stands is not known; or there is no such number.

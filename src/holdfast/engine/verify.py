@@ -9,7 +9,7 @@ from functools import partial
 from holdfast.engine.sources import CheckpointSources, PartSource
 from holdfast.errors import HoldfastError, StorageError
 from holdfast.format.digests import BLOCK_SIZE_BYTES, digest
-from holdfast.format.part_layout import expected_digests, image_sizes_bytes
+from holdfast.format.part_layout import expected_digests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,13 +23,6 @@ class BlockCheck:
     expected: str
     found: str | None
     problem: str | None
-
-
-def size_to_verify_bytes(sources: CheckpointSources) -> int:
-    """How many bytes `verify` will read, at most."""
-    return sum(
-        size for copies in sources.parts for copy in copies for size in image_sizes_bytes(copy.part)
-    )
 
 
 def verify(sources: CheckpointSources) -> Iterator[BlockCheck]:

@@ -150,13 +150,6 @@ class Agreement:
         costs = [cost for cost in (found, here.save_cost_secs) if cost is not None]
         return max(costs, default=None)
 
-    def survives(self) -> tuple[CheckpointId, int | None] | None:
-        """The newest complete checkpoint, and how many more losses of failure domains it survives.
-
-        None where this host does not lead, or there is none; a count of None: it is durable.
-        """
-        return self.leader.survives() if self.leader is not None else None
-
     # What changes who leads.
 
     def fence(self, turn: Turn, attempt: int, reason: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from holdfast.engine.agreement.messages import Status
@@ -97,10 +97,3 @@ class Entry:
                 ranks.add(rank)
             else:
                 ranks.discard(rank)
-
-
-def domains_of(entry: Entry, domains: Mapping[str, str]) -> Iterator[set[str]]:
-    """For each part that is not durable, the failure domains in which it stands."""
-    for rank in range(entry.part_count):
-        if rank not in entry.durable:
-            yield {domains[host] for host in entry.holders.get(rank, ())}

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from holdfast.engine.agreement.durability import Durability
 from holdfast.engine.agreement.effects import Reached
-from holdfast.engine.agreement.entry import domains_of
 from holdfast.engine.agreement.facts import DurableListed
 from holdfast.engine.agreement.following import term_above
 from holdfast.engine.agreement.host_view import HostView
@@ -34,7 +33,7 @@ from holdfast.engine.agreement.messages import (
     WriteOrder,
 )
 from holdfast.engine.agreement.reign import Reign
-from holdfast.engine.agreement.replication import Ring, failures_survived, successors_of
+from holdfast.engine.agreement.replication import Ring, successors_of
 from holdfast.engine.agreement.runs import ranks_in, runs_of
 from holdfast.engine.agreement.settings import ENDED_MAX, PRESERVED_MAX, SUCCESSORS_MAX
 from holdfast.engine.agreement.targets import Ranks, TargetAgreement
@@ -116,13 +115,6 @@ class Leader:
     def ledger_size(self) -> int:
         """How many checkpoints it cares for."""
         return len(self.ledger.entries)
-
-    def survives(self) -> tuple[CheckpointId, int | None] | None:
-        """The newest complete checkpoint, and how many losses of domains it survives now."""
-        newest = self.ledger.newest_complete()
-        if newest is None:
-            return None
-        return newest.id, failures_survived(domains_of(newest, self.ledger.domains))
 
     # What it hears.
 
