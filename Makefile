@@ -38,7 +38,7 @@ bench: $(BENCH_STAMP) ## measure beside Orbax, for two hours, and write docs/per
 
 soak: $(STAMP) ## break it on purpose, for an hour, and write docs/reliability.md
 	rm -rf build/soak
-	$(BIN)/python -m pytest -m soak --timeout=3600
+	$(BIN)/python -m pytest -m soak --timeout=3600 $(TESTS)
 	$(BIN)/python -m tests.trust.figures
 
 clean: ## remove everything that is not source

@@ -1,6 +1,7 @@
 """The figures of the trust tests: told by each soak test, gathered into docs/reliability.md.
 
-`python -m tests.trust.figures` writes the table there from what the last soak run told.
+`python -m tests.trust.figures` puts what soak tests told into the table there; rows that were not
+told anew stay, with the day on which they were.
 """
 
 from __future__ import annotations
@@ -22,26 +23,39 @@ def tell(row: str, wanted: str, reached: str) -> None:
     """Prints a figure, and keeps it for the page; `row` is its key, such as `crash states`."""
     print(f"\n{row}: {reached} (wanted: {wanted})")
     TOLD.mkdir(parents=True, exist_ok=True)
-    line = {"row": row, "wanted": wanted, "reached": reached}
+    line = {
+        "row": row,
+        "wanted": wanted,
+        "reached": reached,
+        "day": f"{datetime.now(UTC):%Y-%m-%d}",
+    }
     (TOLD / f"{row.replace(' ', '-')}.json").write_text(json.dumps(line))
 
 
 def write_page() -> None:
-    """Puts the table between the page's marks."""
-    told = [json.loads(path.read_text()) for path in sorted(TOLD.glob("*.json"))]
-    machine = f"{os.cpu_count()} cores, Linux {platform.release().split('-')[0]}"
-    python = f"Python {platform.python_version()}"
-    lines = [
-        BEGIN,
-        f"Taken on {datetime.now(UTC):%Y-%m-%d} with {python} on {machine}.",
-        "",
-        "| what | wanted | reached |",
-        "| --- | --- | --- |",
-        *(f"| {t['row']} | {t['wanted']} | {t['reached']} |" for t in told),
-        END,
-    ]
+    """Puts what was told between the page's marks."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(before + "\n".join(lines) + rest.partition(END)[2])
+    table, _, after = rest.partition(END)
+    lines = {_name(line): line for line in table.splitlines() if line.startswith("| ")}
+    for path in TOLD.glob("*.json"):
+        told = json.loads(path.read_text())
+        lines[told["row"]] = (
+            f"| {told['row']} | {told['wanted']} | {told['reached']} | {told['day']} |"
+        )
+    rows = [lines[name] for name in sorted(lines.keys() - {"what", "---"})]
+    machine = f"{os.cpu_count()} cores, Linux {platform.release().split('-')[0]}"
+    head = [
+        BEGIN,
+        f"Taken with Python {platform.python_version()} on {machine}.",
+        "",
+        "| what | wanted | reached | taken on |",
+        "| --- | --- | --- | --- |",
+    ]
+    PAGE.write_text(before + "\n".join([*head, *rows, END]) + after)
+
+
+def _name(line: str) -> str:
+    return line.split("|")[1].strip()
 
 
 if __name__ == "__main__":
