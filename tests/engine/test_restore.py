@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.clock import SystemClock
 from holdfast.engine.copying import copy_part
 from holdfast.engine.restore import fill_targets
 from holdfast.engine.sources import CheckpointSources
 from holdfast.format.placement import Target
+from holdfast.store.disk import DiskStore
 from tests.engine.making import (
     Made,
     cells,
@@ -128,22 +130,26 @@ def test_only_chunks_that_hold_a_wanted_element_are_read_and_each_once(
 class Big:
     """A checkpoint with chunks of several blocks, saved once for all tests here."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, store: DiskStore) -> None:
         self.made = Made(part_count=2)
         # Blocks begin in the midst of rows: 6800 bytes do not divide 8 MiB.
         self.made.add(("a",), random_array((3, 1100, 1700), "float32", 1), owners=((1, 1),))
         flat = random_array((2, 5_000_011), "int16", 2)
         self.made.add(("b",), flat, (1, 4_500_000), ((0, 2), (1, 2)))
         self.made.add(("c",), random_array((BLOCK + 1,), "uint8", 3))
-        self.made.save(disk(root))
-        self.store = WatchingStore(disk(root))
+        self.made.save(store)
+        self.store = WatchingStore(store)
         self.sources: CheckpointSources = sources_of(self.made.id, self.store)
 
 
-@pytest.fixture(scope="module")
-def big() -> Iterator[Big]:
+@pytest.fixture(scope="module", params=[False, True], ids=["cached", "direct"])
+def big(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Big]:
+    if request.param:
+        root = tmp_path_factory.mktemp("big")
+        yield Big(DiskStore(root, SystemClock(), reads_directly=True))
+        return
     with memory_folder() as folder:
-        yield Big(Path(folder))
+        yield Big(disk(Path(folder)))
 
 
 @settings(max_examples=40)

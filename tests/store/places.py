@@ -20,6 +20,10 @@ def open_disk(root: Path) -> DiskStore:
     return DiskStore(root, SystemClock())
 
 
+def open_disk_directly(root: Path) -> DiskStore:
+    return DiskStore(root, SystemClock(), reads_directly=True)
+
+
 def open_ram(root: Path) -> RamStore:
     return RamStore(root, SlotPool(root, None, SystemClock()).reserve, SystemClock())
 

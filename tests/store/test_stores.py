@@ -11,13 +11,19 @@ import pytest
 from holdfast.store.contract import Store
 from holdfast.store.ram import RamStore
 from holdfast.testing.store_suite import StoreSuite
-from tests.store.places import mounted, open_disk, open_ram
+from tests.store.places import mounted, open_disk, open_disk_directly, open_ram
 
 
 class TestDisk(StoreSuite):
     @pytest.fixture
     def opener(self, tmp_path: Path) -> Callable[[], Store]:
         return functools.partial(open_disk, tmp_path / "run")
+
+
+class TestDiskReadDirectly(StoreSuite):
+    @pytest.fixture
+    def opener(self, tmp_path: Path) -> Callable[[], Store]:
+        return functools.partial(open_disk_directly, tmp_path / "run")
 
 
 class TestDiskOnTmpfs(StoreSuite):

@@ -16,6 +16,8 @@ from holdfast.format.paths import Path, path_name
 from holdfast.format.placement import Placement
 
 ALIGNMENT_BYTES = 64
+PAGE_SIZE_BYTES = 4096
+LARGE_SIZE_BYTES = 1024 * 1024
 
 
 def is_key(leaf: Any) -> bool:
@@ -106,10 +108,14 @@ def _is_regular(array: jax.Array) -> bool:
 
 
 def aligned_buffer(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array whose memory XLA can take over on the CPU without a copy."""
+    """An array whose memory XLA can take over on the CPU without a copy.
+
+    A large one begins with a page, so that a disk can write into it without a copy too.
+    """
     size_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    raw = np.empty(size_bytes + ALIGNMENT_BYTES, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT_BYTES
+    alignment = ALIGNMENT_BYTES if size_bytes < LARGE_SIZE_BYTES else PAGE_SIZE_BYTES
+    raw = np.empty(size_bytes + alignment, np.uint8)
+    start = -raw.ctypes.data % alignment
     return raw[start : start + size_bytes].view(dtype).reshape(shape)
 
 

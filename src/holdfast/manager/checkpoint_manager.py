@@ -445,7 +445,7 @@ class CheckpointManager:
         self._progress.wait(lambda sealed, finished: finished, SEAL_SECS)
 
     def _look(self) -> View:
-        return self._job.look(self._link, self._run.durable, self._clock)
+        return self._job.look(self._link, self._clock)
 
     # What comes from the agent, from signals, and at the start.
 

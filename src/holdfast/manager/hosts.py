@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.adapt.contract import Processes
 from holdfast.agent.location import HOST_VARIABLE, host_name
-from holdfast.engine.agreement.runs import Runs, ranks_in, runs_of
+from holdfast.engine.agreement.runs import Runs, count_in, ranks_in, runs_of
 from holdfast.errors import InvalidArgumentError
 from holdfast.format.decoding import decode
 from holdfast.manager.decisions import Decisions, json_text
@@ -49,6 +49,10 @@ class JobHosts:
     def count(self) -> int:
         """How many hosts there are."""
         return len(self.hosts)
+
+    def count_ranks(self, host: str) -> int:
+        """How many ranks are on that host."""
+        return sum(count_in(one.ranks) for one in self.hosts if one.name == host)
 
     def domains(self) -> list[str]:
         """The failure domain of each rank."""

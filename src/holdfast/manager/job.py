@@ -28,6 +28,7 @@ from holdfast.manager.options import Options
 from holdfast.manager.planning import NO_REPLICAS, Replicas
 from holdfast.manager.view import RamTiers, View, look
 from holdfast.store.contract import Store
+from holdfast.store.disk import DiskStore
 from holdfast.store.peer import PeerStore
 from holdfast.store.peer_calls import PeerAccess
 from holdfast.store.peer_connection import PeerAddress, parsed_addresses
@@ -80,7 +81,7 @@ class Job:
     """How one process joins its host's agent, and reads from the other hosts'.
 
     `attempt` is the newest attempt that is known here; it is set once the process has joined.
-    `replicas` is what plans have to know of the hosts.
+    `replicas` is what plans have to know of the hosts. `durable` is the durable tier, to be read.
     """
 
     config: AgentConfig
@@ -88,19 +89,20 @@ class Job:
     attempt: Attempt
     replicas: Replicas
     peers: JobPeers
+    durable: DiskStore
 
-    def look(self, link: Link, durable: Store, clock: Clock) -> View:
+    def look(self, link: Link, clock: Clock) -> View:
         """What can be read now: of this host's RAM, the other hosts' and the durable tier."""
         self.attempt.number = link.place.attempt
-        view = look(self._stores(link, durable, clock), durable)
+        view = look(self._stores(link, clock), self.durable)
         if view.unlisted and self.peers.learn(_addresses(link)):
             # An agent that was started anew serves elsewhere than it did when the job began.
-            view = look(self._stores(link, durable, clock), durable)
+            view = look(self._stores(link, clock), self.durable)
         return view
 
-    def _stores(self, link: Link, durable: Store, clock: Clock) -> list[Store]:
+    def _stores(self, link: Link, clock: Clock) -> list[Store]:
         tiers = RamTiers(link.place.ram_folder, self.peers.stores(), clock)
-        return [*tiers.stores(), durable]
+        return [*tiers.stores(), self.durable]
 
     def close(self) -> None:
         """Closes the connections to other hosts."""
@@ -137,7 +139,15 @@ def find_job(
         peers = _job_peers(run, config, hosts, attempt, clock)
     attach = _attach(run, options, processes, hosts)
     replicas = Replicas(hosts.domains(), attach.copies) if hosts.count > 1 else NO_REPLICAS
-    return Job(config=config, attach=attach, attempt=attempt, replicas=replicas, peers=peers)
+    return Job(
+        config=config,
+        attach=attach,
+        attempt=attempt,
+        replicas=replicas,
+        peers=peers,
+        # Of several processes here, those that come later find in the page cache what they share.
+        durable=DiskStore(run.directory, clock, reads_directly=hosts.count_ranks(host_name()) == 1),
+    )
 
 
 def _peer_config(options: Options, token_file: str) -> PeerConfig:

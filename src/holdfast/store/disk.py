@@ -16,16 +16,21 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-import numpy as np
-
 from holdfast.clock import Clock
 from holdfast.errors import InvalidArgumentError, StorageError
 from holdfast.format.buffers import Buffer
 from holdfast.store.contract import Reader, StoredObject
+from holdfast.store.direct_reader import (
+    ALIGNMENT_BYTES,
+    DIRECT_SIZE_MIN_BYTES,
+    DirectReader,
+    StagingBuffers,
+    address,
+    open_directly,
+)
 from holdfast.store.file_system import LOCAL, FileSystem
 from holdfast.store.files import ObjectFolder
 
-DIRECT_ALIGNMENT_BYTES = 4096
 STAGING_SIZE_BYTES = 4 * 1024 * 1024
 # A file system without hard links, one name too many, a mount in between, a file of somebody else.
 _CANNOT_LINK = (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.EXDEV)
@@ -38,8 +43,12 @@ class DiskStore:
 
     tier = name = "durable"
 
-    def __init__(self, root: Path, clock: Clock, files: FileSystem = LOCAL) -> None:
+    def __init__(
+        self, root: Path, clock: Clock, files: FileSystem = LOCAL, *, reads_directly: bool = False
+    ) -> None:
+        """`reads_directly`: no other process here reads the same bytes, at about the same time."""
         self.root = root
+        self._staging = StagingBuffers() if reads_directly else None
         self._folder = ObjectFolder(root, clock, files, durable=True)
         self._has_told_no_links = False
 
@@ -95,7 +104,24 @@ class DiskStore:
         return self._folder.read(key)
 
     def open(self, key: str) -> AbstractContextManager[Reader]:
-        return self._folder.opened(key)
+        if self._staging is None:
+            return self._folder.opened(key)
+        return self._opened_directly(key, self._staging)
+
+    @contextlib.contextmanager
+    def _opened_directly(self, key: str, staging: StagingBuffers) -> Iterator[Reader]:
+        files = self._folder.files
+        with self._folder.opened(key) as reader:
+            is_large = reader.size_bytes >= DIRECT_SIZE_MIN_BYTES
+            direct_fd = open_directly(files, reader.fd) if is_large else None
+            if direct_fd is None:
+                yield reader
+                return
+            try:
+                yield DirectReader(self._folder.path(key), reader.fd, direct_fd, files, staging)
+            finally:
+                with contextlib.suppress(OSError):
+                    files.close(direct_fd)
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
         return self._folder.list(prefix)
@@ -138,8 +164,8 @@ class DiskStore:
             rest = memoryview(block).cast("B")
             written += len(rest)
             while len(rest):
-                if staged == 0 and _address(rest) % DIRECT_ALIGNMENT_BYTES == 0:
-                    whole = len(rest) // DIRECT_ALIGNMENT_BYTES * DIRECT_ALIGNMENT_BYTES
+                if staged == 0 and address(rest) % ALIGNMENT_BYTES == 0:
+                    whole = len(rest) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
                     self._folder.write_all(fd, rest[:whole])
                     rest = rest[whole:]
                 taken = min(len(rest), STAGING_SIZE_BYTES - staged)
@@ -149,10 +175,6 @@ class DiskStore:
                     self._folder.write_all(fd, buffer)
                     staged = 0
         if staged:
-            padded = -(-staged // DIRECT_ALIGNMENT_BYTES) * DIRECT_ALIGNMENT_BYTES
+            padded = -(-staged // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
             self._folder.write_all(fd, buffer[:padded])
         return written
-
-
-def _address(view: memoryview) -> int:
-    return int(np.frombuffer(view, np.uint8).ctypes.data)

@@ -78,7 +78,7 @@ class FileReader:
         stop = offset_bytes + len(target)
         with translated("read", self._path):
             while len(target):
-                count = self._file_system.read(self.fd, target, offset_bytes)
+                count = self._read(self.fd, target, offset_bytes)
                 if count == 0:
                     raise StorageError(
                         f"read {self._path}: expected bytes up to {stop}, found its end at "
@@ -86,6 +86,9 @@ class FileReader:
                     )
                 target = target[count:]
                 offset_bytes += count
+
+    def _read(self, fd: int, target: memoryview, offset_bytes: int) -> int:
+        return self._file_system.read(fd, target, offset_bytes)
 
     def view(self) -> memoryview | None:
         return None

@@ -17,9 +17,9 @@ import pytest
 from holdfast.errors import HoldfastError, ObjectNotFoundError, StorageError
 from holdfast.format.buffers import Buffer
 from holdfast.store.contract import Store
-from holdfast.store.disk import DIRECT_ALIGNMENT_BYTES, STAGING_SIZE_BYTES
+from holdfast.store.direct_reader import ALIGNMENT_BYTES as ALIGNMENT
+from holdfast.store.disk import STAGING_SIZE_BYTES
 
-ALIGNMENT = DIRECT_ALIGNMENT_BYTES
 STAGING = STAGING_SIZE_BYTES
 SIZES = [
     *(0, 1, ALIGNMENT - 1, ALIGNMENT, ALIGNMENT + 1, 3 * ALIGNMENT),
