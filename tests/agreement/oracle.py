@@ -35,12 +35,14 @@ def age(checkpoint: CheckpointId) -> tuple[int, int]:
 class Truth:
     """What truly became of one checkpoint.
 
-    `ever`: for each rank the domains in which its part ever stood; `durable` is one of them.
+    `ever`: for each rank the domains in which its part ever stood; `written`: the ranks whose parts
+    were ever durable, though a delete that the leader has not heard of may have removed them.
     """
 
     part_count: int
     required: int
     ever: dict[int, set[str]] = field(default_factory=dict)
+    written: set[int] = field(default_factory=set)
     was_complete: bool = False
     was_protected: bool = False
     protected_at: float | None = None
@@ -90,11 +92,11 @@ class Oracle:
         self._look(checkpoint, truth)
 
     def _look(self, checkpoint: CheckpointId, truth: Truth) -> None:
-        durable = self.world.storage.parts.get(checkpoint, {})
-        if len(truth.ever.keys() | durable.keys()) == truth.part_count:
+        truth.written.update(self.world.storage.parts.get(checkpoint, {}))
+        if len(truth.ever.keys() | truth.written) == truth.part_count:
             truth.was_complete = True
             truth.was_protected |= all(
-                rank in durable or len(truth.ever.get(rank, ())) >= truth.required
+                rank in truth.written or len(truth.ever.get(rank, ())) >= truth.required
                 for rank in range(truth.part_count)
             )
             if truth.protected_at is None and self.is_protected_now(checkpoint):

@@ -8,6 +8,7 @@ again.
 Invariants:
 - Where the newest attempt's trainers live, nothing is begun unless a takeover was asked for.
 - Every wait has a bound: for hosts, for storage, for the other agent's word.
+- The hosts that it asked keep what they hold, for as long as it may still go on from that.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ class Starting:
     _asked_for: BeginAttempt | None = None
     _own_number: int = 0
     _asked: set[str] = field(default_factory=set)
+    _ask_at_secs: float = float("inf")
     _patient_until_secs: float | None = None
 
     def takes(self, sender: str, group: str) -> bool:
@@ -101,14 +103,17 @@ class Starting:
             self._probe(turn, living)
         if self._phase is _Phase.BEGIN and not self._is_asking and turn.now_secs >= self._at_secs:
             self._begin(turn)
+        if self._phase is not _Phase.DONE and turn.now_secs >= self._ask_at_secs:
+            # Storage may be slow to say whether the attempt stands that goes on from what they hold.
+            self._ask(turn)
 
     def next_at_secs(self, now_secs: float) -> float:
         """When it has something to do by itself."""
         if self._phase is _Phase.GATHER:
             return min(self.since_secs + self._patience_secs, now_secs + self._settings_beat)
-        if self._is_asking or self._phase is _Phase.DONE:
+        if self._phase is _Phase.DONE:
             return float("inf")
-        return self._at_secs
+        return self._ask_at_secs if self._is_asking else min(self._at_secs, self._ask_at_secs)
 
     # Outcomes.
 
@@ -226,13 +231,18 @@ class Starting:
         silent = {p for state in self._states() for p in state.peers} - self.hellos.keys()
         if not silent or turn.now_secs >= self._patient_until_secs:
             return False
-        for host in sorted(silent):
-            self._asked.add(host)
-            attempt = self.listed.newest_attempt if self.listed is not None else 0
-            ask = WhoHolds(run=self.identity.run, attempt=attempt, group=self.group.word)
-            turn.send(host, ask)
+        self._asked |= silent
+        self._ask(turn)
         self._at_secs = min(turn.now_secs + self._settings_beat / 2, self._patient_until_secs)
         return True
+
+    def _ask(self, turn: Turn) -> None:
+        """Asks them what they hold; until it has begun, they give nothing up."""
+        attempt = self.listed.newest_attempt if self.listed is not None else 0
+        for host in sorted(self._asked):
+            ask = WhoHolds(run=self.identity.run, attempt=attempt, group=self.group.word)
+            turn.send(host, ask)
+        self._ask_at_secs = turn.now_secs + self.identity.settings.storage_retry_secs
 
     def _reign(self, attempt: int) -> None:
         assert self.listed is not None
