@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 
 from holdfast.engine.agreement import effects as ef
@@ -170,3 +172,34 @@ def test_a_start_does_not_take_another_ones_record_for_its_own() -> None:
     second = asked_for(machine.handle(listed, 0.5, NOTHING))
     done = machine.handle(fa.AttemptBegun(second), 0.6, NOTHING)
     assert [(e.group, e.attempt) for e in done if isinstance(e, ef.AttemptJoined)] == [("g2", 2)]
+
+
+def asked_hosts(effects: list[ef.Effect]) -> list[str]:
+    return [e.host for e in effects if isinstance(e, ef.Send) and isinstance(e.message, WhoHolds)]
+
+
+def test_hosts_are_asked_again_until_storage_says_whether_the_attempt_has_begun() -> None:
+    machine = a_member()
+    joined = fa.RankJoined(group="g3", rank=0, rank_count=1, leader="b", takeover=True)
+    machine.handle(joined, 0.2, NOTHING)
+    listed = fa.DurableListed(
+        newest_attempt=2, leader="a", limits={1: 50, 2: 10**15}, committed=frozenset(), parts={}
+    )
+    # The other part of step 50 stands elsewhere, if anywhere.
+    assert asked_hosts(machine.handle(listed, 0.3, NOTHING)) == ["a"]
+    now_secs, done = 0.3, []
+    while not (begun := [e for e in done if isinstance(e, ef.BeginAttempt)]):
+        now_secs += 0.5
+        done = machine.handle(fa.Tick(), now_secs, NOTHING)
+    settings, asked_at_secs = Settings(), [now_secs]
+    while now_secs < 3 * settings.gather_secs:
+        # As an agent does: it looks again when the machine says so.
+        now_secs = machine.next_at_secs(now_secs)
+        if asked_hosts(machine.handle(fa.Tick(), now_secs, NOTHING)):
+            asked_at_secs.append(now_secs)
+    pauses = [b - a for a, b in itertools.pairwise(asked_at_secs)]
+    assert len(pauses) > 10
+    # Some of them may be lost on the way.
+    assert max(pauses) < settings.gather_secs / 3
+    machine.handle(fa.AttemptBegun(begun[0]), now_secs, NOTHING)
+    assert not asked_hosts(machine.handle(fa.Tick(), now_secs + settings.gather_secs, NOTHING))
