@@ -60,6 +60,11 @@ def replay(seed: int, error: str) -> str:
     return f"seed {seed}: {error}\nreplay: {command}"
 
 
+def listed(counts: Counter[str]) -> str:
+    """What happened, the most frequent first."""
+    return ", ".join(f"{what!s} {count:,}" for what, count in counts.most_common())
+
+
 @pytest.mark.parametrize("first", range(0, FAST_SEEDS, CHUNK))
 def test_no_schedule_breaks_a_promise(first: int) -> None:
     for seed in range(first, first + CHUNK):
@@ -91,11 +96,10 @@ def test_ten_thousand_schedules_break_no_promise() -> None:
             if error:
                 broken.append(replay(seed, error))
                 print(broken[-1])
-    told = ", ".join(f"{what} {count}" for what, count in total.most_common())
     tell(
         "agreement",
         "10,000 schedules of 2 to 16 hosts, 0 promises broken",
-        f"{SOAK_SEEDS:,} schedules, {len(broken)} broken ({told})",
+        f"{SOAK_SEEDS:,} schedules, {len(broken)} broken ({listed(total)})",
     )
     assert not broken, "\n".join(broken[:10])
 
@@ -149,5 +153,5 @@ def many_hosts(count: int, secs: float) -> str:
     world.restarts = False
     world.wish(job.trainers[-1].host.name, Kind.PREEMPTION)
     assert world.run(world.now + secs + 60, lambda: job.is_over)
-    counts = world.oracle.counts
+    counts = listed(Counter(world.oracle.counts))
     return f"{world.events:,} events, {world.network.sent:,} messages, {counts}"
