@@ -104,7 +104,7 @@ class Starting:
         if self._phase is _Phase.BEGIN and not self._is_asking and turn.now_secs >= self._at_secs:
             self._begin(turn)
         if self._phase is not _Phase.DONE and turn.now_secs >= self._ask_at_secs:
-            # Storage may be slow to say whether the attempt stands that goes on from what they hold.
+            # Storage may be slow to say whether the attempt stands that goes on from it.
             self._ask(turn)
 
     def next_at_secs(self, now_secs: float) -> float:
