@@ -13,12 +13,12 @@ from tests.hosts import WAIT_SECS
 
 
 class Said:
-    """What a process says; a thread reads it while the process runs."""
+    """What a process says; threads read it while the process runs. `errors` is its stderr."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
         self.lines: list[dict] = []
-        self._errors = ""
+        self.errors: list[str] = []
         self._said = threading.Condition()
         self._readers = [threading.Thread(target=read) for read in (self._read, self._read_errors)]
         for reader in self._readers:
@@ -37,7 +37,7 @@ class Said:
     def _read_errors(self) -> None:
         # A pipe that nobody reads would stop a process that says much.
         assert self.process.stderr is not None
-        self._errors = self.process.stderr.read()
+        self.errors.extend(self.process.stderr)
 
     def said(self, name: str) -> list[dict]:
         """Its lines with that member."""
@@ -68,7 +68,8 @@ class Said:
         code = self.process.poll()
         if code is not None:
             self.wait()
-        return f"exit code {code}, the last lines {self.lines[-5:]}\n{self._errors[-3000:]}"
+        errors = "".join(self.errors)
+        return f"exit code {code}, the last lines {self.lines[-5:]}\n{errors[-3000:]}"
 
     def kill(self) -> None:
         """SIGKILL; returns once it is gone and all that it said is read."""

@@ -27,7 +27,8 @@ from holdfast.engine.save import PartPlan, write_part
 from holdfast.engine.sources import CheckpointSources, find_sources
 from holdfast.format.layout import Chunk, image_layout
 from holdfast.format.names import CheckpointId
-from holdfast.format.records import ArraySpec, CheckpointSpec, PartRecord, SavedValue
+from holdfast.format.placement import Placement
+from holdfast.format.records import ArraySpec, CheckpointSpec, Owners, PartRecord, SavedValue
 from holdfast.store.contract import Store
 from holdfast.store.disk import DiskStore
 
@@ -153,6 +154,23 @@ def begin(store: Store, *origins: tuple[int, int] | None) -> None:
         came_from = None if origin is None else CheckpointId(*origin)
         start = AttemptStart(run_id=RUN_ID, origin=came_from, host="h", pid=1, time=TIME)
         assert begin_attempt(store, newest_attempt(store) + 1, start)
+
+
+def planned_spec(placements: Sequence[Placement], owners: Sequence[Owners]) -> CheckpointSpec:
+    """What a checkpoint of the arrays says that were placed so, and are saved by these."""
+    arrays = tuple(
+        ArraySpec(
+            path=("params", f"layer_{i:04d}", "kernel"),
+            shape=placed.shape,
+            dtype=placed.dtype,
+            chunk_shape=placed.chunk_shape,
+            owners=of_array,
+        )
+        for i, (placed, of_array) in enumerate(zip(placements, owners, strict=True))
+    )
+    return CheckpointSpec(
+        time=TIME, metrics=None, arrays=arrays, containers=(), values=(), process_values=()
+    )
 
 
 def disk(root: Path) -> DiskStore:

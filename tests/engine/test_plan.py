@@ -17,9 +17,9 @@ from holdfast.engine.plan import assign_owners, shared
 from holdfast.format.check import check_manifest
 from holdfast.format.layout import image_layout
 from holdfast.format.placement import Placement
-from holdfast.format.records import ArraySpec, CheckpointSpec, Manifest, Owners, PartReference
+from holdfast.format.records import Manifest, Owners, PartReference
 from holdfast.format.sealed import seal, unseal
-from tests.engine.making import TIME, cells, grids, numpy_type
+from tests.engine.making import cells, grids, numpy_type, planned_spec
 
 
 def _expanded(owners: Owners) -> list[int]:
@@ -177,19 +177,7 @@ def test_a_large_job_is_planned_in_time_evenly_and_written_down_in_little_room(s
     loads = _loads_of_many(arrays, owners)
     largest = max(4 * math.prod(p.chunk_shape) for p in arrays)
     assert max(loads) <= np.mean(loads) + 2 * largest
-    specs = tuple(
-        ArraySpec(
-            path=("params", f"layer_{i:04d}", "kernel"),
-            shape=p.shape,
-            dtype=p.dtype,
-            chunk_shape=p.chunk_shape,
-            owners=of_array,
-        )
-        for i, (p, of_array) in enumerate(zip(arrays, layout_of, strict=True))
-    )
-    spec = CheckpointSpec(
-        time=TIME, metrics=None, arrays=specs, containers=(), values=(), process_values=()
-    )
+    spec = planned_spec(arrays, layout_of)
     reference = PartReference(record_digest="0" * 32, image_size_bytes=10**10, kept_size_bytes=0)
     manifest = Manifest(
         run_id="r" * 32, step=10**6, attempt=3, parts=(reference,) * RANKS, checkpoint=spec
@@ -199,7 +187,7 @@ def test_a_large_job_is_planned_in_time_evenly_and_written_down_in_little_room(s
     assert secs < 2
     assert len(data) < 4_000_000
     check_manifest(unseal(data, Manifest, "manifest"), "manifest")
-    layout = image_layout(specs, 77)
+    layout = image_layout(spec.arrays, 77)
     assert layout.size_bytes > loads[77] > 0
     assert sum(chunk.size_bytes for chunk in layout.chunks) == loads[77]
 

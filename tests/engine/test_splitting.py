@@ -17,9 +17,8 @@ from holdfast.format.check import check_spec
 from holdfast.format.grid import contiguous_start, enclosing_chunk
 from holdfast.format.layout import image_layout
 from holdfast.format.placement import Placement
-from holdfast.format.records import ArraySpec, CheckpointSpec
 from holdfast.format.sealed import seal
-from tests.engine.making import TIME, cells, numpy_type
+from tests.engine.making import cells, numpy_type, planned_spec
 
 MIB = 1024 * 1024
 
@@ -255,19 +254,7 @@ def test_large_arrays_of_a_large_job_are_planned_in_time_and_written_down_in_lit
     owners = assign_owners(found)
     layout_of = shared(owners)
     secs = time.perf_counter() - started
-    specs = tuple(
-        ArraySpec(
-            path=("params", f"layer_{i:04d}", "kernel"),
-            shape=p.shape,
-            dtype=p.dtype,
-            chunk_shape=p.chunk_shape,
-            owners=of_array,
-        )
-        for i, (p, of_array) in enumerate(zip(found, layout_of, strict=True))
-    )
-    spec = CheckpointSpec(
-        time=TIME, metrics=None, arrays=specs, containers=(), values=(), process_values=()
-    )
+    spec = planned_spec(found, layout_of)
     check_spec(spec, RANKS, "manifest")
     size = len(seal(spec))
     loads = np.zeros(RANKS, np.int64)
@@ -286,5 +273,5 @@ def test_large_arrays_of_a_large_job_are_planned_in_time_and_written_down_in_lit
     assert secs < 2
     assert size < 3_000_000
     assert loads.max() <= 1.1 * loads.mean() + PIECE_SIZE_MIN_BYTES
-    layout = image_layout(specs, 77)
+    layout = image_layout(spec.arrays, 77)
     assert sum(chunk.size_bytes for chunk in layout.chunks) <= 1.1 * loads.mean() + 8 * MIB

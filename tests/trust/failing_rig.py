@@ -8,8 +8,7 @@ import json
 import os
 import struct
 import subprocess
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +26,7 @@ from holdfast.engine.restore import fill_targets
 from holdfast.engine.run import create_run
 from holdfast.store.disk import DiskStore
 from tests.hosts import WAIT_SECS, Host, events, wait_until
+from tests.said import Said
 
 RUN_ID = "0123456789abcdef0123456789abcdef"
 TRAINER = Path(__file__).with_name("failing_trainer.py")
@@ -35,65 +35,14 @@ SIZE = 50_000
 _EXT4_SHUTDOWN = 0x8004587D
 
 
-class Trainer:
-    """A `failing_trainer`; threads read all that it says."""
+class Trainer(Said):
+    """A `failing_trainer`."""
 
     def __init__(self, host: Host, run: Path, until: Path, **options: object) -> None:
         until.unlink(missing_ok=True)
         self.until = until
         chosen = {"size": SIZE, "pause": 0.01, "interval": 5, "until": str(until)} | options
-        self.process = host.start(TRAINER, run, json.dumps(chosen))
-        self.lines: list[dict] = []
-        self.warnings: list[str] = []
-        self._said = threading.Condition()
-        self._readers = [threading.Thread(target=self._read), threading.Thread(target=self._warn)]
-        for reader in self._readers:
-            reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for text in self.process.stdout:
-            # Of a process that was killed the last line may be cut short.
-            with contextlib.suppress(json.JSONDecodeError), self._said:
-                self.lines.append(json.loads(text))
-                self._said.notify_all()
-        with self._said:
-            self._said.notify_all()
-
-    def _warn(self) -> None:
-        assert self.process.stderr is not None
-        self.warnings.extend(self.process.stderr)
-
-    def said(self, name: str) -> list[dict]:
-        """Its lines with that member."""
-        with self._said:
-            return [line for line in self.lines if name in line]
-
-    def await_line(
-        self, name: str, is_it: Callable[[dict], bool] = lambda line: True, secs: float = WAIT_SECS
-    ) -> dict:
-        """The first line with that member, of which `is_it` is true."""
-
-        def found() -> dict | None:
-            return next((line for line in self.lines if name in line and is_it(line)), None)
-
-        with self._said:
-            self._said.wait_for(lambda: found() or self.process.poll() is not None, secs)
-            line = found()
-        assert line is not None, f"no line {name!r} in {secs} s; {self.told()}"
-        return line
-
-    def told(self) -> str:
-        """What a failing test shows of it."""
-        err = "".join(self.warnings)[-3000:]
-        return f"exit code {self.process.poll()}, the last lines {self.lines[-5:]}\n{err}"
-
-    def kill(self) -> None:
-        """SIGKILL; returns once it is gone and all that it said is read."""
-        self.process.kill()
-        self.process.wait(WAIT_SECS)
-        for reader in self._readers:
-            reader.join(WAIT_SECS)
+        super().__init__(host.start(TRAINER, run, json.dumps(chosen)))
 
     @property
     def steps(self) -> list[dict]:

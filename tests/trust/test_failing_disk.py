@@ -127,7 +127,7 @@ def check_frozen(host: Host, folder: Path, secs: float, ram: dict | None) -> tup
             training.await_commit(run, training.now())
             assert training.end() == 0, training.told()
             assert training.failures() == []
-            assert "is gone" not in "".join(training.warnings), "the agent answers all the time"
+            assert "is gone" not in "".join(training.errors), "the agent answers all the time"
         check_restorable(run)
         host.end()
         return made, training.slowest_save()
@@ -202,7 +202,7 @@ def test_a_trainer_on_a_dead_disk_trains_on_and_ends_in_time_with_an_error(
             check_failures(training.failures())
             assert training.end(30) == 1, training.told()
             assert training.said("last"), training.told()
-            assert "SaveFailedError" in "".join(training.warnings)
+            assert "SaveFailedError" in "".join(training.errors)
         one_host.end()
 
 

@@ -145,7 +145,7 @@ def goes_on(training: Trainer, run: Path) -> None:
 
 def ends_well(training: Trainer, run: Path) -> int:
     assert training.end() == 0, training.told()
-    warnings = "".join(training.warnings)
+    warnings = "".join(training.errors)
     assert warnings.count("no RAM for checkpoints") <= 1, warnings
     told_of = [step for step, _ in training.failures()]
     assert len(set(told_of)) == len(told_of)
@@ -182,7 +182,7 @@ def test_ram_that_is_too_small_from_the_start_is_said_once_and_the_disk_goes_on(
         with trainer(one, run, tmp_path / "until", size=500_000) as training:
             goes_on(training, run)
             assert ends_well(training, run) == 0
-            assert "".join(training.warnings).count("no RAM for checkpoints") == 1
+            assert "".join(training.errors).count("no RAM for checkpoints") == 1
         assert len(events(run, "ram_unavailable")) == 1
         check_restorable(run)
 
