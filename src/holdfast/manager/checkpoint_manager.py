@@ -383,9 +383,9 @@ class CheckpointManager:
         due = self._steps.due(step, place.words.values, self._is_told_alone(), force)
         if not due.is_any:
             return False
-        if due.may_wait and self._saver.is_getting_ready:
-            return False
         waiting = self._progress.outstanding()
+        if due.may_wait and self._saver.should_wait(is_saving=waiting > 0):
+            return False
         is_behind = waiting >= protocol.pending_limit(self._planner.image_size_bytes)
         if not due.must_save and (is_behind or not self._saver.has_room()):
             if not due.is_target:
@@ -461,8 +461,7 @@ class CheckpointManager:
             log.warning("the agent says: %s", notice.reason)
         elif notice.id is not None:
             self._progress.end(CheckpointId(*notice.id), notice.kind, notice.reason)
-            if self._progress.is_idle:
-                self._saver.get_ready()
+            self._saver.get_ready()
 
     def _returned(self) -> None:
         """A new agent is there: it is told again of what is sealed and not finished."""

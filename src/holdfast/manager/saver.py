@@ -73,6 +73,7 @@ class Saver:
         self._is_closed = False
         self._is_getting_ready = False
         self._preparing_at: float | None = None
+        self._put_off_at: float | None = None
         self._has_told_no_ram = False
         self._slots = RamSlots(link, clock)
         self._parts = PartWriter(self._slots, durable, clock)
@@ -91,6 +92,7 @@ class Saver:
         let go of: for the training thread.
         """
         snapshot = job.snapshot
+        self._put_off_at = None
         filled = self._parts.begin(job.plan, snapshot)
         if filled is None and snapshot.is_borrowed:
             snapshot.bring_to_host()
@@ -129,11 +131,21 @@ class Saver:
             self._next_copies = copies
         self.get_ready()
 
-    @property
-    def is_getting_ready(self) -> bool:
-        """Whether a slot is being made ready just now; for so long only as that may take."""
+    def should_wait(self, *, is_saving: bool) -> bool:
+        """Whether a save that may wait for a later step had better, for the training thread.
+
+        So it is while a slot is made ready, and while earlier saves are on their way, whose end
+        frees one; for so long only as that may take.
+        """
+        now = self._clock.monotonic()
         begun_at = self._preparing_at
-        return begun_at is not None and self._clock.monotonic() - begun_at < PREPARE_SECS
+        if self._is_getting_ready or (begun_at is not None and now - begun_at < PREPARE_SECS):
+            return True
+        if not is_saving or self._slots.has_ready or self._link.place.ram_folder is None:
+            return False
+        if self._put_off_at is None:
+            self._put_off_at = now
+        return now - self._put_off_at < PATIENCE_SECS
 
     def skip(self, checkpoint: CheckpointId) -> None:
         """A checkpoint that was due is not taken here: other ranks need not wait for it."""
