@@ -24,6 +24,7 @@ from holdfast.format.names import CheckpointId
 from holdfast.manager.copy_making import CopyMaker, FilledCopy
 from holdfast.manager.link import Link
 from holdfast.manager.part_writing import FilledPart, PartWriter
+from holdfast.manager.patience import SlotPatience
 from holdfast.manager.planning import PartCopy
 from holdfast.manager.progress import Progress
 from holdfast.manager.ram_slots import RamSlots
@@ -32,7 +33,6 @@ from holdfast.store.ram import Filling
 
 BUSY_SECS = 0.02
 CLOSE_SECS = 300.0
-PREPARE_SECS = 30.0
 SKIPPED_MAX = 64
 PATIENCE_SECS = 2.0
 """An agent that takes longer for an answer holds no training up."""
@@ -72,9 +72,8 @@ class Saver:
         self._asked_at: float | None = None
         self._is_closed = False
         self._is_getting_ready = False
-        self._preparing_at: float | None = None
-        self._put_off_at: float | None = None
         self._has_told_no_ram = False
+        self._patience = SlotPatience(clock)
         self._slots = RamSlots(link, clock)
         self._parts = PartWriter(self._slots, durable, clock)
         self._copier = CopyMaker(link, clock)
@@ -92,7 +91,7 @@ class Saver:
         let go of: for the training thread.
         """
         snapshot = job.snapshot
-        self._put_off_at = None
+        self._patience.took()
         filled = self._parts.begin(job.plan, snapshot)
         if filled is None and snapshot.is_borrowed:
             snapshot.bring_to_host()
@@ -137,15 +136,10 @@ class Saver:
         So it is while a slot is made ready, and while earlier saves are on their way, whose end
         frees one; for so long only as that may take.
         """
-        now = self._clock.monotonic()
-        begun_at = self._preparing_at
-        if self._is_getting_ready or (begun_at is not None and now - begun_at < PREPARE_SECS):
+        if self._is_getting_ready or self._patience.for_preparing():
             return True
-        if not is_saving or self._slots.has_ready or self._link.place.ram_folder is None:
-            return False
-        if self._put_off_at is None:
-            self._put_off_at = now
-        return now - self._put_off_at < PATIENCE_SECS
+        has_none = not self._slots.has_ready and self._link.place.ram_folder is not None
+        return is_saving and has_none and self._patience.for_earlier_saves()
 
     def skip(self, checkpoint: CheckpointId) -> None:
         """A checkpoint that was due is not taken here: other ranks need not wait for it."""
@@ -246,19 +240,17 @@ class Saver:
 
     def _prepare(self, request: protocol.WantSpare) -> None:
         """Gets slots ready for the next image, and for copies, if the agent has them to spare."""
-        self._preparing_at = self._clock.monotonic()
         try:
-            if not self._slots.is_ready(request.size_bytes):
-                slot = self._ask("spare", request, protocol.Slot)
-                if slot.name is not None:
-                    self._slots.make_ready(slot.name, request.size_bytes, self._pin)
-            if self._slots.has_ready:
-                self._copier.prepare(self._next_copies, self._spare_slot, self._pin)
+            with self._patience.preparing():
+                if not self._slots.is_ready(request.size_bytes):
+                    slot = self._ask("spare", request, protocol.Slot)
+                    if slot.name is not None:
+                        self._slots.make_ready(slot.name, request.size_bytes, self._pin)
+                if self._slots.has_ready:
+                    self._copier.prepare(self._next_copies, self._spare_slot, self._pin)
         except HoldfastError as error:
             # The next save asks for a slot again, and tells what is wrong.
             log.debug("no slot is ready for the next image: %s", error)
-        finally:
-            self._preparing_at = None
 
     def _spare_slot(self, copy: PartCopy) -> str | None:
         size_bytes = copy.layout.size_bytes
