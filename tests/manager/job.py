@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.hosts import Host, events, host, is_running, stop, wait_until
+from tests.hosts import WAIT_SECS, Host, events, host, is_running, stop, wait_until
 from tests.manager.test_processes import PROCESS, free_address
 from tests.said import Said
 
@@ -37,6 +37,15 @@ class Job:
     def await_lines(self, name: str, **bounds: Any) -> list[dict[str, Any]]:
         """Each rank's first line with that member."""
         return [rank.await_line(name, **bounds) for rank in self.ranks]
+
+    def wait_until(self, is_true: Callable[[], bool], secs: float = WAIT_SECS) -> None:
+        """Waits for a condition; where it does not come true, all is told that was said."""
+        try:
+            wait_until(is_true, secs)
+        except AssertionError as error:
+            told = [f"rank {rank}: {said.told()}" for rank, said in enumerate(self.ranks)]
+            told += [str(event) for event in events(self.run)[-60:]]
+            raise AssertionError("\n".join([str(error), *told])) from error
 
     def has_ended(self) -> bool:
         """Whether any rank has ended."""

@@ -142,7 +142,7 @@ def test_an_agent_that_is_killed_comes_back_and_all_hosts_save_on(
     wait_until(lambda: len(events(run, "committed")) >= 2)
     four_hosts[killed].kill_agent()
     before = max(seen(run, "committed"))
-    wait_until(lambda: max(seen(run, "committed")) > before + 50)
+    job.wait_until(lambda: max(seen(run, "committed")) > before + 50)
     found = job.results()
     assert len(events(run, "agent_started")) == 5
     # Of more than a hundred the newest hundred are kept.
