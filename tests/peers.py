@@ -82,8 +82,8 @@ class ReadThroughPeer:
     def link(self, source_key: str, key: str) -> None:
         self._own.link(source_key, key)
 
-    def delete(self, key: str) -> None:
-        self._own.delete(key)
+    def delete(self, *keys: str) -> None:
+        self._own.delete(*keys)
 
     def discard_unfinished(self, prefix: str) -> None:
         self._own.discard_unfinished(prefix)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -31,6 +32,7 @@ class DyingStore:
     """Does `calls_left` more calls that change something; dies before, midway in or after the next.
 
     Midway is where a put has some of its bytes, and any other call is done and has not returned.
+    A delete of several objects counts as so many calls.
     """
 
     def __init__(self, inner: Store, calls_left: int, point: str) -> None:
@@ -57,8 +59,9 @@ class DyingStore:
     def link(self, source_key: str, key: str) -> None:
         self._change(lambda: self._inner.link(source_key, key))
 
-    def delete(self, key: str) -> None:
-        self._change(lambda: self._inner.delete(key))
+    def delete(self, *keys: str) -> None:
+        for key in keys:
+            self._change(functools.partial(self._inner.delete, key))
 
     def discard_unfinished(self, prefix: str) -> None:
         self._change(lambda: self._inner.discard_unfinished(prefix))
@@ -126,8 +129,8 @@ class WatchingStore:
     def link(self, source_key: str, key: str) -> None:
         self._inner.link(source_key, key)
 
-    def delete(self, key: str) -> None:
-        self._inner.delete(key)
+    def delete(self, *keys: str) -> None:
+        self._inner.delete(*keys)
 
     def discard_unfinished(self, prefix: str) -> None:
         self._inner.discard_unfinished(prefix)

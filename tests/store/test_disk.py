@@ -17,7 +17,7 @@ from holdfast.errors import HoldfastError, ObjectNotFoundError, OutOfSpaceError,
 from holdfast.store.disk import STAGING_SIZE_BYTES, DiskStore
 from holdfast.testing.crash_states import materialise, power_losses
 from holdfast.testing.failing import FailingFileSystem, Fault, Plan
-from holdfast.testing.recording import RecordingFileSystem
+from holdfast.testing.recording import RecordingFileSystem, Sync
 from holdfast.testing.store_bytes import content
 from tests.engine.making import memory_folder
 from tests.store.places import mounted, open_disk
@@ -209,6 +209,30 @@ def test_a_name_that_was_linked_survives_the_loss_of_power(tmp_path: Path) -> No
                 assert left.get("b/c/2") == b"bytes", state.told
             if "deleted" in recorder.log.marks(state.done_count):
                 assert keys == [], state.told
+    assert count
+
+
+def test_what_was_deleted_in_one_call_is_synced_once_a_folder_and_stays_deleted(
+    tmp_path: Path,
+) -> None:
+    recorder = RecordingFileSystem({"disk": tmp_path})
+    store = DiskStore(tmp_path / "run", SystemClock(), recorder)
+    keys = [f"a/{number}" for number in range(20)]
+    for key in (*keys, "a/kept"):
+        store.put(key, 1, [b"x"])
+    before = len(recorder.log.operations)
+    store.delete(*keys)
+    done = recorder.log.operations[before:]
+    assert sum(isinstance(operation, Sync) for operation in done) == 1
+    recorder.mark("deleted")
+    count = 0
+    for state in power_losses(recorder.log, ["disk"]):
+        if "deleted" in recorder.log.marks(state.done_count):
+            count += 1
+            with memory_folder() as fresh:
+                materialise(state.tree, {"disk": Path(fresh)})
+                left = open_disk(Path(fresh) / "run")
+                assert [stored.key for stored in left.list("a")] == ["a/kept"], state.told
     assert count
 
 

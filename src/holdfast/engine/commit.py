@@ -109,8 +109,10 @@ def remove(store: Store, checkpoint: CheckpointId, listing: Listing) -> None:
         StorageError: some of it may be left; it is not a checkpoint any more once the manifest is
             gone, and the call may be repeated.
     """
+    folder = checkpoint_folder(checkpoint)
     store.delete(manifest_key(checkpoint))
-    store.discard_unfinished(checkpoint_folder(checkpoint))
+    store.discard_unfinished(folder)
     # Part records before images, so that none of them speaks of bytes that are gone.
-    for name in sorted(listing.sizes_bytes, key=lambda name: not name.startswith("part-")):
-        store.delete(f"{checkpoint_folder(checkpoint)}/{name}")
+    records = {name for name in listing.sizes_bytes if name.startswith("part-")}
+    for names in (records, listing.sizes_bytes.keys() - records):
+        store.delete(*(f"{folder}/{name}" for name in sorted(names)))

@@ -123,8 +123,11 @@ class Store(Protocol):
         """All objects whose key begins with `prefix` and a slash, in the order of their keys."""
         ...
 
-    def delete(self, key: str) -> None:
-        """Removes an object; one that is not there is no error."""
+    def delete(self, *keys: str) -> None:
+        """Removes objects; one that is not there is no error.
+
+        Where it is interrupted or fails, any of them may be left; it may be repeated.
+        """
         ...
 
     def discard_unfinished(self, prefix: str) -> None:

@@ -264,22 +264,27 @@ class ObjectFolder:
             _walk(folder, prefix, found)
         yield from found
 
-    def delete(self, key: str) -> None:
-        """Removes an object, and the folders that are empty without it."""
-        path = self.path(key)
-        self._check_no_links(path.parent)
-        with translated("delete", path):
+    def delete(self, *keys: str) -> None:
+        """Removes objects, and the folders that are empty without them; syncs each folder once."""
+        changed: dict[Path, bool] = {}
+        for path in [self.path(key) for key in keys]:
+            if path.parent not in changed:
+                self._check_no_links(path.parent)
             is_gone = False
-            try:
-                self.files.unlink(path)
-            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-                is_gone = True
-            # Where it is gone, whoever removed it may have been killed before the sync. Another
-            # delete may have removed the folder, and the name with it.
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                self._sync_names(path.parent)
-            if not is_gone:
-                self._remove_empty(path.parent)
+            with translated("delete", path):
+                try:
+                    self.files.unlink(path)
+                except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                    is_gone = True
+            changed[path.parent] = changed.get(path.parent, False) or not is_gone
+        for folder, has_changed in changed.items():
+            with translated("delete from", folder):
+                # Where all is gone, whoever removed it may have been killed before the sync.
+                # Another delete may have removed the folder, and the names with it.
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    self._sync_names(folder)
+                if has_changed:
+                    self._remove_empty(folder)
 
     def discard_unfinished(self, prefix: str) -> None:
         """Removes what interrupted writes and deletes left of the object `prefix` and below it."""

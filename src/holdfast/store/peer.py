@@ -86,15 +86,16 @@ class PeerStore:
     def link(self, source_key: str, key: str) -> None:
         self._refuse("link", key)
 
-    def delete(self, key: str) -> None:
-        self._refuse("delete", key)
+    def delete(self, *keys: str) -> None:
+        self._refuse("delete", *keys)
 
     def discard_unfinished(self, prefix: str) -> None:
         self._refuse("clean up", prefix)
 
-    def _refuse(self, action: str, key: str) -> NoReturn:
+    def _refuse(self, action: str, *keys: str) -> NoReturn:
+        named = ", ".join(map(check_key, keys))
         raise StorageError(
-            f"{action} {check_key(key)} at {self.name}: a peer's memory is its own; it can be read"
+            f"{action} {named} at {self.name}: a peer's memory is its own; it can be read"
         )
 
 

@@ -95,8 +95,8 @@ class RamStore:
     def list(self, prefix: str) -> Iterator[StoredObject]:
         return self._folder.list(prefix)
 
-    def delete(self, key: str) -> None:
-        self._folder.delete(key)
+    def delete(self, *keys: str) -> None:
+        self._folder.delete(*keys)
 
     def discard_unfinished(self, prefix: str) -> None:
         self._folder.discard_unfinished(prefix)

@@ -70,6 +70,23 @@ class StoreSuite(StoreBytesSuite):
         store.put(key, 1, [b"y"])
         assert store.get(key) == b"y"
 
+    def test_several_are_deleted_in_one_call(self, store: Store) -> None:
+        keys = [self.key(k) for k in ("a/b/1", "a/b/2", "a/3", "a/never", "never/4")]
+        others = [self.key(k) for k in ("a/b/5", "a/6")]
+        for key in (*keys[:3], *others):
+            store.put(key, 1, [b"x"])
+        for _ in range(2):
+            store.delete(*keys)
+            assert [stored.key for stored in store.list("a")] == sorted(others)
+        store.delete()
+
+    def test_a_bad_key_among_several_deletes_none(self, store: Store) -> None:
+        key = self.key("a/b")
+        store.put(key, 1, [b"x"])
+        with pytest.raises(InvalidArgumentError):
+            store.delete(key, "../b")
+        assert store.get(key) == b"x"
+
     def test_delete_removes_nothing_else(self, store: Store) -> None:
         others = [self.key(k) for k in ("a/b/d", "a/bc", "a/b.c", "b", "ab/c")]
         for key in others:
