@@ -1,11 +1,12 @@
-"""A slot that is filled by one thread and sealed by another one behind it."""
+"""A slot that is filled, and digested on the way, by one thread or several."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,19 @@ import pytest
 from holdfast.clock import SystemClock
 from holdfast.engine import filling
 from holdfast.engine.catalog import list_checkpoints
-from holdfast.engine.filling import FillProgress, fill_slot, seal_slot
+from holdfast.engine.filling import (
+    CACHED_SIZE_BYTES,
+    FillProgress,
+    digests_of,
+    fill_slot,
+    seal_slot,
+)
 from holdfast.engine.save import PartPlan, all_anew, write_part
 from holdfast.errors import StorageError
+from holdfast.format.digests import BLOCK_SIZE_BYTES
 from holdfast.format.layout import Chunk, image_layout
 from holdfast.format.names import CheckpointId
-from holdfast.format.records import ArraySpec, CheckpointSpec, PartRecord
+from holdfast.format.records import ArraySpec, CheckpointSpec
 from holdfast.store.disk import DiskStore
 from holdfast.store.ram import RamStore
 from tests.engine.making import RUN_ID, TIME, random_array
@@ -71,34 +79,15 @@ def chunk_bytes(chunk: Chunk) -> memoryview:
 
 
 @pytest.mark.usefixtures("thread_count")
-def test_a_slot_sealed_while_it_is_filled_is_what_a_store_would_have_been_given(
+def test_a_slot_is_what_a_store_would_have_been_given(
     plan: PartPlan, memory: RamStore, tmp_path: Path
 ) -> None:
     expected = write_part(DiskStore(tmp_path, SystemClock()), plan, chunk_bytes)
-    steps = threading.Semaphore(0)
-    asked: list[str] = []
-
-    def one_by_one(chunk: Chunk) -> memoryview:
-        asked.append(chunk.name)
-        steps.acquire()
-        return chunk_bytes(chunk)
-
-    with (
-        contextlib.closing(memory.begin(plan.layout.size_bytes)) as slot,
-        ThreadPoolExecutor(2) as pool,
-    ):
-        progress = FillProgress()
-        sealing: Future[PartRecord | None] = pool.submit(
-            seal_slot, memory, slot, plan, all_anew(plan), progress.wait_for
-        )
-        filled = pool.submit(fill_slot, slot, plan.layout, one_by_one, progress)
-        for _ in range(3):
-            assert not sealing.done()
-            assert not list_checkpoints(memory)
-            steps.release()
-        filled.result(30)
-        assert sealing.result(30) == expected
-    assert asked == [c.name for c in plan.layout.chunks if c.size_bytes]
+    with contextlib.closing(memory.begin(plan.layout.size_bytes)) as slot:
+        digests = fill_slot(slot, plan.layout, chunk_bytes)
+        assert not list_checkpoints(memory)
+        assert digests == list(digests_of(slot, plan.layout, lambda stop_bytes: None))
+        assert seal_slot(memory, slot, plan, all_anew(plan), digests) == expected
     with memory.open(f"checkpoints/{ID}/image-00000-of-00001.safetensors") as image:
         data = bytearray(image.size_bytes)
         image.read_into(0, memoryview(data))
@@ -106,28 +95,74 @@ def test_a_slot_sealed_while_it_is_filled_is_what_a_store_would_have_been_given(
 
 
 @pytest.mark.usefixtures("thread_count")
-@pytest.mark.parametrize("blocks", [0, 1, 2])
-def test_a_slot_whose_filling_ends_early_is_never_sealed(
-    plan: PartPlan, memory: RamStore, blocks: int
+def test_a_copy_that_others_digest_is_not_digested_on_the_way(
+    plan: PartPlan, memory: RamStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = iter(range(blocks))
+    monkeypatch.setattr(filling, "RunningDigest", None)
+    monkeypatch.setattr(filling, "digest", None)
+    with contextlib.closing(memory.begin(plan.layout.size_bytes)) as slot:
+        fill_slot(slot, plan.layout, chunk_bytes, digesting=False)
+        monkeypatch.undo()
+        found = list(digests_of(slot, plan.layout, lambda stop_bytes: None))
+        assert found == fill_slot(slot, plan.layout, chunk_bytes)
+
+
+def test_the_digests_are_those_of_what_stands_in_the_slot(
+    plan: PartPlan, memory: RamStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.closing(memory.begin(plan.layout.size_bytes)) as slot:
+        right, write = fill_slot(slot, plan.layout, chunk_bytes), slot.write
+        bad_at = plan.layout.chunks[0].offset_bytes + CACHED_SIZE_BYTES
+
+        def badly(offset_bytes: int, data: memoryview) -> None:
+            bad = bytearray(data)
+            bad[0] ^= offset_bytes == bad_at
+            write(offset_bytes, memoryview(bad))
+
+        monkeypatch.setattr(slot, "write", badly)
+        found = fill_slot(slot, plan.layout, chunk_bytes)
+        assert [a == b for a, b in zip(found, right, strict=True)] == [False] + [True] * 5
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_whoever_waits_for_a_filling_is_told_how_it_ended(is_whole: bool) -> None:
+    progress = FillProgress()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(progress.wait)
+        assert not waiting.done()
+        if is_whole:
+            progress.finish(["a"])
+        progress.end()
+        assert waiting.result(30) is is_whole
+    assert progress.digests == (["a"] if is_whole else None)
+
+
+@pytest.mark.usefixtures("thread_count")
+@pytest.mark.parametrize("blocks", [0, 1, 2])
+def test_a_filling_that_is_interrupted_writes_no_more(
+    plan: PartPlan, memory: RamStore, monkeypatch: pytest.MonkeyPatch, blocks: int
+) -> None:
+    left, told = iter(range(blocks)), []
 
     def interrupted(chunk: Chunk) -> memoryview:
         if next(left, None) is None:
             raise KeyboardInterrupt
         return chunk_bytes(chunk)
 
-    with (
-        contextlib.closing(memory.begin(plan.layout.size_bytes)) as slot,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        progress = FillProgress()
-        sealing = pool.submit(seal_slot, memory, slot, plan, all_anew(plan), progress.wait_for)
+    with contextlib.closing(memory.begin(plan.layout.size_bytes)) as slot:
+        write = slot.write
+
+        def slowly(offset_bytes: int, data: memoryview) -> None:
+            time.sleep(0.01)
+            write(offset_bytes, data)
+            told.append(offset_bytes)
+
+        monkeypatch.setattr(slot, "write", slowly)
         with pytest.raises(KeyboardInterrupt):
-            fill_slot(slot, plan.layout, interrupted, progress)
-        progress.end()
-        assert sealing.result(30) is None
-    assert not list_checkpoints(memory)
+            fill_slot(slot, plan.layout, interrupted)
+        count = len(told)
+        time.sleep(0.1)
+        assert len(told) == count
 
 
 @pytest.mark.usefixtures("thread_count")
@@ -136,6 +171,7 @@ def test_a_thread_that_fails_ends_the_filling_and_is_told(
     plan: PartPlan, memory: RamStore, monkeypatch: pytest.MonkeyPatch, failing_at: int
 ) -> None:
     told: list[int] = []
+    pieces = 1 + filling.THREAD_COUNT_MAX * -(-BLOCK_SIZE_BYTES // CACHED_SIZE_BYTES)
     with contextlib.closing(memory.begin(plan.layout.size_bytes)) as slot:
         write, lock = slot.write, threading.Lock()
 
@@ -147,11 +183,8 @@ def test_a_thread_that_fails_ends_the_filling_and_is_told(
             write(offset_bytes, data)
 
         monkeypatch.setattr(slot, "write", failing)
-        progress = FillProgress()
         with pytest.raises(StorageError, match="no more"):
-            fill_slot(slot, plan.layout, chunk_bytes, progress)
+            fill_slot(slot, plan.layout, chunk_bytes)
         count = len(told)
-        assert count <= failing_at + 1 + filling.THREAD_COUNT_MAX
-        progress.end()
-        assert not progress.wait_for(plan.layout.size_bytes)
+        assert count <= failing_at + pieces
     assert len(told) == count

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.hosts import Host, wait_until
-from tests.manager.job import check_went_on, lose, run_job, seen, sources
+from tests.manager.job import check_went_on, has_copies, lose, run_job, sources
 
 BIG_BYTES = 32 << 20
 
@@ -17,7 +17,7 @@ def test_of_a_replicated_state_only_what_one_rank_has_alone_crosses_the_network(
     todo = {"interval": 4, "sharded": False, "big_mib": 32}
     saved = run_job(two_hosts, run, steps=9, sleep=0.1, **todo)
     assert [r["saved"] for r in saved] == [[0, 4, 8]] * 2
-    wait_until(lambda: 8 in seen(run, "protected"))
+    wait_until(lambda: has_copies(two_hosts, 8))
     for one in two_hosts:
         status = one.agent()
         assert [held.parts_in_ram for held in status.held] == [2]
@@ -33,7 +33,7 @@ def test_what_is_sharded_is_pulled_and_the_replicated_rest_of_the_part_is_not(
 ) -> None:
     run = tmp_path / "run"
     run_job(two_hosts, run, steps=9, sleep=0.1, interval=1, big_mib=32)
-    wait_until(lambda: 8 in seen(run, "protected"))
+    wait_until(lambda: has_copies(two_hosts, 8))
     for one in two_hosts:
         # Half of a small array in each checkpoint; whole parts only before slots were ready.
         assert 9 * 1600 <= one.agent().pulled_bytes < 9 * BIG_BYTES / 4

@@ -18,7 +18,7 @@ from holdfast.adapt.contract import Snapshot
 from holdfast.adapt.jax_state import JaxFramework
 from holdfast.adapt.transfers import PIECE_SIZE_BYTES
 from holdfast.clock import SystemClock
-from holdfast.engine.filling import seal_slot
+from holdfast.engine.filling import digests_of, seal_slot
 from holdfast.engine.save import PartPlan, all_anew
 from holdfast.errors import DeviceError, StorageError
 from holdfast.format.digests import BLOCK_SIZE_BYTES, digest
@@ -84,17 +84,17 @@ def test_a_block_is_digested_while_later_ones_are_on_their_way(rig: Rig) -> None
     arriving, filling = filling_of(rig, SystemClock())
     stops: list[int] = []
 
-    def wait(stop_bytes: int) -> bool:
+    def wait(stop_bytes: int) -> None:
         # The device copies the next piece only when the first of its blocks is asked for.
         start = rig.plan.layout.chunks[0].offset_bytes
         if rig.device.copy_count < min(3, -(-(stop_bytes - start) // PIECE_SIZE_BYTES)):
             rig.device.let_run(1)
         stops.append(stop_bytes)
-        return arriving.wait(stop_bytes)
+        arriving.wait(stop_bytes)
 
     with rig.device.held(), contextlib.closing(filling), arriving:
-        record = seal_slot(rig.store, filling, rig.plan, all_anew(rig.plan), wait)
-    assert record is not None
+        digests = list(digests_of(filling, rig.plan.layout, wait))
+        record = seal_slot(rig.store, filling, rig.plan, all_anew(rig.plan), digests)
     assert (
         len(record.blocks)
         == len(set(stops)) - (rig.plan.layout.size_bytes not in stops[:-1])
@@ -211,17 +211,22 @@ def test_a_slot_that_lost_its_memory_while_a_device_filled_it_becomes_no_image(r
     arriving, filling = filling_of(rig, SystemClock())
     (slot,) = (rig.root / SLOTS).iterdir()
 
-    def wait(stop_bytes: int) -> bool:
+    def wait(stop_bytes: int) -> None:
         arriving.wait(stop_bytes)
         if stop_bytes == rig.plan.layout.size_bytes:
             os.truncate(slot, 0)
             os.truncate(slot, stop_bytes)
-        return True
 
     with (
         contextlib.closing(filling),
         pytest.raises(StorageError, match="somebody else changes the RAM tier"),
         arriving,
     ):
-        seal_slot(rig.store, filling, rig.plan, all_anew(rig.plan), wait)
+        seal_slot(
+            rig.store,
+            filling,
+            rig.plan,
+            all_anew(rig.plan),
+            list(digests_of(filling, rig.plan.layout, wait)),
+        )
     assert not rig.image.exists()

@@ -391,3 +391,19 @@ def test_a_part_that_is_not_sealed_leaves_no_name_behind(slots: RamSlots, tmp_pa
     assert len(os.listdir(root / "000000002.1")) == 1
     filled.close()
     assert sorted(os.listdir(root)) == ["000000000.1", "000000001.1"]
+
+
+def test_a_slot_whose_filling_ended_early_is_never_sealed(slots: RamSlots, tmp_path: Path) -> None:
+    parts = PartWriter(slots, DiskStore(tmp_path, SystemClock()), SystemClock())
+    snapshot = JaxFramework().snapshot(begun())
+    taking = Taking(id=CheckpointId(0, 1), time=TIME, metrics=None)
+    plan = Planner("r", 0, 1).plan(snapshot, taking)
+    _ready(slots, plan.layout.size_bytes)
+    filled = parts.begin(plan, snapshot)
+    assert filled is not None
+    filled.filling.write(0, memoryview(plan.layout.header))
+    filled.end()
+    with contextlib.closing(filled):
+        assert not parts.seal(filled, snapshot)
+        assert parts._last is None
+    assert not list((slots._link.place.ram_folder / "checkpoints").glob("*/*"))

@@ -1,7 +1,7 @@
-"""A slot that one thread fills with an image while another one digests it, close behind.
+"""A slot that is filled with an image, and digested on the way.
 
-The training thread waits for the copy and for nothing else. The digests read what has just been
-written, and are done a moment after the last byte stands there.
+The training thread waits for the copy. Each piece is digested while it is still in the processor's
+cache: to read it all once more from memory costs more than to wait for its digest.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from holdfast.engine.save import ChunkBytes, PartImages, PartPlan, put_record
-from holdfast.format.digests import block_ranges, digest
+from holdfast.format.digests import RunningDigest, block_ranges, digest
 from holdfast.format.layout import Chunk, ImageLayout
 from holdfast.format.names import image_key
 from holdfast.format.records import PartRecord
 from holdfast.store.contract import Store
 from holdfast.store.ram import Filling
 
-TELL_SIZE_BYTES = 8 * 1024 * 1024
+CACHED_SIZE_BYTES = 1024 * 1024
+"""What is still in a core's cache when it was copied, and large enough for Python not to count."""
 PARALLEL_SIZE_BYTES = 32 * 1024 * 1024
 PARALLEL_PIECE_BYTES = 256 * 1024
 """Of smaller ones each costs more in Python than in memory, and Python runs one thread."""
@@ -27,75 +28,81 @@ THREAD_COUNT_MAX = 4
 
 
 class FillProgress:
-    """How far a slot is filled."""
+    """Whether a slot is filled, and the digests of its blocks where they were taken on the way."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._upto_bytes = 0
-        self._has_ended = False
+        self._ended = threading.Event()
+        self._is_whole = False
+        self.digests: Sequence[str] | None = None
 
-    def reach(self, upto_bytes: int) -> None:
-        """The first `upto_bytes` of the image stand in the slot, and stay as they are."""
-        with self._changed:
-            self._upto_bytes = upto_bytes
-            self._changed.notify_all()
+    def finish(self, digests: Sequence[str] | None = None) -> None:
+        """The whole image stands in the slot, and stays as it is."""
+        self.digests = digests
+        self._is_whole = True
+        self._ended.set()
 
     def end(self) -> None:
         """No more of it comes; of an image that is whole nothing was missing anyway."""
-        with self._changed:
-            self._has_ended = True
-            self._changed.notify_all()
+        self._ended.set()
 
-    def wait_for(self, upto_bytes: int) -> bool:
-        """Waits until as much stands there; False: it never will.
+    def wait(self) -> bool:
+        """Waits until all of it stands there; False: it never will.
 
         Whoever fills does nothing else meanwhile, and says how it ended in any case.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: self._upto_bytes >= upto_bytes or self._has_ended)
-            return self._upto_bytes >= upto_bytes
+        self._ended.wait()
+        return self._is_whole
 
 
 def fill_slot(
-    filling: Filling, layout: ImageLayout, chunk_bytes: ChunkBytes, progress: FillProgress
-) -> None:
+    filling: Filling, layout: ImageLayout, chunk_bytes: ChunkBytes, *, digesting: bool = True
+) -> list[str]:
     """Copies an image into a slot, and does nothing else: a training thread may wait for it.
+
+    Returns:
+        With `digesting`, the digests of its blocks; else nothing.
 
     Raises:
         StorageError: somebody changed the slot.
     """
     filling.write(0, memoryview(layout.header))
-    fill_chunks(filling, layout.chunks, chunk_bytes, progress.reach)
-    progress.reach(layout.size_bytes)
+    return fill_chunks(filling, layout.chunks, chunk_bytes, digesting=digesting)
 
 
 def fill_chunks(
-    filling: Filling,
-    chunks: Sequence[Chunk],
-    chunk_bytes: ChunkBytes,
-    tell: Callable[[int], None] = lambda upto_bytes: None,
-) -> None:
-    """Copies chunks of an image into a slot; tells now and then how far it is.
+    filling: Filling, chunks: Sequence[Chunk], chunk_bytes: ChunkBytes, *, digesting: bool
+) -> list[str]:
+    """Copies chunks of an image into a slot.
 
     Large ones are copied by several threads, because one does not move what the memory could.
+
+    Returns:
+        With `digesting`, the digests of their blocks; else nothing.
 
     Raises:
         StorageError: somebody changed the slot.
     """
-    pieces = _Pieces(chunks, chunk_bytes, tell)
-    helper_count = _helper_count(chunks)
-    if not helper_count:
-        pieces.copy_into(filling)
-        return
+    with filling.view() as slot:
+        blocks = _Blocks(chunks, chunk_bytes, filling, slot if digesting else None)
+        helper_count = _helper_count(chunks)
+        if helper_count:
+            _copy_together(blocks, helper_count)
+        else:
+            blocks.copy()
+        return blocks.digests()
+
+
+def _copy_together(blocks: _Blocks, helper_count: int) -> None:
+    """Copies blocks with the help of so many threads."""
     with ThreadPoolExecutor(helper_count, "holdfast-fill") as pool:
         try:
-            helping = [pool.submit(pieces.copy_into, filling) for _ in range(helper_count)]
-            pieces.copy_into(filling)
+            helping = [pool.submit(blocks.copy) for _ in range(helper_count)]
+            blocks.copy()
             for help_ in helping:
                 help_.result()
         finally:
             # Also after a Ctrl-C: when this is left, nobody writes to the slot any more.
-            pieces.stop()
+            blocks.stop()
 
 
 def _helper_count(chunks: Sequence[Chunk]) -> int:
@@ -106,57 +113,62 @@ def _helper_count(chunks: Sequence[Chunk]) -> int:
     return min(len(os.sched_getaffinity(0)), THREAD_COUNT_MAX) - 1
 
 
-class _Pieces:
-    """The pieces of an image in their order, for several threads."""
+class _Blocks:
+    """The blocks of an image in their order, for several threads; `slot` is digested, if given."""
 
     def __init__(
-        self, chunks: Iterable[Chunk], chunk_bytes: ChunkBytes, tell: Callable[[int], None]
+        self,
+        chunks: Iterable[Chunk],
+        chunk_bytes: ChunkBytes,
+        filling: Filling,
+        slot: memoryview | None,
     ) -> None:
-        self._left = _pieces(chunks, chunk_bytes)
-        self._tell = tell
+        self._left = enumerate(_blocks(chunks, chunk_bytes))
+        self._filling = filling
+        self._slot = slot
         self._lock = threading.Lock()
-        self._taken_count = 0
-        self._copied: dict[int, int] = {}
-        self._first_open = 0
-        self._upto_bytes = self._told_bytes = 0
+        self._digests: dict[int, str] = {}
         self._is_stopped = False
 
-    def copy_into(self, filling: Filling) -> None:
-        """Copies pieces until none is left."""
+    def copy(self) -> None:
+        """Copies blocks until none is left."""
         try:
-            while (piece := self._take()) is not None:
-                number, offset_bytes, data = piece
-                filling.write(offset_bytes, data)
-                self._note(number, offset_bytes + len(data))
+            while (found := self._take()) is not None:
+                number, (offset_bytes, data) = found
+                if self._slot is None:
+                    self._filling.write(offset_bytes, data)
+                else:
+                    self._digests[number] = self._copy_and_digest(self._slot, offset_bytes, data)
         finally:
             # Where one thread fails, the others need not go on.
             self.stop()
 
     def stop(self) -> None:
-        """No more pieces are given out."""
+        """No more blocks are given out."""
         self._is_stopped = True
 
-    def _take(self) -> tuple[int, int, memoryview] | None:
+    def digests(self) -> list[str]:
+        """Those of all blocks, in their order; after the last one was copied."""
+        return [self._digests[number] for number in range(len(self._digests))]
+
+    def _take(self) -> tuple[int, tuple[int, memoryview]] | None:
         with self._lock:
-            found = None if self._is_stopped else next(self._left, None)
-            if found is None:
-                return None
-            number, self._taken_count = self._taken_count, self._taken_count + 1
-            return number, *found
+            return None if self._is_stopped else next(self._left, None)
 
-    def _note(self, number: int, upto_bytes: int) -> None:
-        """A piece stands in the slot: tells how far all that comes before stands there too."""
-        with self._lock:
-            self._copied[number] = upto_bytes
-            while self._first_open in self._copied:
-                self._upto_bytes = self._copied.pop(self._first_open)
-                self._first_open += 1
-            if self._upto_bytes - self._told_bytes >= TELL_SIZE_BYTES:
-                self._told_bytes = self._upto_bytes
-                self._tell(self._told_bytes)
+    def _copy_and_digest(self, slot: memoryview, offset_bytes: int, data: memoryview) -> str:
+        if len(data) <= CACHED_SIZE_BYTES:
+            self._filling.write(offset_bytes, data)
+            return digest(slot[offset_bytes : offset_bytes + len(data)])
+        running = RunningDigest()
+        for start in range(0, len(data), CACHED_SIZE_BYTES):
+            piece = data[start : start + CACHED_SIZE_BYTES]
+            at_bytes = offset_bytes + start
+            self._filling.write(at_bytes, piece)
+            running.update(slot[at_bytes : at_bytes + len(piece)])
+        return running.hexdigest()
 
 
-def _pieces(chunks: Iterable[Chunk], chunk_bytes: ChunkBytes) -> Iterator[tuple[int, memoryview]]:
+def _blocks(chunks: Iterable[Chunk], chunk_bytes: ChunkBytes) -> Iterator[tuple[int, memoryview]]:
     for chunk in chunks:
         if chunk.size_bytes:
             data = chunk_bytes(chunk)
@@ -164,44 +176,36 @@ def _pieces(chunks: Iterable[Chunk], chunk_bytes: ChunkBytes) -> Iterator[tuple[
                 yield chunk.offset_bytes + start, data[start:stop]
 
 
+def digests_of(
+    filling: Filling, layout: ImageLayout, wait_for: Callable[[int], None]
+) -> Iterator[str]:
+    """The digests of an image's blocks in order, while others fill the slot.
+
+    `wait_for` waits until all bytes below an offset stand in the slot; what it raises, this raises.
+    """
+    with filling.view() as view:
+        for chunk in layout.chunks:
+            for start, stop in block_ranges(chunk.size_bytes):
+                wait_for(chunk.offset_bytes + stop)
+                yield digest(view[chunk.offset_bytes + start : chunk.offset_bytes + stop])
+        wait_for(layout.size_bytes)
+
+
 def seal_slot(
-    store: Store,
-    filling: Filling,
-    plan: PartPlan,
-    images: PartImages,
-    wait_for: Callable[[int], bool],
-) -> PartRecord | None:
-    """Digests a slot while it is filled, shows it as the own image, and writes the record.
+    store: Store, filling: Filling, plan: PartPlan, images: PartImages, digests: Sequence[str]
+) -> PartRecord:
+    """Shows a slot that is filled as the own image, and writes the record.
 
     Args:
         store: the RAM tier.
         filling: the slot.
         plan: what the part is.
         images: what it consists of.
-        wait_for: waits until all bytes below an offset stand in the slot; False: they never will.
-
-    Returns:
-        The record; None where the slot was not filled: the state is to be brought elsewhere.
+        digests: those of the own image's blocks.
 
     Raises:
-        OutOfSpaceError, StorageError: nothing of it is visible as a part. And what `wait_for`
-            raises; likewise.
+        OutOfSpaceError, StorageError: nothing of it is visible as a part.
     """
-    blocks = list(_digests(filling, images.own, wait_for))
-    if not wait_for(images.own.size_bytes):
-        return None
     filling.check_whole()
     filling.show(image_key(plan.id, plan.rank, plan.part_count))
-    return put_record(store, plan, images, blocks)
-
-
-def _digests(
-    filling: Filling, layout: ImageLayout, wait_for: Callable[[int], bool]
-) -> Iterator[str]:
-    """The digests of an image's blocks in order, as far as it is filled."""
-    with filling.view() as view:
-        for chunk in layout.chunks:
-            for start, stop in block_ranges(chunk.size_bytes):
-                if not wait_for(chunk.offset_bytes + stop):
-                    return
-                yield digest(view[chunk.offset_bytes + start : chunk.offset_bytes + stop])
+    return put_record(store, plan, images, digests)

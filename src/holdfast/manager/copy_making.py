@@ -44,7 +44,9 @@ class FilledCopy:
     def fill(self, snapshot: Snapshot, clock: Clock) -> None:
         """Copies; what fails is seen by whoever waits."""
         try:
-            fill_from(self.filling, self.copy.layout, snapshot, self.progress, clock)
+            # The agent digests it, and compares with what the rank says whose part it is.
+            fill_from(self.filling, self.copy.layout, snapshot, clock, digesting=False)
+            self.progress.finish()
         except (StorageError, DeviceError) as error:
             log.debug("the part of rank %d is not copied: %s", self.copy.rank, error)
         finally:
@@ -57,8 +59,7 @@ class FilledCopy:
     def finish(self) -> bool:
         """Waits until no more is copied, and lets go of the slot; whether the copy is whole."""
         with contextlib.closing(self.filling):
-            is_whole = self.progress.wait_for(self.copy.layout.size_bytes)
-            return is_whole and self.filling.is_current
+            return self.progress.wait() and self.filling.is_current
 
 
 class CopyMaker:

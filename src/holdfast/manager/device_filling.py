@@ -12,7 +12,7 @@ from types import TracebackType
 
 from holdfast.adapt.contract import Snapshot, Transfer
 from holdfast.clock import Clock
-from holdfast.engine.filling import FillProgress, fill_chunks, fill_slot
+from holdfast.engine.filling import fill_chunks, fill_slot
 from holdfast.errors import DeviceError, StorageError
 from holdfast.format.layout import ImageLayout
 from holdfast.store.ram import Filling
@@ -67,7 +67,7 @@ class DeviceFilling:
         with contextlib.ExitStack() as on_error:
             on_error.callback(self._end)
             others = [chunk for chunk in layout.chunks if chunk not in ranges]
-            fill_chunks(filling, others, snapshot.chunk_bytes)
+            fill_chunks(filling, others, snapshot.chunk_bytes, digesting=False)
             on_error.pop_all()
         return self
 
@@ -84,8 +84,8 @@ class DeviceFilling:
         """Whether all has arrived by itself; the snapshot was let go of then."""
         return self._is_whole
 
-    def wait(self, stop_bytes: int) -> bool:
-        """Waits until all below `stop_bytes` has arrived, and says so; `stop_bytes` only grows.
+    def wait(self, stop_bytes: int) -> None:
+        """Waits until all below `stop_bytes` has arrived; `stop_bytes` only grows.
 
         Unless it is to be kept, the snapshot is let go of as soon as nothing is read from it.
 
@@ -94,7 +94,7 @@ class DeviceFilling:
         """
         transfer = self._transfer
         if transfer is None:
-            return True
+            return
         if not transfer.has_arrived(stop_bytes):
             deadline = self._clock.monotonic() + STALL_SECS
             while not transfer.has_arrived(stop_bytes):
@@ -107,7 +107,6 @@ class DeviceFilling:
                 self._snapshot.release()
             secs = self._clock.monotonic() - self._began_secs
             log.debug("devices copied %d bytes in %.6f s", self._size_bytes, secs)
-        return True
 
     def _end(self) -> None:
         """Waits until the devices are done, well or not; a slot of one that hangs stays locked."""
@@ -121,20 +120,24 @@ def fill_from(
     filling: Filling,
     layout: ImageLayout,
     snapshot: Snapshot,
-    progress: FillProgress,
     clock: Clock,
-) -> None:
+    *,
+    digesting: bool,
+) -> list[str] | None:
     """Copies a state into a slot, whoever has it; the snapshot is not let go of.
+
+    Returns:
+        With `digesting`, the digests of its blocks; None where devices copied them: whoever waits
+        for that does not wait for digests too.
 
     Raises:
         StorageError, DeviceError: it is not whole.
     """
-    if snapshot.is_borrowed:
-        with DeviceFilling(filling, layout, snapshot, clock, keep=True) as arriving:
-            arriving.wait(layout.size_bytes)
-        progress.reach(layout.size_bytes)
-    else:
-        fill_slot(filling, layout, snapshot.chunk_bytes, progress)
+    if not snapshot.is_borrowed:
+        return fill_slot(filling, layout, snapshot.chunk_bytes, digesting=digesting)
+    with DeviceFilling(filling, layout, snapshot, clock, keep=True) as arriving:
+        arriving.wait(layout.size_bytes)
+    return None
 
 
 def _stalled(stop_bytes: int) -> DeviceError:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from holdfast.adapt.contract import Snapshot
 from holdfast.clock import Clock
-from holdfast.engine.filling import FillProgress, seal_slot
+from holdfast.engine.filling import FillProgress, digests_of, seal_slot
 from holdfast.engine.keeping_images import (
     SealedPart,
     choose,
@@ -92,7 +92,8 @@ class FilledPart:
         """Copies the rest; what fails is told to whoever follows, and the state is on the host."""
         own = self.draft.images.own
         try:
-            fill_from(self.filling, own, snapshot, self.progress, self._clock)
+            digests = fill_from(self.filling, own, snapshot, self._clock, digesting=True)
+            self.progress.finish(digests)
         except (StorageError, DeviceError) as error:
             step = self.draft.plan.id.step
             log.warning("the slot for step %d cannot be filled: %s", step, error)
@@ -112,7 +113,7 @@ class FilledPart:
 
     def wait(self) -> bool:
         """Waits until the filling ends; whether it is whole."""
-        return self.progress.wait_for(self.draft.images.own.size_bytes)
+        return self.progress.wait()
 
     def chunk_bytes(self) -> ChunkBytes:
         """All chunks of the part, where they are to go elsewhere after all.
@@ -188,7 +189,10 @@ class PartWriter:
         """
         if not filled.filling.is_current:
             raise StorageError("the RAM tier was removed while the state was copied into it")
-        return self._seal(filled, snapshot, filled.progress.wait_for)
+        if not filled.wait():
+            return False
+        self._seal(filled, snapshot, filled.progress.digests)
+        return True
 
     def seal_from_devices(self, filled: FilledPart, snapshot: Snapshot, *, keep: bool) -> None:
         """Has devices fill a slot, and makes a part of it while they do.
@@ -196,25 +200,29 @@ class PartWriter:
         Raises:
             StorageError, DeviceError: nothing of it is visible as a part.
         """
-        own = filled.draft.images.own
         arriving = filled.arriving(snapshot, keep=keep)
         try:
             filled.open_kept()
             with arriving:
-                self._seal(filled, snapshot, arriving.wait)
+                self._seal(filled, snapshot, None, arriving.wait)
         finally:
             if arriving.is_whole:
-                filled.progress.reach(own.size_bytes)
+                filled.progress.finish()
             filled.end()
 
     def _seal(
-        self, filled: FilledPart, snapshot: Snapshot, wait_for: Callable[[int], bool]
-    ) -> bool:
-        draft = filled.draft
-        record = seal_slot(draft.store, filled.filling, draft.plan, draft.images, wait_for)
-        if record is not None:
-            self._sealed(draft, record, snapshot)
-        return record is not None
+        self,
+        filled: FilledPart,
+        snapshot: Snapshot,
+        digests: Sequence[str] | None,
+        wait_for: Callable[[int], None] = lambda stop_bytes: None,
+    ) -> None:
+        """Makes a part of a slot that is filled, or is while one waits."""
+        draft, filling = filled.draft, filled.filling
+        if digests is None:
+            digests = list(digests_of(filling, draft.images.own, wait_for))
+        record = seal_slot(draft.store, filling, draft.plan, draft.images, digests)
+        self._sealed(draft, record, snapshot)
 
     @contextlib.contextmanager
     def draft(self, store: Store, plan: PartPlan, snapshot: Snapshot) -> Iterator[PartDraft]:

@@ -98,7 +98,7 @@ class Saver:
         is_whole = filled is not None and not filled.draft.images.kept
         copied = self._copier.begin(job.copies) if is_whole else ()
         try:
-            # The thread digests what is copied while this one goes on copying.
+            # The thread tells the agent of it while this one copies.
             self._submit(replace(job, filled=filled, copied=copied))
             if filled is not None:
                 filled.fill(snapshot)
