@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from holdfast.engine.copying import copy_part
+from holdfast.engine.part_layouts import PartLayouts
 from holdfast.engine.restore import fill_targets
 from holdfast.engine.sources import CheckpointSources
 from holdfast.errors import CheckpointDamagedError
@@ -41,7 +42,7 @@ def made(memory: RamStore, durable: DiskStore) -> Made:
     """A checkpoint that is in RAM and durable."""
     made = _made()
     for part in made.write(memory):
-        copy_part(memory, durable, part, made.spec)
+        copy_part(memory, durable, part, PartLayouts(made.spec.arrays))
     made.save(durable)
     return made
 
@@ -217,7 +218,7 @@ def test_a_bad_block_is_never_copied_to_another_tier(memory: RamStore, durable: 
     parts = made.write(memory)
     start, stop = _flip_a_block(memory, made, 1)
     with pytest.raises(CheckpointDamagedError, match=re.escape(f"[{start}, {stop})")):
-        copy_part(memory, durable, parts[1], made.spec)
+        copy_part(memory, durable, parts[1], PartLayouts(made.spec.arrays))
     assert list(durable.list("checkpoints")) == []
 
 
@@ -226,14 +227,14 @@ def test_a_flipped_bit_in_a_header_is_never_copied(memory: RamStore, durable: Di
     parts = made.write(memory)
     flip_bit(image_path(memory, made, 0), 8 * 100)
     with pytest.raises(CheckpointDamagedError, match=re.escape("[0, 4096)")):
-        copy_part(memory, durable, parts[0], made.spec)
+        copy_part(memory, durable, parts[0], PartLayouts(made.spec.arrays))
     assert list(durable.list("checkpoints")) == []
 
 
 def test_a_copy_is_the_same_bytes(memory: RamStore, durable: DiskStore) -> None:
     made = _made()
     for part in made.write(memory):
-        copy_part(memory, durable, part, made.spec)
+        copy_part(memory, durable, part, PartLayouts(made.spec.arrays))
     listed = list(durable.list("checkpoints"))
     assert listed == list(memory.list("checkpoints"))
     assert len(listed) == 4
@@ -248,7 +249,7 @@ def test_an_image_that_could_not_be_written_has_no_record(
     parts = made.write(memory)
     for call in (
         lambda store: made.write(store),
-        lambda store: copy_part(memory, store, parts[0], made.spec),
+        lambda store: copy_part(memory, store, parts[0], PartLayouts(made.spec.arrays)),
     ):
         with pytest.raises(DiedError):
             call(DyingStore(durable, 0, "midway"))
@@ -263,7 +264,7 @@ def test_a_record_with_other_blocks_than_the_arrays_make_is_damaged_and_not_copi
     for blocks in (part.blocks[:-1], (*part.blocks, "0" * 32)):
         wrong = msgspec.structs.replace(part, blocks=blocks)
         with pytest.raises(CheckpointDamagedError):
-            copy_part(memory, durable, wrong, made.spec)
+            copy_part(memory, durable, wrong, PartLayouts(made.spec.arrays))
     wrong = msgspec.structs.replace(part, image_size_bytes=part.image_size_bytes - 1)
     with pytest.raises(CheckpointDamagedError):
-        copy_part(memory, durable, wrong, made.spec)
+        copy_part(memory, durable, wrong, PartLayouts(made.spec.arrays))

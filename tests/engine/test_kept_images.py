@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from holdfast.engine.catalog import list_checkpoints
 from holdfast.engine.commit import commit, read_part, remove
 from holdfast.engine.copying import copy_part
+from holdfast.engine.part_layouts import PartLayouts
 from holdfast.engine.restore import fill_targets
 from holdfast.engine.sources import is_sound
 from holdfast.engine.verify import verify
@@ -51,7 +52,7 @@ def persist(memory: Store, durable: Store, made: Made) -> None:
     """Copies all parts to the durable tier and commits."""
     for rank in range(made.part_count):
         part = read_part(memory, made.id, rank, made.part_count)
-        copy_part(memory, durable, part, made.spec)
+        copy_part(memory, durable, part, PartLayouts(made.spec.arrays))
     commit(durable, made.id, made.part_count)
 
 

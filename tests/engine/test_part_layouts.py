@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.engine.catalog import list_checkpoints
+from holdfast.engine.part_layouts import PartLayouts
 from holdfast.engine.restore import fill_targets
 from holdfast.engine.sources import CheckpointSources, is_sound
 from holdfast.engine.verify import verify
@@ -124,3 +125,15 @@ def test_an_image_that_cannot_hold_its_chunks_is_refused_whoever_reads(
     path.write_bytes(path.read_bytes() + bytes(4096))
     with pytest.raises(CheckpointDamagedError, match="a header of a multiple of 4096"):
         sources_of(made.id, durable)
+
+
+def test_what_the_same_arrays_make_is_made_once_for_checkpoints_after_one_another() -> None:
+    made = Made(part_count=2)
+    made.add(("w",), random_array((2, 9), "float32", 1), (1, 9), [(0, 1), (1, 1)])
+    one = PartLayouts(made.spec.arrays)
+    again = PartLayouts(made.spec.arrays, one)
+    assert again.whole(1) is one.whole(1)
+    made.add(("v",), random_array((4,), "int16", 2))
+    other = PartLayouts(made.spec.arrays, again)
+    assert other.whole(0) == PartLayouts(made.spec.arrays).whole(0)
+    assert other.whole(0) != one.whole(0)

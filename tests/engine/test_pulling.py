@@ -15,6 +15,7 @@ from hypothesis import given, settings
 
 from holdfast.clock import SystemClock
 from holdfast.engine import pulling
+from holdfast.engine.part_layouts import PartLayouts
 from holdfast.engine.pulling import pull_part
 from holdfast.errors import (
     CheckpointDamagedError,
@@ -57,13 +58,15 @@ class Pair:
         self.image = root / "theirs" / image_key(made.id, 0, 1)
 
     def pull(self, peer: PeerStore) -> int:
-        return pull_part(peer, self.own, self.part, self.made.spec)
+        return pull_part(peer, self.own, self.part, PartLayouts(self.made.spec.arrays))
 
     def pull_into(self, peer: PeerStore, data: bytes | bytearray) -> int:
         """Pulls into a slot in which a rank of this host has put `data`."""
         with contextlib.closing(self.own.begin(len(data))) as filling:
             filling.write(0, memoryview(data))
-        return pull_part(peer, self.own, self.part, self.made.spec, is_filled=True)
+        return pull_part(
+            peer, self.own, self.part, PartLayouts(self.made.spec.arrays), is_filled=True
+        )
 
     @property
     def slot_count(self) -> int:
@@ -146,7 +149,7 @@ def test_whatever_an_image_holds_it_is_pulled(made: Made) -> None:
         parts = made.write(theirs)
         with serving(theirs.root) as server, reaching(server.address) as peer:
             for part in parts:
-                pull_part(peer, own, part, made.spec)
+                pull_part(peer, own, part, PartLayouts(made.spec.arrays))
         for stored in theirs.list(CHECKPOINTS):
             assert own.get(stored.key) == theirs.get(stored.key)
         theirs.close()
@@ -212,7 +215,7 @@ def test_where_there_is_no_room_nothing_is_asked_for(pair: Pair, address: PeerAd
     pool = SlotPool(pair.own.root, MIB, SystemClock())
     own = RamStore(pair.own.root, pool.reserve, SystemClock())
     with reaching(address) as peer, pytest.raises(OutOfSpaceError):
-        pull_part(peer, own, pair.part, pair.made.spec)
+        pull_part(peer, own, pair.part, PartLayouts(pair.made.spec.arrays))
     pair.assert_nothing_shows()
 
 

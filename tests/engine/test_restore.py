@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from holdfast.clock import SystemClock
 from holdfast.engine.copying import copy_part
+from holdfast.engine.part_layouts import PartLayouts
 from holdfast.engine.restore import fill_targets
 from holdfast.engine.sources import CheckpointSources
 from holdfast.format.placement import Target
@@ -96,7 +97,7 @@ def test_a_checkpoint_in_ram_alone_reads_as_one_that_is_durable(
     with memory_folder() as folder:
         memory, durable = ram(Path(folder) / "ram"), disk(Path(folder) / "run")
         for part in made.write(memory):
-            copy_part(memory, durable, part, made.spec)
+            copy_part(memory, durable, part, PartLayouts(made.spec.arrays))
         tally = fill_targets(sources_of(made.id, memory, durable), targets)
         memory.close()
     assert_filled(made, targets)

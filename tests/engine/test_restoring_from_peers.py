@@ -13,6 +13,7 @@ import pytest
 
 from holdfast.engine.catalog import list_stores
 from holdfast.engine.copying import copy_part
+from holdfast.engine.part_layouts import PartLayouts
 from holdfast.engine.restore import RestoreTally, fill_targets
 from holdfast.engine.sources import find_sources, is_sound, readable
 from holdfast.errors import CheckpointDamagedError, NewerFormatError, StorageError
@@ -59,7 +60,7 @@ class Hosts:
         parts = self.made.write(self.a)
         self.made.save(self.durable)
         for part in parts:
-            copy_part(self.a, self.b, part, self.made.spec)
+            copy_part(self.a, self.b, part, PartLayouts(self.made.spec.arrays))
 
     def image(self, store: RamStore | DiskStore, rank: int) -> Path:
         return store.root / image_key(self.made.id, rank, 2)

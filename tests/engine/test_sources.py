@@ -7,6 +7,7 @@ import pytest
 
 from holdfast.engine.catalog import list_checkpoints
 from holdfast.engine.copying import copy_part
+from holdfast.engine.part_layouts import PartLayouts
 from holdfast.engine.restore import fill_targets
 from holdfast.engine.sources import find_sources, is_sound, readable
 from holdfast.errors import CheckpointDamagedError, NewerFormatError, StepUncommittedError
@@ -51,7 +52,7 @@ def test_copies_are_in_the_order_of_nearness(
     made: Made, memory: RamStore, durable: DiskStore
 ) -> None:
     for part in made.write(memory):
-        copy_part(memory, durable, part, made.spec)
+        copy_part(memory, durable, part, PartLayouts(made.spec.arrays))
     made.save(durable)
     assert tiers(made, memory, durable) == [["ram", "durable"]] * 2
     assert tiers(made, durable) == [["durable"]] * 2
@@ -114,7 +115,7 @@ def test_a_damaged_manifest_does_not_hide_what_is_complete_in_ram(
     made: Made, memory: RamStore, durable: DiskStore
 ) -> None:
     for part in made.write(memory):
-        copy_part(memory, durable, part, made.spec)
+        copy_part(memory, durable, part, PartLayouts(made.spec.arrays))
     made.save(durable)
     flip_bit(durable.root / manifest_key(made.id), 300)
     assert_readable(made, memory, durable)
@@ -171,7 +172,7 @@ def test_a_short_image_with_a_whole_copy_elsewhere_is_sound(
     made: Made, memory: RamStore, durable: DiskStore
 ) -> None:
     for part in made.write(memory):
-        copy_part(memory, durable, part, made.spec)
+        copy_part(memory, durable, part, PartLayouts(made.spec.arrays))
     made.save(durable)
     path = durable.root / image_key(made.id, 1, 2)
     path.write_bytes(path.read_bytes()[:-1])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.engine.copying import copy_part
+from holdfast.engine.part_layouts import PartLayouts
 from holdfast.engine.verify import BlockCheck, verify
 from holdfast.format.names import image_key
 from holdfast.store.disk import DiskStore
@@ -26,7 +27,7 @@ def made(memory: RamStore, durable: DiskStore) -> Made:
     made.add(("five",), random_array((5,), "bool", 3), owners=((1, 1),))
     made.add(("none",), random_array((0,), "float32", 4), owners=((1, 1),))
     for part in made.write(memory):
-        copy_part(memory, durable, part, made.spec)
+        copy_part(memory, durable, part, PartLayouts(made.spec.arrays))
     made.save(durable)
     return made
 

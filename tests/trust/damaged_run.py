@@ -23,6 +23,7 @@ from holdfast.clock import SystemClock
 from holdfast.engine.attempts import AttemptStart, begin_attempt
 from holdfast.engine.commit import commit, read_part
 from holdfast.engine.copying import copy_part
+from holdfast.engine.part_layouts import PartLayouts
 from holdfast.engine.run import create_run
 from holdfast.engine.save import PartPlan, write_part
 from holdfast.format.layout import Chunk, image_layout
@@ -216,7 +217,12 @@ class DamagedRun:
             for checkpoint in TIMELINE[-2:]:
                 for rank in range(self.count):
                     plan = plan_of(checkpoint, rank, self.count, self.big)
-                    copy_part(self.durable, store, _record(self.durable, plan), plan.spec)
+                    copy_part(
+                        self.durable,
+                        store,
+                        _record(self.durable, plan),
+                        PartLayouts(plan.spec.arrays),
+                    )
         write_parts(self.ahead, AHEAD, self.count, self.big)
         for path in sorted(self.root.rglob("*")):
             if path.is_file() and "slots" not in path.parts:

@@ -20,6 +20,7 @@ from holdfast.engine.attempts import AttemptStart, begin_attempt, newest_attempt
 from holdfast.engine.catalog import list_checkpoints
 from holdfast.engine.commit import commit, read_part, remove
 from holdfast.engine.copying import copy_part
+from holdfast.engine.part_layouts import PartLayouts
 from holdfast.engine.recover import recover
 from holdfast.engine.restore import fill_targets
 from holdfast.engine.run import create_run
@@ -172,7 +173,7 @@ def _copy(place: Place) -> None:
     one = made(NEW)
     for rank, part in enumerate(place.parts):
         assert part.rank == rank
-        copy_part(place.ram, place.durable, part, one.spec)
+        copy_part(place.ram, place.durable, part, PartLayouts(one.spec.arrays))
 
 
 def _prepare_copy(place: Place) -> None:
@@ -196,7 +197,7 @@ def _prepare_keeping(place: Place) -> None:
 
 def _copy_keeping(place: Place) -> None:
     for part in place.parts:
-        copy_part(place.ram, place.durable, part, place.chain.made[-1].spec)
+        copy_part(place.ram, place.durable, part, PartLayouts(place.chain.made[-1].spec.arrays))
 
 
 def _check_copied_keeping(place: Place) -> None:

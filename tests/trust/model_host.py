@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -69,14 +70,15 @@ class ModelHost(InProcessHost):
 
     def act_once(self) -> None:
         """Lets the agent commit what it would next, to the last byte, and learn nothing of it."""
-        self.clock.sleep(RETRY_SECS)
         before = self.committed_on_disk()
-        # One that was wanted by an attempt that is over by now is refused.
-        while self.committed_on_disk() == before:
-            if not self.call(self._act(TICKS_MAX, until="Storing.commit")):
-                return
-            assert self.service is not None
-            self.service._storing._writing.submit(int).result()
+        # One that was wanted by an attempt that is over by now is refused, and others come later.
+        for _ in range(SETTLE_COUNT):
+            self.clock.sleep(RETRY_SECS)
+            while self.call(self._act(TICKS_MAX, until="Storing.commit")):
+                assert self.service is not None
+                self.service._storing._committing.submit(int).result()
+                if self.committed_on_disk() != before:
+                    return
 
     async def _act(self, ticks: int, until: str = "") -> bool:
         """Acts until there is nothing to do, or has begun a deed of that name; whether it has."""
@@ -176,14 +178,14 @@ class ModelHost(InProcessHost):
                 found[one] = ranks
         return found
 
-    def unfinished(self) -> list[str]:
-        """What neither is a checkpoint of its tier nor belongs to one."""
+    def unfinished(self, but: Collection[Id] = ()) -> list[str]:
+        """What neither is a checkpoint of its tier nor belongs to one, nor to one of `but`."""
         left = []
         for root in (self.run / "checkpoints", self.folder / "ram" / "checkpoints"):
             for folder, _, names in os.walk(root):
                 left += [f"{folder}/{name}" for name in names if name.startswith(".")]
         for one, names in _folders(self.run / "checkpoints").items():
-            if "manifest.json" not in names:
+            if "manifest.json" not in names and one not in but:
                 left.append(f"durable {one}: {sorted(names)}")
         for one, names in _folders(self.folder / "ram" / "checkpoints").items():
             if not any(PART.fullmatch(name) for name in names):

@@ -23,7 +23,8 @@ Where the docs leave a choice:
 - A new agent to which no trainer came yet has no policy, and removes nothing that is whole.
 - A new agent makes durable all that it finds whole in RAM, also what was meant for RAM alone.
 - The parts of what was to become durable may stand there without a manifest. A commit clears them
-  if they are older; who opens the run without trainers finishes them.
+  if they are older; who opens the run without trainers finishes them. What the agent began to make
+  durable without trainers it may finish, or leave so, once there are some.
 """
 
 from __future__ import annotations
@@ -136,6 +137,12 @@ class Oracle:
                 by_step[one.step] = max(one, by_step.get(one.step, one))
         return [by_step[step] for step in sorted(by_step)]
 
+    def written(self) -> set[Id]:
+        """What can be restored from its parts in the durable tier alone, without a manifest."""
+        return {
+            one for one in self.offered() if self.kept[one].written and not self.kept[one].parts
+        }
+
     def is_begun(self, step: int) -> bool:
         """Whether something of that step stands somewhere, on the timeline."""
         return any(one.step == step and self.counts(one) for one in self.kept)
@@ -145,6 +152,10 @@ class Oracle:
 
     def in_ram(self) -> dict[Id, set[int]]:
         return {one: set(kept.parts) for one, kept in self.kept.items() if kept.parts}
+
+    def pending_count(self) -> int:
+        """How many wait for the durable tier."""
+        return sum(kept.pending for kept in self.kept.values())
 
     # What trainers do.
 
@@ -180,18 +191,32 @@ class Oracle:
 
     # What the agent does.
 
-    def settle(self) -> None:
-        """The agent acts until it has nothing to do."""
+    def settle(self, on_disk: Iterable[Id]) -> None:
+        """The agent acts until it has nothing to do; these are committed then."""
+        for one in self._finished(on_disk):
+            self._commit(one)
         while waiting := self._waiting():
-            self.kept[waiting[0]].committed = True
-            self._preserve()
+            self._commit(waiting[0])
         for one in self.going():
             self._drop_ram(one)
 
-    def act_once(self) -> None:
+    def act_once(self, on_disk: Iterable[Id]) -> None:
         """The agent commits what is next, and dies before it learns that it has."""
-        for one in self._waiting()[:1]:
+        for one in self._finished(on_disk) or self._waiting()[:1]:
             self.kept[one].committed = True
+
+    def _commit(self, one: Id) -> None:
+        self.kept[one].committed = True
+        self._preserve()
+
+    def _finished(self, on_disk: Iterable[Id]) -> list[Id]:
+        """What the agent began to make durable without trainers, and has since committed."""
+        return [
+            one
+            for one in sorted(set(on_disk) & set(self.kept) - self.committed())
+            if self.kept[one].wanted and not self.kept[one].due
+            if (self.kept[one].whole or self.kept[one].written) and self.counts(one)
+        ]
 
     def going(self) -> list[Id]:
         """What the agent may give up in RAM from now on, and has once it has settled."""

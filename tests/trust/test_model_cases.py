@@ -248,6 +248,19 @@ def test_parts_that_an_abandoned_branch_made_durable_are_cleared_by_the_next_com
     assert host.unfinished() == []
 
 
+def test_parts_of_a_step_that_was_saved_anew_are_cleared_by_its_commit(host: ModelHost) -> None:
+    trainer = host.attach()
+    left = host.save(trainer, 10, durable=False)
+    store = DiskStore(host.run, host.clock)
+    host.write_part(store, *host.begin_part(store, trainer, left, 0))
+    assert host.written_on_disk() == {named(left)}
+    host.branch(trainer, left)
+    host.save(trainer, 10)
+    host.settle()
+    assert host.committed_on_disk() == {Id(10, 2)}
+    assert host.unfinished() == []
+
+
 # The fenced.
 
 

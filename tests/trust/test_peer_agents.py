@@ -19,6 +19,7 @@ from holdfast.agent.location import ram_folder
 from holdfast.agent.peer_config import LOOPBACK, PeerConfig
 from holdfast.agent.starting import ensure_agent
 from holdfast.clock import SystemClock
+from holdfast.engine.part_layouts import PartLayouts
 from holdfast.engine.pulling import pull_part
 from holdfast.errors import StorageError
 from holdfast.format.names import CHECKPOINTS
@@ -84,7 +85,7 @@ def assert_pulled(status: protocol.Status, root: Path, tls: PeerTls | None = Non
         reaching(address_of(status), tls=tls) as peer,
     ):
         (part,) = made.write(theirs)
-        pull_part(peer, own, part, made.spec)
+        pull_part(peer, own, part, PartLayouts(made.spec.arrays))
         for stored in theirs.list(CHECKPOINTS):
             assert own.get(stored.key) == theirs.get(stored.key)
 

@@ -17,6 +17,7 @@ from holdfast.agent.peer_config import LOOPBACK
 from holdfast.agent.peer_connections import PeerLimits
 from holdfast.agent.peer_server import PeerServer
 from holdfast.clock import SystemClock
+from holdfast.engine.part_layouts import PartLayouts
 from holdfast.engine.pulling import pull_part
 from holdfast.errors import StorageError
 from holdfast.format.names import CHECKPOINTS
@@ -84,7 +85,7 @@ def test_a_part_is_pulled_over_tls(
         contextlib.closing(ram(root / "own")) as mine,
         reaching(server.address, tls=authority.issue("another-agent")) as peer,
     ):
-        pull_part(peer, mine, part, made.spec)
+        pull_part(peer, mine, part, PartLayouts(made.spec.arrays))
         for stored in own.list(f"{CHECKPOINTS}/{made.id}"):
             assert mine.get(stored.key) == own.get(stored.key)
 

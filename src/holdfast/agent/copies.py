@@ -86,7 +86,8 @@ class Copies:
         if making is None:
             return None
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(making.has_ended.wait(), WAIT_SECS)
+            async with asyncio.timeout(WAIT_SECS):
+                await making.has_ended.wait()
         if self._making.get((checkpoint, part)) is making:
             del self._making[checkpoint, part]
         return making.slot

@@ -20,6 +20,9 @@ from holdfast.policy.preservation_policy import kept
 from holdfast.policy.save_decision_policy import SaveDecisionPolicy
 
 AWAITED_SECS = 2.0
+LOOK_SECS_MIN, LOOK_SECS_MAX = 0.02, 0.1
+LOOKS_PER_STEP = 8
+"""What trainers publish is looked at so often: it changes once a step, and each look costs them."""
 
 
 @dataclass(slots=True)
@@ -52,6 +55,12 @@ class Decider:
         self._told = words.NO_STEP
         """The highest step of this attempt whose checkpoint was told of."""
         self._times: dict[CheckpointId, datetime] = {}
+
+    @property
+    def look_secs(self) -> float:
+        """How long after this tick the next one had better come."""
+        step_secs = self._pace.step_secs or 0.0
+        return min(max(step_secs / LOOKS_PER_STEP, LOOK_SECS_MIN), LOOK_SECS_MAX)
 
     def tick(self) -> None:
         """Wishes for whatever is due now."""

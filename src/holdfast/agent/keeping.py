@@ -1,19 +1,22 @@
 """The keeper: which durable checkpoints stay, what is deleted, and what an opening finishes.
 
-All that it changes goes through the one writing thread, one thing after another. What fails is told
-to the trainers and to the events, and does not stop what comes after it.
+All that it removes goes through the one writing thread. What is decided on is removed in the same
+call: nothing is decided on twice, and however long the writes between two calls take, each commit
+finds removed what those before it left. What fails is told to the trainers and to the events, and
+does not stop what comes after it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.agent.agreeing import Agreeing
 from holdfast.agent.protocol import Notice
-from holdfast.agent.state import AgentState
+from holdfast.agent.state import AgentState, Policies
 from holdfast.agent.storing import Storing
 from holdfast.engine.agreement import effects, facts
 from holdfast.engine.agreement.messages import Status
@@ -38,6 +41,19 @@ NOTICE_OF = {
 }
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Tidied:
+    """What one look at the durable tier has come to, as far as it got.
+
+    `drops` are left to the user's own policy, which judges `timeline`.
+    """
+
+    cleared: list[CheckpointId] = field(default_factory=list)
+    removed: list[CheckpointId] = field(default_factory=list)
+    drops: list[CheckpointId] = field(default_factory=list)
+    timeline: tuple[CheckpointId, ...] = ()
 
 
 class Keeper:
@@ -144,24 +160,11 @@ class Keeper:
             )
         )
 
-    async def delete(self, checkpoints: Sequence[CheckpointId], reason: str) -> None:
-        """Removes checkpoints from both tiers here, and has them told to the other hosts.
-
-        Raises:
-            FencedError: an attempt that is not known here has begun; nothing more is removed.
-            StorageError: some are left; the call may be repeated.
-        """
-        for checkpoint in checkpoints:
-            await self._storing.write(self._remove_everywhere, checkpoint)
-            self._infos.pop(checkpoint, None)
-            # Other hosts may hold it, and somebody may wait until it is durable.
-            self._agreeing.tell(facts.Deleted(checkpoint))
-            self._state.events.write("deleted", checkpoint, reason=reason)
-
     async def delete_everywhere(self, checkpoint: CheckpointId) -> None:
-        """Removes a checkpoint, and waits until no other host holds anything of it.
+        """Removes a checkpoint from both tiers, and waits until no other host holds any of it.
 
         Raises:
+            FencedError: an attempt that is not known here has begun; nothing is removed.
             StorageError: some of it is left; the call may be repeated.
             WaitTimeoutError: the hosts have not said in time that they gave it up; those that it
                 is told later do so then.
@@ -170,7 +173,8 @@ class Keeper:
         gone = self._awaited.setdefault(checkpoint, asyncio.Event())
         secs = agreeing.settings.deleting_secs
         try:
-            await self.delete([checkpoint], "asked")
+            await self._storing.write(self._remove_everywhere, checkpoint)
+            self._tell_removed([checkpoint], "asked")
             async with asyncio.timeout(secs):
                 await gone.wait()
         except TimeoutError as error:
@@ -201,51 +205,94 @@ class Keeper:
     async def judged(self, keep: Sequence[CheckpointId]) -> None:
         """Drops what neither the user's own policy nor the built-in share keeps."""
         asked, self._judged = self._judged, set()
-        found, by_agent = await self._storing.write(
-            self._decide_drops, self._state.durable_policies.preserve
-        )
-        drops = (asked & set(by_agent)) - set(keep) - set(found.timeline[-1:])
-        await self.delete(sorted(drops), "preservation")
+        await self._tidy(lambda tidied: self._remove_judged(tidied, asked - set(keep)))
 
     async def _apply_preservation(self, newest: CheckpointId) -> None:
-        policies = self._state.durable_policies
         pending = frozenset(self._agreeing.agreement.pending_ids())
+        policies = self._state.durable_policies
         try:
-            for checkpoint in await self._storing.write(self._clear_leftovers, newest, pending):
-                self._state.events.write("cleared", checkpoint)
-            if policies.preserve is None and not policies.user_preserves:
-                return
-            found, drops = await self._storing.write(self._decide_drops, policies.preserve)
-            if not policies.user_preserves:
-                await self.delete(drops, "preservation")
-            elif drops:
-                self._judged = set(drops)
-                infos = [_info_message(c, self._infos[c]) for c in found.timeline]
-                self._state.notices.post(Notice(kind="judge", data=infos))
+            tidied = await self._tidy(
+                lambda tidied: self._remove_unkept(tidied, newest, pending, policies)
+            )
         except HoldfastError as error:
             self._state.events.write("preservation_failed", reason=str(error))
             self._state.notices.post(Notice(kind="warning", reason=str(error)))
+            return
+        if tidied.drops:
+            self._judged = set(tidied.drops)
+            infos = [_info_message(c, self._infos[c]) for c in tidied.timeline]
+            self._state.notices.post(Notice(kind="judge", data=infos))
+
+    async def _tidy(self, work: Callable[[_Tidied], None]) -> _Tidied:
+        """Runs it on the writing thread; what it removed is told, also where it fails then."""
+        tidied = _Tidied()
+        try:
+            await self._storing.write(work, tidied)
+        finally:
+            for checkpoint in tidied.cleared:
+                self._state.events.write("cleared", checkpoint)
+            self._tell_removed(tidied.removed, "preservation")
+        return tidied
+
+    def _tell_removed(self, checkpoints: Iterable[CheckpointId], reason: str) -> None:
+        """Also to the other hosts: they may hold it, and somebody may wait until it is durable."""
+        for checkpoint in checkpoints:
+            self._infos.pop(checkpoint, None)
+            self._agreeing.tell(facts.Deleted(checkpoint))
+            self._state.events.write("deleted", checkpoint, reason=reason)
+
+    # On the writing thread.
+
+    def _remove_unkept(
+        self,
+        tidied: _Tidied,
+        newest: CheckpointId,
+        pending: frozenset[CheckpointId],
+        policies: Policies,
+    ) -> None:
+        """Removes leftovers, and what the built-in share does not keep, unless users judge it."""
+        self._clear_leftovers(tidied.cleared, newest, pending)
+        if policies.preserve is None and not policies.user_preserves:
+            return
+        found, drops = self._decide_drops(policies.preserve)
+        if policies.user_preserves:
+            tidied.drops, tidied.timeline = drops, found.timeline
+            return
+        self._remove_all(drops, tidied.removed)
+
+    def _remove_judged(self, tidied: _Tidied, judged: Collection[CheckpointId]) -> None:
+        """Removes what the user's own policy does not keep, if the built-in share still does not.
+
+        The newest one stays whatever they say.
+        """
+        found, by_agent = self._decide_drops(self._state.durable_policies.preserve)
+        drops = set(judged).intersection(by_agent) - set(found.timeline[-1:])
+        self._remove_all(sorted(drops), tidied.removed)
+
+    def _remove_all(self, drops: Iterable[CheckpointId], removed: list[CheckpointId]) -> None:
+        for checkpoint in drops:
+            self._remove_everywhere(checkpoint)
+            removed.append(checkpoint)
 
     def _clear_leftovers(
-        self, newest: CheckpointId, pending: frozenset[CheckpointId]
-    ) -> list[CheckpointId]:
-        """Removes what failed saves and deletes left of checkpoints before `newest`, a commit.
+        self, cleared: list[CheckpointId], newest: CheckpointId, pending: frozenset[CheckpointId]
+    ) -> None:
+        """Removes what failed saves and deletes left of checkpoints up to `newest`, a commit.
 
-        Every rank has sealed `newest`, so none writes to an earlier one of the attempt any more.
+        Every rank has sealed `newest`, so none writes to an earlier one of the attempt any more,
+        and what an earlier attempt left of the same step is never restored.
         What an earlier attempt completed beyond it on the timeline is left to the next agent, which
         may finish it.
         """
         limits = last_steps(read_attempts(self._state.durable))
-        cleared = []
         for checkpoint, listing in list_checkpoints(self._state.durable).items():
-            is_left = checkpoint.attempt <= newest.attempt and checkpoint.step < newest.step
+            is_left = checkpoint.attempt <= newest.attempt and checkpoint.step <= newest.step
             if checkpoint.attempt < newest.attempt:
                 is_abandoned = checkpoint.step > limits.get(checkpoint.attempt, -1)
                 is_left |= is_abandoned or not listing.is_complete
             if is_left and not listing.is_committed and checkpoint not in pending:
                 remove(self._state.durable, checkpoint, listing)
                 cleared.append(checkpoint)
-        return cleared
 
     def _decide_drops(
         self, policy: PreservationPolicy | None
@@ -274,10 +321,11 @@ class Keeper:
                 f"delete {checkpoint}: attempt {newest} has taken the run over from attempt "
                 f"{known}, and may go on from it; stop this process"
             )
-        for store in (self._state.durable, self._state.ram):
-            listing = list_checkpoints(store).get(checkpoint)
-            if listing is not None:
-                remove(store, checkpoint, listing)
+        with self._storing.alone_with(checkpoint):
+            for store in (self._state.durable, self._state.ram):
+                listing = list_checkpoints(store).get(checkpoint)
+                if listing is not None:
+                    remove(store, checkpoint, listing)
 
 
 def _info(manifest: Manifest) -> CheckpointInfo:

@@ -30,7 +30,8 @@ class NoticeBoard:
         """What was posted after `cursor`; waits a while where there is nothing yet."""
         if cursor >= self._count:
             try:
-                await asyncio.wait_for(self._changed.wait(), WAIT_SECS)
+                async with asyncio.timeout(WAIT_SECS):
+                    await self._changed.wait()
             except TimeoutError:
                 return Notices(cursor=self._count, notices=())
         new_count = min(self._count - min(cursor, self._count), len(self._notices))

@@ -113,7 +113,11 @@ def _try_lock(fd: int, path: Path) -> bool:
 
 
 def _lower_priority() -> None:
-    """Training goes first, on the processor and on the disk."""
+    """Training goes first, on the processor and on the disk.
+
+    Where the kernel shares the processor out by session (autogroup), the agent's share is its
+    session's, whatever this says; see docs/performance.md.
+    """
     os.nice(NICENESS)
     psutil.Process().ionice(psutil.IOPRIO_CLASS_BE, 7)
 

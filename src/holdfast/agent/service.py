@@ -31,7 +31,7 @@ from holdfast.format.names import CheckpointId
 from holdfast.format.records import Manifest
 from holdfast.store.peer_connection import parse_address, parsed_addresses
 
-TICK_SECS = 0.02
+ASK_SECS = 0.02
 IDLE_TICK_SECS = 0.5
 FIRST_TRAINER_SECS = 30.0
 PLACE_SECS = 1.0
@@ -104,10 +104,12 @@ class Service:
                 return
             # What was told in this tick is done: only what comes after it is a reason to wake.
             self._wake.clear()
-            secs = TICK_SECS if self._state.group is not None else IDLE_TICK_SECS
+            has_trainers = self._state.group is not None
+            secs = self._decider.look_secs if has_trainers else IDLE_TICK_SECS
             secs = max(0.001, min(secs, self._agreeing.next_in_secs()))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), secs)
+                async with asyncio.timeout(secs):
+                    await self._wake.wait()
 
     def close(self) -> None:
         """Ends all threads, after what they are doing."""
@@ -265,7 +267,7 @@ class Service:
                     f"save {self._state.config.run}: the hosts of the run did not agree on a step "
                     f"within {TARGET_SECS:.0f} s; they will save once they have"
                 )
-            await asyncio.sleep(TICK_SECS)
+            await asyncio.sleep(ASK_SECS)
         self._state.events.write("save_requested", target_step=target, reason=request.reason)
         return protocol.Requested(target=target)
 

@@ -7,10 +7,12 @@ told to the agreement, which tries again, or tells the trainers.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -22,6 +24,7 @@ from holdfast.engine.attempts import AttemptStart, begin_attempt, newest_attempt
 from holdfast.engine.catalog import Listing, list_checkpoints
 from holdfast.engine.commit import check_not_fenced, commit, read_part, remove
 from holdfast.engine.copying import copy_part
+from holdfast.engine.part_layouts import PartLayouts
 from holdfast.engine.pulling import pull_part
 from holdfast.errors import CheckpointDamagedError, FencedError, HoldfastError, StorageError
 from holdfast.format.names import CheckpointId, part_key
@@ -43,20 +46,24 @@ class Storing:
         self._state = state
         self._peers = peers
         self._on_commit = on_commit
-        # What is written one after another must not hold up a start, nor copies.
+        # What is written one after another must not hold up a commit, nor a start, nor copies.
         self._writing = ThreadPoolExecutor(1, "holdfast-write")
+        self._committing = ThreadPoolExecutor(1, "holdfast-commit")
         self._looking = ThreadPoolExecutor(1, "holdfast-look")
         self._pulling = ThreadPoolExecutor(PULLS_MAX, "holdfast-copies")
+        self._changed = threading.Condition()
+        self._in_hand: set[CheckpointId] = set()
         self._has_told_ram = False
         self._bad_sources: dict[str, type[Exception]] = {}
         self.problem: HoldfastError | None = None
         """What a listing or a beginning met last."""
         self._began_secs: dict[CheckpointId, float] = {}
         self._last_secs: float | None = None
+        self._layouts: PartLayouts | None = None
 
     def close(self) -> None:
         """Ends the threads, after what they are doing."""
-        for pool in (self._writing, self._looking, self._pulling):
+        for pool in (self._writing, self._committing, self._looking, self._pulling):
             pool.shutdown(cancel_futures=True)
 
     async def look(self, call: Callable[..., T], *arguments: object) -> T:
@@ -66,6 +73,22 @@ class Storing:
     async def write(self, call: Callable[..., T], *arguments: object) -> T:
         """Runs a call that changes the stores, after those before it."""
         return await asyncio.get_running_loop().run_in_executor(self._writing, call, *arguments)
+
+    @contextlib.contextmanager
+    def alone_with(self, checkpoint: CheckpointId) -> Iterator[None]:
+        """Meanwhile no other thread here commits that checkpoint, or removes it.
+
+        A commit amid a removal would name bytes that are gone.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: checkpoint not in self._in_hand)
+            self._in_hand.add(checkpoint)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._in_hand.discard(checkpoint)
+                self._changed.notify_all()
 
     # Deeds.
 
@@ -85,8 +108,9 @@ class Storing:
 
     async def commit(self, wanted: effects.Commit) -> facts.CommitWritten | facts.CommitFailed:
         """Writes the manifest of what is durable."""
+        loop = asyncio.get_running_loop()
         try:
-            manifest = await self.write(self._commit, wanted)
+            manifest = await loop.run_in_executor(self._committing, self._commit, wanted)
         except Exception as error:
             newer = await self._newer_attempt(error)
             log.warning("%s is not committed: %s", wanted.id, error)
@@ -174,10 +198,12 @@ class Storing:
         state = self._state
         check_not_fenced(state.durable, wanted.id)
         part_count = self._part_count(wanted.id)
-        spec = self._spec(wanted.id, part_count)
+        layouts = None
         for rank in sorted(wanted.ranks):
             part = read_part(state.ram, wanted.id, rank, part_count)
-            copy_part(state.ram, state.durable, part, spec)
+            if layouts is None:
+                layouts = self._layouts_of(part.checkpoint or self._spec(wanted.id, part_count))
+            copy_part(state.ram, state.durable, part, layouts)
 
     def _part_count(self, checkpoint: CheckpointId) -> int:
         parts = list_checkpoints(self._state.ram).get(checkpoint, Listing()).parts
@@ -186,9 +212,11 @@ class Storing:
         return next(iter(parts.values()))
 
     def _commit(self, wanted: effects.Commit) -> Manifest:
-        # A newer attempt may have begun while the bytes were written.
-        check_not_fenced(self._state.durable, wanted.id)
-        return commit(self._state.durable, wanted.id, wanted.part_count)
+        durable = self._state.durable
+        with self.alone_with(wanted.id):
+            # A newer attempt may have begun while the bytes were written.
+            check_not_fenced(durable, wanted.id)
+            return commit(durable, wanted.id, wanted.part_count)
 
     def _pull(self, wanted: effects.Pull, reserve: Callable[[int], str], *, is_filled: bool) -> int:
         state = self._state
@@ -196,8 +224,8 @@ class Storing:
         part = read_part(source, wanted.id, wanted.rank, wanted.part_count)
         target = RamStore(state.ram.root, reserve, state.clock, state.files)
         try:
-            spec = self._spec(wanted.id, wanted.part_count)
-            return pull_part(source, target, part, spec, is_filled=is_filled)
+            layouts = self._layouts_of(self._spec(wanted.id, wanted.part_count))
+            return pull_part(source, target, part, layouts, is_filled=is_filled)
         finally:
             target.close()
 
@@ -218,6 +246,14 @@ class Storing:
         raise CheckpointDamagedError(
             f"save {checkpoint}: rank 0's part was not found ({'; '.join(problems)})"
         )
+
+    def _layouts_of(self, spec: CheckpointSpec) -> PartLayouts:
+        """The layouts of a checkpoint's parts; most have the arrays of the one before.
+
+        Threads that copy other checkpoints set theirs meanwhile; each goes on with its own.
+        """
+        layouts = self._layouts = PartLayouts(spec.arrays, self._layouts)
+        return layouts
 
     def _list_durable(self) -> facts.DurableListed:
         durable = self._state.durable

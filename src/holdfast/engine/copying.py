@@ -13,15 +13,14 @@ import mmap
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from holdfast.engine.save import check_digest, check_layout
+from holdfast.engine.part_layouts import PartLayouts
+from holdfast.engine.save import check_digest
 from holdfast.errors import StorageError
 from holdfast.format.buffers import Buffer
-from holdfast.format.check import check_kept_chunks
 from holdfast.format.digests import RunningDigest, digest
 from holdfast.format.names import CHECKPOINTS, image_key, part_key
-from holdfast.format.ownership import Ownership
-from holdfast.format.part_layout import PartLayout, expected_digests, image_keys, part_layout
-from holdfast.format.records import CheckpointSpec, KeptImage, PartRecord
+from holdfast.format.part_layout import PartLayout, expected_digests, image_keys
+from holdfast.format.records import KeptImage, PartRecord
 from holdfast.store.contract import Reader, Store
 
 PIECE_SIZE_BYTES = 8 * 1024 * 1024
@@ -29,7 +28,7 @@ PIECE_SIZE_BYTES = 8 * 1024 * 1024
 log = logging.getLogger(__name__)
 
 
-def copy_part(source: Store, target: Store, part: PartRecord, spec: CheckpointSpec) -> None:
+def copy_part(source: Store, target: Store, part: PartRecord, layouts: PartLayouts) -> None:
     """Copies a sealed part to another store, its images first.
 
     Where the target has a kept image already it gets one more name there, and is not copied.
@@ -38,9 +37,8 @@ def copy_part(source: Store, target: Store, part: PartRecord, spec: CheckpointSp
         CheckpointDamagedError: a block of the source is not what was sealed; the target has no
         part. OutOfSpaceError, StorageError: likewise no part.
     """
-    check_kept_chunks(part, Ownership(spec.arrays), f"part {part.rank} of {part.id}")
-    layout = part_layout(spec.arrays, part.rank, part.kept)
-    check_layout(part, layout)
+    layouts.check_counts(part)
+    layout = layouts.of(part)
     there = KeptElsewhere(target, part)
     for number, key in reversed([*enumerate(image_keys(part))]):
         if number == 0 or not there.link(number, layout):

@@ -22,12 +22,17 @@ from holdfast.format.records import ArraySpec, KeptImage, PartRecord
 class PartLayouts:
     """The layouts of the parts of one checkpoint of `arrays`; threads share them."""
 
-    def __init__(self, arrays: Sequence[ArraySpec]) -> None:
-        self._arrays = arrays
-        self._lock = threading.Lock()
-        self._whole: dict[int, ImageLayout] = {}
+    def __init__(self, arrays: Sequence[ArraySpec], before: PartLayouts | None = None) -> None:
+        """`before` are those of another checkpoint: what the same arrays make is made once."""
+        self._arrays: Sequence[ArraySpec] = arrays
+        if before is None or before._arrays != arrays:
+            self._lock = threading.Lock()
+            self._whole: dict[int, ImageLayout] = {}
+            self.owned = Ownership(arrays)
+        else:
+            self._lock = before._lock
+            self._whole, self.owned = before._whole, before.owned
         self._parts: dict[tuple[int, tuple[KeptImage, ...]], PartLayout] = {}
-        self.owned = Ownership(arrays)
 
     def of(self, part: PartRecord) -> PartLayout:
         """The layout of a part that was checked.

@@ -16,14 +16,13 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from holdfast.engine.copying import KeptElsewhere, without_holes
-from holdfast.engine.save import check_block, check_layout
+from holdfast.engine.part_layouts import PartLayouts
+from holdfast.engine.save import check_block
 from holdfast.errors import CheckpointDamagedError, HoldfastError, StorageError
-from holdfast.format.check import check_kept_chunks
 from holdfast.format.digests import digest
 from holdfast.format.names import part_key
-from holdfast.format.ownership import Ownership
-from holdfast.format.part_layout import PartLayout, expected_digests, image_keys, part_layout
-from holdfast.format.records import CheckpointSpec, PartRecord
+from holdfast.format.part_layout import PartLayout, expected_digests, image_keys
+from holdfast.format.records import PartRecord
 from holdfast.format.sealed import unseal
 from holdfast.store.contract import Reader, Store
 from holdfast.store.ram import Filling, RamStore
@@ -39,7 +38,7 @@ def pull_part(
     source: Store,
     target: RamStore,
     part: PartRecord,
-    spec: CheckpointSpec,
+    layouts: PartLayouts,
     *,
     is_filled: bool = False,
 ) -> int:
@@ -55,9 +54,8 @@ def pull_part(
             sealed; the target has no part.
         OutOfSpaceError, StorageError: likewise no part.
     """
-    check_kept_chunks(part, Ownership(spec.arrays), f"part {part.rank} of {part.id}")
-    layout = part_layout(spec.arrays, part.rank, part.kept)
-    check_layout(part, layout)
+    layouts.check_counts(part)
+    layout = layouts.of(part)
     record_key = part_key(part.id, part.rank, part.part_count)
     record = source.get(record_key)
     if unseal(record, PartRecord, record_key) != part:
