@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import shutil
@@ -122,12 +123,22 @@ def seen(run: Path, name: str) -> set[int]:
 
 def parts_in_ram(one: Host, step: int, attempt: int = 1) -> set[int]:
     """The ranks whose part of that checkpoint is sealed in the host's RAM."""
-    return _ranks(one.folder.glob(f"*/ram/checkpoints/{step:09d}.{attempt}/part-*.json"))
+    return _ranks(f"{one.folder}/*/ram/checkpoints/{step:09d}.{attempt}/part-*.json")
+
+
+def has_copies(hosts: Iterable[Host], step: int, count: int = 2) -> bool:
+    """Whether each rank's part stands in the RAM of so many hosts.
+
+    That is more than "protected" says, for which it is enough that a part is durable.
+    """
+    hosts = list(hosts)
+    held = [rank for one in hosts for rank in parts_in_ram(one, step)]
+    return all(held.count(rank) >= count for rank in range(len(hosts)))
 
 
 def durable_parts(run: Path, step: int, attempt: int = 1) -> set[int]:
     """The ranks whose part of that checkpoint is durable."""
-    return _ranks(run.glob(f"checkpoints/{step:09d}.{attempt}/part-*.json"))
+    return _ranks(f"{run}/checkpoints/{step:09d}.{attempt}/part-*.json")
 
 
 def is_committed(run: Path, step: int, attempt: int = 1) -> bool:
@@ -137,7 +148,10 @@ def is_committed(run: Path, step: int, attempt: int = 1) -> bool:
 
 def slots_locked(one: Host, pid: int, kind: str) -> bool:
     """Whether the process fills a slot of the host (`WRITE`), or reads one (`READ`)."""
-    slots = {path.stat().st_ino for path in one.folder.glob("*/ram/slots/*")}
+    slots = set()
+    for path in glob.glob(f"{one.folder}/*/ram/slots/*"):
+        with contextlib.suppress(FileNotFoundError):
+            slots.add(os.stat(path).st_ino)
     locks = (line.split() for line in Path("/proc/locks").read_text().splitlines())
     return any(
         lock[3] == kind and int(lock[4]) == pid and int(lock[5].rpartition(":")[2]) in slots
@@ -146,8 +160,9 @@ def slots_locked(one: Host, pid: int, kind: str) -> bool:
     )
 
 
-def _ranks(parts: Iterator[Path]) -> set[int]:
-    return {int(path.name.split("-")[1]) for path in parts}
+def _ranks(parts: str) -> set[int]:
+    # Unlike Path.glob this takes a folder that is removed meanwhile for one that is not there.
+    return {int(path.rpartition("/")[2].split("-")[1]) for path in glob.glob(parts)}
 
 
 def comes_true(is_true: Callable[[], bool], secs: float) -> bool:

@@ -16,6 +16,7 @@ from tests.hosts import Host, events, stop, wait_until
 from tests.manager.job import (
     Job,
     check_went_on,
+    has_copies,
     lose,
     parts_in_ram,
     run_job,
@@ -61,7 +62,7 @@ def test_a_peer_with_a_bad_block_is_named_and_another_peer_is_read(
     run = tmp_path / "run"
     a, b, _ = three_hosts
     run_job(three_hosts, run, **SMALL, steps=5, interval=4, copies=3)
-    wait_until(lambda: 4 in seen(run, "protected"))
+    wait_until(lambda: has_copies(three_hosts, 4, 3))
     lose(b)
     flip(a, 4, rank=1)
     address = address_of(a)
@@ -152,7 +153,7 @@ def test_a_slow_peer_costs_a_bounded_wait_and_the_next_one_is_read(
     run = tmp_path / "run"
     todo = SMALL | {"address": COORDINATOR, "big_mib": 24, "big_every": 4}
     run_job(net.hosts, run, **todo, steps=5, interval=4)
-    wait_until(lambda: 4 in seen(run, "protected"))
+    wait_until(lambda: has_copies(net.hosts, 4))
     address = address_of(net.hosts[1])
     with net.slow(1, kilobits=2000):
         found = run_job(net.hosts, run, **todo, steps=1, interval=100)

@@ -13,6 +13,7 @@ import pytest
 from tests.hosts import Host, stop, wait_until
 from tests.manager.job import (
     check_went_on,
+    has_copies,
     is_committed,
     lose,
     parts_in_ram,
@@ -35,7 +36,7 @@ def test_one_lost_host_costs_no_step_and_no_read_of_the_durable_tier(
 ) -> None:
     run = tmp_path / "run"
     run_job(four_hosts, run, steps=9, interval=4)
-    wait_until(lambda: 8 in seen(run, "protected"))
+    wait_until(lambda: has_copies(four_hosts, 8))
     lose(four_hosts[lost])
     check_went_on(run_job(four_hosts, run, steps=1, interval=100), 8)
     assert set(sources(run)) <= {"ram", "peer"}
@@ -56,7 +57,7 @@ def test_two_lost_hosts_are_survived_in_ram_by_three_copies(
 ) -> None:
     run = tmp_path / "run"
     run_job(four_hosts, run, steps=9, interval=4, copies=3)
-    wait_until(lambda: 8 in seen(run, "protected"))
+    wait_until(lambda: has_copies(four_hosts, 8, 3))
     lose(four_hosts[0], four_hosts[2])
     check_went_on(run_job(four_hosts, run, steps=1, interval=100, copies=3), 8)
     assert set(sources(run)) <= {"ram", "peer"}
@@ -73,7 +74,7 @@ def test_a_host_lost_in_the_middle_of_a_save_costs_that_save_alone(
     job.ranks[lost].await_line("held")
     others = {rank: one for rank, one in enumerate(three_hosts) if rank != lost}
     wait_until(lambda: all(rank in parts_in_ram(one, 8) for rank, one in others.items()))
-    wait_until(lambda: 4 in seen(run, "protected"))
+    wait_until(lambda: has_copies(three_hosts, 4))
     assert lost not in parts_in_ram(three_hosts[lost], 8)
     lose(three_hosts[lost])
     job.kill()
@@ -109,7 +110,12 @@ def test_a_host_lost_while_another_copies_its_part_costs_no_protected_step(
     job.kill()
     assert step not in seen(run, "protected")
     assert 0 not in parts_in_ram(b, step)
-    check_went_on(run_job(three_hosts, run, **BIG, steps=1, interval=10**6), step - 4)
+    # On a busy machine the copies of the one before it may not have come either.
+    protected = max(seen(run, "protected"))
+    found = run_job(three_hosts, run, **BIG, steps=1, interval=10**6)
+    went_on_from = found[0]["start"] - 1
+    assert protected <= went_on_from < step
+    check_went_on(found, went_on_from)
     assert set(sources(run)) <= {"ram", "peer"}
 
 
@@ -134,7 +140,7 @@ def test_a_host_lost_while_others_read_from_it_ends_the_start_and_the_next_goes_
 ) -> None:
     run = tmp_path / "run"
     run_job(three_hosts, run, **BIG, steps=5, interval=4)
-    wait_until(lambda: 4 in seen(run, "protected"))
+    wait_until(lambda: has_copies(three_hosts, 4))
     job = start_job(three_hosts, run, **BIG, steps=1, interval=10**6, heartbeat_secs=10)
     agent = three_hosts[lost].agent().pid
     spin_until(lambda: slots_locked(three_hosts[lost], agent, "READ"))

@@ -138,11 +138,13 @@ def test_an_agent_that_is_killed_comes_back_and_all_hosts_save_on(
     four_hosts: list[Host], tmp_path: Path, killed: int
 ) -> None:
     run = tmp_path / "run"
-    job = start_job(four_hosts, run, steps=1500, sleep=0.01)
-    wait_until(lambda: len(events(run, "committed")) >= 2)
+    # It trains until it is told to leave, however long an agent takes to come back.
+    job = start_job(four_hosts, run, steps=1_000_000, sleep=0.01)
+    job.wait_until(lambda: len(events(run, "committed")) >= 2)
     four_hosts[killed].kill_agent()
     before = max(seen(run, "committed"))
     job.wait_until(lambda: max(seen(run, "committed")) > before + 50)
+    job.ranks[1].process.terminate()
     found = job.results()
     assert len(events(run, "agent_started")) == 5
     # Of more than a hundred the newest hundred are kept.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.hosts import Host, wait_until
-from tests.manager.job import check_went_on, lose, run_job, seen, some_hosts, sources
+from tests.manager.job import check_went_on, has_copies, lose, run_job, some_hosts, sources
 
 SHAPES = Path(__file__).with_name("shapes.py")
 TODO = {"script": SHAPES, "device_count": 2}
@@ -51,7 +51,7 @@ def test_one_slice_goes_on_in_ram_where_the_other_one_is_lost(
     run = tmp_path / "run"
     domains = ["slice-0", "slice-0", "slice-1", "slice-1"]
     run_job(four_hosts, run, **TODO, layout="replicated over slices", domains=domains)
-    wait_until(lambda: 0 in seen(run, "protected"))
+    wait_until(lambda: has_copies(four_hosts, 0))
     lose(*four_hosts[2:])
     left = run_job(four_hosts[:2], run, **TODO, layout="fully sharded", domains=domains[:2])
     check_went_on(left, 0)
