@@ -42,6 +42,7 @@ def goodput(bench: Bench) -> Iterator[Figure]:
         reached=excess["holdfast"] / excess["orbax"],
         wanted=0.5,
         at_most=True,
+        rounds=rounds,
         measured={"free_secs": free, "runs": found},
     )
 

@@ -132,7 +132,7 @@ class _Orbax:
         self._manager.close()
 
 
-KEEPERS = {"none": _None, "holdfast": _Holdfast, "orbax": _Orbax}
+KEEPERS: dict[str, Any] = {"none": _None, "holdfast": _Holdfast, "orbax": _Orbax}
 
 
 if __name__ == "__main__":

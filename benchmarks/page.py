@@ -1,4 +1,7 @@
-"""What a benchmark run leaves: a table in docs/performance.md, and beside it JSON and a chart."""
+"""What a benchmark run leaves: a table in docs/performance.md, and beside it JSON and a chart.
+
+A row that is measured by itself takes its place in what earlier runs left.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ def write(figures: Sequence[Figure], rounds: int) -> None:
     """Adds these figures to what earlier runs left, and writes table and chart anew."""
     results = _results()
     for figure in figures:
-        results[f"{figure.row} | {figure.state}"] = {**figure.as_json(), **_where(rounds)}
+        results[f"{figure.row} | {figure.state}"] = {
+            **figure.as_json(),
+            **_where(figure.rounds or rounds),
+        }
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     _write_table(list(results.values()))
     _draw(list(results.values()))
@@ -54,11 +60,12 @@ def _where(rounds: int) -> dict[str, Any]:
 def _write_table(results: Sequence[dict[str, Any]]) -> None:
     lines = [
         BEGIN,
-        "| figure | state | wanted | reached | |",
-        "| --- | --- | --- | --- | --- |",
+        "| figure | state | wanted | reached | | taken |",
+        "| --- | --- | --- | --- | --- | --- |",
         *(
             f"| {r['row']} | {r['state']} | {_sign(r)} {_number(r['wanted'])} {r['unit']} "
-            f"| {_number(r['reached'])} {r['unit']} | {'met' if r['met'] else '**missed**'} |"
+            f"| {_number(r['reached'])} {r['unit']} | {'met' if r['met'] else '**missed**'} "
+            f"| {r['date']}, {r['rounds']} |"
             for r in results
         ),
         END,

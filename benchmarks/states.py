@@ -55,7 +55,7 @@ def fingerprint(state: State) -> str:
 
     digest = xxhash.xxh3_128()
     for leaf in jax.tree.leaves(state):
-        digest.update(np.ascontiguousarray(leaf))
+        digest.update(np.ascontiguousarray(leaf).data)
     return digest.hexdigest()
 
 

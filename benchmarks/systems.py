@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -135,19 +135,20 @@ class Orbax:
 SYSTEMS: dict[str, Callable[..., System]] = {"holdfast": Holdfast, "orbax": Orbax}
 
 
-def committed(system: str, directory: Path) -> set[int]:
-    """The steps that are finished, as the names on the disk tell."""
+def committed(system: str, directory: Path) -> dict[int, float]:
+    """The steps that are finished, and when each got the name that says so, by `time.time`."""
     if system == "orbax":
-        return {int(name) for name in _names(directory) if name.isdigit()}
-    return {
-        int(name.partition(".")[0])
-        for name in _names(directory / "checkpoints")
-        if (directory / "checkpoints" / name / "manifest.json").exists()
-    }
-
-
-def _names(folder: Path) -> list[str]:
-    return os.listdir(folder) if folder.is_dir() else []
+        folders = (path for path in directory.glob("*") if path.name.isdigit())
+        named = {int(path.name): path for path in folders}
+    else:
+        manifests = (directory / "checkpoints").glob("*/manifest.json")
+        named = {int(path.parent.name.partition(".")[0]): path for path in manifests}
+    times = {}
+    for step, path in named.items():
+        # It may be removed just now.
+        with contextlib.suppress(FileNotFoundError):
+            times[step] = path.stat().st_ctime
+    return times
 
 
 def _event_time(directory: Path, event: str, step: int) -> float | None:

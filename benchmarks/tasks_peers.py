@@ -17,6 +17,7 @@ from holdfast.agent.peer_config import LOOPBACK, listen
 from holdfast.agent.peer_server import PeerServer, Served
 from holdfast.clock import SystemClock
 from holdfast.engine.commit import parse_part
+from holdfast.engine.part_layouts import PartLayouts
 from holdfast.engine.pulling import pull_part
 from holdfast.engine.save import PartPlan, write_part
 from holdfast.format.layout import image_layout
@@ -63,7 +64,7 @@ def _measure(port: int, plain_port: int, root: Path, count: int) -> dict[str, An
     # The first of each finds pages that nobody used yet, and does not count.
     for _ in range(count + 1):
         started = time.perf_counter()
-        pull_part(peer, own, part, part.checkpoint)
+        pull_part(peer, own, part, PartLayouts(part.checkpoint.arrays))
         pulled.append(time.perf_counter() - started)
         for stored in list(own.list(CHECKPOINTS)):
             own.delete(stored.key)

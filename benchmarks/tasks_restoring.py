@@ -102,16 +102,15 @@ def reshard(*, system: str, directory: str, size_gb: float, count: int) -> dict[
     return {"secs": secs, "read_bytes": read, "size_bytes": size, "fingerprint": found}
 
 
-def open_many(*, directory: str, count: int) -> dict[str, Any]:
-    """Seconds to open a run with `count` checkpoints and tell its latest step."""
+def open_many(*, directory: str, count: int, times: int) -> dict[str, Any]:
+    """Seconds to open a run with `count` checkpoints and tell its latest step, each of `times`."""
     folder = Path(directory)
-    _make_many(folder, count)
+    import holdfast
     from holdfast import preservation_policy
 
+    _make_many(folder, count)
     secs = []
-    for _ in range(3):
-        import holdfast
-
+    for _ in range(times + 1):
         started = time.perf_counter()
         manager = holdfast.CheckpointManager(
             folder, preservation_policy=preservation_policy.LatestN(10**6)
@@ -120,7 +119,7 @@ def open_many(*, directory: str, count: int) -> dict[str, Any]:
         secs.append(time.perf_counter() - started)
         manager.close()
     # The first opening also starts the agent.
-    return {"first_secs": secs[0], "secs": min(secs[1:])}
+    return {"first_secs": secs[0], "secs": secs[1:]}
 
 
 def _make_many(folder: Path, count: int) -> None:

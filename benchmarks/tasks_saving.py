@@ -76,7 +76,7 @@ def frozen(
     pass_through = jax.jit(lambda arrays: arrays, donate_argnums=0)
     opened = SYSTEMS["holdfast"](Path(directory))
     secs, written = [], []
-    seen: set[int] = set()
+    seen: set[tuple[int, int]] = set()
     try:
         for step in range(count + 2):
             tuned, _ = step_function(tuned, jnp.ones(1))
@@ -93,13 +93,18 @@ def frozen(
     return {"secs": secs[2:], "written_bytes": written[2:], "first_bytes": written[0]}
 
 
-def _new_image_bytes(directory: Path, step: int, seen: set[int]) -> int:
-    """The bytes of the images of `step` whose files are not among `seen`, which grows by them."""
+def _new_image_bytes(directory: Path, step: int, seen: set[tuple[int, int]]) -> int:
+    """The bytes of the images of `step` whose files are not among `seen`, which grows by them.
+
+    The number of a file that was deleted is given to another one: the time of writing tells them
+    apart, and is no other under another name.
+    """
     total = 0
     for folder in (directory / "checkpoints").glob(f"{step:09d}.*"):
         for path in folder.glob("image-*"):
             status = path.stat()
-            if status.st_ino not in seen:
-                seen.add(status.st_ino)
+            file = status.st_ino, status.st_mtime_ns
+            if file not in seen:
+                seen.add(file)
                 total += status.st_blocks * 512
     return total

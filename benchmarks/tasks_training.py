@@ -5,19 +5,54 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from benchmarks import states, watching
 from benchmarks.memory import PeakMemory
-from benchmarks.systems import SYSTEMS, State, System
+from benchmarks.systems import SYSTEMS, System
 
 WARM_UP_STEPS = 3
 BATCH_ROWS = 128
+FIRST_PERIODS = 2
+BUDGET_STEPS_MAX = 4000
+
+
+class Step(NamedTuple):
+    """One step of training, by `time.time`; whether a checkpoint of it was taken."""
+
+    began: float
+    ended: float
+    is_taken: bool
+
+    @property
+    def secs(self) -> float:
+        return self.ended - self.began
+
+
+class Training:
+    """A state in training, warmed up."""
+
+    def __init__(self, kind: str, size_gb: float, matmuls: int) -> None:
+        self.state = states.make(kind, size_gb)
+        self.size_bytes = states.size_bytes(self.state)
+        self._step = states.train_step(matmuls) if kind == "adam" else states.any_step()
+        self._batch = jnp.ones((BATCH_ROWS, states.SIDE))
+        self.run(range(WARM_UP_STEPS))
+
+    def step(self, number: int, system: System | None = None) -> Step:
+        """One step; it ends when its loss is known, as in a loop that logs its loss."""
+        began = time.time()
+        self.state, loss = self._step(self.state, self._batch)
+        loss.block_until_ready()
+        is_taken = system is not None and system.save(number, self.state)
+        return Step(began, time.time(), is_taken)
+
+    def run(self, steps: range, system: System | None = None) -> list[float]:
+        """How long each of the steps took, in seconds."""
+        return [self.step(number, system).secs for number in steps]
 
 
 def train(
@@ -28,31 +63,30 @@ def train(
     size_gb: float,
     matmuls: int,
     steps: int,
-    policy: dict[str, Any],
 ) -> dict[str, Any]:
     """Trains `steps` steps without the system and then as many with it."""
     folder = Path(directory)
-    state = states.make(kind, size_gb)
-    step_function = states.train_step(matmuls) if kind == "adam" else states.any_step()
-    batch = jnp.ones((BATCH_ROWS, states.SIDE))
-    state, _ = _run(step_function, state, batch, range(WARM_UP_STEPS), None)
-    state, without = _run(step_function, state, batch, range(steps), None)
-    opened = SYSTEMS[system](folder, **policy)
+    training = Training(kind, size_gb, matmuls)
+    without = training.run(range(steps))
+    opened = SYSTEMS[system](folder)
     try:
-        state = opened.resume(state)
+        training.state = opened.resume(training.state)
         # The first checkpoints make files and pages; what comes after them is what is measured.
-        state, _ = _run(step_function, state, batch, range(steps // 4), opened)
+        training.run(range(steps // 4), opened)
         with watching.watch(system, folder) as watcher:
             began = steps // 4
-            state, with_saves = _run(
-                step_function, state, batch, range(began, began + steps), opened
-            )
+            with_saves = training.run(range(began, began + steps), opened)
         opened.wait()
     finally:
         opened.close()
     seen = watcher.times
+    if len(seen) < 2:
+        raise RuntimeError(
+            f"{system} made {len(seen)} checkpoints of {kind} durable in {steps} steps, and an "
+            "interval needs two: the steps are too few, or too short at this scale"
+        )
     return {
-        "size_bytes": states.size_bytes(state),
+        "size_bytes": training.size_bytes,
         "steps": steps,
         "step_without_secs": statistics.mean(without),
         "step_with_secs": statistics.mean(with_saves),
@@ -63,46 +97,72 @@ def train(
     }
 
 
+def budget(
+    *, directory: str, size_gb: float, matmuls: int, share: float, periods: int
+) -> dict[str, Any]:
+    """Trains where checkpoints may cost `share` of the time, over whole periods between them."""
+    folder = Path(directory)
+    training = Training("adam", size_gb, matmuls)
+    opened = SYSTEMS["holdfast"](folder, max_overhead=share)
+    steps: list[Step] = []
+    # The first makes files and pages, and the next comes as late as that was dear.
+    left = FIRST_PERIODS + periods + 1
+    try:
+        training.state = opened.resume(training.state)
+        with watching.watch("holdfast", folder) as watcher:
+            while left and len(steps) < BUDGET_STEPS_MAX:
+                steps.append(training.step(len(steps), opened))
+                left -= steps[-1].is_taken
+            opened.wait()
+    finally:
+        opened.close()
+    if left:
+        raise RuntimeError(f"{left} checkpoints were still to come after {len(steps)} steps")
+    return {"size_bytes": training.size_bytes, **shares(steps, watcher.times)}
+
+
+def shares(steps: list[Step], durable: list[float]) -> dict[str, Any]:
+    """What the steps took beyond the quiet ones among them, of what they took in all.
+
+    A step is quiet where nothing was being saved, from the step of a save to when it was durable.
+    """
+    taken = [i for i, step in enumerate(steps) if step.is_taken]
+    window = range(taken[FIRST_PERIODS] + 1, taken[-1] + 1)
+    saving = [(steps[i].began, end) for i, end in zip(taken, durable, strict=True)]
+    secs = [steps[i].secs for i in window]
+    quiet = [
+        steps[i].secs
+        for i in window
+        if not any(steps[i].began < end and steps[i].ended > start for start, end in saving)
+    ]
+    return {
+        "share": 1 - statistics.mean(quiet) / statistics.mean(secs),
+        "steps": len(secs),
+        "quiet_steps": len(quiet),
+        "checkpoints": len(taken) - FIRST_PERIODS - 1,
+        "step_secs": statistics.mean(secs),
+        "quiet_step_secs": statistics.mean(quiet),
+        "first_interval_secs": steps[taken[1]].ended - steps[taken[0]].ended,
+    }
+
+
 def peak_memory(
     *, system: str, directory: str, kind: str, size_gb: float, matmuls: int, steps: int
 ) -> dict[str, Any]:
     """The most memory that checkpoints take, from the opening on; looking at it costs time."""
     folder = Path(directory)
-    state = states.make(kind, size_gb)
-    step_function = states.train_step(matmuls) if kind == "adam" else states.any_step()
-    batch = jnp.ones((BATCH_ROWS, states.SIDE))
-    state, _ = _run(step_function, state, batch, range(WARM_UP_STEPS), None)
+    training = Training(kind, size_gb, matmuls)
     before = PeakMemory.of_now(folder)
     opened = SYSTEMS[system](folder)
     try:
         with PeakMemory(before) as memory:
-            state = opened.resume(state)
-            state, _ = _run(step_function, state, batch, range(steps), opened)
+            training.state = opened.resume(training.state)
+            training.run(range(steps), opened)
             opened.wait()
     finally:
         opened.close()
-    return {"size_bytes": states.size_bytes(state), "over_bytes": memory.peak_bytes}
+    return {"size_bytes": training.size_bytes, "over_bytes": memory.peak_bytes}
 
 
-def _run(
-    step_function: Callable[[State, jax.Array], tuple[State, jax.Array]],
-    state: State,
-    batch: jax.Array,
-    steps: range,
-    system: System | None,
-) -> tuple[State, list[float]]:
-    """Runs `steps`; each ends when its loss is known, as a loop that logs its loss does."""
-    secs = []
-    for step in steps:
-        started = time.perf_counter()
-        state, loss = step_function(state, batch)
-        loss.block_until_ready()
-        if system is not None:
-            system.save(step, state)
-        secs.append(time.perf_counter() - started)
-    return state, secs
-
-
-def _p50_interval(times: list[float]) -> float | None:
-    gaps = [b - a for a, b in itertools.pairwise(times)]
-    return statistics.median(gaps) if gaps else None
+def _p50_interval(times: list[float]) -> float:
+    return statistics.median(b - a for a, b in itertools.pairwise(times))

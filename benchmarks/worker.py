@@ -12,6 +12,7 @@ import sys
 TASKS = {
     "limits": "benchmarks.tasks_saving",
     "train": "benchmarks.tasks_training",
+    "budget": "benchmarks.tasks_training",
     "peak_memory": "benchmarks.tasks_training",
     "save": "benchmarks.tasks_saving",
     "fill": "benchmarks.tasks_restoring",
