@@ -15,6 +15,7 @@ import pytest
 import holdfast
 from holdfast import save_decision_policy
 from tests.hosts import Host, events, finished, wait_until
+from tests.manager.test_processes import free_address
 
 TRAINER = Path(__file__).with_name("trainer.py")
 NEVER = save_decision_policy.SpecificStepsPolicy([10**9])
@@ -77,6 +78,31 @@ def test_a_handler_that_c_code_had_set_is_still_called_and_put_back(
         assert libc.signal(signal.SIGUSR2, None) == address
     finally:
         signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+
+
+def test_jax_hears_of_a_signal_only_while_no_manager_watches_it(
+    one_host: Host, tmp_path: Path
+) -> None:
+    """Its processes would agree on a last step too, and stand still where they leave before."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, signal, sys, time, jax, holdfast\n"
+        "jax.distributed.initialize(sys.argv[2], 1, 0)\n"
+        "with holdfast.CheckpointManager(sys.argv[1]) as manager:\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    assert manager.save(5, {'n': 1}) and manager.reached_preemption(5)\n"
+        "    time.sleep(2)\n"
+        "print('left', file=sys.stderr, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "time.sleep(2)\n"
+        "jax.distributed.shutdown()\n"
+    )
+    process = one_host.start(script, tmp_path / "run", free_address())
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    before, after = err.split("left\n")
+    assert "SIGTERM caught" not in before
+    assert "SIGTERM caught" in after
 
 
 def test_managers_closed_in_any_order_leave_the_default_action_behind(

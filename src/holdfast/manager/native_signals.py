@@ -1,12 +1,13 @@
 """Signal handlers that were not set through Python, such as the one that `jax.distributed` sets.
 
 Python's `signal.getsignal` does not know of them, so the C library is asked (`sigaction(2)`). The
-layout below is glibc's on Linux, on x86-64 and AArch64.
+layouts below are glibc's on Linux, on x86-64 and AArch64.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 
 _SA_SIGINFO = 4
@@ -22,12 +23,29 @@ class _Action(ctypes.Structure):
     )
 
 
+class _Symbol(ctypes.Structure):
+    _fields_ = (
+        ("library", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
 class NativeHandler:
     """A handler of C code, to be called and to be put back."""
 
     def __init__(self, number: signal.Signals, action: _Action) -> None:
         self._number = number
         self._action = action
+
+    @property
+    def library(self) -> str:
+        """The file that its code was loaded from; empty where that is not known."""
+        symbol = _Symbol()
+        if _libc.dladdr(ctypes.c_void_p(self._action.handler), ctypes.byref(symbol)) == 0:
+            return ""
+        return os.fsdecode(symbol.library or b"")
 
     def call(self) -> None:
         """Calls it as a plain function. One that wants to know the sender cannot be called so."""

@@ -1,7 +1,10 @@
 """Preemption: signals that say the process will have to stop soon.
 
 A handler writes one word that the agent reads, and then calls the handler that stood there before.
-The default action, which would end the process, is not taken: ending well is what this is for.
+The default action, which would end the process, is not taken: ending well is what this is for. Nor
+is the handler of `jax.distributed` called meanwhile: its processes would agree on a last step too,
+which nobody asks for, and those that leave before they have agreed stand still in
+`jax.distributed.shutdown()`. See docs/decisions/0018.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -25,6 +29,8 @@ class PreemptionSignals:
     def __init__(self, signals: Sequence[signal.Signals], notify: Callable[[], None]) -> None:
         self._notify = notify
         self._earlier: dict[signal.Signals, Any] = {}
+        self._replaced: set[signal.Signals] = set()
+        """Those whose earlier handler has its turn only once this is closed."""
         self._is_closed = False
         if signals and threading.current_thread() is not threading.main_thread():
             log.warning(
@@ -37,6 +43,8 @@ class PreemptionSignals:
             native = native_handler(number)
             earlier = signal.signal(number, self._handle)
             self._earlier[number] = native or earlier
+            if native is not None and _is_of_jax(native):
+                self._replaced.add(number)
 
     def close(self) -> None:
         """Puts the earlier handlers back, where nobody replaced ours meanwhile."""
@@ -56,6 +64,8 @@ class PreemptionSignals:
         earlier = self._earlier.get(signal.Signals(number))
         if not self._is_closed:
             self._notify()
+            if number in self._replaced:
+                return
         elif earlier == signal.SIG_DFL and signal.getsignal(number) == self._handle:
             # A handler that was set over ours has put it back: it stands for what it replaced.
             signal.signal(number, signal.SIG_DFL)
@@ -64,3 +74,7 @@ class PreemptionSignals:
             earlier.call()
         elif callable(earlier):
             earlier(number, frame)
+
+
+def _is_of_jax(handler: NativeHandler) -> bool:
+    return "jaxlib" in Path(handler.library).parts
