@@ -37,6 +37,7 @@ class Host:
     @property
     def environment(self) -> dict[str, str]:
         own = {"HOLDFAST_RAM": str(self.folder), "HOLDFAST_HOST": self.name}
+        own |= {"PYTHONFAULTHANDLER": "1"}
         return os.environ | own | self.variables
 
     def start(self, script: Path | str, *arguments: object, **extra: str) -> subprocess.Popen[str]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import subprocess
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from tests.hosts import WAIT_SECS
+
+ABORT_SECS = 5.0
 
 
 class Said:
@@ -69,7 +72,7 @@ class Said:
         if code is not None:
             self.wait()
         errors = "".join(self.errors)
-        return f"exit code {code}, the last lines {self.lines[-5:]}\n{errors[-3000:]}"
+        return f"exit code {code}, the last lines {self.lines[-5:]}\n{errors[-6000:]}"
 
     def kill(self) -> None:
         """SIGKILL; returns once it is gone and all that it said is read."""
@@ -87,6 +90,17 @@ class Said:
         """It has to end well."""
         try:
             code = self.process.wait(secs)
+        except subprocess.TimeoutExpired as error:
+            self.abort()
+            raise AssertionError(f"it did not end in {secs} s; {self.told()}") from error
         finally:
             self.kill()
         assert code == 0, self.told()
+
+    def abort(self) -> None:
+        """Ends it, if it still runs; `told` says then what its threads were at."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGABRT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(ABORT_SECS)
+        self.kill()

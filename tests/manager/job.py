@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -31,9 +32,23 @@ class Job:
 
     def results(self, secs: float = END_SECS) -> list[dict[str, Any]]:
         """What each rank said, as one dict each; all have to end well."""
+        deadline = time.monotonic() + secs
+        try:
+            for rank in self.ranks:
+                rank.process.wait(max(deadline - time.monotonic(), 0))
+        except subprocess.TimeoutExpired as error:
+            # The one that holds up the others need not be the first.
+            for rank in self.ranks:
+                rank.abort()
+            raise AssertionError(f"not ended in {secs} s:\n{self.told()}") from error
         for rank in self.ranks:
-            rank.finish(secs)
+            rank.finish()
         return [rank.together() for rank in self.ranks]
+
+    def told(self) -> str:
+        """What a failing test shows of it."""
+        told = [f"rank {rank}: {said.told()}" for rank, said in enumerate(self.ranks)]
+        return "\n".join([*told, *(str(event) for event in events(self.run)[-60:])])
 
     def await_lines(self, name: str, **bounds: Any) -> list[dict[str, Any]]:
         """Each rank's first line with that member."""
@@ -44,9 +59,7 @@ class Job:
         try:
             wait_until(is_true, secs)
         except AssertionError as error:
-            told = [f"rank {rank}: {said.told()}" for rank, said in enumerate(self.ranks)]
-            told += [str(event) for event in events(self.run)[-60:]]
-            raise AssertionError("\n".join([str(error), *told])) from error
+            raise AssertionError(f"{error}\n{self.told()}") from error
 
     def has_ended(self) -> bool:
         """Whether any rank has ended."""
