@@ -130,7 +130,7 @@ def test_whoever_does_not_answer_is_told_as_such_and_hides_nobody(hosts: Hosts) 
         hosts.peers.learn("endless", chatty.address)
         began = time.monotonic()
         answers = hosts.asked()
-        assert time.monotonic() - began < ANSWER_SECS + 2
+        assert time.monotonic() - began < ANSWER_SECS + 10
     assert answers.pop("good") == good
     expected = {
         "wrong-token": "it refuses (status 401): this run's token is not what was shown",

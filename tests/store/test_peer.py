@@ -302,7 +302,7 @@ def test_a_peer_that_says_nothing_is_given_up_by_all_threads_at_once() -> None:
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(ask, range(8)))
         assert made.count > 4
-        assert time.monotonic() - started < bounds.stall_secs + 2.0
+        assert time.monotonic() - started < bounds.stall_secs + 3.0
 
 
 def _say_nothing(connection: object) -> None:

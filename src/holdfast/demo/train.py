@@ -12,9 +12,10 @@ import argparse
 import os
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -40,11 +41,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         jax.distributed.initialize(
             options.coordinator, options.hosts, options.host, initialization_timeout=_JOIN_SECS
         )
-    with journal.Journal(options.log) as log:
-        train(options, log)
+    try:
+        with journal.Journal(options.log) as log:
+            train(options, log)
+    except Exception:
+        if options.hosts > 1:
+            _end_at_once()
+        raise
     if options.hosts > 1:
         jax.distributed.shutdown()  # type: ignore[no-untyped-call]
     return 0
+
+
+def _end_at_once() -> NoReturn:
+    """Ends on an error: JAX's own end waits for the others, which wait for this one in a step."""
+    traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def train(options: argparse.Namespace, log: journal.Journal) -> None:
