@@ -30,6 +30,9 @@ BROAD_EXCEPTS: dict[str, str] = {
     "src/holdfast/agent/storing.py:Storing.list_durable": DEED,
     "src/holdfast/agent/storing.py:Storing.persist": DEED,
     "src/holdfast/agent/storing.py:Storing.pull": DEED,
+    "src/holdfast/demo/train.py:main": (
+        "the top of a process, which tells the error and ends; other ends wait for other processes"
+    ),
     "src/holdfast/manager/own_policies.py:OwnPolicyThread._act": (
         "the top of a thread that runs a user's code; the trainer's next call raises the error"
     ),
