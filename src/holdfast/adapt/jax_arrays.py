@@ -22,7 +22,12 @@ LARGE_SIZE_BYTES = 1024 * 1024
 
 def is_key(leaf: Any) -> bool:
     """Whether an array or a ShapeDtypeStruct is of typed PRNG keys."""
-    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+    return _is_key_type(leaf.dtype)
+
+
+@lru_cache(maxsize=256)
+def _is_key_type(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
 
 
 def key_impl_name(leaf: Any) -> str:
@@ -91,9 +96,11 @@ def chunk_regions(sharding: Any, shape: tuple[int, ...], addressable: bool) -> s
 
 def host_views(array: jax.Array) -> dict[Region, np.ndarray]:
     """The pieces of `array` that this process holds, by region; views where memory is shared."""
+    if len(array.sharding.device_set) == 1:
+        # Not of `array` itself, which would keep the view, and its memory from being donated.
+        return {_whole(array): np.asarray(array.addressable_data(0))}
     if array.is_fully_addressable and not _is_regular(array):
-        whole = ((0,) * array.ndim, tuple(array.shape))
-        return {whole: np.asarray(array)}
+        return {_whole(array): np.asarray(array)}
     views: dict[Region, np.ndarray] = {}
     for shard in array.addressable_shards:
         region = region_of(shard.index, array.shape)
@@ -102,9 +109,14 @@ def host_views(array: jax.Array) -> dict[Region, np.ndarray]:
     return views
 
 
+def _whole(array: jax.Array) -> Region:
+    return (0,) * array.ndim, tuple(array.shape)
+
+
 def _is_regular(array: jax.Array) -> bool:
+    """Whether an array on several devices is cut into chunks that `placement` knows."""
     found = _placement(array.sharding, array.shape, True)
-    return found is not None and (found[0] != array.shape or len(array.sharding.device_set) == 1)
+    return found is not None and found[0] != array.shape
 
 
 def aligned_buffer(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
