@@ -135,8 +135,8 @@ def test_a_full_disk_ends_the_demo_with_its_reason_and_leaves_nothing(tmp_path: 
     ):
         out, err = running.end(280)
     assert running.process.returncode == 2, out
-    # Some host may be lost in the moment in which they learn that there is no room.
-    assert re.search("expected each trainer to .*, found interrupted, host-", out), out
+    # On a busy machine the first run may be over before it is told that there is no room.
+    assert re.search("expected each trainer to finish, found (un)?interrupted, host-", out), out
     assert "no space left" in out, out
     assert "bytes left: free some, or choose another folder" in out, out
     assert "Traceback" not in err
