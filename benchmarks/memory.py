@@ -43,13 +43,14 @@ class PeakMemory:
         self._thread.join()
 
     def _sample(self) -> None:
-        processes = [psutil.Process(), *_agents(self._directory)]
+        processes = [psutil.Process(), *agents(self._directory)]
         while not self._stop.wait(SAMPLE_SECS):
             used = _in_use_bytes(processes) - self._before_bytes
             self.peak_bytes = max(self.peak_bytes, used)
 
 
-def _agents(directory: Path) -> list[psutil.Process]:
+def agents(directory: Path) -> list[psutil.Process]:
+    """The agents of a run; none where the system has no such thing."""
     return [
         p
         for p in psutil.process_iter(["cmdline"])

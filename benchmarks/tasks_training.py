@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import psutil
 
 from benchmarks import states, watching
-from benchmarks.memory import PeakMemory
+from benchmarks.memory import PeakMemory, agents
 from benchmarks.systems import SYSTEMS, System
 
 WARM_UP_STEPS = 3
@@ -73,9 +74,11 @@ def train(
         training.state = opened.resume(training.state)
         # The first checkpoints make files and pages; what comes after them is what is measured.
         training.run(range(steps // 4), opened)
+        helpers = agents(folder)
         with watching.watch(system, folder) as watcher:
-            began = steps // 4
+            began, spent = steps // 4, _processor_secs(helpers)
             with_saves = training.run(range(began, began + steps), opened)
+            spent = _processor_secs(helpers) - spent
         opened.wait()
     finally:
         opened.close()
@@ -94,6 +97,7 @@ def train(
         "step_with_p50_secs": statistics.median(with_saves),
         "checkpoints": len(seen),
         "interval_p50_secs": _p50_interval(seen),
+        "agent_processor_secs_per_checkpoint": spent / len(seen),
     }
 
 
@@ -162,6 +166,11 @@ def peak_memory(
     finally:
         opened.close()
     return {"size_bytes": training.size_bytes, "over_bytes": memory.peak_bytes}
+
+
+def _processor_secs(processes: list[psutil.Process]) -> float:
+    times = [process.cpu_times() for process in processes]
+    return sum(found.user + found.system for found in times)
 
 
 def _p50_interval(times: list[float]) -> float:
