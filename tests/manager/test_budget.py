@@ -1,12 +1,15 @@
-"""A budget spaces the saves by what the trainers say that one costs; time stands still here."""
+"""A budget spaces the saves by what the trainers say that one costs; time mostly stands still."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
+import holdfast
 from holdfast.agent import words
 from holdfast.agent.state import Policies
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy
+from tests.hosts import Host
 from tests.trust.in_process import InProcessHost, StepClock, in_process_host
 
 
@@ -48,3 +51,19 @@ def test_a_new_trainer_has_no_cost_yet(tmp_path: Path) -> None:
         host.attach()
         (member,) = host.state.group.present if host.state.group else []
         assert host.state.words.values[words.cost_word(member.seat)] == words.NO_COST
+
+
+def test_saves_that_are_over_before_the_next_step_are_not_the_last_ones(
+    one_host: Host, tmp_path: Path
+) -> None:
+    policy = ContinuousCheckpointingPolicy(max_overhead=0.9)
+    saved = []
+    with holdfast.CheckpointManager(tmp_path / "run", save_decision_policy=policy) as manager:
+        for step in range(3000):
+            if manager.save(step, {"n": step}):
+                saved.append(step)
+                manager.wait_until_finished()
+            if len(saved) == 4:
+                break
+            time.sleep(0.01)
+    assert len(saved) == 4

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 
 from holdfast.manager.overhead import QUIET_COUNT_MIN, OverheadMeter
 
 
-def told(durations: list[tuple[float, bool]]) -> list[float]:
-    """What the meter says of steps of these durations, each with whether one is being saved."""
+def told(durations: list[tuple[float, bool]], begun_at: Collection[int] = ()) -> list[float]:
+    """What the meter says of steps of these durations, each with whether one is being saved.
+
+    At the beginnings of the steps `begun_at` one was accepted, which may be over at their end.
+    """
     meter, now, found = OverheadMeter(), 100.0, []
-    meter.stepped(now, is_saving=False)
-    for secs, is_saving in durations:
+    meter.stepped(now, 0, is_saving=False)
+    for number, (secs, is_saving) in enumerate(durations):
         now += secs
-        cost = meter.stepped(now, is_saving=is_saving)
+        accepted_count = sum(at <= number for at in begun_at)
+        cost = meter.stepped(now, accepted_count, is_saving=is_saving)
         if cost is not None:
             found.append(cost)
     return found
@@ -31,6 +37,22 @@ def test_the_cost_is_told_once_enough_quiet_steps_are_known() -> None:
     saving = [(0.3, True), (0.2, False)]
     assert told([*saving, *QUIET[:-1]]) == []
     assert told([*saving, *QUIET]) == [pytest.approx(0.3)]
+
+
+def test_a_save_that_is_over_within_its_step_is_one() -> None:
+    steps = [*QUIET, (0.3, False), (0.1, False), (0.1, False)]
+    begun_at = [QUIET_COUNT_MIN]
+    assert told(steps, begun_at) == [pytest.approx(0.2)]
+    # Of the first step nothing else is known yet.
+    assert told([(0.3, False), *QUIET], [0]) == [pytest.approx(0.2)]
+
+
+def test_a_save_of_which_no_step_counts_costs_nothing_that_is_known() -> None:
+    meter = OverheadMeter()
+    for number in range(QUIET_COUNT_MIN + 1):
+        meter.stepped(number * 0.1, 0, is_saving=False)
+    meter.paused()
+    assert meter.stepped(100.0, 1, is_saving=False) == 0.0
 
 
 def test_one_slow_quiet_step_changes_nothing() -> None:
@@ -54,8 +76,8 @@ def test_a_save_that_costs_nothing_costs_nothing_less() -> None:
 def test_a_pause_is_no_step() -> None:
     meter = OverheadMeter()
     for number in range(QUIET_COUNT_MIN + 1):
-        meter.stepped(number * 0.1, is_saving=False)
-    meter.stepped(1.0, is_saving=True)
+        meter.stepped(number * 0.1, 0, is_saving=False)
+    meter.stepped(1.0, 1, is_saving=True)
     meter.paused()
-    assert meter.stepped(100.0, is_saving=True) is None
-    assert meter.stepped(100.1, is_saving=False) == pytest.approx(0.4)
+    assert meter.stepped(100.0, 1, is_saving=True) is None
+    assert meter.stepped(100.1, 1, is_saving=False) == pytest.approx(0.4)

@@ -345,7 +345,8 @@ class CheckpointManager:
     # How a save that may be due is taken.
 
     def _measure(self, meter: OverheadMeter) -> None:
-        cost_secs = meter.stepped(self._clock.monotonic(), is_saving=not self._progress.is_idle)
+        now, progress = self._clock.monotonic(), self._progress
+        cost_secs = meter.stepped(now, progress.accepted_count, is_saving=not progress.is_idle)
         if cost_secs is not None:
             place = self._link.place
             place.words.values[place.cost_word] = int(cost_secs * 1e9)

@@ -43,31 +43,36 @@ class OverheadMeter:
         self._quiet_secs: deque[float] = deque(maxlen=QUIET_COUNT_MAX)
         self._costs_secs: deque[float] = deque(maxlen=COST_COUNT_MAX)
         self._last: float | None = None
+        self._accepted_count = 0
         self._was_saving = False
+        self._has_saved = False
         self._count = 0
         self._total_secs = 0.0
         self._known_count = 0
 
-    def stepped(self, now: float, *, is_saving: bool) -> float | None:
+    def stepped(self, now: float, accepted_count: int, *, is_saving: bool) -> float | None:
         """Notes that a step ended at `now`, seconds of a steady clock.
 
         Args:
             now: the time.
-            is_saving: a checkpoint was accepted before and is not finished yet.
+            accepted_count: how many checkpoints were accepted so far. One may be finished within
+                the step that began with it.
+            is_saving: one that was accepted is not finished yet.
 
         Returns:
             What a checkpoint costs, in seconds, where that has just become known anew.
         """
         last, self._last = self._last, now
-        if last is None:
-            return None
-        if self._was_saving or is_saving:
+        has_begun = accepted_count > self._accepted_count
+        is_quiet = not (has_begun or self._was_saving or is_saving)
+        self._accepted_count, self._was_saving = accepted_count, is_saving
+        self._has_saved |= not is_quiet
+        if last is not None and is_quiet:
+            self._quiet_secs.append(now - last)
+        elif last is not None:
             self._count += 1
             self._total_secs += now - last
-        else:
-            self._quiet_secs.append(now - last)
-        self._was_saving = is_saving
-        if is_saving or not self._count or len(self._quiet_secs) < QUIET_COUNT_MIN:
+        if is_saving or not self._has_saved or len(self._quiet_secs) < QUIET_COUNT_MIN:
             return None
         own_secs = self._count * statistics.median(self._quiet_secs)
         self._known_count += 1
@@ -75,7 +80,7 @@ class OverheadMeter:
             # The first checkpoint also made its files and pages: it stood in until now.
             self._costs_secs.clear()
         self._costs_secs.append(max(0.0, self._total_secs - own_secs))
-        self._count, self._total_secs = 0, 0.0
+        self._count, self._total_secs, self._has_saved = 0, 0.0, False
         return statistics.median(self._costs_secs)
 
     def paused(self) -> None:

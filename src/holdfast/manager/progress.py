@@ -32,6 +32,7 @@ class Progress:
         self._changed = threading.Condition()
         self._saves: dict[CheckpointId, _Save] = {}
         self._failures: deque[HoldfastError] = deque()
+        self.accepted_count = 0
         self.has_failed = False
         self._is_stopped = False
 
@@ -39,6 +40,7 @@ class Progress:
         """A save was accepted."""
         with self._changed:
             self._saves[checkpoint] = _Save(durable)
+            self.accepted_count += 1
 
     def seal(self, checkpoint: CheckpointId, message: Sealed) -> None:
         """Its part is whole; one that is not to be durable is finished."""
