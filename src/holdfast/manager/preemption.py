@@ -29,8 +29,6 @@ class PreemptionSignals:
     def __init__(self, signals: Sequence[signal.Signals], notify: Callable[[], None]) -> None:
         self._notify = notify
         self._earlier: dict[signal.Signals, Any] = {}
-        self._replaced: set[signal.Signals] = set()
-        """Those whose earlier handler has its turn only once this is closed."""
         self._is_closed = False
         if signals and threading.current_thread() is not threading.main_thread():
             log.warning(
@@ -43,8 +41,6 @@ class PreemptionSignals:
             native = native_handler(number)
             earlier = signal.signal(number, self._handle)
             self._earlier[number] = native or earlier
-            if native is not None and _is_of_jax(native):
-                self._replaced.add(number)
 
     def close(self) -> None:
         """Puts the earlier handlers back, where nobody replaced ours meanwhile."""
@@ -64,14 +60,13 @@ class PreemptionSignals:
         earlier = self._earlier.get(signal.Signals(number))
         if not self._is_closed:
             self._notify()
-            if number in self._replaced:
-                return
         elif earlier == signal.SIG_DFL and signal.getsignal(number) == self._handle:
             # A handler that was set over ours has put it back: it stands for what it replaced.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         if isinstance(earlier, NativeHandler):
-            earlier.call()
+            if self._is_closed or not _is_of_jax(earlier):
+                earlier.call()
         elif callable(earlier):
             earlier(number, frame)
 
