@@ -9,7 +9,7 @@ import holdfast
 from holdfast.agent import words
 from holdfast.agent.state import Policies
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy
-from tests.hosts import Host
+from tests.hosts import Host, events
 from tests.trust.in_process import InProcessHost, StepClock, in_process_host
 
 
@@ -67,3 +67,20 @@ def test_saves_that_are_over_before_the_next_step_are_not_the_last_ones(
                 break
             time.sleep(0.01)
     assert len(saved) == 4
+
+
+def test_ram_that_is_saved_at_every_step_does_not_hide_what_a_durable_one_costs(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with holdfast.CheckpointManager(
+        run,
+        save_decision_policy=ContinuousCheckpointingPolicy(max_overhead=0.9),
+        ram=holdfast.RamTier(save_decision_policy=ContinuousCheckpointingPolicy()),
+    ) as manager:
+        for step in range(3000):
+            manager.save(step, {"n": step})
+            if len(events(run, "committed")) == 4:
+                break
+            time.sleep(0.01)
+        assert len(events(run, "committed")) == 4

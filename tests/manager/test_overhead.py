@@ -6,7 +6,13 @@ from collections.abc import Collection
 
 import pytest
 
-from holdfast.manager.overhead import QUIET_COUNT_MIN, OverheadMeter
+from holdfast.agent.protocol import Sealed
+from holdfast.format.names import CheckpointId
+from holdfast.manager.options import Options, RamTier
+from holdfast.manager.overhead import QUIET_COUNT_MIN, OverheadMeter, meter_for
+from holdfast.manager.progress import Progress, Reach, Saving
+from holdfast.policy.preservation_policy import LatestN
+from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy
 
 
 def told(durations: list[tuple[float, bool]], begun_at: Collection[int] = ()) -> list[float]:
@@ -14,12 +20,12 @@ def told(durations: list[tuple[float, bool]], begun_at: Collection[int] = ()) ->
 
     At the beginnings of the steps `begun_at` one was accepted, which may be over at their end.
     """
-    meter, now, found = OverheadMeter(), 100.0, []
-    meter.stepped(now, 0, is_saving=False)
+    meter, now, found = OverheadMeter(Reach.FINISHED), 100.0, []
+    meter.stepped(now, Saving(0, is_going_on=False))
     for number, (secs, is_saving) in enumerate(durations):
         now += secs
         accepted_count = sum(at <= number for at in begun_at)
-        cost = meter.stepped(now, accepted_count, is_saving=is_saving)
+        cost = meter.stepped(now, Saving(accepted_count, is_going_on=is_saving))
         if cost is not None:
             found.append(cost)
     return found
@@ -48,11 +54,11 @@ def test_a_save_that_is_over_within_its_step_is_one() -> None:
 
 
 def test_a_save_of_which_no_step_counts_costs_nothing_that_is_known() -> None:
-    meter = OverheadMeter()
+    meter = OverheadMeter(Reach.FINISHED)
     for number in range(QUIET_COUNT_MIN + 1):
-        meter.stepped(number * 0.1, 0, is_saving=False)
+        meter.stepped(number * 0.1, Saving(0, is_going_on=False))
     meter.paused()
-    assert meter.stepped(100.0, 1, is_saving=False) == 0.0
+    assert meter.stepped(100.0, Saving(1, is_going_on=False)) == 0.0
 
 
 def test_one_slow_quiet_step_changes_nothing() -> None:
@@ -74,10 +80,61 @@ def test_a_save_that_costs_nothing_costs_nothing_less() -> None:
 
 
 def test_a_pause_is_no_step() -> None:
-    meter = OverheadMeter()
+    meter = OverheadMeter(Reach.FINISHED)
     for number in range(QUIET_COUNT_MIN + 1):
-        meter.stepped(number * 0.1, 0, is_saving=False)
-    meter.stepped(1.0, 1, is_saving=True)
+        meter.stepped(number * 0.1, Saving(0, is_going_on=False))
+    meter.stepped(1.0, Saving(1, is_going_on=True))
     meter.paused()
-    assert meter.stepped(100.0, 1, is_saving=True) is None
-    assert meter.stepped(100.1, 1, is_saving=False) == pytest.approx(0.4)
+    assert meter.stepped(100.0, Saving(1, is_going_on=True)) is None
+    assert meter.stepped(100.1, Saving(1, is_going_on=False)) == pytest.approx(0.4)
+
+
+BUDGET, NONE = ContinuousCheckpointingPolicy(max_overhead=0.03), ContinuousCheckpointingPolicy()
+
+
+@pytest.mark.parametrize(
+    ("durable", "ram", "reach"),
+    [
+        (BUDGET, RamTier(), Reach.DURABLE),
+        (BUDGET, None, Reach.DURABLE),
+        (BUDGET, RamTier(save_decision_policy=NONE), Reach.DURABLE),
+        (NONE, RamTier(save_decision_policy=BUDGET), Reach.SEALED),
+        (BUDGET, RamTier(save_decision_policy=BUDGET), Reach.FINISHED),
+    ],
+)
+def test_the_saves_of_the_tier_with_the_budget_count(
+    durable: ContinuousCheckpointingPolicy, ram: RamTier | None, reach: Reach
+) -> None:
+    meter = meter_for(options(durable, ram))
+    assert meter is not None
+    assert meter.reach is reach
+
+
+def test_without_a_budget_nothing_is_measured() -> None:
+    assert meter_for(options(NONE, RamTier(save_decision_policy=NONE))) is None
+
+
+def options(durable: ContinuousCheckpointingPolicy, ram: RamTier | None) -> Options:
+    return Options(
+        save=durable, preservation=LatestN(1), ram=ram, takeover=False, preemption_signals=()
+    )
+
+
+SEALED = Sealed(rank=0, id=(1, 0), part_count=1, tier="ram", durable=True)
+
+
+def test_each_reach_sees_its_saves() -> None:
+    progress, durable, in_ram = Progress(), CheckpointId(1, 0), CheckpointId(2, 0)
+
+    def look() -> list[tuple[int, bool]]:
+        return [progress.saving(reach) for reach in (Reach.SEALED, Reach.DURABLE, Reach.FINISHED)]
+
+    progress.accept(durable, durable=True)
+    assert look() == [(1, True), (1, True), (1, True)]
+    progress.seal(durable, SEALED)
+    assert look() == [(1, False), (1, True), (1, True)]
+    progress.finish(durable)
+    progress.accept(in_ram, durable=False)
+    assert look() == [(2, True), (1, False), (2, True)]
+    progress.seal(in_ram, SEALED)
+    assert look() == [(2, False), (1, False), (2, False)]

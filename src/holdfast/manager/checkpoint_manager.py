@@ -345,8 +345,8 @@ class CheckpointManager:
     # How a save that may be due is taken.
 
     def _measure(self, meter: OverheadMeter) -> None:
-        now, progress = self._clock.monotonic(), self._progress
-        cost_secs = meter.stepped(now, progress.accepted_count, is_saving=not progress.is_idle)
+        saving = self._progress.saving(meter.reach)
+        cost_secs = meter.stepped(self._clock.monotonic(), saving)
         if cost_secs is not None:
             place = self._link.place
             place.words.values[place.cost_word] = int(cost_secs * 1e9)

@@ -4,6 +4,9 @@ A step lasts from one call of `save` to the next. The steps while nothing is bei
 their median is what a step takes by itself. What the steps from a save's acceptance to its end took
 beyond that is the save's cost. Medians, so that an evaluation now and then, or a step that
 compiles, does not count as a checkpoint's doing.
+
+Where one tier alone has a budget, its own saves are counted: what the other tier does, perhaps at
+every step, is part of what a step takes by itself.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import statistics
 from collections import deque
 
 from holdfast.manager.options import Options
+from holdfast.manager.progress import Reach, Saving
 from holdfast.policy.save_decision_policy import (
     AnySavePolicy,
     ContinuousCheckpointingPolicy,
@@ -25,8 +29,10 @@ COST_COUNT_MAX = 5
 
 def meter_for(options: Options) -> OverheadMeter | None:
     """A meter where a policy has a budget; without one no step pays for a look at the clock."""
-    ram = options.ram.save_decision_policy if options.ram is not None else None
-    return OverheadMeter() if _has_budget(options.save) or _has_budget(ram) else None
+    has_ram = options.ram is not None and _has_budget(options.ram.save_decision_policy)
+    if not _has_budget(options.save):
+        return OverheadMeter(Reach.SEALED) if has_ram else None
+    return OverheadMeter(Reach.FINISHED if has_ram else Reach.DURABLE)
 
 
 def _has_budget(policy: SaveDecisionPolicy | None) -> bool:
@@ -37,9 +43,14 @@ def _has_budget(policy: SaveDecisionPolicy | None) -> bool:
 
 
 class OverheadMeter:
-    """Owned by the training thread, which tells it of every step."""
+    """Owned by the training thread, which tells it of every step.
 
-    def __init__(self) -> None:
+    Args:
+        reach: the saves that count, and until when.
+    """
+
+    def __init__(self, reach: Reach) -> None:
+        self.reach = reach
         self._quiet_secs: deque[float] = deque(maxlen=QUIET_COUNT_MAX)
         self._costs_secs: deque[float] = deque(maxlen=COST_COUNT_MAX)
         self._last: float | None = None
@@ -50,22 +61,21 @@ class OverheadMeter:
         self._total_secs = 0.0
         self._known_count = 0
 
-    def stepped(self, now: float, accepted_count: int, *, is_saving: bool) -> float | None:
-        """Notes that a step ended at `now`, seconds of a steady clock.
+    def stepped(self, now: float, saving: Saving) -> float | None:
+        """Notes that a step ended.
 
         Args:
-            now: the time.
-            accepted_count: how many checkpoints were accepted so far. One may be finished within
-                the step that began with it.
-            is_saving: one that was accepted is not finished yet.
+            now: the time of its end, seconds of a steady clock.
+            saving: the saves that count. One may be finished within the step that began with it.
 
         Returns:
             What a checkpoint costs, in seconds, where that has just become known anew.
         """
         last, self._last = self._last, now
+        accepted_count, is_saving = saving
         has_begun = accepted_count > self._accepted_count
         is_quiet = not (has_begun or self._was_saving or is_saving)
-        self._accepted_count, self._was_saving = accepted_count, is_saving
+        self._accepted_count, self._was_saving = saving
         self._has_saved |= not is_quiet
         if last is not None and is_quiet:
             self._quiet_secs.append(now - last)

@@ -11,12 +11,32 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
 
 from holdfast.agent.protocol import Sealed
 from holdfast.errors import HoldfastError, SaveFailedError
 from holdfast.format.names import CheckpointId
 
 log = logging.getLogger(__name__)
+
+
+class Reach(Enum):
+    """How far a save is looked at."""
+
+    SEALED = 0
+    """Each save, until its part is whole in RAM."""
+    DURABLE = 1
+    """The saves that are to be durable, until they are."""
+    FINISHED = 2
+    """Each save, until it is finished."""
+
+
+class Saving(NamedTuple):
+    """The saves of one reach: how many were accepted so far, and whether one is on its way."""
+
+    accepted_count: int
+    is_going_on: bool
 
 
 @dataclass(slots=True)
@@ -32,7 +52,8 @@ class Progress:
         self._changed = threading.Condition()
         self._saves: dict[CheckpointId, _Save] = {}
         self._failures: deque[HoldfastError] = deque()
-        self.accepted_count = 0
+        self._accepted_count = 0
+        self._durable_count = 0
         self.has_failed = False
         self._is_stopped = False
 
@@ -40,7 +61,8 @@ class Progress:
         """A save was accepted."""
         with self._changed:
             self._saves[checkpoint] = _Save(durable)
-            self.accepted_count += 1
+            self._accepted_count += 1
+            self._durable_count += durable
 
     def seal(self, checkpoint: CheckpointId, message: Sealed) -> None:
         """Its part is whole; one that is not to be durable is finished."""
@@ -124,15 +146,20 @@ class Progress:
                 self.has_failed = bool(self._failures)
                 raise error
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing that was accepted is unfinished; a look, without the lock."""
-        return not self._saves
-
     def outstanding(self) -> int:
         """How many saves are on their way to the durable tier."""
         with self._changed:
             return sum(save.is_durable_due for save in self._saves.values())
+
+    def saving(self, reach: Reach) -> Saving:
+        """What is on its way so far."""
+        with self._changed:
+            saves = self._saves.values()
+            if reach is Reach.SEALED:
+                return Saving(self._accepted_count, any(save.sealed is None for save in saves))
+            if reach is Reach.DURABLE:
+                return Saving(self._durable_count, any(save.is_durable_due for save in saves))
+            return Saving(self._accepted_count, bool(saves))
 
     def steps(self) -> set[int]:
         """The steps that are on their way."""

@@ -48,7 +48,7 @@ class SaveContext(msgspec.Struct, frozen=True, kw_only=True):
             a step.
         reached_preemption: somebody told the run that it will have to stop soon.
         save_cost_secs: the training time that one checkpoint costs, as measured on the last ones;
-            None until it is known.
+            None until it is known, where no policy has a budget, and for policies of one's own.
 
     Raises:
         InvalidArgumentError: `now` has no time zone.

@@ -47,8 +47,9 @@ class ContinuousCheckpointingPolicy(codec.BuiltIn, frozen=True):
     the interval.
 
     With a budget the checkpoints measure what they cost: how much longer the steps are while one is
-    being saved. They are spaced so that this is at most the given share of the training time. After
-    the first one the next waits until its cost is known, which takes a few steps.
+    being saved in this tier. They are spaced so that this is at most the given share of the
+    training time. After the first one the next waits until its cost is known, which takes a few
+    steps.
 
     Args:
         minimum_interval_secs: the least time from one checkpoint to the next; None: no least time.
