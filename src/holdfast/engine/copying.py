@@ -24,6 +24,8 @@ from holdfast.format.records import KeptImage, PartRecord
 from holdfast.store.contract import Reader, Store
 
 PIECE_SIZE_BYTES = 8 * 1024 * 1024
+SEEN_SIZE_BYTES = 32 * 1024 * 1024
+"""A piece that is written from where it stands takes no memory, so there are fewer of them."""
 
 log = logging.getLogger(__name__)
 
@@ -130,11 +132,12 @@ class _CheckedPieces:
 
     def read_ahead(self, pool: ThreadPoolExecutor, size_bytes: int) -> Iterator[Buffer]:
         """The pieces in order; each is good until the next but one is asked for."""
-        starts = range(0, size_bytes, PIECE_SIZE_BYTES)
+        is_seen = self._image.view() is not None
+        piece_bytes = SEEN_SIZE_BYTES if is_seen else PIECE_SIZE_BYTES
         pages: list[memoryview] = []
         ahead = None
-        for number, start in enumerate(starts):
-            upto = min(start + PIECE_SIZE_BYTES, size_bytes)
+        for number, start in enumerate(range(0, size_bytes, piece_bytes)):
+            upto = min(start + piece_bytes, size_bytes)
             reading = pool.submit(self._read, start, upto, pages, number)
             if ahead is not None:
                 yield ahead
@@ -150,7 +153,7 @@ class _CheckedPieces:
         else:
             if not pages:
                 # Pages of their own are aligned, so a store can write them past the page cache.
-                pages += [memoryview(mmap.mmap(-1, PIECE_SIZE_BYTES)) for _ in range(2)]
+                pages += [memoryview(mmap.mmap(-1, upto - start)) for _ in range(2)]
             piece = pages[number % 2][: upto - start]
             self._image.read_into(start, piece)
         self._check(start, piece)
