@@ -7,6 +7,7 @@ import fcntl
 import functools
 import gc
 import os
+import resource
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -457,3 +458,30 @@ def test_what_a_device_wrote_into_a_slot_that_was_cut_off_is_noticed(in_memory: 
             filling.check_whole()
         os.truncate(in_memory / SLOTS / name, SIZE)
     store.close()
+
+
+def test_other_threads_run_while_a_large_slot_is_mapped_and_its_pages_are_there(
+    store: RamStore, pool: SlotPool
+) -> None:
+    size, turns, is_over = 256 * MIB, [0], threading.Event()
+
+    def count_turns() -> None:
+        while not is_over.wait(0.001):
+            turns[0] += 1
+
+    pool.reserve(size)
+    counting = threading.Thread(target=count_turns)
+    counting.start()
+    try:
+        before = turns[0]
+        filling = store.begin(size)
+        found = turns[0] - before
+    finally:
+        is_over.set()
+        counting.join()
+    with contextlib.closing(filling), filling.target(0, size) as memory:
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        np.frombuffer(memory, np.uint8)[::4096] = 1
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
+    assert found >= 5
+    assert faults < size // 4096 // 16

@@ -28,6 +28,9 @@ from holdfast.store.mappings import ReadMappings
 from holdfast.store.slots import SLOTS
 
 IMAGE_SUFFIX = ".safetensors"
+PAGES_SIZE_BYTES = 8 * 1024 * 1024
+"""So much is mapped in some milliseconds."""
+_MADV_POPULATE_WRITE = 23  # Linux's <asm-generic/mman-common.h>; Python has no name for it yet.
 LOCK_SECS = 1.0
 LOCK_POLL_SECS = 0.0005
 
@@ -320,8 +323,8 @@ class _MappedSlot:
             if found != size_bytes:
                 # Writing past a file's end through a mapping would kill the process.
                 raise StorageError(f"map {path}: expected {size_bytes} bytes, found {found}")
-            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-            self._map = mmap.mmap(self._fd, size_bytes, flags=flags)
+            self._map = mmap.mmap(self._fd, size_bytes)
+            _bring_pages(self._map)
             on_error.pop_all()
         self.is_filling = False
         self._pin: Pin | None = None
@@ -425,6 +428,18 @@ class _MappedSlot:
             self._pin.close()
         self._map.close()
         self._files.close(self._fd)
+
+
+def _bring_pages(pages: mmap.mmap) -> None:
+    """Brings all pages of a slot into the mapping, so that no first fill has to.
+
+    By pieces: Python lets no other thread run meanwhile, and the training is one. An error leaves
+    the rest to the first fill: a kernel before 5.14, or a slot that somebody has just cut off.
+    """
+    with contextlib.suppress(OSError):
+        for start in range(0, len(pages), PAGES_SIZE_BYTES):
+            size_bytes = min(PAGES_SIZE_BYTES, len(pages) - start)
+            pages.madvise(_MADV_POPULATE_WRITE, start, size_bytes)
 
 
 def _try_lock(fd: int, kind: int) -> bool:
