@@ -14,8 +14,9 @@ WAITING = (
     "import os, signal, sys, time\n"
     "signal.signal(signal.{0}, lambda *_: sys.exit({1}))\n"
     "print(os.getpid(), flush=True)\n"
-    "time.sleep(60)\n"
+    "for _ in range(1200): time.sleep(0.05)\n"
 )
+"""Waits a minute for a signal. One that comes just before a sleep is seen only after it."""
 
 
 def python(code: str) -> list[str]:
