@@ -81,13 +81,13 @@ def test_a_state_that_is_kept_stays_as_it_was_restored_whatever_is_saved_later(
     assert (np.asarray(kept["w"]) == 1.0).all()
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(("count", "dtype"), [(1, "float32"), (2, "float32"), (2, "bfloat16")])
 def test_a_save_copies_the_state_at_once_when_a_slot_is_ready(
-    one_host: Host, tmp_path: Path, count: int
+    one_host: Host, tmp_path: Path, count: int, dtype: str
 ) -> None:
     """So that donating the state needs no fresh memory: no view of it is held."""
     step = jax.jit(lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0)
-    arrays = {f"w{i}": jnp.zeros(SIZE) for i in range(count)}
+    arrays = {f"w{i}": jnp.zeros(SIZE, dtype) for i in range(count)}
     with manager(tmp_path / "run") as saving:
         for number in range(3):
             saving.save(number, arrays)

@@ -13,7 +13,7 @@ import pytest
 from holdfast.clock import SystemClock
 from holdfast.store.disk import DiskStore
 from holdfast.store.ram import RamStore
-from holdfast.store.slots import SlotPool
+from holdfast.store.slots import SLOTS, SlotPool
 
 
 def open_disk(root: Path) -> DiskStore:
@@ -26,6 +26,11 @@ def open_disk_directly(root: Path) -> DiskStore:
 
 def open_ram(root: Path) -> RamStore:
     return RamStore(root, SlotPool(root, None, SystemClock()).reserve, SystemClock())
+
+
+def slots(root: Path) -> list[str]:
+    """The names of all slots of a RAM tier."""
+    return sorted(os.listdir(root / SLOTS))
 
 
 @contextlib.contextmanager

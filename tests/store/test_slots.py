@@ -20,7 +20,7 @@ from holdfast.errors import InvalidArgumentError, ObjectNotFoundError, OutOfSpac
 from holdfast.store.ram import RamStore
 from holdfast.store.slots import SLOTS, SlotPool
 from holdfast.testing.store_processes import kill_midway_through_put
-from tests.store.places import open_ram
+from tests.store.places import open_ram, slots
 
 MIB = 1 << 20
 SIZE = 3 * MIB + 17
@@ -42,10 +42,6 @@ def store(in_memory: Path, pool: SlotPool) -> Iterator[RamStore]:
     made = RamStore(in_memory, pool.reserve, SystemClock())
     yield made
     made.close()
-
-
-def slots(root: Path) -> list[str]:
-    return sorted(os.listdir(root / SLOTS))
 
 
 def fill(store: RamStore, key: str = IMAGE, byte: bytes = b"x", size: int = SIZE) -> None:
@@ -388,76 +384,6 @@ def test_a_slot_that_was_removed_since_it_was_reserved_is_told(in_memory: Path) 
     store = RamStore(in_memory, lambda size: "gone", SystemClock())
     with pytest.raises(StorageError, match=r"fill .*/slots/gone"):
         store.begin(SIZE)
-
-
-class Pinned:
-    """What a device has of a slot's memory."""
-
-    def __init__(self, memory: memoryview) -> None:
-        self.view: np.ndarray | None = np.frombuffer(memory, np.uint8)
-        self.is_busy = False
-
-    def close(self) -> None:
-        self.view = None
-
-
-def test_a_pin_is_made_once_for_a_slot_and_closed_before_it_is_unmapped(in_memory: Path) -> None:
-    made: list[Pinned] = []
-
-    def pin(memory: memoryview) -> Pinned:
-        made.append(Pinned(memory))
-        return made[-1]
-
-    store = open_ram(in_memory)
-    for _ in range(3):
-        with contextlib.closing(store.begin(SIZE)) as filling:
-            pinned = filling.pinned(pin)
-            assert pinned is made[0]
-            assert len(pinned.view) == SIZE
-    # It would raise if anything still viewed the memory.
-    store.close()
-    assert len(made) == 1
-    assert made[0].view is None
-
-
-def test_a_slot_that_cannot_be_pinned_is_filled_all_the_same(in_memory: Path) -> None:
-    store = open_ram(in_memory)
-    with contextlib.closing(store.begin(SIZE)) as filling:
-        assert filling.pinned(lambda memory: None) is None
-        filling.write(0, memoryview(b"x" * SIZE))
-        filling.show(IMAGE)
-    assert store.get(IMAGE) == b"x" * SIZE
-    store.close()
-
-
-def test_a_slot_that_a_device_may_still_write_into_is_nobody_elses(in_memory: Path) -> None:
-    store = open_ram(in_memory)
-    pool = pool_in(in_memory)
-    filling = store.begin(SIZE)
-    pinned = filling.pinned(Pinned)
-    pinned.is_busy = True
-    filling.close()
-    assert pool.free() == []
-    store.close()
-    assert len(pinned.view) == SIZE
-    pinned.is_busy = False
-    filling.close()
-    assert len(pool.free()) == 1
-    store.close()
-    assert pinned.view is None
-
-
-def test_what_a_device_wrote_into_a_slot_that_was_cut_off_is_noticed(in_memory: Path) -> None:
-    store = open_ram(in_memory)
-    with contextlib.closing(store.begin(SIZE)) as filling:
-        filling.pinned(Pinned).view[:] = 1
-        filling.check_whole()
-        (name,) = slots(in_memory)
-        os.truncate(in_memory / SLOTS / name, SIZE // 2)
-        with pytest.raises(StorageError, match="somebody else changes the RAM tier"):
-            filling.check_whole()
-        os.truncate(in_memory / SLOTS / name, SIZE)
-    store.close()
 
 
 def test_other_threads_run_while_a_large_slot_is_mapped_and_its_pages_are_there(

@@ -4,8 +4,8 @@ Real processes, on a tmpfs of the test's own as the host's RAM. Whatever happens
 lives and trains on, checkpoints keep becoming durable, and each save that is lost is told once.
 
 What is promised where somebody else changes the RAM tier's files: they are looked at right before
-each block is filled, so that one that was cut off, or has holes, is an error. Who cuts one off in
-the moment in which a block is copied into it can still kill the trainer with a SIGBUS.
+each MiB is filled, so that one that was cut off, or has holes, is an error. Who cuts one off in the
+moment in which a MiB is copied into it can still kill the trainer with a SIGBUS.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ class _JaxSnapshot:
         self, found: list[Any], structure: Structure, outline: Outline, devices: JaxDevices
     ) -> None:
         self.outline = outline
-        self._pieces: list[dict[Region, np.ndarray]] = []
+        self._pieces: list[dict[Region, np.ndarray] | memoryview] = []
         values, process_values = [], []
         arrays: list[Any] = []
         marks: list[Mark] = []
@@ -176,9 +176,10 @@ class _JaxSnapshot:
                 self._pieces.append({})
             elif i in of_jax:
                 # A view keeps the array's memory, so nothing is copied here.
-                self._pieces.append(jax_arrays.host_views(array))
+                memory = jax_arrays.memory_of(array)
+                self._pieces.append(jax_arrays.host_views(array) if memory is None else memory)
             else:
-                self._pieces.append({((0,) * array.ndim, array.shape): array})
+                self._pieces.append({jax_arrays.whole(array): array})
         self.is_on_host = not elsewhere
 
     @property
@@ -187,7 +188,15 @@ class _JaxSnapshot:
 
     def chunk_bytes(self, chunk: Chunk) -> memoryview:
         pieces = self._pieces[chunk.array_index]
-        region, shard = (chunk.start, chunk.stop), self._shard_of(chunk)
+        if isinstance(pieces, memoryview):
+            if pieces.nbytes == chunk.size_bytes:
+                return pieces.cast("B")
+            view = np.asarray(pieces)
+            pieces = {jax_arrays.whole(view): view}
+        region = chunk.start, chunk.stop
+        if region in pieces:
+            return leaves.bytes_of(pieces[region])
+        shard = self._shard_of(chunk)
         if not pieces:
             # A device's copy comes to the host here, on the background thread.
             if shard != region:

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import fcntl
 import functools
+import gc
 import logging
 import os
 import shutil
@@ -36,6 +37,8 @@ from holdfast.store.file_system import LOCAL, FileSystem
 
 NICENESS = 10
 SHUTDOWN_SECS = 0.2
+OBJECTS_PER_COLLECTION = 100_000
+"""A record of 20,000 arrays is as many objects. Python looks for garbage after 700 or 2,000."""
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +58,7 @@ def main(argument: str, placed: Callable[[int], None], files: FileSystem = LOCAL
             return ALREADY_RUNNING
         with logging_into(Path(config.run), config.host):
             _lower_priority()
+            gc.set_threshold(OBJECTS_PER_COLLECTION)
             log.info(
                 "agent of %s on %s: process %d in %s", config.run, config.host, os.getpid(), folder
             )

@@ -27,12 +27,12 @@ class PartLayouts:
         self._arrays: Sequence[ArraySpec] = arrays
         if before is None or before._arrays != arrays:
             self._lock = threading.Lock()
-            self._whole: dict[int, ImageLayout] = {}
+            self._whole: dict[int, PartLayout] = {}
             self.owned = Ownership(arrays)
         else:
             self._lock = before._lock
             self._whole, self.owned = before._whole, before.owned
-        self._parts: dict[tuple[int, tuple[KeptImage, ...]], PartLayout] = {}
+        self._kept: dict[tuple[int, tuple[KeptImage, ...]], PartLayout] = {}
 
     def of(self, part: PartRecord) -> PartLayout:
         """The layout of a part that was checked.
@@ -40,26 +40,31 @@ class PartLayouts:
         Raises:
             CheckpointDamagedError: its record says other sizes than the arrays make.
         """
-        key = part.rank, part.kept
         with self._lock:
-            found = self._parts.get(key)
-            if found is None:
-                whole = self._whole_of(part.rank)
-                found = part_layout(self._arrays, part.rank, part.kept, whole)
-                self._parts[key] = found
+            found = self._of(part.rank, part.kept)
         check_layout(part, found)
         return found
 
     def whole(self, rank: int) -> ImageLayout:
         """The layout of all chunks of a rank, whichever images they stand in."""
         with self._lock:
-            return self._whole_of(rank)
+            return self._whole_of(rank).images[0]
 
-    def _whole_of(self, rank: int) -> ImageLayout:
-        found = self._whole.get(rank)
-        if found is None:
-            found = self._whole[rank] = image_layout(self._arrays, rank, self.owned)
-        return found
+    def _of(self, rank: int, kept: tuple[KeptImage, ...]) -> PartLayout:
+        whole = self._whole_of(rank)
+        if not kept:
+            return whole
+        key = rank, kept
+        if key not in self._kept:
+            self._kept[key] = part_layout(self._arrays, rank, kept, whole.images[0])
+        return self._kept[key]
+
+    def _whole_of(self, rank: int) -> PartLayout:
+        """Where all of a rank's chunks stand in one image."""
+        if rank not in self._whole:
+            laid = image_layout(self._arrays, rank, self.owned)
+            self._whole[rank] = part_layout(self._arrays, rank, (), laid)
+        return self._whole[rank]
 
     def check_counts(self, part: PartRecord) -> None:
         """Checks a part before anything is laid out: of chunks with bytes each has a block.

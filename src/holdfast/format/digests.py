@@ -6,7 +6,7 @@ for equal bytes where a later image refers to an earlier one's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import xxhash
 
@@ -47,7 +47,9 @@ def block_count(size_bytes: int) -> int:
     return -(-size_bytes // BLOCK_SIZE_BYTES)
 
 
-def block_ranges(size_bytes: int) -> Iterator[tuple[int, int]]:
+def block_ranges(size_bytes: int) -> Sequence[tuple[int, int]]:
     """The half-open byte ranges of a chunk's blocks, from its start; only the last is shorter."""
-    for start in range(0, size_bytes, BLOCK_SIZE_BYTES):
-        yield start, min(start + BLOCK_SIZE_BYTES, size_bytes)
+    if 0 < size_bytes <= BLOCK_SIZE_BYTES:
+        return ((0, size_bytes),)
+    starts = range(0, size_bytes, BLOCK_SIZE_BYTES)
+    return [(start, min(start + BLOCK_SIZE_BYTES, size_bytes)) for start in starts]

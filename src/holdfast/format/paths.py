@@ -19,6 +19,8 @@ _ESCAPED = re.compile(r"[%/\[\x00-\x1f\x7f]")
 def _segment(key: str | int) -> str:
     if isinstance(key, int):
         return str(key)
+    if _ESCAPED.search(key) is None:
+        return key
     return _ESCAPED.sub(lambda match: f"%{ord(match[0]):02X}", key)
 
 

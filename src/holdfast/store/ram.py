@@ -30,6 +30,8 @@ from holdfast.store.slots import SLOTS
 IMAGE_SUFFIX = ".safetensors"
 PAGES_SIZE_BYTES = 8 * 1024 * 1024
 """So much is mapped in some milliseconds."""
+CHECKED_SIZE_BYTES = 1024 * 1024
+"""So much is copied after a look at the slot: one for each small chunk would cost as much again."""
 _MADV_POPULATE_WRITE = 23  # Linux's <asm-generic/mman-common.h>; Python has no name for it yet.
 LOCK_SECS = 1.0
 LOCK_POLL_SECS = 0.0005
@@ -327,6 +329,7 @@ class _MappedSlot:
             _bring_pages(self._map)
             on_error.pop_all()
         self.is_filling = False
+        self._unchecked_bytes = 0
         self._pin: Pin | None = None
 
     def is_current(self) -> bool:
@@ -355,6 +358,7 @@ class _MappedSlot:
             self.unlock()
             raise
         self.is_filling = True
+        self._unchecked_bytes = 0
 
     def unlock(self) -> None:
         """Unlocks it; without an image it is free again.
@@ -381,7 +385,10 @@ class _MappedSlot:
         """Copies `data` into the slot's memory."""
         if offset_bytes + len(data) > len(self._map):
             raise InvalidArgumentError(f"fill {self._path}: more than {len(self._map)} bytes")
-        self.check_whole()
+        if self._unchecked_bytes <= 0:
+            self.check_whole()
+            self._unchecked_bytes = CHECKED_SIZE_BYTES
+        self._unchecked_bytes -= len(data)
         self._files.fill(self._fd, self._map, offset_bytes, data)
 
     def target(self, start: int, stop: int) -> memoryview:
@@ -404,7 +411,7 @@ class _MappedSlot:
         return len(self._map)
 
     def check_whole(self) -> None:
-        """Checks, right before a block is copied and after a device's copies, that it has memory.
+        """Checks, before each MiB that is copied and after a device's copies, that it has memory.
 
         Raises:
             StorageError: somebody cut the slot off, or made holes in it.
