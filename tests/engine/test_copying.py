@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.engine.copying import PIECE_SIZE_BYTES, SEEN_SIZE_BYTES, copy_part
+from holdfast.engine.copying import (
+    FIRST_SIZE_BYTES,
+    PIECE_SIZE_BYTES,
+    SEEN_SIZE_BYTES,
+    copy_part,
+)
 from holdfast.engine.part_layouts import PartLayouts
 from holdfast.errors import CheckpointDamagedError
 from holdfast.format.names import image_key, part_key
@@ -51,9 +56,12 @@ def test_all_pieces_arrive(made: Made, source: DiskStore | RamStore, tmp_path: P
     [
         HEADER_BYTES - 1,
         HEADER_BYTES,
+        FIRST_SIZE_BYTES - 1,
+        FIRST_SIZE_BYTES,
         PIECE_SIZE_BYTES,
         SEEN_SIZE_BYTES - 1,
         SEEN_SIZE_BYTES,
+        FIRST_SIZE_BYTES + SEEN_SIZE_BYTES,
         HEADER_BYTES + SIZE_BYTES - 1,
     ],
 )

@@ -12,6 +12,7 @@ import logging
 import mmap
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 from holdfast.engine.part_layouts import PartLayouts
 from holdfast.engine.save import check_digest
@@ -26,6 +27,8 @@ from holdfast.store.contract import Reader, Store
 PIECE_SIZE_BYTES = 8 * 1024 * 1024
 SEEN_SIZE_BYTES = 32 * 1024 * 1024
 """A piece that is written from where it stands takes no memory, so there are fewer of them."""
+FIRST_SIZE_BYTES = 4 * 1024 * 1024
+"""Nothing is written before the digests of the first piece were looked at."""
 
 log = logging.getLogger(__name__)
 
@@ -136,8 +139,8 @@ class _CheckedPieces:
         piece_bytes = SEEN_SIZE_BYTES if is_seen else PIECE_SIZE_BYTES
         pages: list[memoryview] = []
         ahead = None
-        for number, start in enumerate(range(0, size_bytes, piece_bytes)):
-            upto = min(start + piece_bytes, size_bytes)
+        starts = (0, *range(FIRST_SIZE_BYTES, size_bytes, piece_bytes))
+        for number, (start, upto) in enumerate(pairwise((*starts, size_bytes))):
             reading = pool.submit(self._read, start, upto, pages, number)
             if ahead is not None:
                 yield ahead
@@ -153,7 +156,7 @@ class _CheckedPieces:
         else:
             if not pages:
                 # Pages of their own are aligned, so a store can write them past the page cache.
-                pages += [memoryview(mmap.mmap(-1, upto - start)) for _ in range(2)]
+                pages += [memoryview(mmap.mmap(-1, PIECE_SIZE_BYTES)) for _ in range(2)]
             piece = pages[number % 2][: upto - start]
             self._image.read_into(start, piece)
         self._check(start, piece)
@@ -162,12 +165,18 @@ class _CheckedPieces:
     def _check(self, start: int, piece: memoryview) -> None:
         done, stop = start, start + len(piece)
         while done < stop:
-            upto = min(stop, self._range[1])
-            self._digest.update(piece[done - start : upto - start])
-            done = upto
-            if done == self._range[1]:
+            first, last, right = self._range
+            upto = min(stop, last)
+            data = piece[done - start : upto - start]
+            is_whole = (done, upto) == (first, last)
+            if not is_whole:
+                self._digest.update(data)
+            if upto == last:
                 # What this part does not use has no digest in its record.
-                if self._range[2]:
-                    check_digest(self._digest.hexdigest(), self._range, self._key)
+                if right:
+                    found = digest(data) if is_whole else self._digest.hexdigest()
+                    check_digest(found, self._range, self._key)
+                if not is_whole:
+                    self._digest = RunningDigest()
                 self._range = next(self._expected, (stop, stop, ""))
-                self._digest = RunningDigest()
+            done = upto
