@@ -95,29 +95,17 @@ def choose(
     """
     if before is None or not _may_serve(before, plan):
         return all_anew(plan)
-    record, steady, old_marks = before.record, before.steady, before.marks
+    old_marks = before.marks
 
     def is_same(chunk: Chunk) -> bool:
         return _is_same(old_marks[chunk.array_index], marks[chunk.array_index])
 
-    def may_be_unchanged(chunk: Chunk) -> bool:
-        return is_same(chunk) or (chunk_bytes is not None and chunk.ordinal in steady)
-
-    def is_unchanged(chunk: Chunk) -> bool:
-        if is_same(chunk) or chunk_bytes is None:
-            return is_same(chunk)
-        return _has_digests(chunk, chunk_bytes, _blocks(record, chunk))
-
-    return _images_of_part(plan, before, _still_good(before, may_be_unchanged, is_unchanged))
+    return _images_of_part(plan, before, _still_good(before, is_same, chunk_bytes))
 
 
 def size_of_next_bytes(before: SealedPart, plan: PartPlan) -> int:
     """How large the next part's own image will be if what was steady stays so."""
-
-    def is_steady(chunk: Chunk) -> bool:
-        return chunk.ordinal in before.steady
-
-    found = _still_good(before, is_steady, is_steady)
+    found = _still_good(before, lambda chunk: chunk.ordinal in before.steady, None)
     return _images_of_part(plan, before, found).own.size_bytes
 
 
@@ -168,31 +156,39 @@ def _images(before: SealedPart) -> Iterator[KeptImage]:
 
 
 def _still_good(
-    before: SealedPart, may_be: Callable[[Chunk], bool], is_unchanged: Callable[[Chunk], bool]
+    before: SealedPart, is_same: Callable[[Chunk], bool], chunk_bytes: ChunkBytes | None
 ) -> list[tuple[int, KeptImage]]:
     """The images that are worth keeping for what is unchanged in them, and its size.
 
-    `is_unchanged`, which may have to read all bytes of a chunk, is asked of chunks that `may_be`,
-    and where there are enough of those.
+    With `chunk_bytes` the steady chunks are digested that are not the same anyway, all bytes of
+    them, where that could make an image worth it.
     """
     found = []
     for image in _images(before):
-        hopeful = [c for o in members(image.used) if may_be(c := before.whole.chunks[o])]
-        if _is_worth(_size_bytes(hopeful), image):
-            unchanged = _chosen(hopeful, is_unchanged)
-            size_bytes = _size_bytes(unchanged)
-            if _is_worth(size_bytes, image):
-                used = ranges_of(chunk.ordinal for chunk in unchanged)
-                found.append((size_bytes, msgspec.structs.replace(image, used=used)))
+        chunks = [before.whole.chunks[ordinal] for ordinal in members(image.used)]
+        unchanged = [chunk for chunk in chunks if is_same(chunk)]
+        if chunk_bytes is not None and len(unchanged) < len(chunks):
+            same = {chunk.ordinal for chunk in unchanged}
+            steady = [c for c in chunks if c.ordinal in before.steady and c.ordinal not in same]
+            if _is_worth(_size_bytes(unchanged) + _size_bytes(steady), image):
+                unchanged += _equal(steady, chunk_bytes, before.record)
+        size_bytes = _size_bytes(unchanged)
+        if _is_worth(size_bytes, image):
+            used = ranges_of(sorted(chunk.ordinal for chunk in unchanged))
+            found.append((size_bytes, msgspec.structs.replace(image, used=used)))
     return found
 
 
-def _chosen(chunks: Sequence[Chunk], is_right: Callable[[Chunk], bool]) -> list[Chunk]:
-    """Those of `chunks` that are; all cores look, since a training thread may wait for it."""
+def _equal(chunks: Sequence[Chunk], chunk_bytes: ChunkBytes, record: PartRecord) -> list[Chunk]:
+    """Those of `chunks` with the digests of `record`; all cores look, since a step may wait."""
+
+    def is_equal(chunk: Chunk) -> bool:
+        return _has_digests(chunk, chunk_bytes, _blocks(record, chunk))
+
     if _size_bytes(chunks) < TOGETHER_SIZE_MIN_BYTES:
-        return [chunk for chunk in chunks if is_right(chunk)]
+        return [chunk for chunk in chunks if is_equal(chunk)]
     with ThreadPoolExecutor(min(os.cpu_count() or 1, THREADS_MAX), "holdfast-digest") as pool:
-        return [c for c, right in zip(chunks, pool.map(is_right, chunks), strict=True) if right]
+        return [c for c, equal in zip(chunks, pool.map(is_equal, chunks), strict=True) if equal]
 
 
 def _images_of_part(
