@@ -33,7 +33,7 @@ check: $(STAMP) ## format, lint, types, layers and house rules
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m pytest tests/house
 
-bench: $(BENCH_STAMP) ## measure beside Orbax, for two hours, and write docs/performance.md
+bench: $(BENCH_STAMP) ## measure beside Orbax, for more than three hours, and write docs/performance.md
 	$(BENCH_VENV)/bin/python -m benchmarks $(ROWS)
 
 soak: $(STAMP) ## break it on purpose, for an hour, and write docs/reliability.md

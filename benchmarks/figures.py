@@ -8,10 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """`reached` and `wanted` are ratios unless there is a unit; `at_most`: less is better.
-
-    `rounds` is how often it was measured, where that is not as often as was asked for.
-    """
+    """`reached` and `wanted` are ratios unless there is a unit; `at_most`: less is better."""
 
     row: str
     state: str
@@ -19,7 +16,6 @@ class Figure:
     wanted: float
     at_most: bool
     unit: str = ""
-    rounds: int | None = None
     measured: dict[str, Any] = field(default_factory=dict)
 
     @property

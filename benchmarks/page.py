@@ -35,7 +35,7 @@ def write(figures: Sequence[Figure], rounds: int) -> None:
     for figure in figures:
         results[f"{figure.row} | {figure.state}"] = {
             **figure.as_json(),
-            **_where(figure.rounds or rounds),
+            **_where(rounds),
         }
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     _write_table(list(results.values()))

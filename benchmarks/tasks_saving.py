@@ -13,6 +13,9 @@ from benchmarks import limits as machine
 from benchmarks import states
 from benchmarks.systems import SYSTEMS
 
+WARM_UP = 2
+"""Checkpoints before those that are measured: each of the two slots gets its pages in one."""
+
 
 def limits(*, size_gb: float, disk: str, ram: str) -> dict[str, Any]:
     """The machine's rates, bytes a second."""
@@ -20,14 +23,14 @@ def limits(*, size_gb: float, disk: str, ram: str) -> dict[str, Any]:
 
 
 def save(*, system: str, directory: str, kind: str, size_gb: float, count: int) -> dict[str, Any]:
-    """Takes `count` checkpoints one after another, after a first one that makes the pages."""
+    """Takes `count` checkpoints one after another, once both slots have their pages."""
     state = states.make(kind, size_gb)
     step_function = states.any_step()
     batch = jnp.ones(1)
     opened = SYSTEMS[system](Path(directory))
     blocked, safe, durable = [], [], []
     try:
-        for step in range(count + 1):
+        for step in range(WARM_UP + count):
             state, _ = step_function(state, batch)
             jax.block_until_ready(state)
             began, clock = time.time(), time.perf_counter()
@@ -40,9 +43,9 @@ def save(*, system: str, directory: str, kind: str, size_gb: float, count: int) 
         opened.close()
     return {
         "size_bytes": states.size_bytes(state),
-        "blocked_secs": blocked[1:],
-        "safe_secs": safe[1:],
-        "durable_secs": durable[1:],
+        "blocked_secs": blocked[WARM_UP:],
+        "safe_secs": safe[WARM_UP:],
+        "durable_secs": durable[WARM_UP:],
     }
 
 
@@ -65,7 +68,7 @@ def not_due(*, directory: str, calls: int) -> dict[str, Any]:
 def frozen(
     *, directory: str, size_gb: float, share: float, count: int, way: str = "same"
 ) -> dict[str, Any]:
-    """Checkpoints of a state of which `share` never changes, after the first two.
+    """Checkpoints of a state of which `share` never changes, after those that warm up.
 
     `way` tells how it stays: `same` are the same array objects, `passed` come out of a jitted step
     that took them, donated, as other objects.
@@ -78,7 +81,7 @@ def frozen(
     secs, written = [], []
     seen: set[tuple[int, int]] = set()
     try:
-        for step in range(count + 2):
+        for step in range(WARM_UP + count):
             tuned, _ = step_function(tuned, jnp.ones(1))
             if way == "passed":
                 base = pass_through(base)
@@ -90,7 +93,7 @@ def frozen(
             written.append(_new_image_bytes(Path(directory), step, seen))
     finally:
         opened.close()
-    return {"secs": secs[2:], "written_bytes": written[2:], "first_bytes": written[0]}
+    return {"secs": secs[WARM_UP:], "written_bytes": written[WARM_UP:], "first_bytes": written[0]}
 
 
 def _new_image_bytes(directory: Path, step: int, seen: set[tuple[int, int]]) -> int:

@@ -18,7 +18,7 @@ from benchmarks.systems import SYSTEMS, System
 WARM_UP_STEPS = 3
 BATCH_ROWS = 128
 FIRST_PERIODS = 2
-BUDGET_STEPS_MAX = 4000
+STEPS_MAX = 4000
 
 
 class Step(NamedTuple):
@@ -41,19 +41,31 @@ class Training:
         self.size_bytes = states.size_bytes(self.state)
         self._step = states.train_step(matmuls) if kind == "adam" else states.any_step()
         self._batch = jnp.ones((BATCH_ROWS, states.SIDE))
-        self.run(range(WARM_UP_STEPS))
+        self._number = 0
+        self.run(WARM_UP_STEPS)
 
-    def step(self, number: int, system: System | None = None) -> Step:
+    def step(self, system: System | None = None) -> Step:
         """One step; it ends when its loss is known, as in a loop that logs its loss."""
         began = time.time()
         self.state, loss = self._step(self.state, self._batch)
         loss.block_until_ready()
-        is_taken = system is not None and system.save(number, self.state)
+        is_taken = system is not None and system.save(self._number, self.state)
+        self._number += 1
         return Step(began, time.time(), is_taken)
 
-    def run(self, steps: range, system: System | None = None) -> list[float]:
-        """How long each of the steps took, in seconds."""
-        return [self.step(number, system).secs for number in steps]
+    def run(self, steps: int, system: System | None = None) -> list[Step]:
+        """Trains so many steps."""
+        return [self.step(system) for _ in range(steps)]
+
+    def run_periods(self, system: System, periods: int, steps_min: int = 0) -> list[Step]:
+        """Trains until `periods` checkpoints were taken at least; the last step's was taken."""
+        steps: list[Step] = []
+        while len(steps) < STEPS_MAX:
+            steps.append(self.step(system))
+            periods -= steps[-1].is_taken
+            if periods <= 0 and steps[-1].is_taken and len(steps) >= steps_min:
+                return steps
+        raise RuntimeError(f"{periods} checkpoints were still to come after {STEPS_MAX} steps")
 
 
 def train(
@@ -64,40 +76,40 @@ def train(
     size_gb: float,
     matmuls: int,
     steps: int,
+    periods: int,
 ) -> dict[str, Any]:
-    """Trains `steps` steps without the system and then as many with it."""
+    """Trains `steps` steps without the system and then at least as many with it.
+
+    With it, it trains over whole periods between checkpoints: from the step of one to the step of
+    another, `periods` of them at least.
+    """
     folder = Path(directory)
     training = Training(kind, size_gb, matmuls)
-    without = training.run(range(steps))
+    without = training.run(steps)
     opened = SYSTEMS[system](folder)
     try:
         training.state = opened.resume(training.state)
         # The first checkpoints make files and pages; what comes after them is what is measured.
-        training.run(range(steps // 4), opened)
+        training.run_periods(opened, FIRST_PERIODS + 1, steps_min=steps // 4)
         helpers = agents(folder)
         with watching.watch(system, folder) as watcher:
-            began, spent = steps // 4, _processor_secs(helpers)
-            with_saves = training.run(range(began, began + steps), opened)
+            spent = _processor_secs(helpers)
+            with_saves = training.run_periods(opened, periods, steps_min=steps)
             spent = _processor_secs(helpers) - spent
         opened.wait()
     finally:
         opened.close()
-    seen = watcher.times
-    if len(seen) < 2:
-        raise RuntimeError(
-            f"{system} made {len(seen)} checkpoints of {kind} durable in {steps} steps, and an "
-            "interval needs two: the steps are too few, or too short at this scale"
-        )
+    checkpoints = sum(step.is_taken for step in with_saves)
     return {
         "size_bytes": training.size_bytes,
-        "steps": steps,
-        "step_without_secs": statistics.mean(without),
-        "step_with_secs": statistics.mean(with_saves),
-        "step_without_p50_secs": statistics.median(without),
-        "step_with_p50_secs": statistics.median(with_saves),
-        "checkpoints": len(seen),
-        "interval_p50_secs": _p50_interval(seen),
-        "agent_processor_secs_per_checkpoint": spent / len(seen),
+        "steps": len(with_saves),
+        "step_without_secs": statistics.mean(step.secs for step in without),
+        "step_with_secs": statistics.mean(step.secs for step in with_saves),
+        "step_without_p50_secs": statistics.median(step.secs for step in without),
+        "step_with_p50_secs": statistics.median(step.secs for step in with_saves),
+        "checkpoints": checkpoints,
+        "interval_p50_secs": _p50_interval(watcher.times),
+        "agent_processor_secs_per_checkpoint": spent / checkpoints,
     }
 
 
@@ -108,20 +120,14 @@ def budget(
     folder = Path(directory)
     training = Training("adam", size_gb, matmuls)
     opened = SYSTEMS["holdfast"](folder, max_overhead=share)
-    steps: list[Step] = []
-    # The first makes files and pages, and the next comes as late as that was dear.
-    left = FIRST_PERIODS + periods + 1
     try:
         training.state = opened.resume(training.state)
         with watching.watch("holdfast", folder) as watcher:
-            while left and len(steps) < BUDGET_STEPS_MAX:
-                steps.append(training.step(len(steps), opened))
-                left -= steps[-1].is_taken
+            # The first makes files and pages, and the next comes as late as that was dear.
+            steps = training.run_periods(opened, FIRST_PERIODS + periods + 1)
             opened.wait()
     finally:
         opened.close()
-    if left:
-        raise RuntimeError(f"{left} checkpoints were still to come after {len(steps)} steps")
     return {"size_bytes": training.size_bytes, **shares(steps, watcher.times)}
 
 
@@ -161,7 +167,7 @@ def peak_memory(
     try:
         with PeakMemory(before) as memory:
             training.state = opened.resume(training.state)
-            training.run(range(steps), opened)
+            training.run(steps, opened)
             opened.wait()
     finally:
         opened.close()
