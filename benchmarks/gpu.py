@@ -39,6 +39,7 @@ GB = 10**9
 SECTION_SECS = 240.0
 """No section takes longer; one that does has failed."""
 STEP_SECS = 0.25
+WORK_MAX = 1 << 16
 WARM_UP_SAVES = 3
 BLOCKING_WANTED_SECS = 0.020
 RATE_WANTED = 0.9
@@ -113,7 +114,7 @@ class Training:
         self._step = make_step()
         self._work, self.number = 1, 0
         self.run(2)
-        while self.run(1)[0] < 0.8 * options.step_secs and self._work < 64:
+        while self.run(1)[0] < 0.8 * options.step_secs and self._work < WORK_MAX:
             self._work *= 2
 
     def run(self, steps: int, save: Callable[[int, State], object] | None = None) -> list[float]:

@@ -86,7 +86,7 @@ def test_a_slot_is_what_a_store_would_have_been_given(
     with contextlib.closing(memory.begin(plan.layout.size_bytes)) as slot:
         digests = fill_slot(slot, plan.layout, chunk_bytes)
         assert not list_checkpoints(memory)
-        assert digests == list(digests_of(slot, plan.layout, lambda stop_bytes: None))
+        assert digests == digests_of(slot, plan.layout, lambda stop_bytes: None)
         assert seal_slot(memory, slot, plan, all_anew(plan), digests) == expected
     with memory.open(f"checkpoints/{ID}/image-00000-of-00001.safetensors") as image:
         data = bytearray(image.size_bytes)
@@ -103,8 +103,26 @@ def test_a_copy_that_others_digest_is_not_digested_on_the_way(
     with contextlib.closing(memory.begin(plan.layout.size_bytes)) as slot:
         fill_slot(slot, plan.layout, chunk_bytes, digesting=False)
         monkeypatch.undo()
-        found = list(digests_of(slot, plan.layout, lambda stop_bytes: None))
+        found = digests_of(slot, plan.layout, lambda stop_bytes: None)
         assert found == fill_slot(slot, plan.layout, chunk_bytes)
+
+
+def test_what_is_digested_while_it_arrives_ends_where_no_more_comes(
+    plan: PartPlan, memory: RamStore
+) -> None:
+    asked: list[int] = []
+
+    def wait(stop_bytes: int) -> None:
+        asked.append(stop_bytes)
+        if len(asked) == 3:
+            raise StorageError("no more comes")
+
+    with contextlib.closing(memory.begin(plan.layout.size_bytes)) as slot:
+        fill_slot(slot, plan.layout, chunk_bytes, digesting=False)
+        with pytest.raises(StorageError, match="no more comes"):
+            digests_of(slot, plan.layout, wait)
+        assert asked == sorted(asked)
+        assert not [t for t in threading.enumerate() if t.name.startswith("holdfast-digest")]
 
 
 def test_the_digests_are_those_of_what_stands_in_the_slot(

@@ -93,7 +93,7 @@ def test_a_block_is_digested_while_later_ones_are_on_their_way(rig: Rig) -> None
         arriving.wait(stop_bytes)
 
     with rig.device.held(), contextlib.closing(filling), arriving:
-        digests = list(digests_of(filling, rig.plan.layout, wait))
+        digests = digests_of(filling, rig.plan.layout, wait)
         record = seal_slot(rig.store, filling, rig.plan, all_anew(rig.plan), digests)
     assert (
         len(record.blocks)
@@ -210,23 +210,10 @@ def test_what_fails_on_the_host_waits_for_the_devices_all_the_same(rig: Rig) -> 
 def test_a_slot_that_lost_its_memory_while_a_device_filled_it_becomes_no_image(rig: Rig) -> None:
     arriving, filling = filling_of(rig, SystemClock())
     (slot,) = (rig.root / SLOTS).iterdir()
-
-    def wait(stop_bytes: int) -> None:
-        arriving.wait(stop_bytes)
-        if stop_bytes == rig.plan.layout.size_bytes:
-            os.truncate(slot, 0)
-            os.truncate(slot, stop_bytes)
-
-    with (
-        contextlib.closing(filling),
-        pytest.raises(StorageError, match="somebody else changes the RAM tier"),
-        arriving,
-    ):
-        seal_slot(
-            rig.store,
-            filling,
-            rig.plan,
-            all_anew(rig.plan),
-            list(digests_of(filling, rig.plan.layout, wait)),
-        )
+    with contextlib.closing(filling), arriving:
+        digests = digests_of(filling, rig.plan.layout, arriving.wait)
+        os.truncate(slot, 0)
+        os.truncate(slot, rig.plan.layout.size_bytes)
+        with pytest.raises(StorageError, match="somebody else changes the RAM tier"):
+            seal_slot(rig.store, filling, rig.plan, all_anew(rig.plan), digests)
     assert not rig.image.exists()

@@ -110,7 +110,11 @@ def _helper_count(chunks: Sequence[Chunk]) -> int:
     total_bytes = sum(chunk.size_bytes for chunk in chunks)
     if total_bytes < PARALLEL_SIZE_BYTES or total_bytes < len(chunks) * PARALLEL_PIECE_BYTES:
         return 0
-    return min(len(os.sched_getaffinity(0)), THREAD_COUNT_MAX) - 1
+    return _thread_count() - 1
+
+
+def _thread_count() -> int:
+    return min(len(os.sched_getaffinity(0)), THREAD_COUNT_MAX)
 
 
 class _Blocks:
@@ -176,19 +180,41 @@ def _blocks(chunks: Iterable[Chunk], chunk_bytes: ChunkBytes) -> Iterator[tuple[
                 yield chunk.offset_bytes + start, data[start:stop]
 
 
-def digests_of(
-    filling: Filling, layout: ImageLayout, wait_for: Callable[[int], None]
-) -> Iterator[str]:
+def digests_of(filling: Filling, layout: ImageLayout, wait_for: Callable[[int], None]) -> list[str]:
     """The digests of an image's blocks in order, while others fill the slot.
 
-    `wait_for` waits until all bytes below an offset stand in the slot; what it raises, this raises.
+    Several threads digest what has arrived: a device brings more than one of them reads. `wait_for`
+    waits until all bytes below an offset stand in the slot; what it raises, this raises.
     """
-    with filling.view() as view:
-        for chunk in layout.chunks:
-            for start, stop in block_ranges(chunk.size_bytes):
-                wait_for(chunk.offset_bytes + stop)
-                yield digest(view[chunk.offset_bytes + start : chunk.offset_bytes + stop])
-        wait_for(layout.size_bytes)
+    with filling.view() as view, ThreadPoolExecutor(_thread_count(), "holdfast-digest") as pool:
+        try:
+            digesting = []
+            for ranges in _together(layout.chunks):
+                wait_for(ranges[-1][1])
+                digesting.append(pool.submit(_digests, view, ranges))
+            wait_for(layout.size_bytes)
+            return [found for digests in digesting for found in digests.result()]
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _together(chunks: Iterable[Chunk]) -> Iterator[list[tuple[int, int]]]:
+    """Where an image's blocks stand, in order; as many together as are worth a task."""
+    ranges: list[tuple[int, int]] = []
+    size_bytes = 0
+    for chunk in chunks:
+        for start, stop in block_ranges(chunk.size_bytes):
+            ranges.append((chunk.offset_bytes + start, chunk.offset_bytes + stop))
+            size_bytes += stop - start
+            if size_bytes >= CACHED_SIZE_BYTES:
+                yield ranges
+                ranges, size_bytes = [], 0
+    if ranges:
+        yield ranges
+
+
+def _digests(view: memoryview, ranges: Iterable[tuple[int, int]]) -> list[str]:
+    return [digest(view[start:stop]) for start, stop in ranges]
 
 
 def seal_slot(

@@ -220,7 +220,7 @@ class PartWriter:
         """Makes a part of a slot that is filled, or is while one waits."""
         draft, filling = filled.draft, filled.filling
         if digests is None:
-            digests = list(digests_of(filling, draft.images.own, wait_for))
+            digests = digests_of(filling, draft.images.own, wait_for)
         record = seal_slot(draft.store, filling, draft.plan, draft.images, digests)
         self._sealed(draft, record, snapshot)
 
