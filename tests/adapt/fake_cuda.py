@@ -48,6 +48,7 @@ class FakeCuda:
         self.events: list[tuple[int, int]] = []
         self.copies: list[tuple[int, int]] = []
         self.recorded: list[tuple[int, int]] = []
+        self.awaited: list[tuple[int, int]] = []
         self.is_ready = True
 
     def __getattribute__(self, name: str) -> Any:
@@ -97,6 +98,11 @@ class FakeCuda:
 
     def cudaEventRecord(self, event: int, stream: int):
         self.recorded.append((event, stream))
+        return (SUCCESS,)
+
+    def cudaStreamWaitEvent(self, stream: int, event: int, flags: int):
+        assert flags == 0
+        self.awaited.append((event, stream))
         return (SUCCESS,)
 
     def cudaMemcpyAsync(self, dst: int, src: int, count: int, kind: cudaMemcpyKind, stream: int):

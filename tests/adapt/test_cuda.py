@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import mmap
 import sys
 
@@ -12,7 +13,7 @@ import pytest
 from holdfast.adapt import cuda, jax_devices
 from holdfast.adapt.contract import DeviceRange
 from holdfast.adapt.cuda import CudaRuntime, open_cuda
-from holdfast.adapt.transfers import RegisteredMemory, Streams
+from holdfast.adapt.transfers import PIECE_SIZE_BYTES, RegisteredMemory, Streams
 from holdfast.errors import DeviceError
 from tests.adapt.fake_cuda import FakeCuda, cudaError_t
 
@@ -39,14 +40,42 @@ def test_a_transfer_by_cuda_copies_what_it_should() -> None:
     assert transfer.has_arrived(9000)
     assert transfer.is_over()
     assert pages[:9000] == source.tobytes()
-    # Each device has a stream and an event of its own, none of which waits or takes the time.
-    assert fake.streams == [(fake.cudaStreamNonBlocking, 0), (fake.cudaStreamNonBlocking, 1)]
+    # Each device has streams and an event of its own, none of which waits or takes the time.
+    assert fake.streams == [(fake.cudaStreamNonBlocking, device) for device in (0, 0, 1, 1)]
     assert fake.events == [(fake.cudaEventDisableTiming, 0), (fake.cudaEventDisableTiming, 1)]
-    assert fake.recorded == [(0, 0), (1, 1)]
+    assert fake.recorded == [(0, 0), (1, 2)]
+    assert not fake.awaited
     pinned.start(ranges).is_over()
     assert len(fake.events) == 2, "events were not used again"
     pinned.close()
     assert not fake.registered
+
+
+def test_two_streams_of_a_device_take_turns_and_keep_the_order() -> None:
+    fake = FakeCuda()
+    pages = mmap.mmap(-1, 3 * PIECE_SIZE_BYTES + 100)
+    source = np.random.default_rng(3).integers(0, 256, len(pages), np.uint8)
+    pinned = RegisteredMemory(Streams(CudaRuntime(fake)), memoryview(pages), 0)
+    # The first two are one turn, since they are small.
+    cuts = [0, 100, PIECE_SIZE_BYTES, len(pages)]
+    transfer = pinned.start(
+        [
+            DeviceRange(
+                device=0,
+                address=source.ctypes.data + start,
+                size_bytes=stop - start,
+                offset_bytes=start,
+            )
+            for start, stop in itertools.pairwise(cuts)
+        ]
+    )
+    assert [stream for _, stream in fake.copies] == [0, 0, 1, 0, 1]
+    # The event of each turn is recorded behind it, and the next turn waits for it.
+    assert fake.recorded == [(0, 0), (1, 1), (2, 0), (3, 1)]
+    assert fake.awaited == [(0, 1), (1, 0), (2, 1)]
+    assert transfer.is_over()
+    assert pages[:] == source.tobytes()
+    pinned.close()
 
 
 def test_what_has_arrived_stays_so_while_its_events_serve_the_next_transfer() -> None:
@@ -89,6 +118,7 @@ def test_the_current_device_of_the_thread_stays_what_it_was() -> None:
         ("cudaMemcpyAsync", lambda r: r.open_stream(0).copy(4096, 8192, 1)),
         ("cudaEventCreateWithFlags", lambda r: r.open_stream(0).mark()),
         ("cudaEventRecord", lambda r: r.open_stream(0).mark()),
+        ("cudaStreamWaitEvent", lambda r: r.open_stream(0).wait_for(0)),
         ("cudaEventQuery", lambda r: r.open_stream(0).has_passed(0)),
         ("cudaStreamQuery", lambda r: r.open_stream(0).is_idle()),
     ],
@@ -134,6 +164,7 @@ def test_the_real_bindings_take_the_calls() -> None:
         lambda: runtime._call("cudaSetDevice", 0),
         lambda: runtime.record(event, bindings.cudaStream_t(0)),
         lambda: stream.copy(4096, 8192, 1),
+        lambda: stream.wait_for(event),
         lambda: stream.has_passed(event),
         stream.is_idle,
     ):

@@ -101,6 +101,10 @@ class CudaRuntime:
         """Puts an event behind all that is queued."""
         self._call("cudaEventRecord", event, handle)
 
+    def hold_back(self, handle: Any, event: Any) -> None:
+        """Has what is queued later wait for an event."""
+        self._call("cudaStreamWaitEvent", handle, event, 0)
+
     def is_done(self, name: str, subject: Any) -> bool:
         """Asks `cudaEventQuery` or `cudaStreamQuery`."""
         (code,) = getattr(self._cuda, name)(subject)
@@ -127,6 +131,9 @@ class CudaStream:
         event = self._events.pop() if self._events else self._runtime.make_event(self._device)
         self._runtime.record(event, self._handle)
         return event
+
+    def wait_for(self, mark: Any) -> None:
+        self._runtime.hold_back(self._handle, mark)
 
     def has_passed(self, mark: Any) -> bool:
         return self._runtime.is_done("cudaEventQuery", mark)

@@ -32,6 +32,14 @@ class DeviceStream(Protocol):
         """
         ...
 
+    def wait_for(self, mark: Mark) -> None:
+        """What is queued from now on runs after `mark`, which is another stream's of the device.
+
+        Raises:
+            DeviceError: it was not queued.
+        """
+        ...
+
     def has_passed(self, mark: Mark) -> bool:
         """Whether all before `mark` was done.
 

@@ -3,7 +3,11 @@
 Invariants:
 - The memory is busy until its streams are idle, also after a failure: whoever fills it anew before
   that would have an old copy land in the new image.
-- Each device has one stream, so several devices copy at once; within one, copies keep their order.
+- Each device has streams of its own, so several devices copy at once; within one, copies keep their
+  order.
+- The streams of a device take turns. A GPU's copy engine stays with a stream for as long as that
+  has work, and one that took all would hold up a training that reads its loss until the last byte
+  is here: on an H100, 4 bytes waited 170 ms for 8 GiB. Between two turns it gets in, after 0.6 ms.
 
 Assumes that the source's bytes are there already and stay as they are: a stream of our own does not
 wait for what a framework has queued on its own.
@@ -21,28 +25,29 @@ from holdfast.adapt.device_runtime import DeviceRuntime, DeviceStream, Mark
 from holdfast.errors import DeviceError
 
 PIECE_SIZE_BYTES = 32 * 1024 * 1024
-"""How much at least is between two marks: enough for the full rate, and soon enough digested."""
+"""How much at least is a turn, with a mark at its end: enough for the full rate, and soon over."""
 
 log = logging.getLogger(__name__)
 
 
 class Streams:
-    """One stream for each device of a kind, opened when it is first needed."""
+    """Two streams for each device of a kind, opened when they are first needed."""
 
     def __init__(self, runtime: DeviceRuntime) -> None:
         self.runtime = runtime
-        self._streams: dict[int, DeviceStream] = {}
+        self._streams: dict[int, tuple[DeviceStream, DeviceStream]] = {}
         self.failure: DeviceError | None = None
         """The first failure of any transfer; what comes after it had better take another way."""
 
-    def of(self, device: int) -> DeviceStream:
-        """The device's stream.
+    def of(self, device: int) -> tuple[DeviceStream, DeviceStream]:
+        """The device's streams.
 
         Raises:
             DeviceError: the device gives none.
         """
         if device not in self._streams:
-            self._streams[device] = self.runtime.open_stream(device)
+            opened = self.runtime.open_stream(device), self.runtime.open_stream(device)
+            self._streams[device] = opened
         return self._streams[device]
 
 
@@ -95,14 +100,46 @@ class _Piece:
         self.mark: Mark = None
 
 
+class _Turns:
+    """What one device copies, by its two streams in turn."""
+
+    def __init__(self, streams: tuple[DeviceStream, DeviceStream]) -> None:
+        self._stream, self._other = streams
+        self._unmarked: list[_Piece] = []
+        self._unmarked_bytes = 0
+        self.marks: list[tuple[DeviceStream, Mark]] = []
+
+    def copy(self, target: int, source: int, size_bytes: int, start_bytes: int) -> _Piece:
+        """Queues a copy."""
+        if self.marks and not self._unmarked:
+            # A turn begins where that of the other stream ends.
+            self._stream.wait_for(self.marks[-1][1])
+        self._stream.copy(target, source, size_bytes)
+        piece = _Piece(start_bytes, self._stream)
+        self._unmarked.append(piece)
+        self._unmarked_bytes += size_bytes
+        if self._unmarked_bytes >= PIECE_SIZE_BYTES:
+            self.end_turn()
+        return piece
+
+    def end_turn(self) -> None:
+        """Marks what was queued; it is the other stream's turn."""
+        if self._unmarked:
+            mark = self._stream.mark()
+            self.marks.append((self._stream, mark))
+            for piece in self._unmarked:
+                piece.mark = mark
+            self._unmarked, self._unmarked_bytes = [], 0
+            self._stream, self._other = self._other, self._stream
+
+
 class QueuedTransfer:
     """Copies in their streams; see `holdfast.adapt.contract.Transfer`."""
 
     def __init__(self, streams: Streams, address: int, ranges: Sequence[DeviceRange]) -> None:
         self._pieces: list[_Piece] = []
         self._passed = 0
-        self._used: list[DeviceStream] = []
-        self._marks: list[tuple[DeviceStream, Mark]] = []
+        self._turns: dict[int, _Turns] = {}
         self._failure: DeviceError | None = None
         self._is_over = False
         self._streams = streams
@@ -117,32 +154,17 @@ class QueuedTransfer:
         self._streams.failure = self._streams.failure or error
 
     def _queue(self, address: int, ranges: Sequence[DeviceRange]) -> None:
-        unmarked: dict[int, list[_Piece]] = {}
-        unmarked_bytes: dict[int, int] = {}
         for found in ranges:
-            stream = self._streams.of(found.device)
-            if stream not in self._used:
-                self._used.append(stream)
+            if found.device not in self._turns:
+                self._turns[found.device] = _Turns(self._streams.of(found.device))
+            turns = self._turns[found.device]
             for done in range(0, found.size_bytes, PIECE_SIZE_BYTES):
                 size = min(PIECE_SIZE_BYTES, found.size_bytes - done)
                 place = found.offset_bytes + done
-                stream.copy(address + place, found.address + done, size)
-                piece = _Piece(place, stream)
+                piece = turns.copy(address + place, found.address + done, size, place)
                 self._pieces.append(piece)
-                unmarked.setdefault(found.device, []).append(piece)
-                unmarked_bytes[found.device] = unmarked_bytes.get(found.device, 0) + size
-                if unmarked_bytes[found.device] >= PIECE_SIZE_BYTES:
-                    self._mark(unmarked.pop(found.device))
-                    unmarked_bytes[found.device] = 0
-        for pieces in unmarked.values():
-            self._mark(pieces)
-
-    def _mark(self, pieces: list[_Piece]) -> None:
-        stream = pieces[0].stream
-        mark = stream.mark()
-        self._marks.append((stream, mark))
-        for piece in pieces:
-            piece.mark = mark
+        for turns in self._turns.values():
+            turns.end_turn()
 
     def has_arrived(self, stop_bytes: int) -> bool:
         if self._failure is not None:
@@ -161,13 +183,15 @@ class QueuedTransfer:
         return True
 
     def is_over(self) -> bool:
-        if not self._is_over and all(map(self._is_quiet, self._used)):
+        used = [stream for device in self._turns for stream in self._streams.of(device)]
+        if not self._is_over and all(map(self._is_quiet, used)):
             self._is_over = True
             # Whatever did not fail has arrived.
             self._passed = len(self._pieces)
-            for stream, mark in self._marks:
-                stream.reuse(mark)
-            self._marks = []
+            for turns in self._turns.values():
+                for stream, mark in turns.marks:
+                    stream.reuse(mark)
+            self._turns = {}
         return self._is_over
 
     def _is_quiet(self, stream: DeviceStream) -> bool:

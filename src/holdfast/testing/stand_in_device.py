@@ -1,9 +1,9 @@
 """A device that is none: the host's memory plays a device's, and threads play its streams.
 
 It behaves as CUDA's runtime does where that matters. Copies run later, in order, from whatever the
-source holds by then; only registered memory may be written; memory must be unregistered before it
-is unmapped; a failed copy fails its stream for good. `held` stops the streams, so that a test says
-when copies run, and needs no luck.
+source holds by then, and a stream may wait for another one; only registered memory may be written;
+memory must be unregistered before it is unmapped; a failed copy fails its stream for good. `held`
+stops the streams, so that a test says when copies run, and needs no luck.
 
 While it is `serving`, JAX's CPU arrays count as arrays on a device.
 """
@@ -15,6 +15,7 @@ import ctypes
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,14 @@ class StandInDevice:
         raise DeviceError("cudaMemcpyAsync: expected registered memory, found none (stand-in)")
 
 
+@dataclass(frozen=True, slots=True)
+class _StandInMark:
+    """A place in a stream's queue."""
+
+    stream: StandInStream
+    count: int
+
+
 class StandInStream:
     """Copies that a thread runs in order."""
 
@@ -169,7 +178,7 @@ class StandInStream:
         self._owner = owner
         self._device = device
         self._changed = threading.Condition()
-        self._waiting: deque[tuple[int, int, int]] = deque()
+        self._waiting: deque[tuple[int, int, int] | _StandInMark] = deque()
         self._queued = 0
         self._done = 0
         self._failure: DeviceError | None = None
@@ -185,16 +194,22 @@ class StandInStream:
             self._waiting.append((target, source, size_bytes))
             self._changed.notify_all()
 
-    def mark(self) -> int:
-        return self._queued
+    def mark(self) -> _StandInMark:
+        return _StandInMark(self, self._queued)
 
-    def has_passed(self, mark: int) -> bool:
+    def wait_for(self, mark: _StandInMark) -> None:
+        with self._changed:
+            self._queued += 1
+            self._waiting.append(mark)
+            self._changed.notify_all()
+
+    def has_passed(self, mark: _StandInMark) -> bool:
         with self._changed:
             if self._failure is not None:
                 raise self._failure
-            return self._done >= mark
+            return self._done >= mark.count
 
-    def reuse(self, mark: int) -> None:
+    def reuse(self, mark: _StandInMark) -> None:
         pass
 
     def is_idle(self) -> bool:
@@ -207,6 +222,12 @@ class StandInStream:
         """Whether nothing waits or runs; never raises."""
         with self._changed:
             return self._failure is not None or self._done == self._queued
+
+    def comes_to(self, count: int) -> bool:
+        """Waits until so much is done; whether it is."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._done >= count or self._failure, STOP_SECS)
+            return self._done >= count
 
     def stop(self) -> None:
         """Ends the thread."""
@@ -221,8 +242,11 @@ class StandInStream:
                 self._changed.wait_for(lambda: self._waiting or self._is_stopped)
                 if not self._waiting or self._failure is not None:
                     return
-                copy = self._waiting.popleft()
-            is_well = self._owner.run(*copy, self._device)
+                found = self._waiting.popleft()
+            if isinstance(found, _StandInMark):
+                is_well = found.stream.comes_to(found.count)
+            else:
+                is_well = self._owner.run(*found, self._device)
             with self._changed:
                 if is_well:
                     self._done += 1
