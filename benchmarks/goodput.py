@@ -52,12 +52,14 @@ def _run(bench: Bench, system: str, steps: int, seed: int | None) -> dict[str, A
     with bench.directory() as directory:
         command = [sys.executable, "-m", "benchmarks.goodput_trainer"]
         command += [system, directory, str(steps)]
+        # As where restarts are expected: what was compiled once is read from here afterwards.
+        environment = bench.environment | {"JAX_COMPILATION_CACHE_DIR": f"{directory}.compiled"}
         started = time.monotonic()
         kills = 0
         while True:
             process = subprocess.Popen(
                 command,
-                env=bench.environment,
+                env=environment,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,

@@ -33,7 +33,7 @@ def main() -> None:
     state = {
         "params": params,
         "opt_state": opt_state,
-        "rng": rng,
+        "rng": model.everywhere(rng),
         "data": batch_iterator(load_corpus(), shape, seed=0),
     }
     keeper = KEEPERS[system](directory)
