@@ -270,3 +270,25 @@ def test_spoilt_messages_are_refused_or_are_messages() -> None:
         except InvalidArgumentError:
             refused += 1
     assert refused > 1000
+
+
+def test_a_share_that_failed_after_a_leader_before_had_begun_it_anew_counts_as_failed() -> None:
+    ledger = Ledger(2, {})
+    ledger.required, ledger.may_recycle, ledger.preserved = 1, True, frozenset()
+    ledger.domains["a"] = ledger.domains["b"] = "d"
+    step = CheckpointId(10, 1)
+    parts = {
+        host: Held(step, 2, is_due=True, own=((rank, 1),), replicas=(), written=(), **failed)
+        for rank, (host, failed) in enumerate(
+            {
+                "a": {"failure": "no answer"},
+                "b": {"failure": "the disk is full", "round": 3},
+            }.items()
+        )
+    }
+    for host, held in parts.items():
+        ledger.take(host, {}, {step: held})
+    ledger.settle()
+    # The first one is asked again, as the second one was.
+    assert ledger.entries[step].round == 3
+    assert ledger.entries[step].failures == {"b": "the disk is full"}

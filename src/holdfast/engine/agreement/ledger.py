@@ -259,6 +259,10 @@ class Ledger:
     def _take_troubles(self, entry: Entry, host: str, held: Held) -> None:
         if held.abandoned and entry.is_open:
             self.drop(entry, held.abandoned)
+        if held.round > entry.round:
+            # A leader before this one has begun it anew more often.
+            entry.round, entry.is_stale = held.round, True
+            entry.failures.clear()
         if held.failure and held.round == entry.round:
             if entry.failures.get(host) != held.failure:
                 entry.failures[host] = held.failure
