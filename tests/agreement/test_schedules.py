@@ -36,7 +36,7 @@ SEEN_AT = {
     "commit_without_the_last_part": 0,
     "count_parts_of_other_steps": 0,
     "keep_words_of_the_attempt_before": 2,
-    "go_on_from_the_newest_committed": 41,
+    "go_on_from_the_newest_committed": 67,
     "join_without_a_record": 0,
     "keep_what_ranks_have_missed": 10,
     "never_pull": 0,

@@ -263,11 +263,11 @@ class Agreement:
 
     def _start(self, turn: Turn) -> None:
         """Begins what trainers want to begin: an attempt, or a branch of theirs."""
-        member, joining = self.member, self.member.joining
+        member, wanting = self.member, self.member.begins_here
         if self.starting is not None and not self._is_wanted(self.starting):
             self.starting = None
-        if self.starting is None and joining is not None and joining.leader == turn.host:
-            self.starting = Starting(self.identity, joining, turn.now_secs)
+        if self.starting is None and wanting is not None:
+            self.starting = Starting(self.identity, wanting, turn.now_secs)
         if self.starting is None and self.leader is not None and member.group is not None:
             branch = self.leader.wanted_branch
             if branch is not None:
@@ -292,7 +292,7 @@ class Agreement:
     def _is_wanted(self, starting: Starting) -> bool:
         if starting.branch_from:
             return self.leader is not None and self.leader.reign.attempt == starting.branch_from
-        return starting.group is self.member.joining
+        return starting.group is self.member.begins_here
 
     def _lead(self, turn: Turn, starting: Starting, reign: Reign) -> None:
         before, self.starting = self.leader, None

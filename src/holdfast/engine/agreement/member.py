@@ -66,7 +66,8 @@ class Member:
         self.attempt = 0
         self.reign: Reign | None = None
         self.group: Group | None = None
-        self.joining: Group | None = None
+        self.wanting: dict[str, Group] = {}
+        """Trainers here whose attempt has not begun, by their words, in the order of coming."""
         self.following = Following(identity.settings)
         self.holdings = Holdings(identity.settings)
         self.words = TargetWords()
@@ -74,7 +75,6 @@ class Member:
         self._branch: BranchWish | None = None
         self._seq = 0
         self._channel = Channel()
-        self._hello = Channel()
         self._acked = (0, 0, 0)
         self._frozen_until_secs = float("-inf")
         self._is_changed = True
@@ -98,6 +98,12 @@ class Member:
                 self.group.begun[rank] = self.group.sealed[rank] = step
 
     @property
+    def begins_here(self) -> Group | None:
+        """The first of those that want to begin whose attempt this host begins."""
+        host = self._identity.host
+        return next((group for group in self.wanting.values() if group.leader == host), None)
+
+    @property
     def is_settled(self) -> bool:
         """Whether, as far as its leader knows, no checkpoint needs this host's RAM any more."""
         return self._settled or len(self.holdings) == 0
@@ -110,29 +116,24 @@ class Member:
         if self.group is not None and self.group.word == fact.group:
             self.group.ranks.add(fact.rank)
             return
-        if self.joining is not None and self.joining.word != fact.group:
-            waited_secs = turn.now_secs - self.joining.since_secs
-            if waited_secs < self._settings.joining_secs and not fact.takeover:
-                reason = f"other trainers ({self.joining.word}) are beginning an attempt here"
-                turn.act(GroupRefused(fact.group, reason, is_busy=True))
-                return
-            self._refuse_joining(turn, "another start took its place", is_busy=True)
-        if self.joining is None:
-            self.joining = joined_group(fact, turn.now_secs)
-            self._hello = Channel()
-        self.joining.ranks.add(fact.rank)
+        for word in [word for word in self.wanting if fact.takeover and word != fact.group]:
+            self._refuse(turn, word, "another start took its place", is_busy=True)
+        if fact.group not in self.wanting:
+            # Others that want to begin are not in its way: two hosts may hear of two starts in
+            # different orders, and each would lose a rank. The attempt's record decides.
+            self.wanting[fact.group] = joined_group(fact, turn.now_secs)
+        self.wanting[fact.group].ranks.add(fact.rank)
 
     def left(self, fact: RankLeft | RankLost) -> None:
         """A trainer is gone; lost where it did not say so."""
         self._is_changed = True
-        for group in (self.group, self.joining):
+        for group in (self.group, self.wanting.get(fact.group)):
             if group is not None and group.word == fact.group and fact.rank in group.ranks:
                 group.ranks.discard(fact.rank)
                 group.offers.pop(fact.rank, None)
                 group.is_broken |= isinstance(fact, RankLost)
                 (group.lost if isinstance(fact, RankLost) else group.left).add(fact.rank)
-        if self.joining is not None and not self.joining.ranks:
-            self.joining = None
+        self.wanting = {word: group for word, group in self.wanting.items() if group.ranks}
 
     def begun(self, fact: PartBegun) -> None:
         """A rank has read its target, and takes a checkpoint."""
@@ -218,9 +219,7 @@ class Member:
             return
         if not self.following.takes(orders, turn.now_secs):
             return
-        if self.attempt < orders.attempt or (
-            self.joining is not None and self.joining.word == orders.group
-        ):
+        if self.attempt < orders.attempt or orders.group in self.wanting:
             self._enter(turn, orders)
         self._know_reign(orders.group, orders.rank_count, orders.origin)
         self._channel.acked = max(self._channel.acked, min(orders.ack, self._channel.version))
@@ -253,8 +252,8 @@ class Member:
 
     def refused(self, turn: Turn, message: Refused) -> None:
         """The attempt that trainers here wanted does not begin."""
-        if self.joining is not None and self.joining.word == message.group:
-            self._refuse_joining(turn, message.reason, is_busy=message.is_busy)
+        if message.group in self.wanting:
+            self._refuse(turn, message.group, message.reason, is_busy=message.is_busy)
 
     def tell_held(self, turn: Turn, starter: str) -> None:
         """Tells a start what stands here; until it has begun, nothing is dropped."""
@@ -280,16 +279,16 @@ class Member:
     def work(self, turn: Turn) -> None:
         """Looks at the words, begins what is due, and tells what has changed."""
         now_secs = turn.now_secs
-        joining = self.joining
-        if joining is not None and now_secs - joining.since_secs >= self._settings.joining_secs:
-            self._refuse_joining(turn, "the attempt did not begin in time", is_busy=False)
+        for word, wanting in list(self.wanting.items()):
+            if now_secs - wanting.since_secs >= self._settings.joining_secs:
+                self._refuse(turn, word, "the attempt did not begin in time", is_busy=False)
         group = self.group
         if self.words.is_waiting and group is not None:
             self.words.look(group.ranks, group.begun, turn.published.lowest)
             self._is_changed = True
         if self.following.next_if_silent(now_secs):
             self._is_changed = True
-        is_frozen = self.joining is not None or now_secs < self._frozen_until_secs
+        is_frozen = bool(self.wanting) or now_secs < self._frozen_until_secs
         if self.holdings.work(turn, is_frozen):
             self._is_changed = True
         self._tell(turn)
@@ -300,18 +299,17 @@ class Member:
         if self.following.leader is not None:
             times.append(self._channel.due_at_secs(self._settings))
             times.append(self.following.silent_at_secs())
-        if self.joining is not None:
-            times.append(self._hello.due_at_secs(self._settings))
-            times.append(self.joining.since_secs + self._settings.joining_secs)
+        for group in self.wanting.values():
+            times.append(group.hello.due_at_secs(self._settings))
+            times.append(group.since_secs + self._settings.joining_secs)
         if self.words.is_waiting:
             times.append(now_secs + LOOK_SECS)
         return min(times)
 
     def _tell(self, turn: Turn) -> None:
-        """Reports to the leader, and to the one of an attempt that begins, what is new or due."""
+        """Reports to the leader, and to those of attempts that begin, what is new or due."""
         targets = [(self.following.leader, self._channel, self.group)]
-        if self.joining is not None:
-            targets.append((self.joining.leader, self._hello, self.joining))
+        targets += [(group.leader, group.hello, group) for group in self.wanting.values()]
         for host, channel, group in targets:
             if host is None:
                 continue
@@ -338,7 +336,8 @@ class Member:
         self._seq += 1
         following = self.following
         assert isinstance(channel.content, HostState)
-        if channel is self._channel:
+        is_hello = channel is not self._channel
+        if not is_hello:
             self._acked = following.term, following.incarnation, following.ack
         return Report(
             run=self._identity.run,
@@ -350,10 +349,10 @@ class Member:
             leader_incarnation=following.incarnation,
             ack=following.ack,
             # Those of trainers that are about to begin another attempt say nothing of it.
-            published=NO_STEP if channel is self._hello else turn.published.highest,
-            is_hello=channel is not self._channel,
+            published=NO_STEP if is_hello else turn.published.highest,
+            is_hello=is_hello,
             state=channel.content,
-            save_cost_secs=None if channel is self._hello else turn.published.save_cost_secs,
+            save_cost_secs=None if is_hello else turn.published.save_cost_secs,
         )
 
     def _state(self, group: Group | None) -> HostState:
@@ -417,10 +416,10 @@ class Member:
 
     def _enter(self, turn: Turn, orders: Orders) -> None:
         """A newer attempt has begun: of the trainers here, or of others."""
-        joining = self.joining
-        if joining is not None and joining.word == orders.group:
+        wanting = self.wanting.pop(orders.group, None)
+        if wanting is not None:
             self.fence(turn, orders.attempt, "another start has taken its place")
-            self.group, self.joining = joining, None
+            self.group = wanting
         elif self.group is None or self.group.word != orders.group:
             self.fence(turn, orders.attempt, "trainers on other hosts have taken the run over")
         self.attempt = orders.attempt
@@ -450,7 +449,6 @@ class Member:
         if group is not None and group.ranks:
             turn.act(Fenced(group.word, attempt, reason))
 
-    def _refuse_joining(self, turn: Turn, reason: str, *, is_busy: bool) -> None:
-        assert self.joining is not None
-        turn.act(GroupRefused(self.joining.word, reason, is_busy))
-        self.joining = None
+    def _refuse(self, turn: Turn, word: str, reason: str, *, is_busy: bool) -> None:
+        del self.wanting[word]
+        turn.act(GroupRefused(word, reason, is_busy))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from holdfast.engine.agreement.facts import Found, RankJoined
+from holdfast.engine.agreement.turn import Channel
 from holdfast.format.names import CheckpointId
 
 
@@ -14,7 +15,8 @@ class Group:
 
     `attempt` is 0 until it has begun. `ranks` live and are attached; those that were here `left` in
     good order or are `lost`. Of those on other hosts that ended the trainers here were told.
-    `offers` are the ranks of whose parts a rank here makes copies itself.
+    `offers` are the ranks of whose parts a rank here makes copies itself. By `hello` the leader is
+    told of them until the attempt has begun.
     """
 
     word: str
@@ -32,6 +34,7 @@ class Group:
     left: set[int] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)
     told_ended: set[int] = field(default_factory=set)
+    hello: Channel = field(default_factory=Channel)
 
     @property
     def offered(self) -> frozenset[int]:
