@@ -53,8 +53,10 @@ from tests.trust.in_process import InProcessHost, StepClock, read_checkpoint, ri
 
 SEED = 20260801
 TOKENS_BEFORE = 1_000_000
-# Two ranks, and for each: an image that is kept, its own, and what comes next.
-SLOTS_MAX = 6
+# What two ranks held that died before the older of two checkpoints was given up: for each an image
+# that both keep, and their own. It stays until the next attempt's first one, in a slot more, is
+# complete, and its slots are free then, for whatever comes.
+SLOTS_MAX = 2 * 3 + 1
 TOLD_COUNT = 8
 # The share of the states that is opened: of one crash in the fast tests (the soak test opens all),
 # of losses of power in recoveries, and of other crashes after a crash.
