@@ -10,10 +10,12 @@ from holdfast.engine.agreement import effects as ef
 from holdfast.engine.agreement import facts as fa
 from holdfast.engine.agreement.agreement import Agreement
 from holdfast.engine.agreement.messages import (
+    Alive,
     Command,
     Kind,
     Newer,
     Orders,
+    Probe,
     PullOrder,
     Status,
     Target,
@@ -172,6 +174,29 @@ def test_a_start_does_not_take_another_ones_record_for_its_own() -> None:
     second = asked_for(machine.handle(listed, 0.5, NOTHING))
     done = machine.handle(fa.AttemptBegun(second), 0.6, NOTHING)
     assert [(e.group, e.attempt) for e in done if isinstance(e, ef.AttemptJoined)] == [("g2", 2)]
+
+
+def told_alive(effects: list[ef.Effect]) -> list[Alive]:
+    return [e.message for e in effects if isinstance(e, ef.Send) and isinstance(e.message, Alive)]
+
+
+def test_a_start_whose_record_stands_before_it_was_told_so_is_alive() -> None:
+    machine = Agreement(
+        Identity(run="run", host="a", domain="a", incarnation=7, settings=Settings())
+    )
+    machine.handle(fa.Found(), 0.0, NOTHING)
+    machine.handle(fa.RankJoined(group="g1", rank=0, rank_count=1, leader="a"), 0.1, NOTHING)
+    listed = fa.DurableListed(
+        newest_attempt=0, leader="", limits={}, committed=frozenset(), parts={}
+    )
+    asked = asked_for(machine.handle(listed, 0.2, NOTHING))
+    probe = fa.Received("b", Probe(run="run", attempt=1, group="g2"))
+    (told,) = told_alive(machine.handle(probe, 0.3, NOTHING))
+    assert (told.is_living, told.attempt, told.group) == (True, 1, "g2")
+    other = fa.Received("b", Probe(run="run", attempt=2, group="g2"))
+    assert not told_alive(machine.handle(other, 0.4, NOTHING))[0].is_living
+    machine.handle(fa.AttemptBegun(asked), 0.5, NOTHING)
+    assert told_alive(machine.handle(probe, 0.6, NOTHING))[0].is_living
 
 
 def asked_hosts(effects: list[ef.Effect]) -> list[str]:

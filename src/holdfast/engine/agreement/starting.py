@@ -139,6 +139,11 @@ class Starting:
         """
         return self._phase is _Phase.BEGIN and asked == self._asked_for
 
+    def may_have(self, attempt: int) -> bool:
+        """Whether it waits for that attempt's record, which may stand already."""
+        asked = self._asked_for if self._phase is _Phase.BEGIN and self._is_asking else None
+        return asked is not None and asked.attempt == attempt
+
     def attempt_begun(self, fact: AttemptBegun) -> None:
         """The record stands: this start has the number."""
         if self.awaits(fact.asked):
