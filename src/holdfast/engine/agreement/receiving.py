@@ -124,9 +124,8 @@ def _probe(agreement: Agreement, turn: Turn, sender: str, probe: Probe) -> None:
     if is_living and leader is not None and leader.is_broken:
         # Without all its ranks it cannot go on, so it does not stand in the way.
         is_living = False
-    attempt, starting = agreement.member.attempt, agreement.starting
-    is_other = starting is not None and starting.group.word != probe.group
-    if starting is not None and is_other and starting.may_have(probe.attempt):
+    attempt = agreement.member.attempt
+    if agreement.starting is not None and agreement.starting.may_have(probe.attempt):
         # The record that the other start has found is the one that this host is putting.
         is_living, attempt = True, probe.attempt
     alive = Alive(run=probe.run, attempt=attempt, group=probe.group, is_living=is_living)

@@ -141,8 +141,8 @@ class Starting:
 
     def may_have(self, attempt: int) -> bool:
         """Whether it waits for that attempt's record, which may stand already."""
-        asked = self._asked_for if self._phase is _Phase.BEGIN and self._is_asking else None
-        return asked is not None and asked.attempt == attempt
+        is_waiting = self._phase is _Phase.BEGIN and self._is_asking
+        return is_waiting and self._asked_for is not None and self._asked_for.attempt == attempt
 
     def attempt_begun(self, fact: AttemptBegun) -> None:
         """The record stands: this start has the number."""
