@@ -358,7 +358,7 @@ class Host:
                 self._put_attempt(effect)
             self.tell(fa.BeginFailed(effect, "no answer"))
         elif self._put_attempt(effect):
-            self.tell(fa.AttemptBegun(effect))
+            self.later(world.answer_secs, fa.AttemptBegun(effect))
         else:
             self.tell(fa.AttemptTaken(effect))
 

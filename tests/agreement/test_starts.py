@@ -18,12 +18,14 @@ def test_of_two_starts_at_once_one_wins_and_the_other_is_told_that_the_run_is_bu
     assert list(world.storage.attempts) == [1]
 
 
+@pytest.mark.parametrize("answer_secs", [0.0, 0.5])
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("seed", range(20))
 def test_of_two_starts_on_the_same_hosts_one_wins_in_whatever_order_their_ranks_come(
-    seed: int, turned: bool
+    seed: int, turned: bool, answer_secs: float
 ) -> None:
     world = make(3)
+    world.answer_secs = answer_secs
     world.rng.seed(seed)
     hosts = list(world.hosts)
     first = world.start_job(hosts)

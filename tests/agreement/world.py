@@ -51,6 +51,8 @@ class World:
     restarts: bool = True
     storage_failures: float = 0.0
     storage_slow_secs: float = 0.05
+    answer_secs: float = 0.0
+    """How long an attempt's record stands before its host is told so."""
     pull_failures: float = 0.0
     abandons: float = 0.0
     zombies: float = 0.0
