@@ -26,7 +26,7 @@ def open_cuda() -> CudaRuntime:
     except ImportError as error:
         raise DeviceError(
             "find CUDA: expected the package cuda-bindings, found none that can be imported "
-            f"({error}); install holdfast[cuda]"
+            f"({error}); install holdfast-checkpoint[cuda]"
         ) from error
     found = CudaRuntime(runtime)
     if found.device_count() == 0:

@@ -128,7 +128,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 def installed_version() -> str:
     """The version of Holdfast that this agent is of."""
     try:
-        return metadata.version("holdfast")
+        return metadata.version("holdfast-checkpoint")
     except metadata.PackageNotFoundError:
         return "unknown"
 

@@ -146,7 +146,7 @@ def _check_packages() -> None:
     if missing:
         raise InvalidArgumentError(
             f"holdfast demo: expected {', '.join(_NEEDED)} to be installed, found no "
-            f"{', '.join(missing)}; install `holdfast[demo]`"
+            f"{', '.join(missing)}; install `holdfast-checkpoint[demo]`"
         )
 
 
