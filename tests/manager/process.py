@@ -19,6 +19,7 @@ import traceback
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src import distributed
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import holdfast
@@ -34,6 +35,9 @@ BIG_EVERY = json.loads(sys.argv[5]).get("big_every", 1)
 IS_FROZEN = json.loads(sys.argv[5]).get("frozen", False)
 # One rank's arrays may stand on a device that stands still when it is told to.
 DEVICE = StandInDevice()
+
+# A rank that is ahead of the others waits so long for them.
+LOCKSTEP_MS = 120_000
 
 # What a save takes on this rank's training thread, beside what it really takes.
 SAVE_SECS = json.loads(sys.argv[5]).get("save_secs", {}).get(sys.argv[3], 0)
@@ -121,6 +125,8 @@ def train(manager: holdfast.CheckpointManager, steps: range, rank: int, todo: di
     doomed = todo.get("delete_once")
     for step in steps:
         time.sleep(pause_secs(todo, step, rank))
+        if todo.get("lockstep"):
+            await_others(step)
         if todo.get("signal_at") == step and rank == todo.get("signal_rank", 0):
             os.kill(os.getpid(), signal.SIGTERM)
         if [rank, step] == todo.get("hold"):
@@ -154,6 +160,13 @@ def pause_secs(todo: dict, step: int, rank: int) -> float:
     """How long a step takes; `pauses` tells of each rank before which it stands for how many."""
     pauses = todo["pauses"][rank] if "pauses" in todo else {}
     return todo.get("sleep", 0.002) * pauses.get(str(step), 1)
+
+
+def await_others(step: int) -> None:
+    """Waits until all ranks have come to `step`, as a collective in the step would."""
+    client = distributed.global_state.client
+    assert client is not None
+    client.wait_at_barrier(f"step {step}", LOCKSTEP_MS)
 
 
 def delete(manager: holdfast.CheckpointManager, step: int) -> None:

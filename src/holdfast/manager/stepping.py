@@ -30,6 +30,7 @@ class Due:
 
     `must_save`: taken whatever waits. `is_target`: a later step will do too, for what is due by a
     target. `may_wait`: so it will for all that is due, and no other rank meets this one at it.
+    `is_by_step`: the caller or a policy wants this very step, or a preemption of this rank alone.
     """
 
     durable: bool
@@ -37,6 +38,7 @@ class Due:
     must_save: bool
     is_target: bool
     may_wait: bool
+    is_by_step: bool
     is_preemption: bool
 
     @property
@@ -84,6 +86,7 @@ class Stepping:
             must_save=must_save,
             is_target=is_target,
             may_wait=self._is_alone and is_target and not (must_save or durable_step or ram_step),
+            is_by_step=force or told_alone or durable_step or ram_step,
             is_preemption=is_preemption,
         )
 

@@ -78,7 +78,10 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Tell the ranks here how a checkpoint ended: committed, failed or dropped."""
+    """Notify the ranks here that a checkpoint is protected, committed, failed or dropped.
+
+    `PROTECTED` comes at most once before one of the others, which end the save.
+    """
 
     id: CheckpointId
     status: Status
