@@ -50,7 +50,7 @@ class Host:
     agent: Agreement | None = None
     life: int = 0
     is_halted: bool = False
-    """Its agent was stopped: it takes nothing, and what comes to it waits, messages not for long."""
+    """Its agent was stopped: what comes to it waits, messages not for long."""
     waiting: list[fa.Fact] = field(default_factory=list)
     ram: dict[CheckpointId, dict[int, bool]] = field(default_factory=dict)
     counts: dict[CheckpointId, int] = field(default_factory=dict)

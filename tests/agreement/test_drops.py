@@ -9,6 +9,8 @@ from __future__ import annotations
 import pytest
 
 from holdfast.engine.agreement.settings import Settings
+from tests.agreement.oracle import BrokenPromiseError
+from tests.agreement.rules import BREACHES
 from tests.agreement.world import Shape, World
 
 STEPS = 600
@@ -41,16 +43,34 @@ def drifted_world(seed: int, halted: str, halt_at: float, *, every: int) -> Worl
     return world
 
 
-@pytest.mark.parametrize("halted", ["h0000", "h0001"])
-@pytest.mark.parametrize("every", [0, 5])
-@pytest.mark.parametrize("seed", range(2))
-def test_each_save_of_ranks_far_apart_ends_also_when_an_agent_was_stopped(
-    seed: int, every: int, halted: str
-) -> None:
-    world = drifted_world(seed, halted, 20.0 + 10 * seed, every=every)
+def run_through(world: World) -> None:
     world.run(SECS)
     job = world.job
     assert job is not None
     assert [trainer.step for trainer in job.trainers] == [STEPS - 1] * 2
     assert world.oracle.commits > 0
     assert [trainer.accepted_at for trainer in job.trainers] == [{}, {}]
+
+
+@pytest.mark.parametrize("halted", ["h0000", "h0001"])
+@pytest.mark.parametrize("every", [0, 5])
+@pytest.mark.parametrize("seed", range(2))
+def test_each_save_of_ranks_far_apart_ends_also_when_an_agent_was_stopped(
+    seed: int, every: int, halted: str
+) -> None:
+    run_through(drifted_world(seed, halted, 20.0 + 10 * seed, every=every))
+
+
+@pytest.mark.parametrize(
+    ("rule", "every", "promise"),
+    [
+        ("look_at_a_host_only_when_it_reports", 5, "I10"),
+        ("forget_the_ranks_of_silent_hosts", 0, "I5"),
+    ],
+)
+def test_the_simulator_notices_what_ends_no_save(
+    rule: str, every: int, promise: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    BREACHES[rule](monkeypatch.setattr)
+    with pytest.raises(BrokenPromiseError, match=promise):
+        run_through(drifted_world(0, "h0000", 20.0, every=every))

@@ -37,7 +37,7 @@ class Trainer:
     outstanding: dict[CheckpointId, bool] = field(default_factory=dict)
     reports: dict[CheckpointId, fa.PartSealed] = field(default_factory=dict)
     accepted_at: dict[CheckpointId, float] = field(default_factory=dict)
-    """When each save that has not ended was accepted; one that went to a host that was lost ends."""
+    """When each save that has not ended was accepted."""
     untold: list[fa.Fact] = field(default_factory=list)
     waits_since: float | None = None
     pace_secs: float = 0.1

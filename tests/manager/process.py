@@ -24,7 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import holdfast
 from holdfast import preservation_policy, save_decision_policy
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, SaveFailedError
 from holdfast.testing.stand_in_device import StandInDevice
 
 WITH_POSITION = json.loads(sys.argv[5]).get("position", True)
@@ -139,8 +139,13 @@ def train(manager: holdfast.CheckpointManager, steps: range, rank: int, todo: di
             report = manager.last_restore
             say(went_back=report.step, passed_over=report.passed_over)
             break
-        if manager.save(step, state_at(step, rank)):
-            saved.append(step)
+        try:
+            if manager.save(step, state_at(step, rank)):
+                saved.append(step)
+        except SaveFailedError as error:
+            if not todo.get("goes_on"):
+                raise
+            say(failed=error.steps, at_step=step, message=str(error))
         if todo.get("tell"):
             say(step=step, at_secs=time.monotonic())
         if [rank, step] == todo.get("hold"):

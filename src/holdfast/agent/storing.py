@@ -275,9 +275,7 @@ class Storing:
             is_missing = False
             problems.append(f"{part_key(checkpoint, 0, part_count)} says nothing of it")
         kind = ObjectNotFoundError if is_missing else CheckpointDamagedError
-        raise kind(
-            f"save {checkpoint}: rank 0's part was not found ({'; '.join(problems)})"
-        )
+        raise kind(f"save {checkpoint}: rank 0's part was not found ({'; '.join(problems)})")
 
     def _layouts_of(self, spec: CheckpointSpec) -> PartLayouts:
         """The layouts of a checkpoint's parts; most have the arrays of the one before.

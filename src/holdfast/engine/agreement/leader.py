@@ -102,7 +102,8 @@ class Leader:
     @property
     def save_cost_secs(self) -> float | None:
         """What a checkpoint costs the dearest rank of all hosts; None until one is known."""
-        costs = [self.views[host].save_cost_secs for host in self._rank_hosts]
+        heard = (self.views[host] for host in self._rank_hosts if not self.views[host].is_lost)
+        costs = [view.save_cost_secs for view in heard]
         return max((cost for cost in costs if cost is not None), default=None)
 
     @property
