@@ -95,21 +95,25 @@ def keeper(host: InProcessHost) -> Keeper:
     return host.service._keeper
 
 
-def kinds_of(host: InProcessHost, keeper: Keeper, *ends: tuple[int, Status, str]) -> list[str]:
+def kinds_of(
+    host: InProcessHost, keeper: Keeper, *ends: tuple[int, Status, str], is_due: bool = True
+) -> list[str]:
     """The kinds of the notices that these are posted as."""
     before = host.state.notices.count
     for step, status, reason in ends:
-        keeper.told(effects.Tell(CheckpointId(step, 1), status, reason))
+        keeper.told(effects.Tell(CheckpointId(step, 1), status, reason, is_due))
     count = host.state.notices.count - before
     return [notice.kind for notice in list(host.state.notices._notices)[-count:]] if count else []
 
 
-def test_a_protected_checkpoint_is_named_only_where_an_older_one_was_dropped(
+def test_a_protected_durable_one_is_named_only_where_an_older_one_was_dropped(
     host: InProcessHost, keeper: Keeper
 ) -> None:
     # The first one of an agent: it does not know what one before it has dropped.
     assert kinds_of(host, keeper, (1, Status.PROTECTED, "")) == ["protected"]
     assert kinds_of(host, keeper, (2, Status.PROTECTED, "")) == []
+    # Of one for RAM alone nothing else is posted.
+    assert kinds_of(host, keeper, (2, Status.PROTECTED, ""), is_due=False) == ["protected"]
     dropped = (4, Status.DROPPED, NO_PART)
     assert kinds_of(host, keeper, dropped, (3, Status.PROTECTED, "")) == ["dropped"]
     newer = ((5, Status.PROTECTED, ""), (6, Status.PROTECTED, ""))

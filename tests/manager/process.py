@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -139,13 +140,9 @@ def train(manager: holdfast.CheckpointManager, steps: range, rank: int, todo: di
             report = manager.last_restore
             say(went_back=report.step, passed_over=report.passed_over)
             break
-        try:
+        with failures_said(todo, step):
             if manager.save(step, state_at(step, rank)):
                 saved.append(step)
-        except SaveFailedError as error:
-            if not todo.get("goes_on"):
-                raise
-            say(failed=error.steps, at_step=step, message=str(error))
         if todo.get("tell"):
             say(step=step, at_secs=time.monotonic())
         if [rank, step] == todo.get("hold"):
@@ -165,6 +162,17 @@ def pause_secs(todo: dict, step: int, rank: int) -> float:
     """How long a step takes; `pauses` tells of each rank before which it stands for how many."""
     pauses = todo["pauses"][rank] if "pauses" in todo else {}
     return todo.get("sleep", 0.002) * pauses.get(str(step), 1)
+
+
+@contextlib.contextmanager
+def failures_said(todo: dict, step: int | None) -> Iterator[None]:
+    """Says which saves have failed, where the job `goes_on` then."""
+    try:
+        yield
+    except SaveFailedError as error:
+        if not todo.get("goes_on"):
+            raise
+        say(failed=error.steps, at_step=step, message=str(error))
 
 
 def await_others(step: int) -> None:
@@ -226,7 +234,8 @@ def main() -> None:
         saved = train(manager, range(start, start + todo["steps"]), rank, todo)
         if todo.get("stay"):
             signal.pause()
-        manager.wait_until_finished()
+        with failures_said(todo, None):
+            manager.wait_until_finished()
         if todo.get("delete_on") == rank:
             say(deletes=True)
             while not os.path.exists(todo.get("delete_when", directory)):

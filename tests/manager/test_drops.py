@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from holdfast.agent.protocol import Sealed
 from holdfast.errors import SaveFailedError
 from holdfast.format.names import CheckpointId
-from holdfast.manager.drops import DROPPED_SECS, GATHER_SECS, Drops
+from holdfast.manager.drops import DROPPED_SECS, GATHER_SECS
 from holdfast.manager.progress import Progress
 from tests.trust.in_process import StepClock
 
@@ -44,7 +45,7 @@ def failure(progress: Progress, *, at_end: bool = False) -> SaveFailedError | No
     if not at_end and not progress.has_failed:
         return None
     try:
-        progress.raise_at_end() if at_end else progress.raise_failure()
+        progress.raise_at_end(None) if at_end else progress.raise_failure()
     except SaveFailedError as error:
         return error
     return None
@@ -145,17 +146,33 @@ def test_a_notice_of_a_save_that_is_not_this_ranks_changes_nothing(progress: Pro
     assert failure(progress, at_end=True) is None
 
 
-def test_the_end_of_saving_waits_for_a_sealed_checkpoint_that_may_make_good(
-    clock: StepClock,
+def test_the_end_of_saving_waits_until_what_is_in_ram_alone_is_confirmed(
+    progress: Progress, accept: Accept
 ) -> None:
-    drops = Drops()
-    dropped, newer = CheckpointId(10, 1), CheckpointId(12, 1)
-    drops.add(dropped, "no", clock.monotonic(), is_durable=False, is_by_step=False)
-    assert drops.awaits([newer])
-    assert not drops.awaits([CheckpointId(9, 1)])
-    assert not drops.awaits([])
-    drops.secured(newer, is_committed=False)
-    assert not drops.awaits([newer])
+    by_step, newer = accept(10, durable=False, by_step=True), accept(12, durable=False)
+    ends = [
+        threading.Timer(0.1, progress.end, (newer, "protected", "")),
+        threading.Timer(0.2, progress.end, (by_step, "dropped", "no")),
+    ]
+    for end in ends:
+        end.start()
+    error = failure(progress, at_end=True)
+    for end in ends:
+        end.join()
+    assert error is not None
+    assert error.steps == (10,)
+    assert failure(progress, at_end=True) is None
+
+
+def test_what_no_other_host_confirms_has_failed_at_the_end(
+    progress: Progress, accept: Accept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.manager.progress.CONFIRM_SECS", 0.1)
+    accept(10, durable=False)
+    progress.raise_at_end(0.05)
+    error = failure(progress, at_end=True)
+    assert error is not None
+    assert "other hosts have not confirmed" in str(error)
 
 
 def test_only_saves_that_the_agent_has_acknowledged_are_asked_for(

@@ -70,6 +70,27 @@ def test_checkpoints_in_ram_that_are_dropped_are_raised(
     check(two_hosts, tmp_path / "run", 1, STOPPED_SECS, **todo)
 
 
+def test_what_was_dropped_is_raised_at_the_end_where_the_training_ends_before_the_agent_goes_on(
+    two_hosts: list[Host], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    job = start_job(two_hosts, run, **TODO, steps=60, interval=10**6, ram_interval=1)
+    job.wait_until(lambda: any(step > 10 for step in seen(run, "protected")))
+    pid = two_hosts[1].agent().pid
+    stop(pid)
+    try:
+        time.sleep(STOPPED_SECS)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    before = max(seen(run, "protected"))
+    found = job.results()
+    (failure,) = job.ranks[0].said("failed")
+    assert failure["at_step"] is None
+    assert set(failure["failed"]) == set(found[0]["saved"]) - set(range(before + 3))
+    assert len(failure["failed"]) > 40
+    assert "accepted and then dropped" in failure["message"]
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("stopped", [0, 1])
 def test_an_agent_that_is_taken_for_gone_and_goes_on_is_used_again(

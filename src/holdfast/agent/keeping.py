@@ -157,14 +157,17 @@ class Keeper:
     def told(self, effect: effects.Tell) -> None:
         """Notify the trainers here that a checkpoint is protected, or how its save ended.
 
-        That one is protected concerns them only after a drop, which it makes good: each notice
-        costs every trainer a call. An agent that was started anew does not know of earlier drops.
+        That a durable one is protected concerns them only after a drop, which it makes good: each
+        notice costs every trainer a call. An agent that was started anew does not know of earlier
+        drops.
         """
         kind = NOTICE_OF[effect.status]
         if effect.status is Status.PROTECTED:
-            if self._unsecured is None or _age(effect.id) < self._unsecured:
+            makes_good = self._unsecured is not None and _age(effect.id) > self._unsecured
+            if makes_good:
+                self._unsecured = None
+            elif effect.is_due:
                 return
-            self._unsecured = None
         elif effect.status is Status.DROPPED:
             if effect.reason == DELETED:
                 kind = "deleted"

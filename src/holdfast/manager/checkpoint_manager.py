@@ -277,7 +277,7 @@ class CheckpointManager:
                 f"wait until finished: steps {steps[:10]} are not durable after {timeout_secs} s; "
                 "saving goes on"
             )
-        self._progress.raise_at_end()
+        self._progress.raise_at_end(timeout_secs)
 
     def delete(self, step: int) -> None:
         """Removes the checkpoint of `step` from every tier, on all hosts.

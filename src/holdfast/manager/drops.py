@@ -16,7 +16,6 @@ Each rank judges the saves that it accepted itself. Not thread-safe: `Progress` 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from holdfast.errors import SaveFailedError
@@ -51,9 +50,6 @@ class Drops:
         self.due_at_secs = math.inf
         """When the first of them is a failure; infinite where there is none."""
 
-    def __len__(self) -> int:
-        return len(self._drops)
-
     def add(
         self,
         checkpoint: CheckpointId,
@@ -83,12 +79,6 @@ class Drops:
         """Forget all of them."""
         self._drops.clear()
         self._count()
-
-    def awaits(self, sealed: Iterable[CheckpointId]) -> bool:
-        """Whether one of `sealed`, saves for RAM alone, may still make one of them good."""
-        newest = max(map(_age, sealed), default=(0, -1))
-        waiting = (age for age, d in self._drops.items() if not (d.is_by_step or d.is_durable))
-        return any(age < newest for age in waiting)
 
     def take_failure(self, now_secs: float, *, is_final: bool) -> SaveFailedError | None:
         """Remove the drops that count as failed and return one error for all of them.

@@ -1,7 +1,8 @@
 """The saves that were accepted and are not finished, and the failures that were not told yet.
 
-A save for RAM alone is finished once it is sealed. It is remembered for a while after that, because
-it may still be dropped, which is a failure as of any other (`manager.drops`).
+A save for RAM alone is finished for the training once it is sealed. It may still be dropped, which
+is a failure as of any other (`manager.drops`), until all hosts together protect it: what ends the
+training waits for that, for `CONFIRM_SECS` at most.
 
 Shared by the training thread, the saver and the watcher; one lock guards it all.
 """
@@ -26,6 +27,8 @@ from holdfast.manager.drops import Drops
 
 SEALED_MAX = 256
 """The newest sealed saves for RAM alone that are remembered: more than any host cares for."""
+CONFIRM_SECS = 60.0
+"""How long the end of saving waits until other hosts have confirmed what is in RAM alone."""
 
 log = logging.getLogger(__name__)
 
@@ -109,14 +112,15 @@ class Progress:
     def reported(self, checkpoint: CheckpointId) -> None:
         """Note that the agent knows of the sealed part."""
         with self._changed:
-            save = self._saves.get(checkpoint)
+            save = self._saves.get(checkpoint) or self._sealed.get(checkpoint)
             if save is not None:
                 save.is_reported = True
 
     def pending(self) -> tuple[Id, ...]:
         """Return the oldest saves that were reported to the agent and have not ended."""
         with self._changed:
-            known = [(c.step, c.attempt) for c, save in self._saves.items() if save.is_reported]
+            saves = [*self._saves.items(), *self._sealed.items()]
+            known = [(c.step, c.attempt) for c, save in saves if save.is_reported]
             return tuple(known[:WATCHED_MAX])
 
     def sealed_part(self, checkpoint: CheckpointId) -> Sealed | None:
@@ -141,6 +145,7 @@ class Progress:
         elif kind in ("protected", "committed"):
             with self._changed:
                 self._drops.secured(checkpoint, is_committed=kind == "committed")
+                self._sealed.pop(checkpoint, None)
                 self._changed.notify_all()
         if kind in ("committed", "deleted", "left behind"):
             self.finish(checkpoint)
@@ -177,6 +182,7 @@ class Progress:
         """Nobody knows of any save what becomes of it: no agent answers."""
         with self._changed:
             waiting = list(self._saves)
+            self._sealed.clear()
         for checkpoint in waiting:
             self.fail(checkpoint, reason)
 
@@ -227,20 +233,22 @@ class Progress:
                 self._has_failed = bool(self._failures)
                 raise error
 
-    def raise_at_end(self) -> None:
+    def raise_at_end(self, timeout_secs: float | None) -> None:
         """Raise the oldest failure; what was dropped and is not made good by now has failed.
 
-        It waits, for as long as a newer checkpoint may still make up for one that was dropped: a
-        save for RAM alone is finished before all hosts have confirmed that it is protected.
+        It waits until all hosts have confirmed what is in RAM alone. What they have not confirmed
+        within `CONFIRM_SECS` counts as dropped; if `timeout_secs` is less, it stays undecided.
 
         Raises:
             SaveFailedError: background saves failed.
         """
+        limit_secs = CONFIRM_SECS if timeout_secs is None else min(CONFIRM_SECS, timeout_secs)
         with self._changed:
-            self._changed.wait_for(
-                lambda: self.has_failed or not self._drops.awaits(self._sealed),
-                self._drops.due_at_secs - self._clock.monotonic() if self._drops else 0.0,
-            )
+            is_over = self._changed.wait_for(lambda: not self._sealed, limit_secs)
+            unconfirmed = [] if is_over or limit_secs < CONFIRM_SECS else list(self._sealed)
+        for checkpoint in unconfirmed:
+            reason = f"other hosts have not confirmed within {CONFIRM_SECS:.0f} s that it is whole"
+            self.drop(checkpoint, reason)
         self.raise_failure(is_final=True)
 
     def outstanding(self) -> int:

@@ -25,7 +25,10 @@ def report_all(link: Link, progress: Progress) -> None:
 def report_unknown(link: Link, progress: Progress, checkpoint: CheckpointId) -> None:
     """Report a part that the agent does not know any more, if its save has not ended meanwhile."""
     sealed = progress.sealed_part(checkpoint)
-    if sealed is not None and not _report(link, sealed):
+    if sealed is None:
+        # It was for RAM alone, which was recycled by an agent that is gone: a newer one is there.
+        progress.finish(checkpoint)
+    elif not _report(link, sealed):
         progress.fail(checkpoint, "the agent does not know it any more; a newer attempt has begun")
 
 

@@ -217,7 +217,7 @@ class Holdings:
             holding.status, holding.reason = verdict.status, verdict.reason
             if verdict.status in _NOTIFIED and verdict.status is not holding.told:
                 holding.told = verdict.status
-                turn.act(Tell(holding.id, verdict.status, verdict.reason))
+                turn.act(Tell(holding.id, verdict.status, verdict.reason, holding.is_due))
             if verdict.may_go:
                 self._may_go[verdict.id] = verdict.reason or "newer checkpoints stand"
         self._writes, self._pull_orders = command.writes, command.pulls
@@ -262,6 +262,8 @@ class Holdings:
         is_awaited = holding.is_due or holding.status is Status.OPEN
         if is_awaited and holding.told not in _FINAL:
             turn.act(Tell(checkpoint, Status.DROPPED, reason))
+        elif holding.told is None:
+            turn.act(Tell(checkpoint, Status.PROTECTED, reason))
         for part in [part for part in self._pulling if part[0] == checkpoint]:
             self._pulling.discard(part)
             self._unwanted.add(part)
