@@ -45,7 +45,10 @@ def failure(progress: Progress, *, at_end: bool = False) -> SaveFailedError | No
     if not at_end and not progress.has_failed:
         return None
     try:
-        progress.raise_at_end(None) if at_end else progress.raise_failure()
+        if at_end:
+            progress.raise_at_end(None)
+        with progress.drops_raised_after(1000):
+            progress.raise_failure()
     except SaveFailedError as error:
         return error
     return None
@@ -120,6 +123,24 @@ def test_many_drops_of_saves_by_step_are_one_failure_whatever_is_committed_later
     assert "8, 9, …, 140" in str(error)
     assert "(150 in all)" in str(error)
     assert failure(progress, at_end=True) is None
+
+
+def test_drops_are_raised_after_the_step_is_saved_and_kept_where_it_is_not(
+    progress: Progress, accept: Accept, clock: StepClock
+) -> None:
+    progress.end(accept(10, by_step=True), "dropped", "no")
+    clock.secs += GATHER_SECS
+    with pytest.raises(ZeroDivisionError), progress.drops_raised_after(11):
+        1 / 0  # noqa: B018
+    assert progress.raised_at is None
+    with pytest.raises(SaveFailedError):
+        progress.raise_failure()
+    progress.end(accept(12, by_step=True), "dropped", "no")
+    clock.secs += GATHER_SECS
+    with pytest.raises(SaveFailedError), progress.drops_raised_after(13):
+        accept(13)
+    assert progress.raised_at == 13
+    assert progress.steps() == {13}
 
 
 def test_a_preemption_that_all_ranks_have_confirmed_must_not_be_dropped(

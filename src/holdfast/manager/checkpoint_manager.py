@@ -5,8 +5,7 @@ Invariants:
 - What `save` accepted is in `Progress` until it is durable or its failure was raised, once.
 - The state is fixed before `save` returns; nothing that the caller does afterwards reaches it.
 
-The file is longer than others because the public interface stands here whole, each call with what
-it promises; what the calls do stands in the modules beside it.
+The public interface stands here whole; what the calls do stands in the modules beside it.
 """
 
 from __future__ import annotations
@@ -195,7 +194,8 @@ class CheckpointManager:
             or steps.is_due_by_step(step)
         ):
             return False
-        return self._save_if_due(step, state, metrics, force)
+        with self._progress.drops_raised_after(step):
+            return self._save_if_due(step, state, metrics, force)
 
     def resume(self, state: Any) -> tuple[int, Any]:
         """The next step and the state of the newest checkpoint that can be restored.
@@ -265,9 +265,7 @@ class CheckpointManager:
         """Waits until all accepted saves are durable, or have failed.
 
         Raises:
-            SaveFailedError: one of them failed, or was dropped and no newer one makes up for it,
-                or no agent has answered for a minute or two (what is sealed in RAM becomes durable
-                when one goes on).
+            SaveFailedError: some failed, were dropped or are not confirmed; or no agent answers.
             WaitTimeoutError: the time is up; saving goes on.
         """
         arguments.check_timeout(timeout_secs)
@@ -353,7 +351,7 @@ class CheckpointManager:
     def _check_step(self, step: object, force: bool) -> None:
         number = arguments.check_step(step)
         steps = self._steps
-        if number == steps.last and number > steps.floor and number not in steps.accepted:
+        if steps.is_asked_again(number, self._progress.raised_at):
             # The call before told of an earlier save's failure, and this step is asked for again.
             return
         saved = [c for c in self._look().timeline if c.step == number]
@@ -376,6 +374,8 @@ class CheckpointManager:
         self, step: int, state: object, metrics: Mapping[str, float] | None, force: bool
     ) -> bool:
         self._progress.raise_failure()
+        if step in self._steps.accepted and not force:
+            return True
         place = self._link.place
         if place.words.values[ATTEMPT] != place.attempt:
             with self._progress.stopped_by(FencedError):

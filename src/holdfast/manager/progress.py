@@ -72,6 +72,8 @@ class Progress:
         self._failures: deque[HoldfastError] = deque()
         self._accepted_count = 0
         self._durable_count = 0
+        self.raised_at: int | None = None
+        """The step at which drops were raised last: it may be asked for once more."""
         self._has_failed = False
         self._is_stopped = False
 
@@ -214,20 +216,34 @@ class Progress:
             self.raise_failure()
             raise
 
-    def raise_failure(self, *, is_final: bool = False) -> None:
-        """Raise the oldest failure that was not raised yet.
+    @contextlib.contextmanager
+    def drops_raised_after(self, step: int) -> Iterator[None]:
+        """Raise what was dropped and has failed by now after the block, in which `step` is saved.
 
-        Args:
-            is_final: nothing is on its way any more: what was dropped and is not made good by now
-                has failed.
+        If `step` were not saved, the other ranks' parts of it would be dropped in turn.
 
         Raises:
-            SaveFailedError: background saves failed.
+            SaveFailedError: accepted saves were dropped.
         """
         with self._changed:
-            dropped = self._drops.take_failure(self._clock.monotonic(), is_final=is_final)
-            if dropped is not None:
-                self._failures.append(dropped)
+            error = self._drops.take_failure(self._clock.monotonic(), is_final=False)
+        try:
+            yield
+        except BaseException:
+            if error is not None:
+                self.tell(error)
+            raise
+        if error is not None:
+            self.raised_at = step
+            raise error
+
+    def raise_failure(self) -> None:
+        """Raise the oldest failure that was not raised yet.
+
+        Raises:
+            SaveFailedError: a background save failed.
+        """
+        with self._changed:
             if self._failures:
                 error = self._failures.popleft()
                 self._has_failed = bool(self._failures)
@@ -249,7 +265,11 @@ class Progress:
         for checkpoint in unconfirmed:
             reason = f"other hosts have not confirmed within {CONFIRM_SECS:.0f} s that it is whole"
             self.drop(checkpoint, reason)
-        self.raise_failure(is_final=True)
+        with self._changed:
+            dropped = self._drops.take_failure(self._clock.monotonic(), is_final=True)
+            if dropped is not None:
+                self._failures.append(dropped)
+        self.raise_failure()
 
     def outstanding(self) -> int:
         """How many saves are on their way to the durable tier."""

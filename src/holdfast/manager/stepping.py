@@ -71,6 +71,14 @@ class Stepping:
         """Whether a policy that depends on the step alone wants this step."""
         return self._asks(self._durable, step) or self._asks(self._ram, step)
 
+    def is_asked_again(self, step: int, raised_at: int | None) -> bool:
+        """Whether the last call of `save` was for `step` too, and raised an earlier failure.
+
+        `raised_at` is the step at which drops were raised, and which was saved all the same.
+        """
+        is_saved = step in self.accepted and step != raised_at
+        return step == self.last and step > self.floor and not is_saved
+
     def due(self, step: int, words: Sequence[int], told_alone: bool, force: bool) -> Due:
         """What is due at `step`."""
         is_preemption = self.preempted_at is None and (
