@@ -227,12 +227,14 @@ class Progress:
         """
         with self._changed:
             error = self._drops.take_failure(self._clock.monotonic(), is_final=False)
+        is_saved = False
         try:
             yield
-        except BaseException:
-            if error is not None:
+            is_saved = True
+        finally:
+            if error is not None and not is_saved:
+                # Another error leaves the block; this one is raised by the next call.
                 self.tell(error)
-            raise
         if error is not None:
             self.raised_at = step
             raise error
