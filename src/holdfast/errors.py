@@ -82,15 +82,17 @@ class ProcessLostError(HoldfastError):
 
 
 class SaveFailedError(HoldfastError):
-    """A background save failed; training may go on, the next save is tried anew.
+    """Background saves failed; training may go on, the next save is tried anew.
 
     Attributes:
-        step: the step whose checkpoint was not made.
+        step: the step whose checkpoint was not made; the first one of several.
+        steps: all of them, ascending.
     """
 
-    def __init__(self, step: int, message: str) -> None:
+    def __init__(self, step: int, message: str, steps: tuple[int, ...] = ()) -> None:
         super().__init__(message)
         self.step = step
+        self.steps = steps or (step,)
 
 
 class AgentUnavailableError(HoldfastError):

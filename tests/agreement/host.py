@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tests.agreement.world import World
 
 NEVER = 1 << 62
+MESSAGES_MAX = 4
+"""The newest messages that wait in the sockets of an agent that is stopped."""
 TICK_SECS_MIN = 0.001
 
 
@@ -47,6 +49,9 @@ class Host:
     is_up: bool = True
     agent: Agreement | None = None
     life: int = 0
+    is_halted: bool = False
+    """Its agent was stopped: what comes to it waits, messages not for long."""
+    waiting: list[fa.Fact] = field(default_factory=list)
     ram: dict[CheckpointId, dict[int, bool]] = field(default_factory=dict)
     counts: dict[CheckpointId, int] = field(default_factory=dict)
     words: dict[Kind, int] = field(default_factory=dict)
@@ -90,6 +95,24 @@ class Host:
         self.agent = None
         self.life += 1
         self.busy.clear()
+        self.is_halted = False
+        self.waiting.clear()
+
+    def halt(self) -> None:
+        """Its agent's process is stopped (SIGSTOP); the trainers go on."""
+        self.is_halted = self.agent is not None
+
+    def go_on(self) -> None:
+        """It goes on with what has come meanwhile; senders of messages gave up long ago."""
+        if not self.is_halted:
+            return
+        self.is_halted = False
+        waiting, self.waiting = self.waiting, []
+        newest = [f for f in waiting if isinstance(f, fa.Received)][-MESSAGES_MAX:]
+        for fact in waiting:
+            if not isinstance(fact, fa.Received) or any(fact is one for one in newest):
+                self.tell(fact)
+        self.tell(fa.Tick())
 
     def delete(self, checkpoint: CheckpointId) -> None:
         """Somebody removes a checkpoint here; he asks again where the agent ends meanwhile."""
@@ -165,6 +188,9 @@ class Host:
         """Tells the agent, if it lives, and does what it wants."""
         if self.agent is None:
             return
+        if self.is_halted:
+            self.waiting.append(fact)
+            return
         life = self.life
         wanted = self.agent.handle(fact, self.world.now, self.published())
         for effect in wanted:
@@ -234,6 +260,8 @@ class Host:
             case ef.Drop():
                 world.oracle.dropped(self, effect)
                 self.ram.pop(effect.id, None)
+                for trainer in list(self.trainers.values()):
+                    trainer.released(effect.id)
             case ef.Gone():
                 if effect.id in self.deleting:
                     self.deleting.discard(effect.id)
@@ -268,7 +296,7 @@ class Host:
             case ef.Tell():
                 self.world.oracle.told(self, effect)
                 for trainer in list(self.trainers.values()):
-                    trainer.outstanding.pop(effect.id, None)
+                    trainer.notified(effect)
             case ef.GroupRefused():
                 self.world.group_refused(effect)
             case ef.Fenced():

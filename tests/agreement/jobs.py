@@ -42,6 +42,8 @@ class Job:
     is_rewind: bool = False
     refused: str = ""
     started_at: float = 0.0
+    steps: int | None = None
+    """Each rank takes so many steps and then waits for its saves; None: until the job is ended."""
     is_finishing: bool = False
     finish_at: float = 0.0
     looked_at: float = -1.0
@@ -59,6 +61,8 @@ class Job:
 
     def may_step(self, trainer: Trainer) -> bool:
         """Whether the ranks that it has to wait for have come far enough."""
+        if self.steps is not None and trainer.step + 1 >= self.steps:
+            return False
         if self.world.now >= self.looked_at + LOOK_SECS or self.rank_count < MANY_RANKS:
             self.looked_at = self.world.now
             self.lowest = min(t.step for t in self.trainers if t.attempt == trainer.attempt)

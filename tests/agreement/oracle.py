@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from tests.agreement.world import World
 
 IN_FLIGHT_A_HOST_MAX = 400
+SAVE_SECS = 60.0
+"""A save ends within this time in calm, once all ranks have come to its step."""
+LOOK_AT_SAVES_SECS = 5.0
 
 
 class BrokenPromiseError(AssertionError):
@@ -73,6 +76,7 @@ class Oracle:
     required: dict[int, int] = field(default_factory=dict)
     are_deleted: dict[CheckpointId, bool] = field(default_factory=dict)
     commits: int = 0
+    passed_at: dict[CheckpointId, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
 
     def fail(self, promise: str, what: str) -> None:
@@ -401,6 +405,30 @@ class Oracle:
         steps.add(trainer.step)
         if len(steps) > 1:
             self.fail("I7", f"ranks of {trainer.group} stop at {sorted(steps)}")
+
+    # I10: every save ends.
+
+    def look_at_saves(self) -> None:
+        """In calm: a save of a living rank ends soon after all ranks have come to its step."""
+        world = self.world
+        living = world.job.living if world.job is not None else []
+        lowest = min((trainer.step for trainer in living), default=-1)
+        for trainer in living:
+            for checkpoint, accepted_at in trainer.accepted_at.items():
+                if checkpoint.attempt == trainer.attempt and checkpoint.step > lowest:
+                    continue
+                since = self.passed_at.setdefault(checkpoint, max(accepted_at, world.now))
+                if world.now - since > SAVE_SECS:
+                    self.fail(
+                        "I10",
+                        f"rank {trainer.rank} of {trainer.group} has accepted {checkpoint} "
+                        f"{world.now - accepted_at:.0f} s ago and is not notified of its end",
+                    )
+        world.at(LOOK_AT_SAVES_SECS, self.look_at_saves)
+
+    def begin_calm(self) -> None:
+        """Faults have stopped: from now on saves end in bounded time."""
+        self.look_at_saves()
 
     # I8: bounds.
 

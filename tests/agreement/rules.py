@@ -138,7 +138,26 @@ def go_on_from_the_newest_committed(patch: Patch) -> None:
 
 
 def keep_what_ranks_have_missed(patch: Patch) -> None:
-    patch(Leader, "_drop_missed", lambda self, view, state: None)
+    patch(Leader, "_drop_missed", lambda self, views: None)
+
+
+def look_at_a_host_only_when_it_reports(patch: Patch) -> None:
+    drop_missed = Leader._drop_missed
+    patch(
+        Leader,
+        "_drop_missed",
+        lambda self, views: drop_missed(self, views) if isinstance(views, list) else None,
+    )
+
+
+def forget_the_ranks_of_silent_hosts(patch: Patch) -> None:
+    forget = Leader._forget
+
+    def forget_all(self: Leader, view: Any) -> None:
+        forget(self, view)
+        self._rank_hosts -= {view.host}
+
+    patch(Leader, "_forget", forget_all)
 
 
 def never_pull(patch: Patch) -> None:
@@ -200,6 +219,8 @@ BREACHES: dict[str, Breach] = {
         keep_words_of_the_attempt_before,
         go_on_from_the_newest_committed,
         keep_what_ranks_have_missed,
+        look_at_a_host_only_when_it_reports,
+        forget_the_ranks_of_silent_hosts,
         never_pull,
         call_deleted_what_hosts_still_hold,
         forget_what_was_deleted,

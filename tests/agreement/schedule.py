@@ -20,6 +20,8 @@ from tests.agreement.world import Shape, World
 
 STORM_SECS = 30.0
 CALM_SECS = 150.0
+HALTING = 0.3
+"""In so many of the schedules an agent is stopped and goes on."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class Schedule:
 
     def __init__(self, seed: int, host_count: int | None = None) -> None:
         self.rng = random.Random(f"schedule {seed}")
+        # Of its own, so that what was drawn before there were halts stays the same.
+        self.halts = random.Random(f"halts {seed}")
         shape = draw_shape(self.rng, host_count)
         self.world = World(seed, shape, Settings(copies=shape.copies))
         self.world.network.is_on_wire = seed % 10 == 0
@@ -114,7 +118,16 @@ class Schedule:
             if at >= STORM_SECS:
                 break
             world.at(at, rng.choice(deeds))
+        if self.halts.random() < HALTING:
+            world.at(self.halts.uniform(2.0, STORM_SECS), self._halt)
         world.run(STORM_SECS)
+
+    def _halt(self) -> None:
+        """One agent's process is stopped for a while, and goes on."""
+        host = self.world.hosts[self.halts.choice(list(self.world.hosts))]
+        self.world.oracle.count("halts")
+        host.halt()
+        self.world.at(self.halts.choice([0.5, 3.0, 12.0, 40.0]), host.go_on)
 
     def _crash(self) -> None:
         world = self.world
@@ -236,6 +249,7 @@ class Schedule:
         for host in world.hosts.values():
             if not host.is_up:
                 host.reboot()
+            host.go_on()
             host.start_agent()
         # What was sent in the storm arrives, and what was claimed in it runs out.
         for job in world.jobs.values():
@@ -243,6 +257,7 @@ class Schedule:
                 job.kill()
         world.run(world.now + 6.0)
         world.is_calm = True
+        world.oracle.begin_calm()
         if world.job is None or world.job.is_broken or world.job.is_over:
             return
         if any(t.attempt == 0 for t in world.job.trainers):

@@ -192,7 +192,7 @@ def test_what_waits_for_storage_on_an_abandoned_branch_is_given_up_and_holds_not
     assert left not in world.storage.manifests
     # Nothing more is saved that would overtake it.
     until(world, lambda: not any(left in host.ram for host in world.hosts.values()))
-    assert world.oracle.truths[left].told == {Status.DROPPED}
+    assert world.oracle.truths[left].told - {Status.PROTECTED} == {Status.DROPPED}
     agent = world.hosts[job.leader].agent
     assert agent is not None
     assert agent.pending_ids() == []

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from holdfast.engine.agreement import effects as ef
 from holdfast.engine.agreement import facts as fa
-from holdfast.engine.agreement.messages import Kind
+from holdfast.engine.agreement.messages import Kind, Status
 from holdfast.format.names import CheckpointId
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ class Trainer:
     begun: set[CheckpointId] = field(default_factory=set)
     filling: CheckpointId | None = None
     outstanding: dict[CheckpointId, bool] = field(default_factory=dict)
+    reports: dict[CheckpointId, fa.PartSealed] = field(default_factory=dict)
+    accepted_at: dict[CheckpointId, float] = field(default_factory=dict)
+    """When each save that has not ended was accepted."""
     untold: list[fa.Fact] = field(default_factory=list)
     waits_since: float | None = None
     pace_secs: float = 0.1
@@ -69,6 +73,12 @@ class Trainer:
         untold, self.untold = self.untold, []
         for fact in untold:
             self.host.tell(fact)
+        for checkpoint, report in list(self.reports.items()):
+            if report.in_ram and self.rank not in self.host.ram.get(checkpoint, ()):
+                # The agent before this one gave it up, and may not have said so any more.
+                self._end(checkpoint)
+            else:
+                self.host.tell(report)
 
     def attempt_joined(self, attempt: int, origin: CheckpointId | None) -> None:
         if not self.is_attached or attempt <= self.attempt:
@@ -100,6 +110,21 @@ class Trainer:
             for fact in self.untold:
                 self.host.tell(fact)
             self.host.tell(fa.RankLost(self.group, self.rank))
+
+    def notified(self, effect: ef.Tell) -> None:
+        """A save has ended, or its checkpoint is protected: then one for RAM alone has ended."""
+        if effect.status is Status.PROTECTED and self.outstanding.get(effect.id):
+            return
+        self._end(effect.id)
+
+    def released(self, checkpoint: CheckpointId) -> None:
+        """Its part here was given up; so ends a save for RAM alone."""
+        if not self.outstanding.get(checkpoint, True):
+            self._end(checkpoint)
+
+    def _end(self, checkpoint: CheckpointId) -> None:
+        for known in (self.outstanding, self.accepted_at, self.reports):
+            known.pop(checkpoint, None)
 
     def leave(self) -> None:
         """Ends in good order."""
@@ -176,6 +201,7 @@ class Trainer:
             return
         self.begun.add(checkpoint)
         self.outstanding[checkpoint] = is_due
+        self.accepted_at[checkpoint] = world.now
         self.host.tell(fa.PartBegun(self.rank, checkpoint))
         self._offer()
         fill_secs = 0.01 + world.rng.random() * world.fill_secs_max
@@ -199,6 +225,7 @@ class Trainer:
         if world.rng.random() < world.abandons:
             fact = fa.PartAbandoned(self.rank, checkpoint, count, "no room")
             world.oracle.abandoned(checkpoint)
+            self._end(checkpoint)
         else:
             if self.job.has_ram:
                 host.hold(checkpoint, self.rank, count, is_own=True)
@@ -213,6 +240,7 @@ class Trainer:
                 in_ram=self.job.has_ram,
                 is_due=is_due,
             )
+            self.reports[checkpoint] = fact
         if host.agent is None:
             self.untold.append(fact)
         else:

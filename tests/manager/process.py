@@ -15,15 +15,17 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src import distributed
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import holdfast
 from holdfast import preservation_policy, save_decision_policy
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, SaveFailedError
 from holdfast.testing.stand_in_device import StandInDevice
 
 WITH_POSITION = json.loads(sys.argv[5]).get("position", True)
@@ -34,6 +36,9 @@ BIG_EVERY = json.loads(sys.argv[5]).get("big_every", 1)
 IS_FROZEN = json.loads(sys.argv[5]).get("frozen", False)
 # One rank's arrays may stand on a device that stands still when it is told to.
 DEVICE = StandInDevice()
+
+# A rank that is ahead of the others waits so long for them.
+LOCKSTEP_MS = 120_000
 
 # What a save takes on this rank's training thread, beside what it really takes.
 SAVE_SECS = json.loads(sys.argv[5]).get("save_secs", {}).get(sys.argv[3], 0)
@@ -121,6 +126,8 @@ def train(manager: holdfast.CheckpointManager, steps: range, rank: int, todo: di
     doomed = todo.get("delete_once")
     for step in steps:
         time.sleep(pause_secs(todo, step, rank))
+        if todo.get("lockstep"):
+            await_others(step)
         if todo.get("signal_at") == step and rank == todo.get("signal_rank", 0):
             os.kill(os.getpid(), signal.SIGTERM)
         if [rank, step] == todo.get("hold"):
@@ -133,8 +140,9 @@ def train(manager: holdfast.CheckpointManager, steps: range, rank: int, todo: di
             report = manager.last_restore
             say(went_back=report.step, passed_over=report.passed_over)
             break
-        if manager.save(step, state_at(step, rank)):
-            saved.append(step)
+        with failures_said(todo, step):
+            if manager.save(step, state_at(step, rank)):
+                saved.append(step)
         if todo.get("tell"):
             say(step=step, at_secs=time.monotonic())
         if [rank, step] == todo.get("hold"):
@@ -154,6 +162,24 @@ def pause_secs(todo: dict, step: int, rank: int) -> float:
     """How long a step takes; `pauses` tells of each rank before which it stands for how many."""
     pauses = todo["pauses"][rank] if "pauses" in todo else {}
     return todo.get("sleep", 0.002) * pauses.get(str(step), 1)
+
+
+@contextlib.contextmanager
+def failures_said(todo: dict, step: int | None) -> Iterator[None]:
+    """Says which saves have failed, where the job `goes_on` then."""
+    try:
+        yield
+    except SaveFailedError as error:
+        if not todo.get("goes_on"):
+            raise
+        say(failed=error.steps, at_step=step, message=str(error))
+
+
+def await_others(step: int) -> None:
+    """Waits until all ranks have come to `step`, as a collective in the step would."""
+    client = distributed.global_state.client
+    assert client is not None
+    client.wait_at_barrier(f"step {step}", LOCKSTEP_MS)
 
 
 def delete(manager: holdfast.CheckpointManager, step: int) -> None:
@@ -208,7 +234,8 @@ def main() -> None:
         saved = train(manager, range(start, start + todo["steps"]), rank, todo)
         if todo.get("stay"):
             signal.pause()
-        manager.wait_until_finished()
+        with failures_said(todo, None):
+            manager.wait_until_finished()
         if todo.get("delete_on") == rank:
             say(deletes=True)
             while not os.path.exists(todo.get("delete_when", directory)):

@@ -7,6 +7,7 @@ from collections.abc import Collection
 import pytest
 
 from holdfast.agent.protocol import Sealed
+from holdfast.clock import SystemClock
 from holdfast.format.names import CheckpointId
 from holdfast.manager.options import Options, RamTier
 from holdfast.manager.overhead import QUIET_COUNT_MIN, OverheadMeter, meter_for
@@ -124,17 +125,17 @@ SEALED = Sealed(rank=0, id=(1, 0), part_count=1, tier="ram", durable=True)
 
 
 def test_each_reach_sees_its_saves() -> None:
-    progress, durable, in_ram = Progress(), CheckpointId(1, 0), CheckpointId(2, 0)
+    progress, durable, in_ram = Progress(SystemClock()), CheckpointId(1, 0), CheckpointId(2, 0)
 
     def look() -> list[tuple[int, bool]]:
         return [progress.saving(reach) for reach in (Reach.SEALED, Reach.DURABLE, Reach.FINISHED)]
 
-    progress.accept(durable, durable=True)
+    progress.accept(durable, durable=True, by_step=True)
     assert look() == [(1, True), (1, True), (1, True)]
     progress.seal(durable, SEALED)
     assert look() == [(1, False), (1, True), (1, True)]
     progress.finish(durable)
-    progress.accept(in_ram, durable=False)
+    progress.accept(in_ram, durable=False, by_step=True)
     assert look() == [(2, True), (1, False), (2, True)]
     progress.seal(in_ram, SEALED)
     assert look() == [(2, False), (1, False), (2, False)]

@@ -105,9 +105,10 @@ class ModelHost(InProcessHost):
         super().crash_agent()
 
     def answers(self) -> dict[Id, str]:
-        """What this agent told of saves: the checkpoint, and committed or failed."""
+        """How saves have ended, as this agent has notified: the checkpoint, and the kind."""
         notices = self.state.notices._notices
-        return {Id(*n.id): n.kind for n in notices if n.id is not None}
+        ends = (n for n in notices if n.id is not None and n.kind != "protected")
+        return {Id(*n.id): n.kind for n in ends if n.id is not None}
 
     def lose_ram(self) -> None:
         """The power goes: what is on the tmpfs is gone."""

@@ -63,7 +63,7 @@ def test_a_half_of_an_older_attempt_is_dropped_once_the_new_one_saves(host: Mode
     host.save(trainer, 15)
     host.settle()
     assert host.in_ram() == {Id(15, 2): {0, 1}}
-    assert host.answers()[half] == "dropped"
+    assert host.answers()[half] == "left behind"
 
 
 def test_a_half_is_answered_when_its_trainers_went_back(host: ModelHost) -> None:
@@ -75,7 +75,7 @@ def test_a_half_is_answered_when_its_trainers_went_back(host: ModelHost) -> None
     host.tell_sealed(trainer, half, 1)
     host.branch(trainer, first)
     host.settle()
-    assert host.answers()[half] == "dropped"
+    assert host.answers()[half] == "left behind"
 
 
 def test_what_all_ranks_sealed_is_kept_where_one_of_them_died_untold(host: ModelHost) -> None:
@@ -212,7 +212,7 @@ def test_what_is_due_on_an_abandoned_branch_is_answered_and_keeps_no_agent(
     else:
         host.detach(trainer)
     host.settle()
-    assert host.answers()[Id(20, 1)] == "dropped"
+    assert host.answers()[Id(20, 1)] == "left behind"
     assert host.in_ram().keys() <= {Id(10, 1)}
     assert host.committed_on_disk() == {Id(10, 1)}
     host.clock.sleep(host.state.linger_secs + 60.0)

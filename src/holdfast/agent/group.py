@@ -64,7 +64,7 @@ class Group:
     """The trainers on this host that belong together; `group` is a word that rank 0 drew.
 
     `attempt` is 0 until it has begun. `leader` is the host of rank 0. Those that `left` said so,
-    those that are `lost` did not.
+    those that are `lost` did not. Notices from `cursor` on concern them.
     """
 
     group: str
@@ -75,6 +75,7 @@ class Group:
     members: dict[int, Member] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)
+    cursor: int = 0
 
     @property
     def is_broken(self) -> bool:

@@ -110,6 +110,8 @@ class Joining:
                 self._settle_layout(request)
                 leader = request.leader or state.config.host
                 start = _Start(Group(request.group, 0, request.count, leader))
+                # What was posted before concerns the trainers before them.
+                start.group.cursor = state.notices.count
                 self._starts[request.group] = start
             group = start.group
         if not 0 <= request.rank < request.count == group.count:
@@ -263,6 +265,7 @@ class Joining:
             origin=(origin.step, origin.attempt) if origin else None,
             seat=member.seat,
             ram_folder=str(self._state.ram.root) if has_ram else None,
+            cursor=group.cursor,
         )
 
     def _settle_layout(self, request: protocol.Attach) -> None:

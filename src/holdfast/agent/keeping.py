@@ -19,6 +19,7 @@ from holdfast.agent.protocol import Notice
 from holdfast.agent.state import AgentState, Policies
 from holdfast.agent.storing import Storing
 from holdfast.engine.agreement import effects, facts
+from holdfast.engine.agreement.ledger import DELETED
 from holdfast.engine.agreement.messages import Status
 from holdfast.engine.attempts import newest_attempt, read_attempts
 from holdfast.engine.catalog import list_checkpoints
@@ -35,10 +36,14 @@ from holdfast.policy.contexts import CheckpointInfo
 from holdfast.policy.preservation_policy import PreservationPolicy
 
 NOTICE_OF = {
+    Status.PROTECTED: "protected",
     Status.COMMITTED: "committed",
     Status.FAILED: "failed",
     Status.DROPPED: "dropped",
 }
+
+_NEVER = (0, -1)
+"""The age of a checkpoint that is older than any."""
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +70,8 @@ class Keeper:
         self._agreeing = agreeing
         self._infos: dict[CheckpointId, CheckpointInfo] = {}
         self._judged: set[CheckpointId] = set()
+        self._unsecured: tuple[int, int] | None = _NEVER
+        """The age of the newest one that was dropped; None where a newer one is protected."""
         self._preserving: set[asyncio.Task[None]] = set()
         self._awaited: dict[CheckpointId, asyncio.Event] = {}
         """Set once no host holds what somebody here deletes and waits for."""
@@ -148,12 +155,31 @@ class Keeper:
             await asyncio.wait(self._preserving)
 
     def told(self, effect: effects.Tell) -> None:
-        """Tells the trainers here how a checkpoint ended."""
+        """Notify the trainers here that a checkpoint is protected, or how its save ended.
+
+        That a durable one is protected concerns them only after a drop, which it makes good: each
+        notice costs every trainer a call. An agent that was started anew does not know of earlier
+        drops.
+        """
+        kind = NOTICE_OF[effect.status]
+        if effect.status is Status.PROTECTED:
+            makes_good = self._unsecured is not None and _age(effect.id) > self._unsecured
+            if makes_good:
+                self._unsecured = None
+            elif effect.is_due:
+                return
+        elif effect.status is Status.DROPPED:
+            if effect.reason == DELETED:
+                kind = "deleted"
+            elif effect.id.attempt < self._agreeing.agreement.attempt:
+                kind = "left behind"
+            else:
+                self._unsecured = max(_age(effect.id), self._unsecured or _NEVER)
         info = self._infos.get(effect.id)
         is_known = effect.status is Status.COMMITTED and info is not None
         self._state.notices.post(
             Notice(
-                kind=NOTICE_OF[effect.status],
+                kind=kind,
                 id=_id(effect.id),
                 reason=effect.reason,
                 data=_info_message(effect.id, info) if is_known and info is not None else None,
@@ -326,6 +352,11 @@ class Keeper:
                 listing = list_checkpoints(store).get(checkpoint)
                 if listing is not None:
                     remove(store, checkpoint, listing)
+
+
+def _age(checkpoint: CheckpointId) -> tuple[int, int]:
+    """An order of when checkpoints were taken: by attempt, then step."""
+    return checkpoint.attempt, checkpoint.step
 
 
 def _info(manifest: Manifest) -> CheckpointInfo:

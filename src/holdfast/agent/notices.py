@@ -19,6 +19,11 @@ class NoticeBoard:
         self._count = 0
         self._changed = asyncio.Event()
 
+    @property
+    def count(self) -> int:
+        """How many were posted so far: the cursor of a reader that wants only later ones."""
+        return self._count
+
     def post(self, notice: Notice) -> None:
         """Adds a notice and wakes who waits for one."""
         self._notices.append(notice)

@@ -23,6 +23,9 @@ PENDING_SIZE_BYTES = 256 * 1024 * 1024
 COPIES_MAX = 64
 """Of so many parts at most one rank makes copies."""
 
+WATCHED_MAX = 64
+"""The pending checkpoints that one `Watch` names, the oldest ones first."""
+
 Step = Annotated[int, msgspec.Meta(ge=0, le=STEP_MAX)]
 Attempt = Annotated[int, msgspec.Meta(ge=1, le=ATTEMPT_MAX)]
 Rank = Annotated[int, msgspec.Meta(ge=0, lt=PART_COUNT_MAX)]
@@ -84,13 +87,17 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attached(msgspec.Struct, frozen=True, kw_only=True):
-    """Its place. `origin` is the checkpoint that the attempt goes on from."""
+    """Its place. `origin` is the checkpoint that the attempt goes on from.
+
+    `cursor` is where the notices begin that concern its group.
+    """
 
     attempt: int
     origin: Id | None
     seat: int
     ram_folder: str | None
     warnings: tuple[str, ...] = ()
+    cursor: int = 0
 
 
 class Branch(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,16 +185,23 @@ class Abandoned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watch(msgspec.Struct, frozen=True, kw_only=True):
-    """Asks for what happened after `cursor`; answered when there is something, or after a while."""
+    """Asks for what happened after `cursor`; answered when there is something, or after a while.
+
+    `pending` are checkpoints whose parts the trainer has reported as sealed and whose end it does
+    not know. The answer names those of them that the agent does not know either.
+    """
 
     group: str
     rank: Rank
     cursor: Number
+    pending: Annotated[tuple[Id, ...], msgspec.Meta(max_length=WATCHED_MAX)] = ()
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that happened. `kind`: committed, failed, dropped, deleted, fenced, gone, judge.
+    """One thing that happened.
 
+    `kind` of a checkpoint: protected, committed, failed, dropped, deleted, left behind (by ranks
+    that went back to an earlier one). Else: fenced, gone, judge, warning.
     Of a trainer that is gone, and of trainers that are fenced, `data` names the group.
     """
 
@@ -198,10 +212,15 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Notices(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened, and the cursor to go on from."""
+    """What happened, and the cursor to go on from.
+
+    `unknown` are those of the trainer's pending checkpoints that are not in the agent's care, of
+    which no notice up to `cursor` is still to come.
+    """
 
     cursor: int
     notices: tuple[Notice, ...]
+    unknown: tuple[Id, ...] = ()
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,8 @@ import contextlib
 import logging
 import os
 
+import msgspec
+
 from holdfast.agent import protocol, words
 from holdfast.agent.adopting import found_again, group_of, record_by_storage
 from holdfast.agent.agreeing import Agreeing
@@ -244,7 +246,11 @@ class Service:
         return protocol.Empty()
 
     async def watch(self, request: protocol.Watch, pid: int) -> protocol.Notices:
-        return await self._state.notices.after(request.cursor)
+        notices = await self._state.notices.after(request.cursor)
+        # No notice of these can come any more: a part that is reported is held, or was notified of.
+        holdings = self._agreeing.agreement.member.holdings
+        unknown = tuple(found for found in request.pending if CheckpointId(*found) not in holdings)
+        return msgspec.structs.replace(notices, unknown=unknown)
 
     async def judged(self, request: protocol.Judged, pid: int) -> protocol.Empty:
         await self._keeper.judged([CheckpointId(*c) for c in request.keep])

@@ -26,7 +26,13 @@ from holdfast.engine.commit import check_not_fenced, commit, read_part, remove
 from holdfast.engine.copying import copy_part
 from holdfast.engine.part_layouts import PartLayouts
 from holdfast.engine.pulling import pull_part
-from holdfast.errors import CheckpointDamagedError, FencedError, HoldfastError, StorageError
+from holdfast.errors import (
+    CheckpointDamagedError,
+    FencedError,
+    HoldfastError,
+    ObjectNotFoundError,
+    StorageError,
+)
 from holdfast.format.names import CheckpointId, part_key
 from holdfast.format.records import CheckpointSpec, Manifest
 from holdfast.format.timeline import last_steps
@@ -35,6 +41,9 @@ from holdfast.store.ram import RamStore
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+MISSING_MAX = 256
+"""The newest parts that are remembered as missing at their source."""
 
 
 class Storing:
@@ -55,6 +64,8 @@ class Storing:
         self._in_hand: set[CheckpointId] = set()
         self._has_told_ram = False
         self._bad_sources: dict[str, type[Exception]] = {}
+        self._missing: dict[tuple[CheckpointId, int], None] = {}
+        """Parts that were not found where they were to be pulled from, in the order of that."""
         self.problem: HoldfastError | None = None
         """What a listing or a beginning met last."""
         self._began_secs: dict[CheckpointId, float] = {}
@@ -131,8 +142,11 @@ class Storing:
                 pull = functools.partial(self._pull, wanted, reserve, is_filled=filled is not None)
                 self._state.pulled_bytes += await loop.run_in_executor(self._pulling, pull)
         except Exception as error:
-            log.warning("part %d of %s is not copied: %s", wanted.rank, wanted.id, error)
-            self._tell_copy(wanted, error)
+            if self._may_be_given_up(wanted, error):
+                log.info("part %d of %s is gone: %s", wanted.rank, wanted.id, error)
+            else:
+                log.warning("part %d of %s is not copied: %s", wanted.rank, wanted.id, error)
+                self._tell_copy(wanted, error)
             return facts.PullFailed(wanted.id, wanted.rank)
         self._bad_sources.pop(wanted.source, None)
         return facts.ReplicaSealed(wanted.id, wanted.rank, wanted.part_count)
@@ -179,6 +193,20 @@ class Storing:
         if not self._has_told_ram:
             self._has_told_ram = True
             self._state.events.write("ram_unavailable", reason=str(error))
+
+    def _may_be_given_up(self, wanted: effects.Pull, error: Exception) -> bool:
+        """Whether the part was recycled at its source while it was pulled, which is no problem.
+
+        The order that says so arrives after that. A part that is missing once more when the pull is
+        tried again is still wanted, and really missing.
+        """
+        part = wanted.id, wanted.rank
+        if not isinstance(error, ObjectNotFoundError) or part in self._missing:
+            return False
+        self._missing[part] = None
+        while len(self._missing) > MISSING_MAX:
+            del self._missing[next(iter(self._missing))]
+        return True
 
     def _tell_copy(self, wanted: effects.Pull, error: Exception) -> None:
         """Says that a copy cannot be had from that host: once, until the next one can."""
@@ -233,19 +261,21 @@ class Storing:
         """What rank 0's part says of the checkpoint, from wherever that part stands."""
         state = self._state
         problems: list[str] = []
+        is_missing = True
         stores: list[Store] = [state.ram, *self._peers.leading_stores(), state.durable]
         for store in stores:
             try:
                 first = read_part(store, checkpoint, 0, part_count)
             except HoldfastError as error:
                 problems.append(str(error))
+                is_missing &= isinstance(error, ObjectNotFoundError)
                 continue
             if first.checkpoint is not None:
                 return first.checkpoint
+            is_missing = False
             problems.append(f"{part_key(checkpoint, 0, part_count)} says nothing of it")
-        raise CheckpointDamagedError(
-            f"save {checkpoint}: rank 0's part was not found ({'; '.join(problems)})"
-        )
+        kind = ObjectNotFoundError if is_missing else CheckpointDamagedError
+        raise kind(f"save {checkpoint}: rank 0's part was not found ({'; '.join(problems)})")
 
     def _layouts_of(self, spec: CheckpointSpec) -> PartLayouts:
         """The layouts of a checkpoint's parts; most have the arrays of the one before.

@@ -5,14 +5,12 @@ Invariants:
 - What `save` accepted is in `Progress` until it is durable or its failure was raised, once.
 - The state is fixed before `save` returns; nothing that the caller does afterwards reaches it.
 
-The file is longer than others because the public interface stands here whole, each call with what
-it promises; what the calls do stands in the modules beside it.
+The public interface stands here whole; what the calls do stands in the modules beside it.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
 import os
 import signal
@@ -20,8 +18,6 @@ import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
-
-import msgspec
 
 from holdfast.adapt.contract import Framework
 from holdfast.agent import protocol
@@ -42,6 +38,7 @@ from holdfast.manager.planning import Planner, Taking
 from holdfast.manager.preemption import PreemptionSignals
 from holdfast.manager.process_values import process_values_of
 from holdfast.manager.progress import Progress
+from holdfast.manager.reporting import report_all, report_unknown
 from holdfast.manager.restoring import (
     Restored,
     RestoreReport,
@@ -111,7 +108,7 @@ class CheckpointManager:
         self._decisions = Decisions(self._processes, self._clock)
         self._run = run = open_run(directory, self._decisions, self._clock)
         self._job = find_job(run, self._options, self._decisions, self._processes, self._clock)
-        self._progress = Progress()
+        self._progress = Progress(self._clock)
         self._own: OwnPolicyThread | None = None
         self._is_closed = False
         self._votes = Votes(self._decisions)
@@ -128,7 +125,7 @@ class CheckpointManager:
         self._saver = Saver(self._link, self._run.durable, self._progress, self._clock)
         self._signals = PreemptionSignals(self._options.preemption_signals, self._told_to_stop)
         self._own = self._begin_own_policies()
-        self._link.start()
+        self._link.start(self._progress.pending)
         # A manager that is never closed still gets what it accepted into RAM. Registered last, so
         # that it comes before JAX takes its devices down.
         self._at_exit = weakref.finalize(self, _seal_all, self._saver, self._progress)
@@ -174,7 +171,7 @@ class CheckpointManager:
             True where a checkpoint of this step is being taken.
 
         Raises:
-            SaveFailedError: an earlier save failed in the background; told once, with its step.
+            SaveFailedError: earlier saves failed, or were dropped; raised once, with their steps.
             FencedError: a newer attempt has taken the run over.
             StepExistsError, StepOrderError, InvalidArgumentError: the step.
             UnsupportedLeafError: a leaf cannot be saved; nothing was written.
@@ -197,7 +194,8 @@ class CheckpointManager:
             or steps.is_due_by_step(step)
         ):
             return False
-        return self._save_if_due(step, state, metrics, force)
+        with self._progress.drops_raised_after(step):
+            return self._save_if_due(step, state, metrics, force)
 
     def resume(self, state: Any) -> tuple[int, Any]:
         """The next step and the state of the newest checkpoint that can be restored.
@@ -267,8 +265,7 @@ class CheckpointManager:
         """Waits until all accepted saves are durable, or have failed.
 
         Raises:
-            SaveFailedError: one of them failed, or no agent has answered for a minute or two (what
-                is sealed in RAM becomes durable when one goes on).
+            SaveFailedError: some failed, were dropped or are not confirmed; or no agent answers.
             WaitTimeoutError: the time is up; saving goes on.
         """
         arguments.check_timeout(timeout_secs)
@@ -278,7 +275,7 @@ class CheckpointManager:
                 f"wait until finished: steps {steps[:10]} are not durable after {timeout_secs} s; "
                 "saving goes on"
             )
-        self._progress.raise_failure()
+        self._progress.raise_at_end(timeout_secs)
 
     def delete(self, step: int) -> None:
         """Removes the checkpoint of `step` from every tier, on all hosts.
@@ -354,7 +351,7 @@ class CheckpointManager:
     def _check_step(self, step: object, force: bool) -> None:
         number = arguments.check_step(step)
         steps = self._steps
-        if number == steps.last and number > steps.floor and number not in steps.accepted:
+        if steps.is_asked_again(number, self._progress.raised_at):
             # The call before told of an earlier save's failure, and this step is asked for again.
             return
         saved = [c for c in self._look().timeline if c.step == number]
@@ -377,6 +374,8 @@ class CheckpointManager:
         self, step: int, state: object, metrics: Mapping[str, float] | None, force: bool
     ) -> bool:
         self._progress.raise_failure()
+        if step in self._steps.accepted and not force:
+            return True
         place = self._link.place
         if place.words.values[ATTEMPT] != place.attempt:
             with self._progress.stopped_by(FencedError):
@@ -399,7 +398,7 @@ class CheckpointManager:
             id=CheckpointId(step, place.attempt), time=self._clock.now(), metrics=checked
         )
         plan = self._planner.plan(snapshot, taking)
-        self._progress.accept(taking.id, durable=due.durable)
+        self._progress.accept(taking.id, durable=due.durable, by_step=due.is_by_step)
         self._steps.took(step, due, place.words.values)
         copies = self._planner.copies
         self._saver.take(
@@ -407,6 +406,8 @@ class CheckpointManager:
         )
         if due.is_preemption and self._processes.count > 1:
             self._steps.await_confirmation(step, place.words.values, self._clock)
+            if self._steps.preempted_at == step:
+                self._progress.require(taking.id)
         return True
 
     def _is_told_alone(self) -> bool:
@@ -460,16 +461,15 @@ class CheckpointManager:
             self._progress.fail_all(notice.reason)
         elif notice.kind == "warning":
             log.warning("the agent says: %s", notice.reason)
+        elif notice.kind == "unknown" and notice.id is not None:
+            report_unknown(self._link, self._progress, CheckpointId(*notice.id))
         elif notice.id is not None:
             self._progress.end(CheckpointId(*notice.id), notice.kind, notice.reason)
             self._saver.get_ready()
 
     def _returned(self) -> None:
         """A new agent is there: it is told again of what is sealed and not finished."""
-        for sealed in self._progress.sealed_again():
-            again = msgspec.structs.replace(sealed, again=True)
-            with contextlib.suppress(FencedError):
-                self._link.call("sealed", again, protocol.Empty)
+        report_all(self._link, self._progress)
 
     def _told_to_stop(self) -> None:
         self._link.place.words.values[self._link.place.notice_word] = 1

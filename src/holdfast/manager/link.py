@@ -48,6 +48,8 @@ class Place:
     origin: tuple[int, int] | None
     seat: int
     ram_folder: Path | None
+    cursor: int
+    """Where the notices begin that concern this trainer's group."""
 
     @property
     def step_word(self) -> int:
@@ -86,6 +88,7 @@ class Link:
         self._lost_at = -1.0
         self._lost: AgentUnavailableError | None = None
         self._watch_client: AgentClient | None = None
+        self._pending: Callable[[], tuple[protocol.Id, ...]] = tuple
         self.place = self._join()
         self._watcher = threading.Thread(target=self._watch, name="holdfast-watch", daemon=True)
 
@@ -104,8 +107,13 @@ class Link:
         """Whether it is the only trainer of its job."""
         return self._attach.count == 1
 
-    def start(self) -> None:
-        """Begins to follow the agent's notices."""
+    def start(self, pending: Callable[[], tuple[protocol.Id, ...]]) -> None:
+        """Begins to follow the agent's notices.
+
+        `pending` returns the saves that were reported as sealed and have not ended. One that the
+        agent does not know comes back as a notice of kind `unknown`.
+        """
+        self._pending = pending
         self._watcher.start()
 
     def call(self, name: str, message: msgspec.Struct, kind: type[Answer]) -> Answer:
@@ -235,12 +243,15 @@ class Link:
         cursor, generation = 0, -1
         while not self._is_closed:
             if generation != self._generation:
-                cursor, generation = 0, self._generation
+                cursor, generation = self.place.cursor, self._generation
                 if self._watch_client is not None:
                     self._watch_client.close()
                 self._watch_client = AgentClient(self.place.folder, WATCH_CALL_SECS)
             request = protocol.Watch(
-                group=self._attach.group, rank=self._attach.rank, cursor=cursor
+                group=self._attach.group,
+                rank=self._attach.rank,
+                cursor=cursor,
+                pending=self._pending(),
             )
             try:
                 assert self._watch_client is not None
@@ -252,6 +263,8 @@ class Link:
             cursor = answer.cursor
             for notice in answer.notices:
                 self._on_notice(notice)
+            for unknown in answer.unknown:
+                self._on_notice(protocol.Notice(kind="unknown", id=unknown))
         if self._watch_client is not None:
             self._watch_client.close()
 
@@ -279,4 +292,5 @@ def _place(folder: Path, attached: protocol.Attached) -> Place:
         origin=attached.origin,
         seat=attached.seat,
         ram_folder=Path(attached.ram_folder) if attached.ram_folder else None,
+        cursor=attached.cursor,
     )

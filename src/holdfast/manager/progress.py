@@ -1,5 +1,9 @@
 """The saves that were accepted and are not finished, and the failures that were not told yet.
 
+A save for RAM alone is finished for the training once it is sealed. It may still be dropped, which
+is a failure as of any other (`manager.drops`), until all hosts together protect it: what ends the
+training waits for that, for `CONFIRM_SECS` at most.
+
 Shared by the training thread, the saver and the watcher; one lock guards it all.
 """
 
@@ -7,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -14,9 +19,16 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from holdfast.agent.protocol import Sealed
+from holdfast.agent.protocol import WATCHED_MAX, Id, Sealed
+from holdfast.clock import Clock
 from holdfast.errors import HoldfastError, SaveFailedError
 from holdfast.format.names import CheckpointId
+from holdfast.manager.drops import Drops
+
+SEALED_MAX = 256
+"""The newest sealed saves for RAM alone that are remembered: more than any host cares for."""
+CONFIRM_SECS = 60.0
+"""How long the end of saving waits until other hosts have confirmed what is in RAM alone."""
 
 log = logging.getLogger(__name__)
 
@@ -42,27 +54,50 @@ class Saving(NamedTuple):
 @dataclass(slots=True)
 class _Save:
     is_durable_due: bool
+    is_by_step: bool
     sealed: Sealed | None = None
+    is_reported: bool = False
+    """The agent has answered that it takes the sealed part into its care."""
 
 
 class Progress:
     """What became of each save."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._drops = Drops()
+        self._sealed: dict[CheckpointId, _Save] = {}
         self._changed = threading.Condition()
         self._saves: dict[CheckpointId, _Save] = {}
         self._failures: deque[HoldfastError] = deque()
         self._accepted_count = 0
         self._durable_count = 0
-        self.has_failed = False
+        self.raised_at: int | None = None
+        """The step at which drops were raised last: it may be asked for once more."""
+        self._has_failed = False
         self._is_stopped = False
 
-    def accept(self, checkpoint: CheckpointId, *, durable: bool) -> None:
-        """A save was accepted."""
+    @property
+    def has_failed(self) -> bool:
+        """Whether `raise_failure` would raise now; asked at every step."""
+        # A drop turns into a failure as time passes, also where no agent answers.
+        due_at_secs = self._drops.due_at_secs
+        is_late = due_at_secs != math.inf and self._clock.monotonic() >= due_at_secs
+        return self._has_failed or is_late
+
+    def accept(self, checkpoint: CheckpointId, *, durable: bool, by_step: bool) -> None:
+        """Add an accepted save; one `by_step` is a failure if it is dropped, whatever follows."""
         with self._changed:
-            self._saves[checkpoint] = _Save(durable)
+            self._saves[checkpoint] = _Save(durable, by_step)
             self._accepted_count += 1
             self._durable_count += durable
+
+    def require(self, checkpoint: CheckpointId) -> None:
+        """Make the drop of an accepted save a failure whatever follows it."""
+        with self._changed:
+            save = self._saves.get(checkpoint) or self._sealed.get(checkpoint)
+            if save is not None:
+                save.is_by_step = True
 
     def seal(self, checkpoint: CheckpointId, message: Sealed) -> None:
         """Its part is whole; one that is not to be durable is finished."""
@@ -71,40 +106,85 @@ class Progress:
             if save is not None:
                 save.sealed = message
                 if not save.is_durable_due:
-                    del self._saves[checkpoint]
+                    self._sealed[checkpoint] = self._saves.pop(checkpoint)
+                    while len(self._sealed) > SEALED_MAX:
+                        del self._sealed[next(iter(self._sealed))]
             self._changed.notify_all()
+
+    def reported(self, checkpoint: CheckpointId) -> None:
+        """Note that the agent knows of the sealed part."""
+        with self._changed:
+            save = self._saves.get(checkpoint) or self._sealed.get(checkpoint)
+            if save is not None:
+                save.is_reported = True
+
+    def pending(self) -> tuple[Id, ...]:
+        """Return the oldest saves that were reported to the agent and have not ended."""
+        with self._changed:
+            saves = [*self._saves.items(), *self._sealed.items()]
+            known = [(c.step, c.attempt) for c, save in saves if save.is_reported]
+            return tuple(known[:WATCHED_MAX])
+
+    def sealed_part(self, checkpoint: CheckpointId) -> Sealed | None:
+        """Return the report of a sealed save; None if the save has ended or is not sealed."""
+        with self._changed:
+            save = self._saves.get(checkpoint)
+            return save.sealed if save is not None else None
 
     def finish(self, checkpoint: CheckpointId) -> None:
         """It is durable, or was given up without a loss."""
         with self._changed:
             self._saves.pop(checkpoint, None)
+            self._sealed.pop(checkpoint, None)
             self._changed.notify_all()
 
     def end(self, checkpoint: CheckpointId, kind: str, reason: str) -> None:
-        """It ended as a notice says; one of any other kind changes nothing."""
+        """Take a notice of how a save ended, or that it is protected; ignore other kinds."""
         if kind == "failed":
             self.fail(checkpoint, reason)
-        elif kind in ("committed", "dropped", "deleted"):
-            if kind == "dropped":
-                log.warning("step %d is not saved: %s", checkpoint.step, reason)
+        elif kind == "dropped":
+            self.drop(checkpoint, reason)
+        elif kind in ("protected", "committed"):
+            with self._changed:
+                self._drops.secured(checkpoint, is_committed=kind == "committed")
+                self._sealed.pop(checkpoint, None)
+                self._changed.notify_all()
+        if kind in ("committed", "deleted", "left behind"):
             self.finish(checkpoint)
+
+    def drop(self, checkpoint: CheckpointId, reason: str) -> None:
+        """End a save that was dropped: a failure, unless a newer checkpoint makes up for it."""
+        with self._changed:
+            save = self._saves.pop(checkpoint, None) or self._sealed.pop(checkpoint, None)
+            if save is not None:
+                log.info("step %d is not saved: %s", checkpoint.step, reason)
+                self._drops.add(
+                    checkpoint,
+                    reason,
+                    self._clock.monotonic(),
+                    is_durable=save.is_durable_due,
+                    is_by_step=save.is_by_step,
+                )
+            self._changed.notify_all()
 
     def fail(self, checkpoint: CheckpointId, reason: str) -> None:
         """It failed; said once by `raise_failure`. Anything said of an unknown save is ignored."""
         with self._changed:
-            if self._saves.pop(checkpoint, None) is not None:
+            save = self._saves.pop(checkpoint, None) or self._sealed.pop(checkpoint, None)
+            if save is not None:
                 message = (
                     f"save step {checkpoint.step}: the checkpoint was not made: {reason}. Training "
                     "may go on; the next save is tried anew"
                 )
                 self._failures.append(SaveFailedError(checkpoint.step, message))
-                self.has_failed = True
+                self._has_failed = True
             self._changed.notify_all()
 
     def fail_all(self, reason: str) -> None:
         """Nobody knows of any save what becomes of it: no agent answers."""
         with self._changed:
             waiting = list(self._saves)
+            self._sealed.clear()
         for checkpoint in waiting:
             self.fail(checkpoint, reason)
 
@@ -113,14 +193,16 @@ class Progress:
         with self._changed:
             if str(error) not in map(str, self._failures):
                 self._failures.append(error)
-            self.has_failed = True
+            self._has_failed = True
 
     def stop(self, error: HoldfastError) -> None:
         """Nothing more can be saved, and nobody waits for what was accepted; told once."""
         with self._changed:
             self._saves.clear()
+            self._sealed.clear()
+            self._drops.clear()
             if not self._is_stopped:
-                self._is_stopped = self.has_failed = True
+                self._is_stopped = self._has_failed = True
                 self._failures.append(error)
             self._changed.notify_all()
 
@@ -134,8 +216,31 @@ class Progress:
             self.raise_failure()
             raise
 
+    @contextlib.contextmanager
+    def drops_raised_after(self, step: int) -> Iterator[None]:
+        """Raise what was dropped and has failed by now after the block, in which `step` is saved.
+
+        If `step` were not saved, the other ranks' parts of it would be dropped in turn.
+
+        Raises:
+            SaveFailedError: accepted saves were dropped.
+        """
+        with self._changed:
+            error = self._drops.take_failure(self._clock.monotonic(), is_final=False)
+        is_saved = False
+        try:
+            yield
+            is_saved = True
+        finally:
+            if error is not None and not is_saved:
+                # Another error leaves the block; this one is raised by the next call.
+                self.tell(error)
+        if error is not None:
+            self.raised_at = step
+            raise error
+
     def raise_failure(self) -> None:
-        """Raises the oldest failure that was not told yet.
+        """Raise the oldest failure that was not raised yet.
 
         Raises:
             SaveFailedError: a background save failed.
@@ -143,8 +248,30 @@ class Progress:
         with self._changed:
             if self._failures:
                 error = self._failures.popleft()
-                self.has_failed = bool(self._failures)
+                self._has_failed = bool(self._failures)
                 raise error
+
+    def raise_at_end(self, timeout_secs: float | None) -> None:
+        """Raise the oldest failure; what was dropped and is not made good by now has failed.
+
+        It waits until all hosts have confirmed what is in RAM alone. What they have not confirmed
+        within `CONFIRM_SECS` counts as dropped; if `timeout_secs` is less, it stays undecided.
+
+        Raises:
+            SaveFailedError: background saves failed.
+        """
+        limit_secs = CONFIRM_SECS if timeout_secs is None else min(CONFIRM_SECS, timeout_secs)
+        with self._changed:
+            is_over = self._changed.wait_for(lambda: not self._sealed, limit_secs)
+            unconfirmed = [] if is_over or limit_secs < CONFIRM_SECS else list(self._sealed)
+        for checkpoint in unconfirmed:
+            reason = f"other hosts have not confirmed within {CONFIRM_SECS:.0f} s that it is whole"
+            self.drop(checkpoint, reason)
+        with self._changed:
+            dropped = self._drops.take_failure(self._clock.monotonic(), is_final=True)
+            if dropped is not None:
+                self._failures.append(dropped)
+        self.raise_failure()
 
     def outstanding(self) -> int:
         """How many saves are on their way to the durable tier."""

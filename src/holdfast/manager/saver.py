@@ -272,6 +272,7 @@ class Saver:
         )
         self._progress.seal(job.plan.id, message)
         self._ask("sealed", message, protocol.Empty)
+        self._progress.reported(job.plan.id)
         return tier
 
     def _begin_copies(self, job: Job, images: PartImages) -> tuple[int, ...]:

@@ -30,6 +30,7 @@ class Due:
 
     `must_save`: taken whatever waits. `is_target`: a later step will do too, for what is due by a
     target. `may_wait`: so it will for all that is due, and no other rank meets this one at it.
+    `is_by_step`: the caller or a policy wants this very step, or a preemption of this rank alone.
     """
 
     durable: bool
@@ -37,6 +38,7 @@ class Due:
     must_save: bool
     is_target: bool
     may_wait: bool
+    is_by_step: bool
     is_preemption: bool
 
     @property
@@ -69,6 +71,14 @@ class Stepping:
         """Whether a policy that depends on the step alone wants this step."""
         return self._asks(self._durable, step) or self._asks(self._ram, step)
 
+    def is_asked_again(self, step: int, raised_at: int | None) -> bool:
+        """Whether the last call of `save` was for `step` too, and raised an earlier failure.
+
+        `raised_at` is the step at which drops were raised, and which was saved all the same.
+        """
+        is_saved = step in self.accepted and step != raised_at
+        return step == self.last and step > self.floor and not is_saved
+
     def due(self, step: int, words: Sequence[int], told_alone: bool, force: bool) -> Due:
         """What is due at `step`."""
         is_preemption = self.preempted_at is None and (
@@ -84,6 +94,7 @@ class Stepping:
             must_save=must_save,
             is_target=is_target,
             may_wait=self._is_alone and is_target and not (must_save or durable_step or ram_step),
+            is_by_step=force or told_alone or durable_step or ram_step,
             is_preemption=is_preemption,
         )
 

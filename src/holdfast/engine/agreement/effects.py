@@ -78,11 +78,17 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Tell the ranks here how a checkpoint ended: committed, failed or dropped."""
+    """Notify the ranks here that a checkpoint is protected, committed, failed or dropped.
+
+    `PROTECTED` ends a save for RAM alone, and comes before one of the others where it `is_due` in
+    the durable tier. One that is given up for a newer protected one, before it was so itself, is
+    called protected too: nothing is lost with it.
+    """
 
     id: CheckpointId
     status: Status
     reason: str
+    is_due: bool = False
 
 
 @dataclass(frozen=True, slots=True)

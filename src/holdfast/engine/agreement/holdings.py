@@ -36,6 +36,8 @@ from holdfast.format.names import CheckpointId
 COMPLETE = (Status.COMPLETE, Status.PROTECTED, Status.COMMITTED, Status.FAILED)
 """What is said of checkpoints that were complete."""
 _FINAL = (Status.COMMITTED, Status.FAILED, Status.DROPPED)
+_NOTIFIED = (Status.PROTECTED, *_FINAL)
+"""What the ranks here are notified of."""
 
 
 @dataclass(slots=True)
@@ -213,9 +215,9 @@ class Holdings:
             if holding is None:
                 continue
             holding.status, holding.reason = verdict.status, verdict.reason
-            if verdict.status in _FINAL and verdict.status is not holding.told:
+            if verdict.status in _NOTIFIED and verdict.status is not holding.told:
                 holding.told = verdict.status
-                turn.act(Tell(holding.id, verdict.status, verdict.reason))
+                turn.act(Tell(holding.id, verdict.status, verdict.reason, holding.is_due))
             if verdict.may_go:
                 self._may_go[verdict.id] = verdict.reason or "newer checkpoints stand"
         self._writes, self._pull_orders = command.writes, command.pulls
@@ -253,8 +255,15 @@ class Holdings:
         return soonest_secs
 
     def _drop(self, turn: Turn, checkpoint: CheckpointId, reason: str) -> None:
-        if self._held.pop(checkpoint, None) is None:
+        holding = self._held.pop(checkpoint, None)
+        if holding is None:
             return
+        # A leader may have learned too late that it is due here: no verdict names its end.
+        is_awaited = holding.is_due or holding.status is Status.OPEN
+        if is_awaited and holding.told not in _FINAL:
+            turn.act(Tell(checkpoint, Status.DROPPED, reason))
+        elif holding.told is None:
+            turn.act(Tell(checkpoint, Status.PROTECTED, reason))
         for part in [part for part in self._pulling if part[0] == checkpoint]:
             self._pulling.discard(part)
             self._unwanted.add(part)

@@ -20,6 +20,7 @@ class HostView:
         is_following: it has heard this leader, so that what it says of targets answers this one.
         is_owed: it is to be answered, also where there is nothing new.
         offers: the ranks of whose parts it has copies made by its own.
+        is_present: its last state is of the leader's attempt, so that its steps are of that too.
         is_lost: silent for so long that its RAM is not counted on.
     """
 
@@ -32,6 +33,7 @@ class HostView:
     save_cost_secs: float | None = None
     heard_at_secs: float = 0.0
     is_following: bool = False
+    is_present: bool = False
     is_lost: bool = False
     is_owed: bool = True
     ranks: frozenset[int] = frozenset()

@@ -14,6 +14,8 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from holdfast.engine.agreement.durability import Durability
 from holdfast.engine.agreement.effects import Reached
 from holdfast.engine.agreement.facts import DurableListed
@@ -39,6 +41,9 @@ from holdfast.engine.agreement.settings import ENDED_MAX, PRESERVED_MAX, SUCCESS
 from holdfast.engine.agreement.targets import Ranks, TargetAgreement
 from holdfast.engine.agreement.turn import Identity, Turn
 from holdfast.format.names import CheckpointId
+
+PASSED = "the ranks did not meet at one step"
+"""Why a checkpoint is dropped that some ranks have passed without a part."""
 
 
 class Leader:
@@ -97,7 +102,8 @@ class Leader:
     @property
     def save_cost_secs(self) -> float | None:
         """What a checkpoint costs the dearest rank of all hosts; None until one is known."""
-        costs = [self.views[host].save_cost_secs for host in self._rank_hosts]
+        heard = (self.views[host] for host in self._rank_hosts if not self.views[host].is_lost)
+        costs = [view.save_cost_secs for view in heard]
         return max((cost for cost in costs if cost is not None), default=None)
 
     @property
@@ -243,15 +249,17 @@ class Leader:
         else:
             self._broken.discard(host)
         if bool(view.ranks) != (host in self._rank_hosts):
-            self._rank_hosts = frozenset(v.host for v in self.views.values() if v.ranks)
+            # A silent host counts: its ranks go on, and have still to meet the targets.
+            rank_hosts = (v.host for v in self.views.values() if v.ranks or (v.is_lost and v.homes))
+            self._rank_hosts = frozenset(rank_hosts)
         for checkpoint in state.deleted:
             self.ledger.delete(checkpoint)
         self.ledger.take(host, before, view.held)
         if not self.ledger.deleted.isdisjoint(before.keys() - view.held.keys()):
             # Whoever waits until nobody holds it is on another host.
             self.ledger.is_changed = True
-        if is_present:
-            self._drop_missed(view, state)
+        view.is_present = is_present
+        self._drop_missed([view])
         if self.is_whole and not self._has_been_whole:
             self._know_all()
         if view.is_following and self._knows_targets:
@@ -297,19 +305,31 @@ class Leader:
         self.ledger.may_recycle = self.reign.is_first and knows_enough
         self.ledger.is_changed = True
 
-    def _drop_missed(self, view: HostView, state: HostState) -> None:
-        """Gives up what a rank here has gone past, or has left behind, without its part."""
+    def _drop_missed(self, views: Collection[HostView]) -> None:
+        """Drop the open checkpoints that ranks of `views` have passed without making their part.
+
+        A report is compared with the open checkpoints when it arrives. A checkpoint may be reported
+        after that, by a host that was silent or is far behind, and the ranks that passed it may
+        have nothing new to report: so all views are compared again every half heartbeat.
+        """
+        open_entries = self.ledger.open_entries()
+        if not open_entries:
+            return
         # Where a host is silent, it may have a copy of what is gone here.
         are_all_heard = self._has_been_whole and not any(v.is_lost for v in self.views.values())
-        gone = view.homes - view.ranks if are_all_heard else set()
-        for entry in self.ledger.open_entries():
-            passed = any(
-                p.step >= entry.id.step and not entry.missing.isdisjoint(ranks_in(p.ranks))
-                for p in state.progress
-                if state.group == self.reign.group
-            )
-            if passed:
-                self.ledger.drop(entry, "the ranks did not meet at one step")
+        gone: set[int] = set()
+        last_steps: dict[int, int] = {}
+        for view in views:
+            if view.state is None or not view.is_present:
+                continue
+            if are_all_heard:
+                gone |= view.homes - view.ranks
+            if view.state.group == self.reign.group:
+                for progress in view.state.progress:
+                    last_steps.update(dict.fromkeys(ranks_in(progress.ranks), progress.step))
+        for entry in open_entries:
+            if any(last_steps.get(rank, NO_STEP) >= entry.id.step for rank in entry.missing):
+                self.ledger.drop(entry, PASSED)
             elif not entry.missing.isdisjoint(gone):
                 self.ledger.drop(entry, "a rank ended before it made its part")
 
@@ -356,6 +376,7 @@ class Leader:
                 # It may follow a successor by now, and will say so.
                 view.channel.put(self._command(view))
                 self._send(turn, view)
+        self._drop_missed(self.views.values())
         begun_at_secs = turn.now_secs if self._begun_at_secs is None else self._begun_at_secs
         has_gathered = turn.now_secs - begun_at_secs >= self._settings.gather_secs
         if not self.reign.is_first or not has_gathered:
@@ -389,7 +410,6 @@ class Leader:
         view.state = None
         view.is_lost = True
         self.ledger.is_changed = True
-        self._rank_hosts -= {view.host}
         self._durability.hosts_changed()
 
     # What it tells.

@@ -181,6 +181,9 @@ class Ledger:
             # A newest one, or one to be preserved, that nobody holds now may come back with the
             # hosts that were cut off.
             is_past = entry.age < _age(floor) and not self._is_preserved(entry)
+            # What is forgotten may go where a silent host still holds it: one that is open was
+            # dropped before, and a leader that may not recycle it does not forget it.
+            is_past &= self._may_recycle(entry)
             is_past |= bool(entry.dropped)
             # What is due is remembered until it has failed, because its hosts may come back.
             if is_past and not any(entry.holders.values()) and not entry.is_pending:

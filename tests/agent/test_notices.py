@@ -1,0 +1,140 @@
+"""What an agent notifies its trainers of: only what concerns them, and the end of each save."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.agent import protocol
+from holdfast.agent.keeping import Keeper
+from holdfast.agent.peers import Peers
+from holdfast.agent.storing import Storing
+from holdfast.engine.agreement import effects
+from holdfast.engine.agreement.ledger import DELETED
+from holdfast.engine.agreement.messages import Status
+from holdfast.errors import ObjectNotFoundError
+from holdfast.format.names import CheckpointId
+from tests.trust.in_process import InProcessHost, Trainer, in_process_host
+
+NO_PART = "the ranks did not meet at one step"
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[InProcessHost]:
+    with in_process_host(tmp_path) as made:
+        made.start_agent()
+        yield made
+
+
+def watched(host: InProcessHost, trainer: Trainer, **asked: Any) -> protocol.Notices:
+    """What a `watch` answers that has something to answer."""
+    assert host.service is not None
+    request = protocol.Watch(group=trainer.group, rank=0, **asked)
+    return host.call(asyncio.wait_for(host.service.watch(request, trainer.process.pid), 5.0))
+
+
+def report_again(host: InProcessHost, trainer: Trainer, checkpoint: CheckpointId) -> None:
+    assert host.service is not None
+    number = checkpoint.step, checkpoint.attempt
+    report = protocol.Sealed(rank=0, id=number, part_count=1, tier="ram", durable=True, again=True)
+    host.call(host.service.sealed(report, trainer.process.pid))
+    host.settle()
+
+
+def test_a_trainer_is_not_notified_of_what_was_before_its_group_came(host: InProcessHost) -> None:
+    first = host.attach()
+    host.save(first, 1)
+    host.settle()
+    host.state.notices.post(protocol.Notice(kind="warning", reason="it is full"))
+    host.detach(first)
+    second = host.attach()
+    host.state.notices.post(protocol.Notice(kind="warning", reason="it is full again"))
+    told = watched(host, second, cursor=second.place.cursor).notices
+    assert [notice.reason for notice in told if notice.kind == "warning"] == ["it is full again"]
+    assert {notice.id for notice in told} == {None}
+
+
+def test_a_save_that_the_agent_does_not_know_is_named_and_ends(host: InProcessHost) -> None:
+    trainer = host.attach()
+    known = host.save(trainer, 1)
+    lost = CheckpointId(2, trainer.attempt)
+    pending = ((known.step, known.attempt), (lost.step, lost.attempt))
+    told = watched(host, trainer, cursor=0, pending=pending)
+    assert told.unknown == ((2, trainer.attempt),)
+    report_again(host, trainer, lost)
+    after = watched(host, trainer, cursor=told.cursor).notices
+    (end,) = [notice for notice in after if notice.id == (2, trainer.attempt)]
+    assert (end.kind, end.reason) == ("failed", "its part is not in RAM any more")
+
+
+def test_a_commit_that_no_notice_has_named_is_named_when_it_is_asked_for(
+    host: InProcessHost,
+) -> None:
+    trainer = host.attach()
+    host.save(trainer, 1)
+    host.settle()
+    for step in (2, 3):
+        host.save(trainer, step)
+        host.settle()
+    end = host.state.notices.count
+    told = watched(host, trainer, cursor=0, pending=((1, trainer.attempt),))
+    assert told.unknown == ((1, trainer.attempt),)
+    report_again(host, trainer, CheckpointId(3, trainer.attempt))
+    after = watched(host, trainer, cursor=end).notices
+    assert ("committed", (3, trainer.attempt)) in [(notice.kind, notice.id) for notice in after]
+
+
+@pytest.fixture
+def keeper(host: InProcessHost) -> Keeper:
+    host.attach()
+    assert host.service is not None
+    return host.service._keeper
+
+
+def kinds_of(
+    host: InProcessHost, keeper: Keeper, *ends: tuple[int, Status, str], is_due: bool = True
+) -> list[str]:
+    """The kinds of the notices that these are posted as."""
+    before = host.state.notices.count
+    for step, status, reason in ends:
+        keeper.told(effects.Tell(CheckpointId(step, 1), status, reason, is_due))
+    count = host.state.notices.count - before
+    return [notice.kind for notice in list(host.state.notices._notices)[-count:]] if count else []
+
+
+def test_a_protected_durable_one_is_named_only_where_an_older_one_was_dropped(
+    host: InProcessHost, keeper: Keeper
+) -> None:
+    # The first one of an agent: it does not know what one before it has dropped.
+    assert kinds_of(host, keeper, (1, Status.PROTECTED, "")) == ["protected"]
+    assert kinds_of(host, keeper, (2, Status.PROTECTED, "")) == []
+    # Of one for RAM alone nothing else is posted.
+    assert kinds_of(host, keeper, (2, Status.PROTECTED, ""), is_due=False) == ["protected"]
+    dropped = (4, Status.DROPPED, NO_PART)
+    assert kinds_of(host, keeper, dropped, (3, Status.PROTECTED, "")) == ["dropped"]
+    newer = ((5, Status.PROTECTED, ""), (6, Status.PROTECTED, ""))
+    assert kinds_of(host, keeper, *newer) == ["protected"]
+
+
+def test_what_was_deleted_or_left_behind_is_not_called_dropped(
+    host: InProcessHost, keeper: Keeper
+) -> None:
+    assert kinds_of(host, keeper, (3, Status.DROPPED, DELETED)) == ["deleted"]
+    keeper.told(effects.Tell(CheckpointId(3, 0), Status.DROPPED, "an abandoned branch"))
+    assert host.state.notices._notices[-1].kind == "left behind"
+
+
+def test_a_part_that_is_gone_at_its_source_is_reported_only_if_it_is_still_wanted(
+    host: InProcessHost,
+) -> None:
+    storing = Storing(host.state, Peers("run", host.clock), lambda manifest, secs: None)
+    pull = effects.Pull(CheckpointId(1, 1), 0, 2, "host-b")
+    gone = ObjectNotFoundError("status 404")
+    assert storing._may_be_given_up(pull, gone)
+    assert not storing._may_be_given_up(pull, gone)
+    assert not storing._may_be_given_up(pull, OSError("the network is down"))
+    storing.close()

@@ -1,0 +1,208 @@
+"""When an accepted save that is dropped is a failure, and what its rank is notified of."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from holdfast.agent.protocol import Sealed
+from holdfast.errors import SaveFailedError
+from holdfast.format.names import CheckpointId
+from holdfast.manager.drops import DROPPED_SECS, GATHER_SECS
+from holdfast.manager.progress import Progress
+from tests.trust.in_process import StepClock
+
+Accept = Callable[..., CheckpointId]
+
+
+@pytest.fixture
+def clock() -> StepClock:
+    return StepClock()
+
+
+@pytest.fixture
+def progress(clock: StepClock) -> Progress:
+    return Progress(clock)
+
+
+@pytest.fixture
+def accept(progress: Progress) -> Accept:
+    def accept(step: int, *, durable: bool = True, by_step: bool = False) -> CheckpointId:
+        """Accept a save, whose part is sealed at once."""
+        checkpoint = CheckpointId(step, 1)
+        progress.accept(checkpoint, durable=durable, by_step=by_step)
+        report = Sealed(rank=0, id=(step, 1), part_count=2, tier="ram", durable=durable)
+        progress.seal(checkpoint, report)
+        return checkpoint
+
+    return accept
+
+
+def failure(progress: Progress, *, at_end: bool = False) -> SaveFailedError | None:
+    """What a `save` raises now, or `wait_until_finished` where it is `at_end`."""
+    if not at_end and not progress.has_failed:
+        return None
+    try:
+        if at_end:
+            progress.raise_at_end(None)
+        with progress.drops_raised_after(1000):
+            progress.raise_failure()
+    except SaveFailedError as error:
+        return error
+    return None
+
+
+def test_a_drop_that_a_newer_commit_makes_good_is_no_failure(
+    progress: Progress, accept: Accept, clock: StepClock
+) -> None:
+    progress.end(accept(10), "dropped", "the ranks did not meet at one step")
+    progress.end(accept(12), "committed", "")
+    clock.secs += 2 * DROPPED_SECS
+    assert failure(progress) is None
+    assert failure(progress, at_end=True) is None
+
+
+def test_a_drop_that_comes_after_the_newer_commit_is_no_failure(
+    progress: Progress, accept: Accept
+) -> None:
+    old = accept(10)
+    progress.end(accept(12), "committed", "")
+    progress.end(old, "dropped", "a newer checkpoint is complete")
+    assert failure(progress, at_end=True) is None
+
+
+@pytest.mark.parametrize(("durable", "is_good"), [(False, True), (True, False)])
+def test_a_protected_checkpoint_makes_up_for_one_in_ram_alone(
+    progress: Progress, accept: Accept, *, durable: bool, is_good: bool
+) -> None:
+    progress.end(accept(10, durable=durable), "dropped", "no")
+    progress.end(accept(12, durable=False), "protected", "")
+    assert (failure(progress, at_end=True) is None) == is_good
+
+
+def test_an_older_commit_makes_up_for_nothing(progress: Progress, accept: Accept) -> None:
+    older = accept(8)
+    progress.end(accept(10), "dropped", "no")
+    progress.end(older, "committed", "")
+    error = failure(progress, at_end=True)
+    assert error is not None
+    assert error.steps == (10,)
+    assert "the newest step that is committed is 8" in str(error)
+
+
+def test_a_target_that_is_not_made_good_in_time_fails_at_the_next_save(
+    progress: Progress, accept: Accept, clock: StepClock
+) -> None:
+    for step in range(10, 13):
+        progress.end(accept(step), "dropped", "the ranks did not meet at one step")
+        clock.secs += 1
+    assert failure(progress) is None
+    clock.secs += DROPPED_SECS
+    error = failure(progress)
+    assert error is not None
+    assert error.steps == (10, 11, 12)
+    assert "save steps 10, 11, 12: accepted and then dropped" in str(error)
+    assert "the ranks did not meet at one step" in str(error)
+    assert failure(progress) is None
+
+
+def test_many_drops_of_saves_by_step_are_one_failure_whatever_is_committed_later(
+    progress: Progress, accept: Accept, clock: StepClock
+) -> None:
+    for step in range(150):
+        progress.end(accept(step, by_step=True), "dropped", "rank 1 had earlier ones")
+    progress.end(accept(200), "committed", "")
+    assert failure(progress) is None
+    clock.secs += GATHER_SECS
+    error = failure(progress)
+    assert error is not None
+    assert error.steps == tuple(range(150))
+    assert error.step == 0
+    assert "8, 9, …, 140" in str(error)
+    assert "(150 in all)" in str(error)
+    assert failure(progress, at_end=True) is None
+
+
+def test_drops_are_raised_after_the_step_is_saved_and_kept_where_it_is_not(
+    progress: Progress, accept: Accept, clock: StepClock
+) -> None:
+    progress.end(accept(10, by_step=True), "dropped", "no")
+    clock.secs += GATHER_SECS
+    with pytest.raises(ZeroDivisionError), progress.drops_raised_after(11):
+        1 / 0  # noqa: B018
+    assert progress.raised_at is None
+    with pytest.raises(SaveFailedError):
+        progress.raise_failure()
+    progress.end(accept(12, by_step=True), "dropped", "no")
+    clock.secs += GATHER_SECS
+    with pytest.raises(SaveFailedError), progress.drops_raised_after(13):
+        accept(13)
+    assert progress.raised_at == 13
+    assert progress.steps() == {13}
+
+
+def test_a_preemption_that_all_ranks_have_confirmed_must_not_be_dropped(
+    progress: Progress, accept: Accept, clock: StepClock
+) -> None:
+    stopped_at = accept(10)
+    progress.require(stopped_at)
+    progress.end(stopped_at, "dropped", "no")
+    clock.secs += GATHER_SECS
+    assert failure(progress) is not None
+
+
+@pytest.mark.parametrize("kind", ["deleted", "left behind"])
+def test_what_somebody_removed_or_went_back_behind_is_no_failure(
+    progress: Progress, accept: Accept, kind: str
+) -> None:
+    progress.end(accept(10, by_step=True), kind, "it was deleted")
+    assert failure(progress, at_end=True) is None
+    assert progress.outstanding() == 0
+
+
+def test_a_notice_of_a_save_that_is_not_this_ranks_changes_nothing(progress: Progress) -> None:
+    progress.end(CheckpointId(10, 1), "dropped", "no")
+    assert failure(progress, at_end=True) is None
+
+
+def test_the_end_of_saving_waits_until_what_is_in_ram_alone_is_confirmed(
+    progress: Progress, accept: Accept
+) -> None:
+    by_step, newer = accept(10, durable=False, by_step=True), accept(12, durable=False)
+    ends = [
+        threading.Timer(0.1, progress.end, (newer, "protected", "")),
+        threading.Timer(0.2, progress.end, (by_step, "dropped", "no")),
+    ]
+    for end in ends:
+        end.start()
+    error = failure(progress, at_end=True)
+    for end in ends:
+        end.join()
+    assert error is not None
+    assert error.steps == (10,)
+    assert failure(progress, at_end=True) is None
+
+
+def test_what_no_other_host_confirms_has_failed_at_the_end(
+    progress: Progress, accept: Accept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.manager.progress.CONFIRM_SECS", 0.1)
+    accept(10, durable=False)
+    progress.raise_at_end(0.05)
+    error = failure(progress, at_end=True)
+    assert error is not None
+    assert "other hosts have not confirmed" in str(error)
+
+
+def test_only_saves_that_the_agent_has_acknowledged_are_asked_for(
+    progress: Progress, accept: Accept
+) -> None:
+    first, second = accept(10), accept(12)
+    assert progress.pending() == ()
+    progress.reported(first)
+    assert progress.pending() == ((10, 1),)
+    progress.reported(second)
+    progress.end(first, "committed", "")
+    assert progress.pending() == ((12, 1),)

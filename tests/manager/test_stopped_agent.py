@@ -1,0 +1,98 @@
+"""An agent that is stopped for a while and goes on: drops are raised, and saving goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hosts import Host, events, stop
+from tests.manager.job import Job, seen, start_job
+
+STOPPED_SECS = 14.0
+"""Longer than other hosts count on the RAM of one that is silent."""
+RECOVERY_SECS = 10.0
+"""A few heartbeats, and what a loaded machine adds."""
+TODO: dict[str, Any] = {"device_count": 1, "lockstep": True, "sleep": 0.1, "goes_on": True}
+
+
+def stop_for_a_while(job: Job, stopped: Host, name: str, secs: float) -> tuple[int, float]:
+    """Stops the host's agent; the newest step of that event then, and seconds until the next."""
+    job.wait_until(lambda: any(step > 10 for step in seen(job.run, name)))
+    pid = stopped.agent().pid
+    stop(pid)
+    try:
+        time.sleep(secs)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    went_on = time.time()
+    newest = max(seen(job.run, name))
+    job.wait_until(lambda: max(seen(job.run, name)) > newest + 1, RECOVERY_SECS)
+    times = [datetime.fromisoformat(e["time"]) for e in events(job.run, name)]
+    return newest, min(t.timestamp() for t in times if t.timestamp() > went_on) - went_on
+
+
+def check(hosts: list[Host], run: Path, stopped: int, secs: float, **todo: Any) -> None:
+    name = "committed" if todo["interval"] == 1 else "protected"
+    job = start_job(hosts, run, **TODO, **todo, steps=int(secs * 10) + 150)
+    before, recovery_secs = stop_for_a_while(job, hosts[stopped], name, secs)
+    found = job.results()
+    print(f"newest before: {before}, next {name} after {recovery_secs:.2f} s")
+    last = int(secs * 10) + 149
+    assert [r["steps"][-1] for r in found] == [last, last]
+    for rank, result in zip(job.ranks, found, strict=True):
+        failures = rank.said("failed")
+        failed = [step for line in failures for step in line["failed"]]
+        made = seen(run, name) | set(result["steps"])
+        # Each step that was accepted was made, or is named in an error, once.
+        assert set(result["saved"]) - made <= set(failed)
+        assert len(failed) == len(set(failed))
+        assert len(failures) <= 3, "many drops are one error"
+    assert any(rank.said("failed") for rank in job.ranks)
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_what_is_dropped_while_an_agent_is_stopped_is_raised_and_saving_goes_on(
+    two_hosts: list[Host], tmp_path: Path, stopped: int
+) -> None:
+    check(two_hosts, tmp_path / "run", stopped, STOPPED_SECS, interval=1)
+
+
+def test_checkpoints_in_ram_that_are_dropped_are_raised(
+    two_hosts: list[Host], tmp_path: Path
+) -> None:
+    todo = {"interval": 10**6, "ram_interval": 1}
+    check(two_hosts, tmp_path / "run", 1, STOPPED_SECS, **todo)
+
+
+def test_what_was_dropped_is_raised_at_the_end_where_the_training_ends_before_the_agent_goes_on(
+    two_hosts: list[Host], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    job = start_job(two_hosts, run, **TODO, steps=60, interval=10**6, ram_interval=1)
+    job.wait_until(lambda: any(step > 10 for step in seen(run, "protected")))
+    pid = two_hosts[1].agent().pid
+    stop(pid)
+    try:
+        time.sleep(STOPPED_SECS)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    found = job.results()
+    (failure,) = job.ranks[0].said("failed")
+    assert failure["at_step"] is None
+    assert set(failure["failed"]) == set(found[0]["saved"]) - seen(run, "protected")
+    assert len(failure["failed"]) > 40
+    assert "accepted and then dropped" in failure["message"]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_an_agent_that_is_taken_for_gone_and_goes_on_is_used_again(
+    two_hosts: list[Host], tmp_path: Path, stopped: int
+) -> None:
+    check(two_hosts, tmp_path / "run", stopped, 40.0, interval=1)
