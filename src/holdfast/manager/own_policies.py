@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -160,10 +160,17 @@ class OwnPolicyThread:
             return
         infos = [_info(entry) for entry in to_judge]
         context = PreservationContext(self._clock.now())
-        keep = kept(self._policies.preservation, infos, context=context)
+        keep = (True,) * len(infos)
+        try:
+            keep = kept(self._policies.preservation, infos, context=context)
+        finally:
+            # Where the policy fails all are kept. The agent is answered, for whoever waits.
+            self._answer(to_judge, keep)
+
+    def _answer(self, judged: Sequence[Mapping[str, Any]], keep: Sequence[bool]) -> None:
         ids = tuple(
             (entry["id"][0], entry["id"][1])
-            for entry, is_kept in zip(to_judge, keep, strict=True)
+            for entry, is_kept in zip(judged, keep, strict=True)
             if is_kept
         )
         self._link.call("judged", protocol.Judged(keep=ids), protocol.Empty)

@@ -14,9 +14,15 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from holdfast.agent.protocol import Sealed
-from holdfast.errors import HoldfastError, SaveFailedError
+from holdfast.agent.protocol import Notice, Sealed
+from holdfast.clock import Clock
+from holdfast.errors import HoldfastError, SaveFailedError, WaitTimeoutError
 from holdfast.format.names import CheckpointId
+
+PRESERVED_SECS = 10.0
+"""How long preservation may take until a wait goes on without it: a user's policy may hang."""
+PRESERVED_MAX = 64
+"""How many commits may be told of after what preservation did for them."""
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +62,8 @@ class Progress:
         self._durable_count = 0
         self.has_failed = False
         self._is_stopped = False
+        self._unpreserved: set[CheckpointId] = set()
+        self._preserved: deque[CheckpointId] = deque(maxlen=PRESERVED_MAX)
 
     def accept(self, checkpoint: CheckpointId, *, durable: bool) -> None:
         """A save was accepted."""
@@ -80,14 +88,43 @@ class Progress:
             self._saves.pop(checkpoint, None)
             self._changed.notify_all()
 
-    def end(self, checkpoint: CheckpointId, kind: str, reason: str) -> None:
-        """It ended as a notice says; one of any other kind changes nothing."""
-        if kind == "failed":
-            self.fail(checkpoint, reason)
-        elif kind in ("committed", "dropped", "deleted"):
-            if kind == "dropped":
-                log.warning("step %d is not saved: %s", checkpoint.step, reason)
-            self.finish(checkpoint)
+    def _await_preservation(self, checkpoint: CheckpointId) -> None:
+        """The agent here has committed it, and will report once preservation is applied."""
+        with self._changed:
+            if checkpoint not in self._preserved:
+                self._unpreserved.add(checkpoint)
+
+    def _preservation_ended(self, checkpoint: CheckpointId) -> None:
+        """Preservation was applied after that commit, or has failed."""
+        with self._changed:
+            self._preserved.append(checkpoint)
+            self._unpreserved.discard(checkpoint)
+            self._changed.notify_all()
+
+    def forget_preservation(self) -> None:
+        """The agent that would have reported is gone."""
+        with self._changed:
+            self._unpreserved.clear()
+            self._changed.notify_all()
+
+    def notice(self, notice: Notice) -> None:
+        """Take what the agent reports of a save, or that no agent is there any more."""
+        if notice.kind == "unavailable":
+            self.fail_all(notice.reason)
+        if notice.id is None:
+            return
+        checkpoint = CheckpointId(*notice.id)
+        match notice.kind:
+            case "failed":
+                self.fail(checkpoint, notice.reason)
+            case "preserved":
+                self._preservation_ended(checkpoint)
+            case "committed" | "dropped" | "deleted":
+                if notice.kind == "dropped":
+                    log.warning("step %d is not saved: %s", checkpoint.step, notice.reason)
+                if notice.kind == "committed" and notice.data is not None:
+                    self._await_preservation(checkpoint)
+                self.finish(checkpoint)
 
     def fail(self, checkpoint: CheckpointId, reason: str) -> None:
         """It failed; said once by `raise_failure`. Anything said of an unknown save is ignored."""
@@ -103,6 +140,7 @@ class Progress:
 
     def fail_all(self, reason: str) -> None:
         """Nobody knows of any save what becomes of it: no agent answers."""
+        self.forget_preservation()
         with self._changed:
             waiting = list(self._saves)
         for checkpoint in waiting:
@@ -119,6 +157,7 @@ class Progress:
         """Nothing more can be saved, and nobody waits for what was accepted; told once."""
         with self._changed:
             self._saves.clear()
+            self._unpreserved.clear()
             if not self._is_stopped:
                 self._is_stopped = self.has_failed = True
                 self._failures.append(error)
@@ -161,6 +200,12 @@ class Progress:
                 return Saving(self._durable_count, any(save.is_durable_due for save in saves))
             return Saving(self._accepted_count, bool(saves))
 
+    def is_becoming_durable(self, checkpoint: CheckpointId) -> bool:
+        """Whether it is on its way to the durable tier."""
+        with self._changed:
+            save = self._saves.get(checkpoint)
+            return save is not None and save.is_durable_due
+
     def steps(self) -> set[int]:
         """The steps that are on their way."""
         with self._changed:
@@ -180,3 +225,25 @@ class Progress:
 
         with self._changed:
             return self._changed.wait_for(look, timeout_secs)
+
+    def wait_until_finished(self, timeout_secs: float | None, clock: Clock) -> None:
+        """Wait until no save is on its way, and a moment for the preservation after the last one.
+
+        Raises:
+            SaveFailedError: one of them failed, or an earlier one did.
+            WaitTimeoutError: the time is up.
+        """
+        started_secs = clock.monotonic()
+        if not self.wait(lambda sealed, finished: finished, timeout_secs):
+            steps = sorted(self.steps())
+            raise WaitTimeoutError(
+                f"wait until finished: steps {steps[:10]} are not durable after {timeout_secs} s; "
+                "saving goes on"
+            )
+        left_secs = PRESERVED_SECS
+        if timeout_secs is not None:
+            left_secs = min(left_secs, timeout_secs - (clock.monotonic() - started_secs))
+        with self._changed:
+            # Whether it was applied in time or not, the saves are durable.
+            self._changed.wait_for(lambda: not self._unpreserved, left_secs)
+        self.raise_failure()
