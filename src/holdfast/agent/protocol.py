@@ -190,7 +190,8 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 
     `kind`: committed, preserved, failed, dropped, deleted, fenced, gone, judge, warning. A commit
     that has `data` was written by this agent, which posts `preserved` after it, once the
-    preservation policy was applied or has failed. Of a trainer that is gone, and of trainers that are fenced, `data` names the group.
+    preservation policy was applied or has failed. Of a trainer that is gone, and of trainers that
+    are fenced, `data` names the group.
     """
 
     kind: str

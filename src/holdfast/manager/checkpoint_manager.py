@@ -136,7 +136,8 @@ class CheckpointManager:
             look=self._look,
         )
         self._finisher = Finisher(self._decisions, self._votes, self._restorer)
-        self._signals = PreemptionSignals(self._options.preemption_signals, self._told_to_stop)
+        signals = self._options.preemption_signals
+        self._signals = PreemptionSignals(signals, self._told_to_stop, self._clock)
         self._own = self._begin_own_policies()
         self._link.start()
         # A manager that is never closed still gets what it accepted into RAM. Registered last, so

@@ -17,12 +17,12 @@ import logging
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from holdfast.clock import Clock
 from holdfast.manager.native_signals import NativeHandler, native_handler
 
 REPEAT_SECS = 1.0
@@ -33,8 +33,11 @@ log = logging.getLogger(__name__)
 class PreemptionSignals:
     """Handlers for `signals` that call `notify`; `close` puts the earlier ones back."""
 
-    def __init__(self, signals: Sequence[signal.Signals], notify: Callable[[], None]) -> None:
+    def __init__(
+        self, signals: Sequence[signal.Signals], notify: Callable[[], None], clock: Clock
+    ) -> None:
         self._notify = notify
+        self._clock = clock
         self._earlier: dict[signal.Signals, Any] = {}
         self._first_at_secs: dict[signal.Signals, float] = {}
         self._is_closed = False
@@ -77,7 +80,7 @@ class PreemptionSignals:
             earlier(number, frame)
 
     def _is_second(self, number: signal.Signals) -> bool:
-        now_secs = time.monotonic()
+        now_secs = self._clock.monotonic()
         return now_secs - self._first_at_secs.setdefault(number, now_secs) >= REPEAT_SECS
 
     def _pass_on(self, number: signal.Signals, frame: FrameType | None) -> None:
