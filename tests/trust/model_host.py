@@ -107,7 +107,8 @@ class ModelHost(InProcessHost):
     def answers(self) -> dict[Id, str]:
         """What this agent told of saves: the checkpoint, and committed or failed."""
         notices = self.state.notices._notices
-        return {Id(*n.id): n.kind for n in notices if n.id is not None}
+        ended = (n for n in notices if n.kind != "preserved")
+        return {Id(*n.id): n.kind for n in ended if n.id is not None}
 
     def lose_ram(self) -> None:
         """The power goes: what is on the tmpfs is gone."""
