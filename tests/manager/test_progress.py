@@ -145,17 +145,20 @@ def test_after_a_wait_the_steps_are_those_that_stay(
 def test_a_policy_of_the_users_own_that_fails_keeps_all_and_holds_up_no_wait(
     one_host: Host, tmp_path: Path
 ) -> None:
-    manager = holdfast.CheckpointManager(
+    raised: list[str] = []
+    with holdfast.CheckpointManager(
         tmp_path / "run",
         save_decision_policy=save_decision_policy.FixedIntervalPolicy(1),
         preservation_policy=Fails(),
-    )
-    for step in range(2):
-        manager.save(step, {"w": np.full(10, step)})
-    began = time.monotonic()
-    with pytest.raises(HoldfastError, match="ZeroDivisionError"):
-        for _ in range(2):
-            manager.wait_until_finished()
-    assert time.monotonic() - began < module.PRESERVED_SECS / 2
-    assert manager.all_steps() == [0, 1]
-    manager.close()
+    ) as manager:
+        began = time.monotonic()
+        for step in range(3):
+            assert manager.save(step, {"w": np.full(10, step)})
+            try:
+                manager.wait_until_finished()
+            except HoldfastError as error:
+                raised.append(str(error))
+        assert time.monotonic() - began < module.PRESERVED_SECS / 2
+        # Step 0 is the newest, which stays without a policy.
+        assert ["ZeroDivisionError" in text for text in raised] == [True, True]
+        assert manager.all_steps() == [0, 1, 2]
