@@ -177,6 +177,25 @@ def test_the_old_checkpoint_stays_until_the_forced_one_is_committed(
     assert committed["time"] < deleted["time"]
 
 
+def test_a_step_whose_save_failed_is_saved_again_without_losing_the_earlier_ones(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with manager(run, ram=None) as saving:
+        saving.save(0, state(0))
+        saving.wait_until_finished()
+        (run / "checkpoints").rename(tmp_path / "aside")
+        (run / "checkpoints").write_text("in the way")
+        saving.save(1, state(1))
+        with pytest.raises(errors.SaveFailedError):
+            saving.wait_until_finished()
+        (run / "checkpoints").unlink()
+        (tmp_path / "aside").rename(run / "checkpoints")
+        assert saving.save(1, state(1), force=True)
+        saving.wait_until_finished()
+        assert saving.all_steps() == [0, 1]
+
+
 def test_force_saves_a_step_that_no_policy_wants(one_host: Host, tmp_path: Path) -> None:
     never = save_decision_policy.SpecificStepsPolicy([10**9])
     with manager(tmp_path / "run", save_decision_policy=never) as saving:
