@@ -39,6 +39,26 @@ def test_an_example_runs_as_printed(code: str, tmp_path: Path) -> None:
     assert list((tmp_path / "runs").glob("*/checkpoints/*/manifest.json"))
 
 
+def test_the_first_example_repeats_nothing_when_it_is_run_again(tmp_path: Path) -> None:
+    (code,) = MARKED.findall((ROOT / "README.md").read_text())
+    (tmp_path / "example.py").write_text(code + "\nprint(start, float(state['w'][0]))\n")
+    with host() as made:
+        told = []
+        for _ in range(2):
+            done = subprocess.run(
+                [sys.executable, "-W", "error", "example.py"],
+                cwd=tmp_path,
+                env=made.environment,
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+            assert done.returncode == 0, done.stderr
+            assert "closing after" not in done.stderr
+            told.append(done.stdout.split())
+    assert told == [["0", "200.0"], ["200", "200.0"]]
+
+
 def test_every_example_in_python_is_run() -> None:
     for page in PAGES:
         text = page.read_text()

@@ -42,7 +42,7 @@ class StepExistsError(HoldfastError):
 
 
 class StepOrderError(HoldfastError, ValueError):
-    """Steps went backwards: restore the earlier step first, which starts a new branch."""
+    """Steps went backwards: call `resume(state, step=...)` first, which starts a new branch."""
 
 
 class NotARunError(HoldfastError):

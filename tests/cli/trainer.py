@@ -55,7 +55,7 @@ def main() -> None:
     )
     start, state = manager.resume(state)
     if "restore" in options:
-        start, state = options["restore"] + 1, manager.restore(options["restore"], like=state)
+        start, state = manager.resume(state, step=options["restore"])
     folder = Path(directory) / "checkpoints"
     if options.get("break_storage") == "writing":
         folder.mkdir()

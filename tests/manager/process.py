@@ -138,7 +138,7 @@ def train(manager: holdfast.CheckpointManager, steps: range, rank: int, todo: di
         if todo.get("restore_at") == step:
             manager.restore(like=state_at(-1, rank))
             report = manager.last_restore
-            say(went_back=report.step, passed_over=report.passed_over)
+            say(read=report.step, passed_over=report.passed_over)
             break
         with failures_said(todo, step):
             if manager.save(step, state_at(step, rank)):
@@ -222,16 +222,21 @@ def main() -> None:
         if todo.get("other_like") == rank:
             like["another"] = jnp.float32(0)
         say(resuming=True)
-        start, state = manager.resume(like)
+        start, state = manager.resume(like, step=todo.get("back_to"))
         report = manager.last_restore
         say(
             start=start,
             right=start == 0 or right(state, start - 1, rank),
             passed_over=report.passed_over if report else (),
         )
+        if "look_at" in todo:
+            looked = manager.restore(todo["look_at"], like=state_at(-1, rank))
+            say(looked=right(looked, todo["look_at"], rank))
         if start and todo.get("values"):
             say(values=manager.process_values(start - 1), left_out=report.left_out)
         saved = train(manager, range(start, start + todo["steps"]), rank, todo)
+        if "finish" in todo:
+            say(finished=manager.finish(todo["finish"], state_at(todo["finish"], rank)))
         if todo.get("stay"):
             signal.pause()
         with failures_said(todo, None):

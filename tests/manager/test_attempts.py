@@ -127,7 +127,7 @@ def test_a_save_that_is_being_filled_when_the_takeover_comes_is_not_committed(
     assert all(e["step"] <= (origin if origin is not None else -1) for e in late), (committed, late)
 
 
-def test_after_a_deliberate_restore_later_steps_are_an_abandoned_branch(
+def test_after_going_back_later_steps_are_an_abandoned_branch(
     one_host: Host, tmp_path: Path
 ) -> None:
     keep_all = preservation_policy.LatestN(100)
@@ -137,11 +137,12 @@ def test_after_a_deliberate_restore_later_steps_are_an_abandoned_branch(
             first.save(step, state(step))
         first.wait_until_finished()
         assert first.all_steps() == [50, 60, 70]
-        assert first.restore(50)["n"] == 50
+        start, resumed = first.resume(state(0), step=50)
+        assert (start, resumed["n"]) == (51, 50)
         assert first.latest_step() == 50
         assert first.all_steps() == [50]
         with pytest.raises(errors.StepNotFoundError, match="abandoned"):
-            first.restore(60)
+            first.resume(state(0), step=60)
         assert first.save(55, state(55))
         first.wait_until_finished()
         assert first.all_steps() == [50, 55]
@@ -174,6 +175,25 @@ def test_the_old_checkpoint_stays_until_the_forced_one_is_committed(
     wait_until(lambda: events(run, "deleted"))
     deleted = next(e for e in events(run, "deleted") if (e["step"], e["attempt"]) == (2, 1))
     assert committed["time"] < deleted["time"]
+
+
+def test_a_step_whose_save_failed_is_saved_again_without_losing_the_earlier_ones(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with manager(run, ram=None) as saving:
+        saving.save(0, state(0))
+        saving.wait_until_finished()
+        (run / "checkpoints").rename(tmp_path / "aside")
+        (run / "checkpoints").write_text("in the way")
+        saving.save(1, state(1))
+        with pytest.raises(errors.SaveFailedError):
+            saving.wait_until_finished()
+        (run / "checkpoints").unlink()
+        (tmp_path / "aside").rename(run / "checkpoints")
+        assert saving.save(1, state(1), force=True)
+        saving.wait_until_finished()
+        assert saving.all_steps() == [0, 1]
 
 
 def test_force_saves_a_step_that_no_policy_wants(one_host: Host, tmp_path: Path) -> None:
@@ -265,9 +285,9 @@ def test_a_damaged_record_of_an_abandoned_attempt_does_no_harm(
     with manager(run) as saving:
         saving.save(0, state(0))
         saving.save(1, state(1))
-        saving.restore(0)
+        saving.resume(state(0), step=0)
         saving.save(1, state(10))
-        saving.restore(0)
+        saving.resume(state(0), step=0)
         saving.save(1, state(100))
     for name in ("000000002.json", "000000002.copy.json"):
         (run / "attempts" / name).write_text("{")
@@ -307,7 +327,7 @@ def test_what_an_abandoned_branch_left_in_ram_alone_is_given_up(
         for step in range(4):
             saving.save(step, state(step))
         wait_until(lambda: saving.latest_step() == 3)
-        assert saving.restore(0)["n"] == 0
+        assert saving.resume(state(-1), step=0)[1]["n"] == 0
         assert saving.latest_step() == 0
     wait_until(lambda: list(one_host.folder.iterdir()) == [])
     assert {p.name for p in (run / "checkpoints").iterdir()} == {"000000000.1"}

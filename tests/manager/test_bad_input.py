@@ -241,7 +241,7 @@ def test_an_open_of_a_full_run_changes_nothing(one_host: Host, mounted: Path) ->
     assert {k: v for k, v in contents(mounted).items() if "events" not in k} == before
 
 
-@pytest.mark.parametrize("step", [-1, 1.0, "1", None, True, np.int64(3), 10**16])
+@pytest.mark.parametrize("step", [-1, 1.0, "1", None, True, np.bool_(True), 10**16])
 def test_a_step_that_is_none_is_refused(one_host: Host, tmp_path: Path, step: Any) -> None:
     with manager(tmp_path / "run") as saving:
         with pytest.raises(errors.InvalidArgumentError, match="step"):

@@ -116,7 +116,7 @@ def test_a_killed_agents_host_is_copied_from_and_restored_from_where_it_serves_n
     protected = seen(run, "protected")
     assert {980, 960} & protected
     assert [r["passed_over"] for r in found] == [[]] * 4
-    assert {r["went_back"] for r in found} <= {980, 960}
+    assert {r["read"] for r in found} <= {980, 960}
 
 
 def test_a_budget_counts_the_save_cost_of_the_dearest_host(

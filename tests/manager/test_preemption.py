@@ -6,6 +6,8 @@ import ctypes
 import json
 import os
 import signal
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,18 @@ import pytest
 
 import holdfast
 from holdfast import save_decision_policy
+from holdfast.manager.options import Options
+from holdfast.manager.preemption import REPEAT_SECS
+from holdfast.manager.stepping import Stepping
+from holdfast.policy.preservation_policy import LatestN
 from tests.hosts import Host, events, finished, wait_until
 from tests.manager.test_processes import free_address
 
 TRAINER = Path(__file__).with_name("trainer.py")
 NEVER = save_decision_policy.SpecificStepsPolicy([10**9])
+OPTIONS = Options(
+    save=NEVER, preservation=LatestN(1), ram=None, takeover=False, preemption_signals=()
+)
 
 
 def lines(text: str) -> list[dict[str, Any]]:
@@ -126,6 +135,89 @@ def test_managers_closed_in_any_order_leave_the_default_action_behind(
     out, err = process.communicate(timeout=60)
     assert out.split() == ["told"], err
     assert process.returncode == -signal.SIGTERM
+
+
+ENDLESS = """
+import sys, time, holdfast
+from holdfast import save_decision_policy
+never = save_decision_policy.SpecificStepsPolicy([10**9])
+with holdfast.CheckpointManager(sys.argv[1], save_decision_policy=never) as manager:
+    for step in range(10**6):
+        if manager.save(step, {"n": step}):
+            print("saved", step, flush=True)
+        elif step == 0:
+            print("begun", flush=True)
+        time.sleep(float(sys.argv[2]))
+"""
+
+
+def endless(
+    host: Host, tmp_path: Path, step_secs: float, prelude: str = ""
+) -> subprocess.Popen[str]:
+    """A training loop that never asks whether it has to stop."""
+    script = tmp_path / "script.py"
+    script.write_text(prelude + ENDLESS)
+    process = host.start(script, tmp_path / "run", step_secs)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGTERM)
+    return process
+
+
+def test_a_loop_that_never_asks_is_told_and_ended_by_the_second_signal(
+    one_host: Host, tmp_path: Path
+) -> None:
+    process = endless(one_host, tmp_path, 0.05)
+    assert process.stdout.readline().startswith("saved")
+    # Of the group's signal and its own, which come together, the process takes one for the other.
+    process.send_signal(signal.SIGTERM)
+    time.sleep(REPEAT_SECS + 0.2)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGTERM, err
+    assert err.count("does not ask manager.reached_preemption(step)") == 1
+    with holdfast.CheckpointManager(tmp_path / "run") as again:
+        assert again.latest_step() is not None
+
+
+def test_the_second_signal_reaches_the_handler_that_was_there_before(
+    one_host: Host, tmp_path: Path
+) -> None:
+    prelude = (
+        "import signal\n"
+        "def handler(number, frame, seen=[]):\n"
+        "    seen.append(number)\n"
+        "    if len(seen) == 2: raise SystemExit(7)\n"
+        "signal.signal(signal.SIGTERM, handler)\n"
+    )
+    process = endless(one_host, tmp_path, 0.05, prelude)
+    assert process.stdout.readline().startswith("saved")
+    time.sleep(REPEAT_SECS + 0.2)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 7, err
+
+
+def test_a_loop_of_long_steps_is_told_after_some_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    steps = Stepping(None, OPTIONS, 1)
+    steps.preempted_at = 4
+    for step, now_secs in ((4, 100.0), (5, 101.0), (5, 105.9)):
+        steps.warn_unasked(step, now_secs)
+    assert not caplog.records
+    steps.warn_unasked(6, 106.1)
+    steps.warn_unasked(7, 120.0)
+    (record,) = caplog.records
+    assert "step 4 is saved for it" in record.message
+
+
+def test_a_loop_that_asks_is_told_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    steps = Stepping(None, OPTIONS, 1)
+    steps.has_asked_preemption = True
+    steps.preempted_at = 4
+    for step in range(5, 20):
+        steps.warn_unasked(step, float(step))
+    assert not caplog.records
 
 
 def test_a_preemption_during_a_save_still_saves_the_newest_step(

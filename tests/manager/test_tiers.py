@@ -285,7 +285,7 @@ def test_continuous_goes_on_at_once_after_going_back(one_host: Host, tmp_path: P
             first = manager.latest_step() or 0
             if first:
                 first = manager.all_steps()[0]
-                manager.restore(first)
+                manager.resume({"n": 0}, step=first)
             saved = []
             for step in range(first + 1, first + 60):
                 if manager.save(step, {"n": step}):

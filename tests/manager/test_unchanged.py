@@ -190,13 +190,13 @@ def test_the_first_save_after_going_on_from_elsewhere_is_whole(
         found = written_bytes(again)
         assert found[3] > WHOLE_BYTES > 8 * found[4]
         # Back to where it is.
-        state = again.restore(like=begun())
+        _, state = again.resume(begun())
         again.save(5, trained(state, "frozen"))
         again.wait_until_finished()
         assert again.metadata(5).attempt == again.metadata(4).attempt
         assert written_bytes(again)[5] > WHOLE_BYTES
         # Back to an earlier step: another attempt.
-        state = again.restore(1, like=begun())
+        _, state = again.resume(begun(), step=1)
         for step in (2, 3):
             state = trained(state, "frozen")
             again.save(step, state)

@@ -53,7 +53,8 @@ def both(kinds: dict[str, Callable[[Any], Any]], values: list[Any]) -> list[Any]
 @pytest.mark.parametrize(
     ("name", "make", "value"),
     [
-        *both(COUNTED, [0, -1, True, 1.0, 2.5, NAN, INF, "3", None, [1], 2**63, np.True_]),
+        *both(COUNTED, [0, -1, True, 1.0, 2.5, NAN, INF, "3", [1], 2**63, np.True_]),
+        *both({k: v for k, v in COUNTED.items() if k != "LatestN n"}, [None]),
         *both(COUNTED, [np.int64(0), np.float64(1), 10**5000]),
         *both(TIMED, [0, -1, 0.0, NAN, INF, -INF, True, "3", 1j, Decimal(3), [1], 10**400]),
         *both(TIMED, [np.float32("nan"), np.True_, np.array([1.0])]),

@@ -54,6 +54,7 @@ def test_preservation_policy_comes_back_as_it_was(policy: Any) -> None:
             save_decision_policy.AnySavePolicy([save_decision_policy.FixedIntervalPolicy(4)]),
             {"policies": [{"policy": "FixedIntervalPolicy", "interval": 4}]},
         ),
+        (preservation_policy.LatestN(None), {"n": None}),
         (preservation_policy.BestN(2, metric="x"), {"n": 2, "metric": "x", "mode": "min"}),
         (
             preservation_policy.AnyPreservationPolicy([preservation_policy.EveryNSeconds(180)]),

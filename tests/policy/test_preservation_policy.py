@@ -95,6 +95,11 @@ def test_nothing_is_kept_of_nothing(policy: PreservationPolicy) -> None:
     assert kept(policy, [], context=NOW) == ()
 
 
+@given(infos=histories)
+def test_latest_n_of_none_keeps_all(infos: list[CheckpointInfo]) -> None:
+    assert all(kept(LatestN(None), infos, context=NOW))
+
+
 @given(n=counts, infos=histories)
 def test_latest_n_keeps_the_n_highest_steps(n: int, infos: list[CheckpointInfo]) -> None:
     steps = kept_steps(LatestN(n), infos)

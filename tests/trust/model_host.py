@@ -107,8 +107,8 @@ class ModelHost(InProcessHost):
     def answers(self) -> dict[Id, str]:
         """How saves have ended, as this agent has notified: the checkpoint, and the kind."""
         notices = self.state.notices._notices
-        ends = (n for n in notices if n.id is not None and n.kind != "protected")
-        return {Id(*n.id): n.kind for n in ends if n.id is not None}
+        ended = (n for n in notices if n.kind not in ("protected", "preserved"))
+        return {Id(*n.id): n.kind for n in ended if n.id is not None}
 
     def lose_ram(self) -> None:
         """The power goes: what is on the tmpfs is gone."""

@@ -146,7 +146,8 @@ class Training:
         self._wait()
         self._begin("go back", self._timeline[:-1])
         step, serial = self._timeline[-2]
-        state = self._manager.restore(step, like=state_of(0, 0))
+        after, state = self._manager.resume(state_of(0, 0), step=step)
+        assert after == step + 1
         assert (state["step"], state["serial"]) == (step, serial)
         assert is_right(state)
         self._timeline.pop()

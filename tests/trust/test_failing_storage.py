@@ -290,6 +290,7 @@ def try_deed(deed: Deed, root: Path, plan: Plan) -> None:
 
 def _check_told(host: InProcessHost, deed: Deed, raised: HoldfastError | None) -> None:
     kinds = {notice.kind: notice for notice in host.state.notices._notices if notice.id == (2, 1)}
+    kinds.pop("preserved", None)
     timeline = [named(one) for one in host.look().timeline]
     if deed.call is _delete:
         # It is gone, or the caller was told and may ask again.

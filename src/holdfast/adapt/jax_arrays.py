@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -30,6 +31,38 @@ def is_key(leaf: Any) -> bool:
 @lru_cache(maxsize=256)
 def _is_key_type(dtype: Any) -> bool:
     return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
+
+
+def check_usable(
+    leaves: Sequence[Any], paths: Sequence[Path], call: str, *, keys_alone: bool = False
+) -> None:
+    """Check that JAX's arrays among `leaves` have values: that they are not traced, nor deleted.
+
+    It asks each array, so it is for states that are looked at once, and for those that failed.
+
+    Args:
+        leaves: of a state.
+        paths: theirs, in the same order.
+        call: the method of the manager that was given them.
+        keys_alone: of deleted arrays, refuse typed PRNG keys alone; the others tell their sharding.
+
+    Raises:
+        UnsupportedLeafError: one of them has none.
+    """
+    for leaf, path in zip(leaves, paths, strict=True):
+        if not isinstance(leaf, jax.Array):
+            continue
+        if isinstance(leaf, jax.core.Tracer):
+            raise UnsupportedLeafError(
+                f"{call} {path_name(path)}: expected an array, found a tracer: {call} was called "
+                "inside a traced function (jit, grad, vmap or scan); call it outside, on what the "
+                "function returns"
+            )
+        if leaf.is_deleted() and (is_key(leaf) or not keys_alone):
+            raise UnsupportedLeafError(
+                f"{call} {path_name(path)}: expected an array, found one that was deleted or "
+                "donated; pass the array that the donating function has returned"
+            )
 
 
 def key_impl_name(leaf: Any) -> str:

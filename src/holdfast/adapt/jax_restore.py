@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from holdfast.adapt import jax_arrays, leaves
+from holdfast.adapt.jax_arrays import check_usable
 from holdfast.adapt.jax_tree import flatten
 from holdfast.errors import StructureMismatchError
 from holdfast.format.dtypes import dtype_name, numpy_dtype
@@ -25,7 +26,8 @@ class LikeRestoration:
     """Builds a state like `like`; see `holdfast.adapt.contract.Restoration`."""
 
     def __init__(self, spec: CheckpointSpec, like: object) -> None:
-        self._like, self._structure = flatten(like)
+        self._like, self._structure = flatten(like, "restore")
+        check_usable(self._like, self._structure.paths, "restore", keys_alone=True)
         self._spec = spec
         self._values = {value.path: decode_value(value.value) for value in spec.values}
         _check_structure(spec, self._values, self._structure.paths, self._like)
@@ -83,7 +85,10 @@ class LikeRestoration:
         buffers = self._buffers.pop(path)
         if leaves.is_numpy(leaf):
             (buffer,) = buffers.values()
-            return buffer[()] if isinstance(leaf, np.generic) else buffer
+            if isinstance(leaf, np.generic):
+                return buffer[()]
+            # The dtypes are the same but for the byte order, which is that of `like`.
+            return buffer.astype(leaf.dtype, copy=False)
         made = jax_arrays.assembled(array.shape, _stored_like(leaf, array), buffers)
         return jax.random.wrap_key_data(made, impl=array.prng_impl) if array.prng_impl else made
 

@@ -52,10 +52,18 @@ class JaxFramework:
     def snapshot(self, state: object) -> Snapshot:
         with _nothing_collected():
             found, structure = flatten(state)
-            return _JaxSnapshot(found, structure, self._outline(found, structure), self._devices)
+            try:
+                outline = self._outline(found, structure)
+                return _JaxSnapshot(found, structure, outline, self._devices)
+            except (AttributeError, DeviceError, RuntimeError, TypeError, ValueError):
+                # Asking each array beforehand whether it is deleted costs as much as all the rest.
+                jax_arrays.check_usable(found, structure.paths, "save")
+                raise
 
     def outline(self, state: object) -> Outline:
-        return self._outline(*flatten(state))
+        found, structure = flatten(state)
+        jax_arrays.check_usable(found, structure.paths, "save")
+        return self._outline(found, structure)
 
     def restoration(self, spec: CheckpointSpec, like: object) -> Restoration:
         return NestedRestoration(spec) if like is None else LikeRestoration(spec, like)

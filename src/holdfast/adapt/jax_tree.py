@@ -5,7 +5,8 @@ The paths are computed once a structure; after that a state costs one flatten.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import jax
 
 from holdfast.errors import UnsupportedLeafError
-from holdfast.format.paths import Path, path_name
+from holdfast.format.paths import ROOT_NAME, Path, path_name
 from holdfast.format.records import Container, ContainerKind
 
 
@@ -30,14 +31,39 @@ def _is_none(node: object) -> bool:
     return node is None
 
 
-def flatten(state: object) -> tuple[list[Any], Structure]:
-    """The leaves of `state` and its structure.
+def flatten(state: object, call: str = "save") -> tuple[list[Any], Structure]:
+    """Return the leaves of `state` and its structure; messages name the `call` that was given it.
 
     Raises:
         UnsupportedLeafError: a key is neither a string nor an int, or two leaves have one name.
     """
-    leaves, treedef = jax.tree_util.tree_flatten(state, is_leaf=_is_none)
+    try:
+        leaves, treedef = jax.tree_util.tree_flatten(state, is_leaf=_is_none)
+    except (TypeError, ValueError) as error:
+        _refuse_mixed_keys(state, (), call)
+        raise UnsupportedLeafError(
+            f"{call}: the state cannot be flattened, as JAX reports: {error}"
+        ) from error
     return leaves, _structure(treedef)
+
+
+def _refuse_mixed_keys(node: object, path: tuple[object, ...], call: str) -> None:
+    """Raise for the first dict at or below `node` whose keys have no order."""
+    children: Iterable[tuple[object, object]] = ()
+    if isinstance(node, dict):
+        if not isinstance(node, OrderedDict) and len({isinstance(key, str) for key in node}) > 1:
+            shown = "/".join(map(str, path)) or ROOT_NAME
+            one = next(key for key in node if isinstance(key, str))
+            other = next(key for key in node if not isinstance(key, str))
+            raise UnsupportedLeafError(
+                f"{call} {shown}: expected the keys of a dict to be all strings or all ints, found "
+                f"{one!a} and {other!a}; rename the keys"
+            )
+        children = node.items()
+    elif isinstance(node, list | tuple):
+        children = enumerate(node)
+    for key, child in children:
+        _refuse_mixed_keys(child, (*path, key), call)
 
 
 @lru_cache(maxsize=16)

@@ -53,8 +53,14 @@ def numpy_dtype_name(leaf: np.ndarray | np.generic, path: Path) -> str:
     """The name of a NumPy leaf's dtype.
 
     Raises:
-        UnsupportedLeafError: it is one that cannot be stored (object, structured, datetime, text).
+        UnsupportedLeafError: it is one that cannot be stored (object, structured, datetime, text),
+            or the leaf has a mask, which would be lost.
     """
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise UnsupportedLeafError(
+            f"save {path_name(path)}: a masked NumPy array cannot be saved with its mask; save "
+            "its .data and its .mask, or filled()"
+        )
     name = dtype_name(leaf.dtype)
     if name is None:
         raise UnsupportedLeafError(

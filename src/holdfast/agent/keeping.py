@@ -72,6 +72,8 @@ class Keeper:
         self._judged: set[CheckpointId] = set()
         self._unsecured: tuple[int, int] | None = _NEVER
         """The age of the newest one that was dropped; None where a newer one is protected."""
+        self._unjudged: list[CheckpointId] = []
+        """The commits after which the user's own policy has not answered yet."""
         self._preserving: set[asyncio.Task[None]] = set()
         self._awaited: dict[CheckpointId, asyncio.Event] = {}
         """Set once no host holds what somebody here deletes and waits for."""
@@ -137,7 +139,7 @@ class Keeper:
         self._infos[checkpoint] = _info(manifest)
         size_bytes = sum(part.image_size_bytes for part in manifest.parts)
         self._state.events.write("committed", checkpoint, bytes=size_bytes, secs=round(secs, 4))
-        self._begin(self._apply_preservation(checkpoint))
+        self._begin(self._preserve_after(checkpoint))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -231,7 +233,26 @@ class Keeper:
     async def judged(self, keep: Sequence[CheckpointId]) -> None:
         """Drops what neither the user's own policy nor the built-in share keeps."""
         asked, self._judged = self._judged, set()
-        await self._tidy(lambda tidied: self._remove_judged(tidied, asked - set(keep)))
+        unjudged, self._unjudged = self._unjudged, []
+        try:
+            await self._tidy(lambda tidied: self._remove_judged(tidied, asked - set(keep)))
+        finally:
+            for checkpoint in unjudged:
+                self._tell_preserved(checkpoint)
+
+    async def _preserve_after(self, newest: CheckpointId) -> None:
+        """Apply preservation after a commit; trainers may wait for the notice, so it always comes.
+
+        Where a user's own policy has to judge first, it comes with the answer.
+        """
+        try:
+            await self._apply_preservation(newest)
+        finally:
+            if newest not in self._unjudged:
+                self._tell_preserved(newest)
+
+    def _tell_preserved(self, newest: CheckpointId) -> None:
+        self._state.notices.post(Notice(kind="preserved", id=_id(newest)))
 
     async def _apply_preservation(self, newest: CheckpointId) -> None:
         pending = frozenset(self._agreeing.agreement.pending_ids())
@@ -246,6 +267,7 @@ class Keeper:
             return
         if tidied.drops:
             self._judged = set(tidied.drops)
+            self._unjudged.append(newest)
             infos = [_info_message(c, self._infos[c]) for c in tidied.timeline]
             self._state.notices.post(Notice(kind="judge", data=infos))
 

@@ -200,9 +200,11 @@ class Watch(msgspec.Struct, frozen=True, kw_only=True):
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that happened.
 
-    `kind` of a checkpoint: protected, committed, failed, dropped, deleted, left behind (by ranks
-    that went back to an earlier one). Else: fenced, gone, judge, warning.
-    Of a trainer that is gone, and of trainers that are fenced, `data` names the group.
+    `kind` of a checkpoint: protected, committed, preserved, failed, dropped, deleted, left behind
+    (by ranks that went back to an earlier one). Else: fenced, gone, judge, warning. A commit that
+    has `data` was written by this agent, which posts `preserved` after it, once the preservation
+    policy was applied or has failed. Of a trainer that is gone, and of trainers that are fenced,
+    `data` names the group.
     """
 
     kind: str

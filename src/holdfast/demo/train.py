@@ -107,6 +107,8 @@ def train(options: argparse.Namespace, log: journal.Journal) -> None:
             if manager.reached_preemption(step):
                 preempted_at = step
                 break
+        else:
+            manager.finish(options.steps - 1, state)
 
     if preempted_at is None:
         log.append(_finished(state))

@@ -81,6 +81,11 @@ def _checked_text(value: str, where: str) -> str:
 
 
 def _encode_array(value: np.ndarray | np.generic, where: str) -> Json:
+    if isinstance(value, np.ma.MaskedArray):
+        raise UnsupportedLeafError(
+            f"save {where}: a masked NumPy array cannot be saved with its mask; save its .data and "
+            "its .mask, or filled()"
+        )
     array = np.asarray(value)
     name = dtype_name(array.dtype)
     if name is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
@@ -12,18 +13,23 @@ from holdfast.manager.options import RamTier
 
 
 def check_step(step: object) -> int:
-    """`step`, if it is one.
+    """Return `step` as an int. Integers of NumPy and JAX are taken as well; bools are not.
 
     Raises:
-        InvalidArgumentError: it is not an int, is negative, or too large.
+        InvalidArgumentError: it is not an integer, is negative, or too large.
     """
-    if type(step) is not int:
+    try:
+        # A bool is an int in Python, and hardly ever meant as a step.
+        number = None if isinstance(step, bool) else operator.index(step)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None:
         raise InvalidArgumentError(
             f"step {step!r}: expected an int, found {type(step).__name__}; convert it with int(...)"
         )
-    if not 0 <= step <= STEP_MAX:
-        raise InvalidArgumentError(f"step {step}: expected 0 to {STEP_MAX}")
-    return step
+    if not 0 <= number <= STEP_MAX:
+        raise InvalidArgumentError(f"step {number}: expected 0 to {STEP_MAX}")
+    return number
 
 
 def check_metrics(metrics: Mapping[str, float] | None) -> dict[str, float] | None:
@@ -45,19 +51,20 @@ def check_metrics(metrics: Mapping[str, float] | None) -> dict[str, float] | Non
     return checked
 
 
-def check_timeout(timeout_secs: object) -> None:
-    """Checks a timeout.
+def check_timeout(timeout_secs: float | None) -> float | None:
+    """Return a timeout that is one.
 
     Raises:
         InvalidArgumentError: it is neither None nor 0 or more seconds.
     """
     if timeout_secs is None:
-        return
+        return None
     is_number = isinstance(timeout_secs, int | float) and not isinstance(timeout_secs, bool)
-    if not is_number or not timeout_secs >= 0:  # type: ignore[operator]
+    if not is_number or not timeout_secs >= 0:
         raise InvalidArgumentError(
             f"timeout_secs={timeout_secs!r}: expected None or seconds, 0 or more"
         )
+    return timeout_secs
 
 
 def check_ram(ram: object) -> None:
@@ -77,9 +84,12 @@ def raise_nothing_saved(directory: Path) -> NoReturn:
     raise StepNotFoundError(f"restore: nothing was saved in {directory} yet")
 
 
-def raise_step_order(step: int, last: int) -> NoReturn:
-    """Raises that steps went backwards."""
+def raise_step_order(step: int, last: int, read: int | None) -> NoReturn:
+    """Raise that steps went backwards; `read` is the step that `restore` has read since."""
+    hint = "" if read is None else f"restore({read}) only reads, the run stays where it is; "
+    shown = "N" if read is None else str(read)
     raise StepOrderError(
-        f"save step {step}: steps must grow, and the run is at step {last}; call resume() or "
-        "restore(step) to go on from an earlier one, or use a new directory"
+        f"save step {step}: steps must grow, and the run is at step {last}; {hint}to go on from an "
+        f"earlier step, call resume(state, step={shown}), which abandons the later ones, or use a "
+        "new directory"
     )

@@ -5,7 +5,7 @@ Invariants:
 - What `save` accepted is in `Progress` until it is durable or its failure was raised, once.
 - The state is fixed before `save` returns; nothing that the caller does afterwards reaches it.
 
-The public interface stands here whole; what the calls do stands in the modules beside it.
+The public interface is here whole, each call with what it promises; modules beside it do the work.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ from holdfast.adapt.contract import Framework
 from holdfast.agent import protocol
 from holdfast.agent.words import ATTEMPT, TARGET_DURABLE, TARGET_PREEMPTION, TARGET_RAM
 from holdfast.clock import Clock, SystemClock
-from holdfast.errors import FencedError, HoldfastError, StepExistsError, WaitTimeoutError
+from holdfast.errors import FencedError, HoldfastError
 from holdfast.format.names import STEP_MAX, CheckpointId
 from holdfast.manager import arguments
+from holdfast.manager.calls import Calls
 from holdfast.manager.decisions import Decisions
+from holdfast.manager.finishing import Finisher
 from holdfast.manager.job import find_job
 from holdfast.manager.link import Link
 from holdfast.manager.metadata import CheckpointMetadata, metadata_of
+from holdfast.manager.metric_names import MetricNames
 from holdfast.manager.opening import open_run
 from holdfast.manager.options import Options, RamTier, checked_signals
 from holdfast.manager.overhead import OverheadMeter, meter_for
@@ -39,13 +42,8 @@ from holdfast.manager.preemption import PreemptionSignals
 from holdfast.manager.process_values import process_values_of
 from holdfast.manager.progress import Progress
 from holdfast.manager.reporting import report_all, report_unknown
-from holdfast.manager.restoring import (
-    Restored,
-    RestoreReport,
-    event_of,
-    restore_newest,
-    restore_step,
-)
+from holdfast.manager.restorer import Restorer
+from holdfast.manager.restoring import RestoreReport
 from holdfast.manager.saver import Job, Saver
 from holdfast.manager.stepping import Stepping
 from holdfast.manager.view import View
@@ -53,7 +51,6 @@ from holdfast.manager.voting import Votes
 from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy, SaveDecisionPolicy
 
-SEAL_SECS = 600.0
 EXIT_SECS = 60.0
 CLOSE_SECS = 3600.0
 
@@ -102,6 +99,7 @@ class CheckpointManager:
             preemption_signals=checked_signals(preemption_signals),
         )
         self.last_restore = None
+        self._ends_well = True
         self._clock: Clock = SystemClock()
         self._framework = _framework()
         self._processes = self._framework.processes()
@@ -110,7 +108,7 @@ class CheckpointManager:
         self._job = find_job(run, self._options, self._decisions, self._processes, self._clock)
         self._progress = Progress(self._clock)
         self._own: OwnPolicyThread | None = None
-        self._is_closed = False
+        self._calls = Calls(run.directory)
         self._votes = Votes(self._decisions)
         with self._decisions.telling("join the host's agent"):
             self._link = Link(
@@ -123,7 +121,21 @@ class CheckpointManager:
             run.run_id, self._processes.rank, self._processes.count, self._job.replicas
         )
         self._saver = Saver(self._link, self._run.durable, self._progress, self._clock)
-        self._signals = PreemptionSignals(self._options.preemption_signals, self._told_to_stop)
+        self._metric_names = MetricNames(self._options.preservation, self._processes.rank)
+        self._restorer = Restorer(
+            framework=self._framework,
+            votes=self._votes,
+            link=self._link,
+            steps=self._steps,
+            saver=self._saver,
+            progress=self._progress,
+            meter=self._meter,
+            clock=self._clock,
+            look=self._look,
+        )
+        self._finisher = Finisher(self._decisions, self._votes, self._restorer)
+        signals = self._options.preemption_signals
+        self._signals = PreemptionSignals(signals, self._told_to_stop, self._clock)
         self._own = self._begin_own_policies()
         self._link.start(self._progress.pending)
         # A manager that is never closed still gets what it accepted into RAM. Registered last, so
@@ -143,6 +155,7 @@ class CheckpointManager:
         if error is None:
             self.close()
             return
+        self._ends_well = False
         try:
             self.close()
         except HoldfastError as own:
@@ -179,7 +192,7 @@ class CheckpointManager:
         steps, place = self._steps, self._link.place
         words = place.words.values
         if type(step) is not int or not steps.last < step <= STEP_MAX:
-            self._check_step(step, force)
+            step = self._check_step(step, force)
         steps.last = words[place.step_word] = step
         if self._meter is not None:
             self._measure(self._meter)
@@ -197,8 +210,38 @@ class CheckpointManager:
         with self._progress.drops_raised_after(step):
             return self._save_if_due(step, state, metrics, force)
 
-    def resume(self, state: Any) -> tuple[int, Any]:
-        """The next step and the state of the newest checkpoint that can be restored.
+    def finish(
+        self, step: int, state: object, *, metrics: Mapping[str, float] | None = None
+    ) -> bool:
+        """Make the last step of the run durable, whatever the policies say; `close` waits for it.
+
+        To be called where the training has come to its end, by all processes with the same step;
+        the arguments are those of `save`. Nothing is done where the step is durable or on its way
+        there, and where the run was preempted before it.
+
+        Returns:
+            True where the step is saved by this call.
+
+        Raises:
+            SaveFailedError: an earlier save failed in the background; this one is made anyway.
+            InvalidArgumentError: the step, or another process gives another one.
+            StepOrderError, FencedError, UnsupportedLeafError: as for `save`.
+            ProcessLostError: another process has ended.
+        """
+        self._calls.check("finish")
+        return self._finisher.finish(
+            arguments.check_step(step),
+            lambda number: self._save_if_due(number, state, metrics, force=True),
+        )
+
+    def resume(self, state: Any, *, step: int | None = None) -> tuple[int, Any]:
+        """Go on from the newest checkpoint that can be restored, or go back to that of `step`.
+
+        After going back the run goes on from `step`: later ones are an abandoned branch.
+
+        Args:
+            state: gives the structure and the sharding; objects that keep a state may be left out.
+            step: None: the newest; older ones are tried where it is damaged, and that is told.
 
         Returns:
             (step + 1, that step's state), in the structure and sharding of `state`; (0, `state`)
@@ -208,74 +251,75 @@ class CheckpointManager:
             StructureMismatchError: all differences between `state` and what was saved.
             UnsupportedLeafError: nothing is saved yet, and a leaf of `state` never can be.
             CheckpointDamagedError: there are checkpoints, and none of them can be read.
+            StepNotFoundError, StepUncommittedError: there is no checkpoint of `step`; so the run
+                stays where it is.
         """
-        restored = self._restore_newest(state)
-        state = state if restored is None else restored.state
+        self._calls.check("resume")
+        restored = self._restorer.read(None if step is None else arguments.check_step(step), state)
+        if restored is not None:
+            self.last_restore, state = restored.report, restored.state
+            self._restorer.go_on_from(restored)
         # A leaf that cannot be saved is told now, not when the first save is due.
         layout = self._planner.layout(self._framework.outline(state))
         self._saver.expect(layout.size_bytes, self._planner.copies)
         return (0 if restored is None else restored.id.step + 1), state
 
     def restore(self, step: int | None = None, *, like: Any = None) -> Any:
-        """The state of `step`, else of the newest checkpoint that can be restored.
+        """Read the state of `step`, else of the newest checkpoint that can be restored.
 
-        From here on the run goes on from that step: later ones are an abandoned branch.
+        The run stays where it is, and the saves after it go on as before. To go back to a step
+        call `resume(state, step=step)`. All processes of the job have to call it.
 
         Args:
             step: None: the newest; older ones are tried where it is damaged, and that is told.
-            like: arrays, ShapeDtypeStructs and values that give structure and sharding; None:
-                nested dicts of NumPy arrays. Objects that keep a state may be left out.
+            like: arrays, ShapeDtypeStructs and values that give structure and sharding, and of
+                NumPy arrays the byte order; None: nested dicts of NumPy arrays. Objects that keep
+                a state may be left out.
 
         Raises:
             StepNotFoundError, StepUncommittedError, CheckpointDamagedError: the step.
             StructureMismatchError: `like` is not what was saved, or has objects whose states
                 another number of processes saved; see `process_values`.
         """
-        if step is None:
-            restored = self._restore_newest(like)
-            if restored is None:
-                arguments.raise_nothing_saved(self._run.directory)
-            return restored.state
-        arguments.check_step(step)
-        self._settle()
-        restored = restore_step(
-            self._look, step, self._framework, like, self._votes.rounds, self._clock
-        )
-        self._went_back(restored)
+        self._calls.check("restore")
+        restored = self._restorer.read(None if step is None else arguments.check_step(step), like)
+        if restored is None:
+            arguments.raise_nothing_saved(self._run.directory)
+        self.last_restore = restored.report
+        self._restorer.note_read(restored)
         return restored.state
 
     def latest_step(self) -> int | None:
         """The newest step that can be restored now, from any tier, on the present timeline."""
+        self._calls.check("latest_step")
         newest = self._look().newest_sound()
         return newest.step if newest else None
 
     def all_steps(self) -> list[int]:
         """All steps that can be restored now, from any tier, on the present timeline, ascending."""
+        self._calls.check("all_steps")
         return [checkpoint.step for checkpoint in self._look().sound()]
 
     def reached_preemption(self, step: int) -> bool:
         """Whether the process was told to stop and has saved `step`, or an earlier one, for it.
 
-        True on all ranks at the same step.
+        True on all ranks at the same step. It may be asked after `close` as well.
         """
+        self._steps.has_asked_preemption = True
         preempted_at = self._steps.preempted_at
-        return preempted_at is not None and step >= preempted_at
+        return preempted_at is not None and arguments.check_step(step) >= preempted_at
 
     def wait_until_finished(self, timeout_secs: float | None = None) -> None:
-        """Waits until all accepted saves are durable, or have failed.
+        """Wait until all accepted saves are durable, or have failed, and preservation is applied.
+
+        Where the preservation takes longer than a few seconds more, it is not waited for.
 
         Raises:
             SaveFailedError: some failed, were dropped or are not confirmed; or no agent answers.
             WaitTimeoutError: the time is up; saving goes on.
         """
-        arguments.check_timeout(timeout_secs)
-        if not self._progress.wait(lambda sealed, finished: finished, timeout_secs):
-            steps = sorted(self._progress.steps())
-            raise WaitTimeoutError(
-                f"wait until finished: steps {steps[:10]} are not durable after {timeout_secs} s; "
-                "saving goes on"
-            )
-        self._progress.raise_at_end(timeout_secs)
+        self._calls.check("wait_until_finished")
+        self._progress.wait_until_finished(arguments.check_timeout(timeout_secs))
 
     def delete(self, step: int) -> None:
         """Removes the checkpoint of `step` from every tier, on all hosts.
@@ -285,8 +329,8 @@ class CheckpointManager:
             StorageError: some of it may be left; it cannot be restored any more.
             WaitTimeoutError: other hosts may hold it in memory until they hear of it.
         """
-        arguments.check_step(step)
-        found = self._look().find(step)
+        self._calls.check("delete")
+        found = self._look().find(arguments.check_step(step))
         request = protocol.Delete(ids=((found.step, found.attempt),))
         self._link.call("delete", request, protocol.Empty)
 
@@ -296,9 +340,9 @@ class CheckpointManager:
         Raises:
             StepNotFoundError, StepUncommittedError, CheckpointDamagedError.
         """
-        arguments.check_step(step)
-        view = self._look()
-        return metadata_of(view.sources(view.find(step)))
+        self._calls.check("metadata")
+        number, view = arguments.check_step(step), self._look()
+        return metadata_of(view.sources(view.find(number)))
 
     def process_values(self, step: int) -> dict[str, list[Any]]:
         """The states of iterators and the like in the checkpoint of `step`, of all its processes.
@@ -313,29 +357,32 @@ class CheckpointManager:
         Raises:
             StepNotFoundError, StepUncommittedError, CheckpointDamagedError.
         """
-        arguments.check_step(step)
-        view = self._look()
-        return process_values_of(view.sources(view.find(step)))
+        self._calls.check("process_values")
+        number, view = arguments.check_step(step), self._look()
+        return process_values_of(view.sources(view.find(number)))
 
     def close(self) -> None:
         """Waits until all accepted saves are durable, then leaves the agent. Once is enough.
 
-        Where the process is killed meanwhile, the agent goes on with what is sealed in RAM.
+        Where the process is killed meanwhile, the agent goes on with what is sealed in RAM. Where
+        the last step given to `save` was not saved, that is logged; see `finish`.
 
         Raises:
             SaveFailedError: a save failed and was not told yet.
         """
-        if self._is_closed:
+        if self._calls.is_closed:
             return
-        self._is_closed = True
+        self._calls.is_closed = True
         self._at_exit.detach()
+        self._finisher.close(warns=self._ends_well)
         try:
-            self.wait_until_finished(CLOSE_SECS)
+            self._progress.wait_until_finished(CLOSE_SECS)
         finally:
             self._saver.close()
             self._signals.close()
             if self._own is not None:
                 self._own.close()
+            self._steps.end()
             self._link.close()
             self._job.close()
 
@@ -348,34 +395,18 @@ class CheckpointManager:
             place = self._link.place
             place.words.values[place.cost_word] = int(cost_secs * 1e9)
 
-    def _check_step(self, step: object, force: bool) -> None:
-        number = arguments.check_step(step)
-        steps = self._steps
-        if steps.is_asked_again(number, self._progress.raised_at):
-            # The call before told of an earlier save's failure, and this step is asked for again.
-            return
-        saved = [c for c in self._look().timeline if c.step == number]
-        is_known = bool(saved) or number in self._steps.accepted
-        if is_known and not force:
-            raise StepExistsError(
-                f"save step {number}: it is saved already; save a later one, or pass force=True to "
-                "overwrite it"
-            )
-        if is_known:
-            self._settle()
-            saved = [c for c in self._look().timeline if c.step == number]
-            origin = (saved[0].step, saved[0].attempt) if saved else None
-            self._steps.went_back(number)
-            self._link.branch(origin)
-        elif number < self._steps.last or number == self._steps.floor:
-            arguments.raise_step_order(number, self._steps.last)
+    def _check_step(self, step: object, force: bool) -> int:
+        self._calls.check("save")
+        return self._restorer.check_order(arguments.check_step(step), force=force)
 
     def _save_if_due(
         self, step: int, state: object, metrics: Mapping[str, float] | None, force: bool
     ) -> bool:
+        self._calls.check("save")
         self._progress.raise_failure()
         if step in self._steps.accepted and not force:
             return True
+        self._steps.warn_unasked(step, self._clock.monotonic())
         place = self._link.place
         if place.words.values[ATTEMPT] != place.attempt:
             with self._progress.stopped_by(FencedError):
@@ -393,6 +424,7 @@ class CheckpointManager:
             self._saver.skip(CheckpointId(step, place.attempt))
             return False
         checked = arguments.check_metrics(metrics)
+        self._metric_names.check(step, checked)
         snapshot = self._framework.snapshot(state)
         taking = Taking(
             id=CheckpointId(step, place.attempt), time=self._clock.now(), metrics=checked
@@ -415,37 +447,6 @@ class CheckpointManager:
         words = self._link.place.words.values
         return self._processes.count == 1 and bool(words[self._link.place.notice_word])
 
-    # How a restore is done.
-
-    def _restore_newest(self, like: object) -> Restored | None:
-        self._settle()
-        restored = restore_newest(
-            self._look, self._framework, like, self._votes.rounds, self._clock
-        )
-        if restored is not None:
-            self._went_back(restored)
-        return restored
-
-    def _went_back(self, restored: Restored) -> None:
-        """The run goes on from what was restored; a new attempt, unless that was its newest."""
-        self.last_restore = restored.report
-        found = restored.id
-        # Published first: targets that the agent sets from here on lie above this step.
-        place = self._link.place
-        place.words.values[place.step_word] = found.step
-        self._steps.went_back(found.step)
-        self._saver.forget()
-        if self._meter is not None:
-            self._meter.paused()
-        timeline = self._look().timeline
-        if timeline and timeline[-1] != found:
-            self._link.branch((found.step, found.attempt))
-        self._link.tell("restored", rank=self._processes.rank, **event_of(restored.report))
-
-    def _settle(self) -> None:
-        """Lets what is on its way arrive, so that a restore sees it."""
-        self._progress.wait(lambda sealed, finished: finished, SEAL_SECS)
-
     def _look(self) -> View:
         return self._job.look(self._link, self._clock)
 
@@ -457,18 +458,18 @@ class CheckpointManager:
         self._votes.notice(notice, self._run.group)
         if notice.kind == "fenced" and notice.data == self._run.group:
             self._progress.stop(FencedError(notice.reason))
-        elif notice.kind == "unavailable":
-            self._progress.fail_all(notice.reason)
         elif notice.kind == "warning":
             log.warning("the agent says: %s", notice.reason)
         elif notice.kind == "unknown" and notice.id is not None:
             report_unknown(self._link, self._progress, CheckpointId(*notice.id))
-        elif notice.id is not None:
-            self._progress.end(CheckpointId(*notice.id), notice.kind, notice.reason)
-            self._saver.get_ready()
+        else:
+            self._progress.notice(notice)
+            if notice.id is not None:
+                self._saver.get_ready()
 
     def _returned(self) -> None:
         """A new agent is there: it is told again of what is sealed and not finished."""
+        self._progress.forget_preservation()
         report_all(self._link, self._progress)
 
     def _told_to_stop(self) -> None:

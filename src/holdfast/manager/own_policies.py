@@ -6,9 +6,10 @@ A preservation policy is asked when the agent says that something could be remov
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -92,6 +93,7 @@ class OwnPolicyThread:
         self._asked = published()
         self._lock = threading.Lock()
         self._to_judge: list[dict[str, Any]] | None = None
+        self._unanswered: list[dict[str, Any]] = []
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-policies", daemon=True)
         self._thread.start()
@@ -132,6 +134,12 @@ class OwnPolicyThread:
             # The user's code runs here; its error is the trainer's to see.
             log.warning("a policy of the user's own failed", exc_info=True)
             self._on_error(HoldfastError(f"a policy of your own raised {error!r}"))
+        if self._unanswered:
+            # Where the policy fails all are kept. The agent is answered for those that wait, after
+            # the error is queued, so that a wait raises it.
+            unanswered, self._unanswered = self._unanswered, []
+            with contextlib.suppress(HoldfastError):
+                self._answer(unanswered, (True,) * len(unanswered))
 
     def _ask_to_save(self) -> None:
         published = self._published()
@@ -160,10 +168,15 @@ class OwnPolicyThread:
             return
         infos = [_info(entry) for entry in to_judge]
         context = PreservationContext(self._clock.now())
+        self._unanswered = to_judge
         keep = kept(self._policies.preservation, infos, context=context)
+        self._unanswered = []
+        self._answer(to_judge, keep)
+
+    def _answer(self, judged: Sequence[Mapping[str, Any]], keep: Sequence[bool]) -> None:
         ids = tuple(
             (entry["id"][0], entry["id"][1])
-            for entry, is_kept in zip(to_judge, keep, strict=True)
+            for entry, is_kept in zip(judged, keep, strict=True)
             if is_kept
         )
         self._link.call("judged", protocol.Judged(keep=ids), protocol.Empty)

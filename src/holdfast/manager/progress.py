@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from holdfast.agent.protocol import WATCHED_MAX, Id, Sealed
+from holdfast.agent.protocol import WATCHED_MAX, Id, Notice, Sealed
 from holdfast.clock import Clock
-from holdfast.errors import HoldfastError, SaveFailedError
+from holdfast.errors import HoldfastError, SaveFailedError, WaitTimeoutError
 from holdfast.format.names import CheckpointId
 from holdfast.manager.drops import Drops
 
@@ -29,6 +29,11 @@ SEALED_MAX = 256
 """The newest sealed saves for RAM alone that are remembered: more than any host cares for."""
 CONFIRM_SECS = 60.0
 """How long the end of saving waits until other hosts have confirmed what is in RAM alone."""
+
+PRESERVED_SECS = 10.0
+"""How long preservation may take until a wait goes on without it: a user's policy may hang."""
+PRESERVED_MAX = 64
+"""How many commits may be told of after what preservation did for them."""
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +81,8 @@ class Progress:
         """The step at which drops were raised last: it may be asked for once more."""
         self._has_failed = False
         self._is_stopped = False
+        self._unpreserved: set[CheckpointId] = set()
+        self._preserved: deque[CheckpointId] = deque(maxlen=PRESERVED_MAX)
 
     @property
     def has_failed(self) -> bool:
@@ -138,19 +145,55 @@ class Progress:
             self._sealed.pop(checkpoint, None)
             self._changed.notify_all()
 
-    def end(self, checkpoint: CheckpointId, kind: str, reason: str) -> None:
-        """Take a notice of how a save ended, or that it is protected; ignore other kinds."""
-        if kind == "failed":
-            self.fail(checkpoint, reason)
-        elif kind == "dropped":
-            self.drop(checkpoint, reason)
-        elif kind in ("protected", "committed"):
-            with self._changed:
-                self._drops.secured(checkpoint, is_committed=kind == "committed")
-                self._sealed.pop(checkpoint, None)
-                self._changed.notify_all()
-        if kind in ("committed", "deleted", "left behind"):
-            self.finish(checkpoint)
+    def _await_preservation(self, checkpoint: CheckpointId) -> None:
+        """The agent here has committed it, and will report once preservation is applied."""
+        with self._changed:
+            if checkpoint not in self._preserved:
+                self._unpreserved.add(checkpoint)
+
+    def _preservation_ended(self, checkpoint: CheckpointId) -> None:
+        """Preservation was applied after that commit, or has failed."""
+        with self._changed:
+            self._preserved.append(checkpoint)
+            self._unpreserved.discard(checkpoint)
+            self._changed.notify_all()
+
+    def forget_preservation(self) -> None:
+        """The agent that would have reported is gone."""
+        with self._changed:
+            self._unpreserved.clear()
+            self._changed.notify_all()
+
+    def notice(self, notice: Notice) -> None:
+        """Take what the agent reports of a save, or that no agent is there any more."""
+        if notice.kind == "unavailable":
+            self.fail_all(notice.reason)
+        if notice.id is None:
+            return
+        checkpoint = CheckpointId(*notice.id)
+        match notice.kind:
+            case "failed":
+                self.fail(checkpoint, notice.reason)
+            case "dropped":
+                self.drop(checkpoint, notice.reason)
+            case "preserved":
+                self._preservation_ended(checkpoint)
+            case "protected":
+                self._secured(checkpoint, is_committed=False)
+            case "committed":
+                if notice.data is not None:
+                    self._await_preservation(checkpoint)
+                self._secured(checkpoint, is_committed=True)
+                self.finish(checkpoint)
+            case "deleted" | "left behind":
+                self.finish(checkpoint)
+
+    def _secured(self, checkpoint: CheckpointId, *, is_committed: bool) -> None:
+        """Note that it is protected or committed; it makes up for older ones that were dropped."""
+        with self._changed:
+            self._drops.secured(checkpoint, is_committed=is_committed)
+            self._sealed.pop(checkpoint, None)
+            self._changed.notify_all()
 
     def drop(self, checkpoint: CheckpointId, reason: str) -> None:
         """End a save that was dropped: a failure, unless a newer checkpoint makes up for it."""
@@ -182,6 +225,7 @@ class Progress:
 
     def fail_all(self, reason: str) -> None:
         """Nobody knows of any save what becomes of it: no agent answers."""
+        self.forget_preservation()
         with self._changed:
             waiting = list(self._saves)
             self._sealed.clear()
@@ -201,6 +245,7 @@ class Progress:
             self._saves.clear()
             self._sealed.clear()
             self._drops.clear()
+            self._unpreserved.clear()
             if not self._is_stopped:
                 self._is_stopped = self._has_failed = True
                 self._failures.append(error)
@@ -251,7 +296,7 @@ class Progress:
                 self._has_failed = bool(self._failures)
                 raise error
 
-    def raise_at_end(self, timeout_secs: float | None) -> None:
+    def _raise_at_end(self, timeout_secs: float) -> None:
         """Raise the oldest failure; what was dropped and is not made good by now has failed.
 
         It waits until all hosts have confirmed what is in RAM alone. What they have not confirmed
@@ -260,7 +305,7 @@ class Progress:
         Raises:
             SaveFailedError: background saves failed.
         """
-        limit_secs = CONFIRM_SECS if timeout_secs is None else min(CONFIRM_SECS, timeout_secs)
+        limit_secs = min(CONFIRM_SECS, timeout_secs)
         with self._changed:
             is_over = self._changed.wait_for(lambda: not self._sealed, limit_secs)
             unconfirmed = [] if is_over or limit_secs < CONFIRM_SECS else list(self._sealed)
@@ -288,6 +333,12 @@ class Progress:
                 return Saving(self._durable_count, any(save.is_durable_due for save in saves))
             return Saving(self._accepted_count, bool(saves))
 
+    def is_becoming_durable(self, checkpoint: CheckpointId) -> bool:
+        """Whether it is on its way to the durable tier."""
+        with self._changed:
+            save = self._saves.get(checkpoint)
+            return save is not None and save.is_durable_due
+
     def steps(self) -> set[int]:
         """The steps that are on their way."""
         with self._changed:
@@ -307,3 +358,27 @@ class Progress:
 
         with self._changed:
             return self._changed.wait_for(look, timeout_secs)
+
+    def wait_until_finished(self, timeout_secs: float | None) -> None:
+        """Wait until no save is on its way, and a moment for the preservation after the last one.
+
+        Raises:
+            SaveFailedError: one of them failed, or an earlier one did.
+            WaitTimeoutError: the time is up.
+        """
+        started_secs = self._clock.monotonic()
+        if not self.wait(lambda sealed, finished: finished, timeout_secs):
+            steps = sorted(self.steps())
+            raise WaitTimeoutError(
+                f"wait until finished: steps {steps[:10]} are not durable after {timeout_secs} s; "
+                "saving goes on"
+            )
+
+        def left_secs() -> float:
+            waited_secs = self._clock.monotonic() - started_secs
+            return math.inf if timeout_secs is None else max(0.0, timeout_secs - waited_secs)
+
+        with self._changed:
+            # Whether it was applied in time or not, the saves are durable.
+            self._changed.wait_for(lambda: not self._unpreserved, min(PRESERVED_SECS, left_secs()))
+        self._raise_at_end(left_secs())

@@ -14,12 +14,15 @@ from holdfast.agent.words import (
     TARGET_RAM,
 )
 from holdfast.clock import Clock, SystemClock
+from holdfast.format.names import STEP_MAX
 from holdfast.manager.options import Options
 from holdfast.policy.contexts import SaveContext
 from holdfast.policy.save_decision_policy import SaveDecisionPolicy, split
 
 CONFIRM_SECS = 30.0
 CONFIRM_POLL_SECS = 0.002
+UNASKED_STEPS = 3
+UNASKED_SECS = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +60,11 @@ class Stepping:
         self.floor = self.last = origin[0] if origin is not None else -1
         self.accepted: set[int] = set()
         self.preempted_at: int | None = None
+        self.read: int | None = None
+        """The step that a restore has read since the last save, without going back to it."""
+        self.has_asked_preemption = False
+        self._unasked_count = 0
+        self._unasked_since_secs = 0.0
         self._served = {TARGET_DURABLE: NEVER, TARGET_RAM: NEVER}
         self._durable = split(options.save).by_step
         ram = options.ram.save_decision_policy if options.ram is not None else None
@@ -101,6 +109,7 @@ class Stepping:
     def took(self, step: int, due: Due, words: Sequence[int]) -> None:
         """Notes that a checkpoint of `step` is being taken; the targets it reaches are served."""
         self.accepted.add(step)
+        self.read = None
         for word in self._served:
             if step >= words[word]:
                 self._served[word] = words[word]
@@ -140,8 +149,56 @@ class Stepping:
                 outstanding,
             )
 
+    def is_preempted_before(self, step: int) -> bool:
+        """Whether the run was preempted, and its loop left, before `step`; warn where it was."""
+        if self.preempted_at is None or step <= self.last:
+            return False
+        log.warning(
+            "finish step %d: not saved, because the process was told to stop and step %d was the "
+            "last one given to save; call finish only where the training has come to its end",
+            step,
+            self.last,
+        )
+        return True
+
+    def warn_unasked(self, step: int, now_secs: float) -> None:
+        """Warn once where the loop goes on after a preemption and never asks whether to stop."""
+        if self.preempted_at is None or self.has_asked_preemption or step <= self.preempted_at:
+            return
+        if self._unasked_count == 0:
+            self._unasked_since_secs = now_secs
+        self._unasked_count += 1
+        is_late = now_secs - self._unasked_since_secs >= UNASKED_SECS
+        if self._unasked_count >= UNASKED_STEPS or is_late:
+            self.has_asked_preemption = True
+            log.warning(
+                "the process was told to stop and step %d is saved for it, but the training loop "
+                "goes on: it does not ask manager.reached_preemption(step). Leave the loop where "
+                "that is true; the job will be killed",
+                self.preempted_at,
+            )
+
+    def warn_unfinished(self) -> None:
+        """Warn where a run that has ended well leaves its last step behind."""
+        newest = max(self.accepted | {self.floor})
+        if self.last <= newest:
+            return
+        kept = f"the newest checkpoint is of step {newest}" if newest >= 0 else "there is none"
+        log.warning(
+            "closing after step %d, but %s: the next start repeats what came after it. Call "
+            "manager.finish(%d, state) at the end of the training",
+            self.last,
+            kept,
+            self.last,
+        )
+
+    def end(self) -> None:
+        """Send every later call of `save` to its checks, which refuse it."""
+        self.last = STEP_MAX
+
     def went_back(self, step: int) -> None:
         """The training goes on from `step`."""
+        self.read = None
         self.floor = self.last = step
         self.accepted = {saved for saved in self.accepted if saved < step}
         self._served = {TARGET_DURABLE: NEVER, TARGET_RAM: NEVER}

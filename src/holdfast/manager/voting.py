@@ -49,6 +49,11 @@ class Votes:
             telling=self._telling,
         )
 
+    @property
+    def trouble(self) -> HoldfastError | None:
+        """What ended another rank, or fenced them all; None while nothing has."""
+        return self._trouble
+
     def notice(self, notice: Notice, group: str) -> None:
         """Ends the waiting where the agent tells that a rank of `group` is gone, on any host."""
         if notice.data != group:

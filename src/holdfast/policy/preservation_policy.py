@@ -53,19 +53,25 @@ class _Counted(codec.BuiltIn, frozen=True):
 
 
 @final
-class LatestN(_Counted, frozen=True):
-    """Keeps the `n` checkpoints of the highest steps.
+class LatestN(codec.BuiltIn, frozen=True):
+    """Keeps the `n` checkpoints of the highest steps; with None, all checkpoints.
 
     Raises:
-        InvalidArgumentError: `n` is not an integer above 0.
+        InvalidArgumentError: `n` is neither None nor an integer above 0.
     """
+
+    n: int | None
+
+    def __post_init__(self) -> None:
+        if self.n is not None:
+            force_setattr(self, "n", arguments.positive_integer(type(self).__name__, "n", self.n))
 
     def should_preserve(
         self, checkpoints: Sequence[CheckpointInfo], *, context: PreservationContext
     ) -> Sequence[bool]:
         """True for the last `n`."""
         count = len(checkpoints)
-        return [i >= count - self.n for i in range(count)]
+        return [self.n is None or i >= count - self.n for i in range(count)]
 
 
 @final

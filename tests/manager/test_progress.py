@@ -1,0 +1,164 @@
+"""A wait for all saves ends after preservation is applied, and is held up by none that fails."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import holdfast
+from holdfast import preservation_policy, save_decision_policy
+from holdfast.agent.protocol import Notice
+from holdfast.clock import SystemClock
+from holdfast.errors import FencedError, HoldfastError, WaitTimeoutError
+from holdfast.format.names import CheckpointId
+from holdfast.manager import progress as module
+from holdfast.manager.progress import Progress
+from tests.hosts import Host
+
+FIRST, SECOND = CheckpointId(1, 1), CheckpointId(2, 1)
+HERE = {"id": (1, 1)}
+
+
+def noticed(progress: Progress, kind: str, checkpoint: CheckpointId = FIRST, **more: Any) -> None:
+    progress.notice(Notice(kind=kind, id=(checkpoint.step, checkpoint.attempt), **more))
+
+
+def waiting(progress: Progress, then: Callable[[], None]) -> float:
+    """How long a wait lasts after `then` happens; it must not have ended before."""
+    ended: list[float] = []
+
+    def wait() -> None:
+        progress.wait_until_finished(5.0, SystemClock())
+        ended.append(time.monotonic())
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    thread.join(0.1)
+    assert not ended
+    began = time.monotonic()
+    then()
+    thread.join(10)
+    return ended[0] - began
+
+
+@pytest.fixture
+def committed() -> Progress:
+    """One save that the agent here has committed, after which it applies preservation."""
+    progress = Progress()
+    progress.accept(FIRST, durable=True)
+    noticed(progress, "committed", data=HERE)
+    return progress
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda progress: noticed(progress, "preserved"),
+        lambda progress: progress.forget_preservation(),
+        lambda progress: progress.notice(Notice(kind="unavailable", reason="gone")),
+    ],
+    ids=["applied", "another agent", "no agent"],
+)
+def test_a_wait_ends_once_preservation_is_applied_or_will_not_be_told(
+    committed: Progress, then: Callable[[Progress], None]
+) -> None:
+    assert waiting(committed, lambda: then(committed)) < 2.0
+
+
+def test_a_fenced_run_waits_for_no_preservation(committed: Progress) -> None:
+    committed.stop(FencedError("fenced"))
+    with pytest.raises(FencedError):
+        committed.wait_until_finished(60, SystemClock())
+
+
+def test_a_preservation_that_hangs_is_waited_for_no_longer_than_its_bound(
+    committed: Progress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PRESERVED_SECS", 0.2)
+    committed.wait_until_finished(None, SystemClock())
+    monkeypatch.setattr(module, "PRESERVED_SECS", 60.0)
+    began = time.monotonic()
+    committed.wait_until_finished(0.2, SystemClock())
+    assert time.monotonic() - began < 5.0
+
+
+def test_what_another_host_has_committed_and_what_was_told_first_are_not_waited_for() -> None:
+    progress = Progress()
+    for one in (FIRST, SECOND):
+        progress.accept(one, durable=True)
+    noticed(progress, "committed")
+    noticed(progress, "preserved", SECOND)
+    noticed(progress, "committed", SECOND, data=HERE)
+    began = time.monotonic()
+    progress.wait_until_finished(None, SystemClock())
+    assert time.monotonic() - began < 5.0
+
+
+def test_saves_that_are_on_their_way_end_the_wait_with_their_steps() -> None:
+    progress = Progress()
+    progress.accept(FIRST, durable=True)
+    with pytest.raises(WaitTimeoutError, match=r"steps \[1\] are not durable"):
+        progress.wait_until_finished(0.05, SystemClock())
+
+
+class KeepsOdd:
+    def should_preserve(self, checkpoints: Any, *, context: Any) -> list[bool]:
+        time.sleep(0.05)
+        return [checkpoint.step % 2 == 1 for checkpoint in checkpoints]
+
+
+class Fails:
+    def should_preserve(self, checkpoints: Any, *, context: Any) -> list[bool]:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (preservation_policy.LatestN(2), lambda step: [step - 1, step]),
+        (preservation_policy.LatestN(None), lambda step: list(range(step + 1))),
+        (KeepsOdd(), lambda step: sorted({s for s in range(step) if s % 2} | {step})),
+    ],
+    ids=["latest", "all", "own"],
+)
+def test_after_a_wait_the_steps_are_those_that_stay(
+    one_host: Host, tmp_path: Path, policy: Any, expected: Callable[[int], list[int]]
+) -> None:
+    with holdfast.CheckpointManager(
+        tmp_path / "run",
+        save_decision_policy=save_decision_policy.FixedIntervalPolicy(1),
+        preservation_policy=policy,
+    ) as manager:
+        for step in range(12):
+            assert manager.save(step, {"w": np.full(10, step)})
+            manager.wait_until_finished()
+            if step:
+                assert manager.all_steps() == expected(step)
+
+
+def test_a_policy_of_the_users_own_that_fails_keeps_all_and_holds_up_no_wait(
+    one_host: Host, tmp_path: Path
+) -> None:
+    raised: list[str] = []
+    with holdfast.CheckpointManager(
+        tmp_path / "run",
+        save_decision_policy=save_decision_policy.FixedIntervalPolicy(1),
+        preservation_policy=Fails(),
+    ) as manager:
+        began = time.monotonic()
+        for step in range(3):
+            assert manager.save(step, {"w": np.full(10, step)})
+            try:
+                manager.wait_until_finished()
+            except HoldfastError as error:
+                raised.append(str(error))
+        assert time.monotonic() - began < module.PRESERVED_SECS / 2
+        # Step 0 is the newest, which stays without a policy.
+        assert ["ZeroDivisionError" in text for text in raised] == [True, True]
+        assert manager.all_steps() == [0, 1, 2]
