@@ -8,7 +8,14 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast.engine.agreement.effects import Drop, Tell
+from holdfast.engine.agreement.facts import PartSealed, Published
+from holdfast.engine.agreement.holdings import Holdings
+from holdfast.engine.agreement.ledger import Ledger
+from holdfast.engine.agreement.messages import Command, Held, Status, Verdict
 from holdfast.engine.agreement.settings import Settings
+from holdfast.engine.agreement.turn import Turn
+from holdfast.format.names import CheckpointId
 from tests.agreement.oracle import BrokenPromiseError
 from tests.agreement.rules import BREACHES
 from tests.agreement.world import Shape, World
@@ -74,3 +81,41 @@ def test_the_simulator_notices_what_ends_no_save(
     BREACHES[rule](monkeypatch.setattr)
     with pytest.raises(BrokenPromiseError, match=promise):
         run_through(drifted_world(0, "h0000", 20.0, every=every))
+
+
+@pytest.mark.parametrize(
+    ("is_due", "status", "told"),
+    [
+        (True, Status.OPEN, Status.DROPPED),
+        (True, Status.COMPLETE, Status.DROPPED),
+        (False, Status.OPEN, Status.DROPPED),
+        (False, Status.COMPLETE, Status.PROTECTED),
+    ],
+)
+def test_what_is_given_up_without_a_final_verdict_ends_its_save(
+    is_due: bool, status: Status, told: Status
+) -> None:
+    holdings, turn = Holdings(Settings()), Turn("a", 0.0, Published())
+    one = CheckpointId(1, 1)
+    holdings.sealed(turn, PartSealed(rank=0, id=one, part_count=2, in_ram=True, is_due=is_due))
+    holdings.obey(turn, Command(verdicts=(Verdict(one, status, True),)))
+    holdings.work(turn, is_frozen=False)
+    assert [e.status for e in turn.effects if isinstance(e, Tell)] == [told]
+    assert [e.id for e in turn.effects if isinstance(e, Drop)] == [one]
+
+
+def test_an_open_checkpoint_is_not_forgotten_by_a_leader_that_may_not_recycle() -> None:
+    ledger = Ledger(1, {})
+    ledger.required, ledger.preserved, ledger.domains = 1, frozenset(), {"a": "a", "b": "b"}
+    old, new = CheckpointId(1, 1), CheckpointId(2, 1)
+    held = Held(old, 2, is_due=False, own=((0, 1),), replicas=(), written=())
+    whole = Held(new, 1, is_due=False, own=((0, 1),), replicas=(), written=())
+    ledger.take("b", {}, {old: held})
+    ledger.take("b", {old: held}, {})
+    ledger.take("a", {}, {new: whole})
+    assert ledger.floor == new
+    ledger.settle()
+    assert old in ledger.entries
+    ledger.may_recycle = True
+    ledger.settle()
+    assert ledger.verdict(old).status is Status.DROPPED
