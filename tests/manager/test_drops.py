@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 
 import pytest
 
-from holdfast.agent.protocol import Sealed
+from holdfast.agent.protocol import Notice, Sealed
 from holdfast.errors import SaveFailedError
 from holdfast.format.names import CheckpointId
 from holdfast.manager.drops import DROPPED_SECS, GATHER_SECS
@@ -40,13 +41,19 @@ def accept(progress: Progress) -> Accept:
     return accept
 
 
+def notice(progress: Progress, checkpoint: CheckpointId, kind: str, reason: str) -> None:
+    """Have the agent notify of that checkpoint."""
+    found = Notice(kind=kind, id=(checkpoint.step, checkpoint.attempt), reason=reason)
+    progress.notice(found)
+
+
 def failure(progress: Progress, *, at_end: bool = False) -> SaveFailedError | None:
     """What a `save` raises now, or `wait_until_finished` where it is `at_end`."""
     if not at_end and not progress.has_failed:
         return None
     try:
         if at_end:
-            progress.raise_at_end(None)
+            progress._raise_at_end(math.inf)
         with progress.drops_raised_after(1000):
             progress.raise_failure()
     except SaveFailedError as error:
@@ -57,8 +64,8 @@ def failure(progress: Progress, *, at_end: bool = False) -> SaveFailedError | No
 def test_a_drop_that_a_newer_commit_makes_good_is_no_failure(
     progress: Progress, accept: Accept, clock: StepClock
 ) -> None:
-    progress.end(accept(10), "dropped", "the ranks did not meet at one step")
-    progress.end(accept(12), "committed", "")
+    notice(progress, accept(10), "dropped", "the ranks did not meet at one step")
+    notice(progress, accept(12), "committed", "")
     clock.secs += 2 * DROPPED_SECS
     assert failure(progress) is None
     assert failure(progress, at_end=True) is None
@@ -68,8 +75,8 @@ def test_a_drop_that_comes_after_the_newer_commit_is_no_failure(
     progress: Progress, accept: Accept
 ) -> None:
     old = accept(10)
-    progress.end(accept(12), "committed", "")
-    progress.end(old, "dropped", "a newer checkpoint is complete")
+    notice(progress, accept(12), "committed", "")
+    notice(progress, old, "dropped", "a newer checkpoint is complete")
     assert failure(progress, at_end=True) is None
 
 
@@ -77,15 +84,15 @@ def test_a_drop_that_comes_after_the_newer_commit_is_no_failure(
 def test_a_protected_checkpoint_makes_up_for_one_in_ram_alone(
     progress: Progress, accept: Accept, *, durable: bool, is_good: bool
 ) -> None:
-    progress.end(accept(10, durable=durable), "dropped", "no")
-    progress.end(accept(12, durable=False), "protected", "")
+    notice(progress, accept(10, durable=durable), "dropped", "no")
+    notice(progress, accept(12, durable=False), "protected", "")
     assert (failure(progress, at_end=True) is None) == is_good
 
 
 def test_an_older_commit_makes_up_for_nothing(progress: Progress, accept: Accept) -> None:
     older = accept(8)
-    progress.end(accept(10), "dropped", "no")
-    progress.end(older, "committed", "")
+    notice(progress, accept(10), "dropped", "no")
+    notice(progress, older, "committed", "")
     error = failure(progress, at_end=True)
     assert error is not None
     assert error.steps == (10,)
@@ -96,7 +103,7 @@ def test_a_target_that_is_not_made_good_in_time_fails_at_the_next_save(
     progress: Progress, accept: Accept, clock: StepClock
 ) -> None:
     for step in range(10, 13):
-        progress.end(accept(step), "dropped", "the ranks did not meet at one step")
+        notice(progress, accept(step), "dropped", "the ranks did not meet at one step")
         clock.secs += 1
     assert failure(progress) is None
     clock.secs += DROPPED_SECS
@@ -112,8 +119,8 @@ def test_many_drops_of_saves_by_step_are_one_failure_whatever_is_committed_later
     progress: Progress, accept: Accept, clock: StepClock
 ) -> None:
     for step in range(150):
-        progress.end(accept(step, by_step=True), "dropped", "rank 1 had earlier ones")
-    progress.end(accept(200), "committed", "")
+        notice(progress, accept(step, by_step=True), "dropped", "rank 1 had earlier ones")
+    notice(progress, accept(200), "committed", "")
     assert failure(progress) is None
     clock.secs += GATHER_SECS
     error = failure(progress)
@@ -128,14 +135,14 @@ def test_many_drops_of_saves_by_step_are_one_failure_whatever_is_committed_later
 def test_drops_are_raised_after_the_step_is_saved_and_kept_where_it_is_not(
     progress: Progress, accept: Accept, clock: StepClock
 ) -> None:
-    progress.end(accept(10, by_step=True), "dropped", "no")
+    notice(progress, accept(10, by_step=True), "dropped", "no")
     clock.secs += GATHER_SECS
     with pytest.raises(ZeroDivisionError), progress.drops_raised_after(11):
         1 / 0  # noqa: B018
     assert progress.raised_at is None
     with pytest.raises(SaveFailedError):
         progress.raise_failure()
-    progress.end(accept(12, by_step=True), "dropped", "no")
+    notice(progress, accept(12, by_step=True), "dropped", "no")
     clock.secs += GATHER_SECS
     with pytest.raises(SaveFailedError), progress.drops_raised_after(13):
         accept(13)
@@ -148,7 +155,7 @@ def test_a_preemption_that_all_ranks_have_confirmed_must_not_be_dropped(
 ) -> None:
     stopped_at = accept(10)
     progress.require(stopped_at)
-    progress.end(stopped_at, "dropped", "no")
+    notice(progress, stopped_at, "dropped", "no")
     clock.secs += GATHER_SECS
     assert failure(progress) is not None
 
@@ -157,13 +164,13 @@ def test_a_preemption_that_all_ranks_have_confirmed_must_not_be_dropped(
 def test_what_somebody_removed_or_went_back_behind_is_no_failure(
     progress: Progress, accept: Accept, kind: str
 ) -> None:
-    progress.end(accept(10, by_step=True), kind, "it was deleted")
+    notice(progress, accept(10, by_step=True), kind, "it was deleted")
     assert failure(progress, at_end=True) is None
     assert progress.outstanding() == 0
 
 
 def test_a_notice_of_a_save_that_is_not_this_ranks_changes_nothing(progress: Progress) -> None:
-    progress.end(CheckpointId(10, 1), "dropped", "no")
+    notice(progress, CheckpointId(10, 1), "dropped", "no")
     assert failure(progress, at_end=True) is None
 
 
@@ -190,7 +197,7 @@ def test_what_no_other_host_confirms_has_failed_at_the_end(
 ) -> None:
     monkeypatch.setattr("holdfast.manager.progress.CONFIRM_SECS", 0.1)
     accept(10, durable=False)
-    progress.raise_at_end(0.05)
+    progress._raise_at_end(0.05)
     error = failure(progress, at_end=True)
     assert error is not None
     assert "other hosts have not confirmed" in str(error)
@@ -204,5 +211,5 @@ def test_only_saves_that_the_agent_has_acknowledged_are_asked_for(
     progress.reported(first)
     assert progress.pending() == ((10, 1),)
     progress.reported(second)
-    progress.end(first, "committed", "")
+    notice(progress, first, "committed", "")
     assert progress.pending() == ((12, 1),)

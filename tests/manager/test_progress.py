@@ -34,7 +34,7 @@ def waiting(progress: Progress, then: Callable[[], None]) -> float:
     ended: list[float] = []
 
     def wait() -> None:
-        progress.wait_until_finished(5.0, SystemClock())
+        progress.wait_until_finished(5.0)
         ended.append(time.monotonic())
 
     thread = threading.Thread(target=wait)
@@ -50,8 +50,8 @@ def waiting(progress: Progress, then: Callable[[], None]) -> float:
 @pytest.fixture
 def committed() -> Progress:
     """One save that the agent here has committed, after which it applies preservation."""
-    progress = Progress()
-    progress.accept(FIRST, durable=True)
+    progress = Progress(SystemClock())
+    progress.accept(FIRST, durable=True, by_step=True)
     noticed(progress, "committed", data=HERE)
     return progress
 
@@ -74,37 +74,37 @@ def test_a_wait_ends_once_preservation_is_applied_or_will_not_be_told(
 def test_a_fenced_run_waits_for_no_preservation(committed: Progress) -> None:
     committed.stop(FencedError("fenced"))
     with pytest.raises(FencedError):
-        committed.wait_until_finished(60, SystemClock())
+        committed.wait_until_finished(60)
 
 
 def test_a_preservation_that_hangs_is_waited_for_no_longer_than_its_bound(
     committed: Progress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PRESERVED_SECS", 0.2)
-    committed.wait_until_finished(None, SystemClock())
+    committed.wait_until_finished(None)
     monkeypatch.setattr(module, "PRESERVED_SECS", 60.0)
     began = time.monotonic()
-    committed.wait_until_finished(0.2, SystemClock())
+    committed.wait_until_finished(0.2)
     assert time.monotonic() - began < 5.0
 
 
 def test_what_another_host_has_committed_and_what_was_told_first_are_not_waited_for() -> None:
-    progress = Progress()
+    progress = Progress(SystemClock())
     for one in (FIRST, SECOND):
-        progress.accept(one, durable=True)
+        progress.accept(one, durable=True, by_step=True)
     noticed(progress, "committed")
     noticed(progress, "preserved", SECOND)
     noticed(progress, "committed", SECOND, data=HERE)
     began = time.monotonic()
-    progress.wait_until_finished(None, SystemClock())
+    progress.wait_until_finished(None)
     assert time.monotonic() - began < 5.0
 
 
 def test_saves_that_are_on_their_way_end_the_wait_with_their_steps() -> None:
-    progress = Progress()
-    progress.accept(FIRST, durable=True)
+    progress = Progress(SystemClock())
+    progress.accept(FIRST, durable=True, by_step=True)
     with pytest.raises(WaitTimeoutError, match=r"steps \[1\] are not durable"):
-        progress.wait_until_finished(0.05, SystemClock())
+        progress.wait_until_finished(0.05)
 
 
 class KeepsOdd:
