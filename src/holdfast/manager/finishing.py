@@ -72,7 +72,7 @@ def having_of(
 
 
 class Ending(msgspec.Struct, frozen=True, array_like=True):
-    """What one rank says: the step that it was given, and what it has of it."""
+    """One rank's step, and what it has of it."""
 
     step: int
     having: Having
@@ -105,7 +105,7 @@ class Agreed(msgspec.Struct, frozen=True):
 
 
 def agreed_plan(decisions: Decisions, votes: Votes, ending: Ending) -> Plan:
-    """Return what all ranks do, once all have said what they have.
+    """Return what all ranks do, once each has reported what it has.
 
     Raises:
         InvalidArgumentError: the ranks were given different steps.
