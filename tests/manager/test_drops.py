@@ -180,7 +180,7 @@ def test_the_end_of_saving_waits_until_what_is_in_ram_alone_is_confirmed(
     by_step, newer = accept(10, durable=False, by_step=True), accept(12, durable=False)
     ends = [
         threading.Timer(0.1, progress.end, (newer, "protected", "")),
-        threading.Timer(0.2, progress.end, (by_step, "dropped", "no")),
+        threading.Timer(0.2, notice, (progress, by_step, "dropped", "no")),
     ]
     for end in ends:
         end.start()
