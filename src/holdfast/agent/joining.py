@@ -14,8 +14,8 @@ from holdfast.agent import protocol, words
 from holdfast.agent.adopting import found_again
 from holdfast.agent.agreeing import Agreeing
 from holdfast.agent.group import Group, Member
-from holdfast.agent.protocol import Notice
 from holdfast.agent.pending_start import Layout, PendingStart, apply_request
+from holdfast.agent.protocol import Notice
 from holdfast.agent.state import AgentState
 from holdfast.agent.storing import Storing
 from holdfast.engine.agreement import effects, facts
@@ -27,7 +27,6 @@ from holdfast.engine.sources import readable
 from holdfast.errors import (
     AgentUnavailableError,
     FencedError,
-    HoldfastError,
     InvalidArgumentError,
     RunBusyError,
     StepNotFoundError,
