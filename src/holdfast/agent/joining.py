@@ -68,7 +68,7 @@ class Joining:
         state = self._state
         if request.protocol != protocol.PROTOCOL_VERSION:
             raise AgentUnavailableError(
-                f"attach to the agent of {state.config.run}: it speaks protocol "
+                f"attach to the agent of {state.run}: it speaks protocol "
                 f"{protocol.PROTOCOL_VERSION}, this process {request.protocol}; stop the agent "
                 "(`holdfast stop`) so that one of this version is started"
             )
@@ -168,7 +168,7 @@ class Joining:
 
     def refused(self, effect: effects.GroupRefused) -> None:
         """These trainers cannot begin."""
-        run = self._state.config.run
+        run = self._state.run
         start = self._starts.pop(effect.group, None)
         if start is not None:
             for member in start.group.present:
@@ -211,7 +211,7 @@ class Joining:
         state.words.values[words.ATTEMPT] = effect.attempt
         # Whoever waits for a save does not: nobody may ever tell what becomes of it.
         reason = (
-            f"save to {state.config.run}: attempt {effect.attempt} has taken the run over from "
+            f"save to {state.run}: attempt {effect.attempt} has taken the run over from "
             f"attempt {group.attempt} ({effect.reason}); stop this process"
         )
         state.notices.post(Notice(kind="fenced", reason=reason, data=group.group))
@@ -302,7 +302,7 @@ class Joining:
                     f"{attempt}; stop this process"
                 )
             for word in list(self._starts):
-                busy = f"open {self._state.config.run}: attempt {attempt} is live and came back"
+                busy = f"open {self._state.run}: attempt {attempt} is live and came back"
                 refused = self._starts.pop(word)
                 refused.restore_addresses(self._agreeing)
                 refused.end(RunBusyError(f"{busy}; stop it first"))

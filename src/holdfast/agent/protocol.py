@@ -20,6 +20,7 @@ PROTOCOL_VERSION = 4
 PENDING_COUNT_MIN = 3
 PENDING_COUNT_MAX = 32
 PENDING_SIZE_BYTES = 256 * 1024 * 1024
+PATH_CHARS_MAX = 8192
 COPIES_MAX = 64
 """Of so many parts at most one rank makes copies."""
 
@@ -58,7 +59,8 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True):
 
     `leader` is the host of rank 0, of `host_count`, and `addresses` are where other hosts' agents
     are reached; on one host there are none. `domain` is this host's failure domain: itself, where
-    it is empty.
+    it is empty. `run` and `directory` tell which directory the trainer has open, by its path and by
+    its device and inode: the agent has to hold the same one. Empty, neither is compared.
     """
 
     protocol: int = PROTOCOL_VERSION
@@ -77,6 +79,8 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True):
     addresses: dict[Host, Annotated[str, msgspec.Meta(max_length=300)]] = {}
     domain: Host = ""
     copies: Count = 2
+    run: Annotated[str, msgspec.Meta(max_length=PATH_CHARS_MAX)] = ""
+    directory: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
     def settings(self) -> Settings:
         """How the hosts of this job agree."""
@@ -186,9 +190,12 @@ class Watch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that happened. `kind`: committed, failed, dropped, deleted, fenced, gone, judge.
+    """One thing that happened.
 
-    Of a trainer that is gone, and of trainers that are fenced, `data` names the group.
+    `kind`: committed, failed, dropped, deleted, fenced, gone, judge, lost.
+
+    Of a trainer that is gone, and of trainers that are fenced, `data` names the group. `lost` is
+    the run's directory.
     """
 
     kind: str

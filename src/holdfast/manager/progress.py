@@ -15,8 +15,11 @@ from enum import Enum
 from typing import NamedTuple
 
 from holdfast.agent.protocol import Sealed
-from holdfast.errors import HoldfastError, SaveFailedError
+from holdfast.errors import FencedError, HoldfastError, SaveFailedError, StorageError
 from holdfast.format.names import CheckpointId
+
+STOPPED_BY: dict[str, type[HoldfastError]] = {"fenced": FencedError, "lost": StorageError}
+"""The errors of the notices that end all saving: another attempt, or a directory that is gone."""
 
 log = logging.getLogger(__name__)
 

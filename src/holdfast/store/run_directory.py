@@ -52,6 +52,20 @@ class RunDirectory:
         state = self._bound()
         return (state.st_dev, state.st_ino) if state is not None else None
 
+    @property
+    def word(self) -> str:
+        """The identity as text; empty where no directory was there so far."""
+        identity = self.identity
+        return f"{identity[0]}:{identity[1]}" if identity is not None else ""
+
+    def problem(self) -> str | None:
+        """Return why it cannot be used now; None where it can."""
+        try:
+            self.current()
+        except StorageError as error:
+            return str(error)
+        return None
+
     def current(self) -> Path:
         """Return the path that leads to the directory now; the given one where none was there yet.
 
