@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+
 import holdfast
 from holdfast import errors, save_decision_policy
 from holdfast.cli.main import main
@@ -207,3 +209,23 @@ def test_a_backup_that_is_put_back_is_trained_at_once(one_host: Host, tmp_path: 
     assert resumed(run) == 2
     train(run, 2)
     assert saved(run)[-1] == 2
+
+
+def test_the_command_line_takes_no_agent_of_the_original_for_the_copys(
+    one_host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, copy = tmp_path / "run", tmp_path / "copy"
+    with manager(run) as opened:
+        assert opened.save(0, state(0))
+        opened.wait_until_finished()
+        shutil.copytree(run, copy)
+        before = {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()}
+        assert opened.save(1, state(1))
+        opened.wait_until_finished()
+        assert main(["save", str(copy)]) != 0
+        assert "no agent of it answers" in capsys.readouterr().err
+        assert main(["ls", str(copy), "--json"]) == 0
+        assert [c["step"] for c in json.loads(capsys.readouterr().out)["checkpoints"]] == [0]
+        assert main(["stop", str(copy)]) == 0
+        assert one_host.agent().run == str(run)
+    assert {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()} == before
