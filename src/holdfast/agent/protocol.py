@@ -15,7 +15,7 @@ from holdfast.engine.agreement.messages import NAME_CHARS_MAX
 from holdfast.engine.agreement.settings import Settings, heartbeat_for
 from holdfast.format.names import ATTEMPT_MAX, PART_COUNT_MAX, STEP_MAX
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 PENDING_COUNT_MIN = 3
 PENDING_COUNT_MAX = 32

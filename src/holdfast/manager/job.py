@@ -171,7 +171,7 @@ def _peer_config(options: Options, token_file: str) -> PeerConfig:
 def _config(run: OpenRun, options: Options, peers: PeerConfig | None) -> AgentConfig:
     """The agent that this process needs; its folder is chosen when it starts."""
     return AgentConfig(
-        run=str(run.directory),
+        run=str(run.durable.directory.current()),
         run_id=run.run_id,
         host=host_name(),
         folder="",
