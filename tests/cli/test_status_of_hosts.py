@@ -19,7 +19,7 @@ from tests.manager.job import lose, start_job
 
 LAST = 10
 """The last step that is saved to RAM; of the durable tier the first step is."""
-TOKEN_FILE = "agents.token"
+TOKEN_FILES = "agents-*.token"
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_a_stopped_agent_and_one_of_another_token_are_told_in_bounded_time(
     finally:
         os.kill(pid, signal.SIGCONT)
 
-    token = run / TOKEN_FILE
+    (token,) = run.glob(TOKEN_FILES)
     token.write_text("0" * 32)
     before = other.kill_agent()
     # Its trainer starts another one, which reads the token anew.

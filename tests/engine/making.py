@@ -175,6 +175,7 @@ def planned_spec(placements: Sequence[Placement], owners: Sequence[Owners]) -> C
 
 def disk(root: Path) -> DiskStore:
     """A durable store in `root`."""
+    root.mkdir(parents=True, exist_ok=True)
     return DiskStore(root, SystemClock())
 
 

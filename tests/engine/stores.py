@@ -21,6 +21,7 @@ POINTS = ("before", "midway", "after")
 
 def ram(root: Path) -> RamStore:
     """A RAM store in `root` with a pool of its own."""
+    root.mkdir(parents=True, exist_ok=True)
     return RamStore(root, SlotPool(root, None, SystemClock()).reserve, SystemClock())
 
 

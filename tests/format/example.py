@@ -27,6 +27,7 @@ from holdfast.format.records import (
     CheckpointSpec,
     Container,
     PartRecord,
+    Place,
     SavedValue,
 )
 from holdfast.format.values import encode_value
@@ -58,7 +59,7 @@ SPECS = (
 def write_example(run: Path) -> None:
     """Writes the run of the example into `run`, which is empty."""
     store = DiskStore(run, SystemClock())
-    create_run(store, "example", RUN_ID, TIME)
+    create_run(store, "example", RUN_ID, TIME, Place(inode=5242881, path="/runs/example"))
     start = AttemptStart(run_id=RUN_ID, origin=None, host="h0", pid=42, time=TIME)
     begin_attempt(store, 1, start)
     records: list[PartRecord] = []

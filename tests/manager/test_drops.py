@@ -179,7 +179,7 @@ def test_the_end_of_saving_waits_until_what_is_in_ram_alone_is_confirmed(
 ) -> None:
     by_step, newer = accept(10, durable=False, by_step=True), accept(12, durable=False)
     ends = [
-        threading.Timer(0.1, progress.end, (newer, "protected", "")),
+        threading.Timer(0.1, notice, (progress, newer, "protected", "")),
         threading.Timer(0.2, notice, (progress, by_step, "dropped", "no")),
     ]
     for end in ends:

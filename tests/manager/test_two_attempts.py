@@ -143,7 +143,7 @@ def is_refused(host: Host, run: Path, attempt: int) -> bool:
     access = PeerAccess(
         address=parse_address(status.peer_address),
         run_id=status.run_id,
-        token=read_token(str(run / "agents.token")),
+        token=read_token(str(run / f"agents-{status.run_id}.token")),
         attempt=lambda: attempt,
     )
     with contextlib.closing(PeerStore(access, SystemClock())) as peer:

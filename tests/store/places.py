@@ -17,14 +17,17 @@ from holdfast.store.slots import SLOTS, SlotPool
 
 
 def open_disk(root: Path) -> DiskStore:
+    root.mkdir(parents=True, exist_ok=True)
     return DiskStore(root, SystemClock())
 
 
 def open_disk_directly(root: Path) -> DiskStore:
+    root.mkdir(parents=True, exist_ok=True)
     return DiskStore(root, SystemClock(), reads_directly=True)
 
 
 def open_ram(root: Path) -> RamStore:
+    root.mkdir(parents=True, exist_ok=True)
     return RamStore(root, SlotPool(root, None, SystemClock()).reserve, SystemClock())
 
 

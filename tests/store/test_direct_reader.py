@@ -230,4 +230,4 @@ def _open_below(root: Path) -> list[str]:
             opened.append(os.readlink(f"/proc/self/fd/{fd}"))
         except FileNotFoundError:
             continue
-    return [path for path in opened if path.startswith(str(root))]
+    return [path for path in opened if path.startswith(f"{root}/")]

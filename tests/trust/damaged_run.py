@@ -202,6 +202,7 @@ class DamagedRun:
 
     def __post_init__(self) -> None:
         self.run = self.root / "run"
+        self.run.mkdir(parents=True)
         self.durable = DiskStore(self.run, SystemClock())
         self.with_ram, self.ahead = ram(self.root / "with-ram"), ram(self.root / "ahead")
         create_run(self.durable, str(self.run), RUN_ID, TIME)

@@ -87,10 +87,12 @@ class Place:
         return self._ram(LOCAL), self._durable(LOCAL)
 
     def _durable(self, files: FileSystem) -> DiskStore:
+        (self.root / "run").mkdir(parents=True, exist_ok=True)
         return DiskStore(self.root / "run", self.clock, files)
 
     def _ram(self, files: FileSystem) -> RamStore:
         pool = self.pool if files is self.files else SlotPool(self.root / "ram", None, self.clock)
+        (self.root / "ram").mkdir(parents=True, exist_ok=True)
         return RamStore(self.root / "ram", pool.reserve, self.clock, files)
 
     def write(self, checkpoint: CheckpointId, *stores: Store) -> None:

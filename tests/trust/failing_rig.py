@@ -121,6 +121,7 @@ class FailingAgent:
 def start_failing_agent(host: Host, run: Path, control: Path) -> FailingAgent:
     """Starts the agent before any trainer, so that the first one finds it; this process has to be
     on the host."""
+    run.mkdir(parents=True, exist_ok=True)
     create_run(DiskStore(run, SystemClock()), str(run), RUN_ID, datetime.now(UTC))
     folder = agent_folders(RUN_ID, host.name)[0]
     folder.mkdir(mode=0o700)

@@ -208,6 +208,7 @@ class InProcessHost:
 
     def open_run(self) -> None:
         """Makes the run where there is none, as the first trainer does."""
+        self.run.mkdir(parents=True, exist_ok=True)
         durable = DiskStore(self.run, self.clock, self.files)
         create_run(durable, str(self.run), RUN_ID, self.clock.now())
 

@@ -30,6 +30,7 @@ from tests.trust.in_process import RUN_ID, right_array, right_plan
 
 def start(run: Path) -> dict:
     clock = SystemClock()
+    run.mkdir(exist_ok=True)
     create_run(DiskStore(run, clock), str(run), RUN_ID, clock.now())
     config = AgentConfig(run=str(run), run_id=RUN_ID, host=host_name(), folder="")
     folder, reason = ensure_agent(config, clock)

@@ -158,6 +158,19 @@ class Agreeing:
             if self._messenger is not None:
                 self._messenger.learn(host, address)
 
+    def addresses(self) -> dict[str, PeerAddress]:
+        """Return where each known host's agent is reached."""
+        return self._peers.addresses()
+
+    def forget(self, host: str, before: PeerAddress | None) -> None:
+        """Replace the address of a host by the one that was known before; None: there was none."""
+        if before is not None:
+            self.reached(host, before)
+            return
+        self._peers.forget(host)
+        if self._messenger is not None:
+            self._messenger.forget(host)
+
     def peer_stores(self) -> list[PeerStore]:
         """The RAM of all hosts that are known."""
         return [self._peers.store(host) for host in sorted(self._peers.addresses())]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
 from holdfast.agent.peer_config import PeerConfig
@@ -23,3 +25,11 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     linger_secs: float = LINGER_SECS
     peers: PeerConfig | None = None
+
+    def moved_to(self, run: Path) -> AgentConfig:
+        """Return the same, of a run whose directory is at `run` now."""
+        peers = self.peers
+        if peers is not None and Path(peers.token_file).parent == Path(self.run):
+            token_file = str(run / Path(peers.token_file).name)
+            peers = msgspec.structs.replace(peers, token_file=token_file)
+        return msgspec.structs.replace(self, run=str(run), peers=peers)

@@ -17,7 +17,9 @@ from typing import Any
 import msgspec
 
 from holdfast.clock import Clock
+from holdfast.errors import StorageError
 from holdfast.format.names import EVENTS, CheckpointId
+from holdfast.store.run_directory import RunDirectory
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +49,7 @@ def open_story(run: Path, name: str) -> int:
 class EventLog:
     """Appends events; the attempt of the file is the one that is set when an event comes."""
 
-    def __init__(self, run: Path, host: str, clock: Clock) -> None:
+    def __init__(self, run: RunDirectory, host: str, clock: Clock) -> None:
         self._run = run
         self._host = host
         self._clock = clock
@@ -67,12 +69,12 @@ class EventLog:
 
     def _append(self, name: str, line: bytes) -> None:
         try:
-            with open(open_story(self._run, name), "ab") as file:
+            with open(open_story(self._run.current(), name), "ab") as file:
                 file.write(line)
             self._has_failed = False
-        except OSError as error:
+        except (OSError, StorageError) as error:
             if not self._has_failed:
-                log.warning("events are not written to %s in %s: %s", name, self._run, error)
+                log.warning("events are not written to %s in %s: %s", name, self._run.path, error)
             self._has_failed = True
 
     def close(self) -> None:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import dataclass, field
 
 from holdfast.agent import group as groups
 from holdfast.agent import protocol, words
 from holdfast.agent.adopting import found_again
 from holdfast.agent.agreeing import Agreeing
 from holdfast.agent.group import Group, Member
+from holdfast.agent.pending_start import Layout, PendingStart, apply_request
 from holdfast.agent.protocol import Notice
-from holdfast.agent.state import AgentState, Policies
+from holdfast.agent.state import AgentState
 from holdfast.agent.storing import Storing
 from holdfast.engine.agreement import effects, facts
 from holdfast.engine.agreement.messages import REASON_CHARS_MAX
@@ -27,40 +27,13 @@ from holdfast.engine.sources import readable
 from holdfast.errors import (
     AgentUnavailableError,
     FencedError,
-    HoldfastError,
     InvalidArgumentError,
     RunBusyError,
     StepNotFoundError,
     StorageError,
 )
 from holdfast.format.names import CheckpointId
-from holdfast.policy import preservation_policy, save_decision_policy
 from holdfast.store.peer_connection import parsed_addresses
-
-
-@dataclass(slots=True)
-class _Start:
-    """A group whose attempt has not begun, or begins anew, and who waits for that."""
-
-    group: Group
-    waiters: list[asyncio.Future[None]] = field(default_factory=list)
-
-    def wait(self) -> asyncio.Future[None]:
-        """What is done once it has begun, and fails where it never will."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.waiters.append(waiter)
-        return waiter
-
-    def end(self, error: HoldfastError | None) -> None:
-        """It has begun, or never will."""
-        for waiter in self.waiters:
-            if waiter.done():
-                continue
-            if error is None:
-                waiter.set_result(None)
-            else:
-                waiter.set_exception(error)
-        self.waiters.clear()
 
 
 class Joining:
@@ -72,8 +45,8 @@ class Joining:
         self._storing = storing
         self._coming_back = asyncio.Lock()
         self._seat = 0
-        self._starts: dict[str, _Start] = {}
-        self._branching: _Start | None = None
+        self._starts: dict[str, PendingStart] = {}
+        self._branching: PendingStart | None = None
         self._followed: dict[Member, int] = {}
 
     def adopt(self, group: Group | None) -> None:
@@ -95,31 +68,19 @@ class Joining:
         state = self._state
         if request.protocol != protocol.PROTOCOL_VERSION:
             raise AgentUnavailableError(
-                f"attach to the agent of {state.config.run}: it speaks protocol "
+                f"attach to the agent of {state.run}: it speaks protocol "
                 f"{protocol.PROTOCOL_VERSION}, this process {request.protocol}; stop the agent "
                 "(`holdfast stop`) so that one of this version is started"
             )
-        self._agreeing.learn(parsed_addresses(request.addresses))
         if request.attempt is not None:
             await self._come_back(request, request.attempt)
-        group = state.group
-        start = None
-        if group is None or group.group != request.group:
-            start = self._starts.get(request.group)
-            if start is None:
-                self._settle_layout(request)
-                leader = request.leader or state.config.host
-                start = _Start(Group(request.group, 0, request.count, leader))
-                # What was posted before concerns the trainers before them.
-                start.group.cursor = state.notices.count
-                self._starts[request.group] = start
-            group = start.group
-        if not 0 <= request.rank < request.count == group.count:
-            raise InvalidArgumentError(
-                f"attach: rank {request.rank} of {request.count}, expected one of {group.count}"
-            )
+        group, start = self._group_for(request)
         member = self._seat_member(group, request.rank, pid)
-        self._take_policies(request)
+        if start is None:
+            self._agreeing.learn(parsed_addresses(request.addresses))
+            apply_request(self._state, request)
+        else:
+            self._begin(start, request)
         begun = start.wait() if start is not None else None
         self._agreeing.tell(
             facts.RankJoined(
@@ -156,7 +117,7 @@ class Joining:
         if request.attempt != group.attempt:
             self._check_origin(group, origin)
         if request.attempt == group.attempt:
-            start = self._branching = self._branching or _Start(group)
+            start = self._branching = self._branching or PendingStart(group)
             begun = start.wait()
             self._agreeing.tell(facts.BranchWanted(request.attempt, origin))
             await begun
@@ -184,6 +145,8 @@ class Joining:
         start = self._starts.pop(effect.group, None)
         if start is not None:
             self._let_go()
+            for request in start.requests.values():
+                apply_request(self._state, request)
             state.group = start.group
             state.filling.clear()
             state.desk.clear()
@@ -205,11 +168,12 @@ class Joining:
 
     def refused(self, effect: effects.GroupRefused) -> None:
         """These trainers cannot begin."""
-        run = self._state.config.run
+        run = self._state.run
         start = self._starts.pop(effect.group, None)
         if start is not None:
             for member in start.group.present:
                 self._unfollow(member)
+            self._restore(start)
         if start is None and self._branching is not None:
             start, self._branching = self._branching, None
         if start is None:
@@ -247,7 +211,7 @@ class Joining:
         state.words.values[words.ATTEMPT] = effect.attempt
         # Whoever waits for a save does not: nobody may ever tell what becomes of it.
         reason = (
-            f"save to {state.config.run}: attempt {effect.attempt} has taken the run over from "
+            f"save to {state.run}: attempt {effect.attempt} has taken the run over from "
             f"attempt {group.attempt} ({effect.reason}); stop this process"
         )
         state.notices.post(Notice(kind="fenced", reason=reason, data=group.group))
@@ -268,17 +232,65 @@ class Joining:
             cursor=group.cursor,
         )
 
-    def _settle_layout(self, request: protocol.Attach) -> None:
-        """Takes what the new trainers say of failure domains and copies."""
-        agreeing = self._agreeing
-        wanted = (request.domain or self._state.config.host, request.settings())
-        is_nobody_there = self._state.group is None and not self._starts
-        if wanted != (agreeing.domain, agreeing.settings) and is_nobody_there:
-            agreeing.begin_anew(
-                found_again(self._state, self._storing, agreeing.record, None),
-                domain=wanted[0],
-                settings=wanted[1],
+    def _group_for(self, request: protocol.Attach) -> tuple[Group, PendingStart | None]:
+        """Return the group of a request, and its start where its attempt has not begun.
+
+        Raises:
+            InvalidArgumentError: the rank is none of the group's; nothing is changed.
+        """
+        group, start = self._state.group, None
+        if group is None or group.group != request.group:
+            start = self._starts.get(request.group)
+            if start is None:
+                leader = request.leader or self._state.config.host
+                start = PendingStart(Group(request.group, 0, request.count, leader))
+                # What was posted before concerns the trainers before them.
+                start.group.cursor = self._state.notices.count
+            group = start.group
+        if not 0 <= request.rank < request.count == group.count:
+            raise InvalidArgumentError(
+                f"attach: rank {request.rank} of {request.count}, expected one of {group.count}"
             )
+        return group, start
+
+    def _begin(self, start: PendingStart, request: protocol.Attach) -> None:
+        """Keep what a request asks until its attempt has begun.
+
+        The agreement needs the other hosts' addresses and the layout before that: both are
+        changed now, and restored where the start is refused.
+        """
+        if start.group.group not in self._starts:
+            start.replaced = self._replace_layout(request)
+            self._starts[start.group.group] = start
+        start.add(self._agreeing, request)
+
+    def _restore(self, start: PendingStart) -> None:
+        """Undo what a start that was refused had changed, where nothing newer came since."""
+        start.restore_addresses(self._agreeing)
+        if start.replaced is not None:
+            # The machine that refused still has effects to carry out.
+            asyncio.get_running_loop().call_soon(self._restore_layout, start.replaced)
+
+    def _replace_layout(self, request: protocol.Attach) -> Layout | None:
+        """Take the request's failure domain and settings; return what they replaced."""
+        agreeing = self._agreeing
+        wanted = Layout(request.domain or self._state.config.host, request.settings())
+        present = Layout(agreeing.domain, agreeing.settings)
+        if wanted == present or self._state.group is not None or self._starts:
+            return None
+        self._set_layout(wanted)
+        return present
+
+    def _restore_layout(self, layout: Layout) -> None:
+        if self._state.group is None and not self._starts:
+            self._set_layout(layout)
+
+    def _set_layout(self, layout: Layout) -> None:
+        self._agreeing.begin_anew(
+            found_again(self._state, self._storing, self._agreeing.record, None),
+            domain=layout.domain,
+            settings=layout.settings,
+        )
 
     async def _come_back(self, request: protocol.Attach, attempt: int) -> None:
         """It had a place with an agent that is gone, and whose record is gone with it, perhaps."""
@@ -293,8 +305,10 @@ class Joining:
                     f"{attempt}; stop this process"
                 )
             for word in list(self._starts):
-                busy = f"open {self._state.config.run}: attempt {attempt} is live and came back"
-                self._starts.pop(word).end(RunBusyError(f"{busy}; stop it first"))
+                busy = f"open {self._state.run}: attempt {attempt} is live and came back"
+                refused = self._starts.pop(word)
+                refused.restore_addresses(self._agreeing)
+                refused.end(RunBusyError(f"{busy}; stop it first"))
             leader = request.leader or self._state.config.host
             group = Group(request.group, attempt, request.count, leader)
             group.origin = CheckpointId(*request.origin) if request.origin else None
@@ -337,8 +351,8 @@ class Joining:
         started = groups.process_start(pid)
         if started is None:
             raise FencedError(f"attach: process {pid} has ended")
-        member = Member(rank=rank, seat=self._seat % words.SEAT_COUNT, pid=pid, started=started)
-        self._seat += 1
+        member = Member(rank=rank, seat=self._free_seat(), pid=pid, started=started)
+        self._seat = member.seat + 1
         values = self._state.words.values
         values[words.step_word(member.seat)] = words.NO_STEP
         values[words.notice_word(member.seat)] = 0
@@ -348,6 +362,23 @@ class Joining:
         group.lost.discard(rank)
         self._follow(member)
         return member
+
+    def _free_seat(self) -> int:
+        """Return the next seat that no attached trainer has.
+
+        A seat is reused as late as possible: a trainer that was fenced may still write its words.
+        """
+        groups_here = [start.group for start in self._starts.values()]
+        if self._state.group is not None:
+            groups_here.append(self._state.group)
+        taken = {member.seat for group in groups_here for member in group.present}
+        for offset in range(words.SEAT_COUNT):
+            seat = (self._seat + offset) % words.SEAT_COUNT
+            if seat not in taken:
+                return seat
+        raise InvalidArgumentError(
+            f"attach: expected at most {words.SEAT_COUNT} processes on a host, found one more"
+        )
 
     def _group_of(self, word: str) -> Group | None:
         group = self._state.group
@@ -424,6 +455,7 @@ class Joining:
         start = self._starts.get(group.group)
         if start is not None and start.group is group and not group.present:
             del self._starts[group.group]
+            self._restore(start)
             start.end(FencedError("attach: the processes that wanted to begin have ended"))
         if group is state.group:
             state.filling.pop(rank, None)
@@ -445,24 +477,6 @@ class Joining:
         )
         state.notices.post(Notice(kind="gone", reason=reason, data=group.group))
 
-    def _take_policies(self, request: protocol.Attach) -> None:
-        state = self._state
-        state.linger_secs = request.linger_secs
-        state.has_ram = request.ram is not None
-        state.pool.limit_bytes = request.ram_limit_bytes
-        if request.rank == 0:
-            state.knows_policies = True
-            state.durable_policies = _policies(request.durable)
-            state.ram_policies = _policies(request.ram) if request.ram else Policies()
-
 
 def _processes(group: Group) -> str:
     return ", ".join(f"rank {m.rank} is process {m.pid}" for m in group.present)
-
-
-def _policies(tier: protocol.TierPolicies) -> Policies:
-    return Policies(
-        save=save_decision_policy.decode(tier.save.encode()) if tier.save else None,
-        preserve=preservation_policy.decode(tier.preserve.encode()) if tier.preserve else None,
-        user_preserves=tier.user_preserves,
-    )

@@ -24,6 +24,7 @@ from holdfast.engine.agreement.messages import Status
 from holdfast.engine.attempts import newest_attempt, read_attempts
 from holdfast.engine.catalog import list_checkpoints
 from holdfast.engine.commit import remove
+from holdfast.engine.identity import place_of
 from holdfast.engine.recover import recover
 from holdfast.engine.retain import Branches, branches, to_drop
 from holdfast.errors import FencedError, HoldfastError, StorageError, WaitTimeoutError
@@ -99,7 +100,8 @@ class Keeper:
         try:
             limits = last_steps(await self._storing.look(read_attempts, state.durable))
             in_care = [c for c in held if c.step <= limits.get(c.attempt, -1)]
-            recovery = await self._storing.write(recover, state.durable, in_care, attempt)
+            place = await self._storing.look(place_of, state.durable.directory)
+            recovery = await self._storing.write(recover, state.durable, in_care, attempt, place)
         except HoldfastError as error:
             state.events.write("recovery_failed", reason=str(error))
         else:

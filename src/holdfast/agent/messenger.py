@@ -62,6 +62,12 @@ class Messenger:
         """That host's agent is reached there, from now on."""
         self._addresses[host] = address
 
+    def forget(self, host: str) -> None:
+        """Remove the address of a host; what waits for it is lost."""
+        self._addresses.pop(host, None)
+        if host in self._waiting:
+            self._waiting[host].clear()
+
     def addresses(self) -> dict[str, PeerAddress]:
         """Where each host that is known is reached."""
         return dict(self._addresses)
@@ -95,9 +101,12 @@ class Messenger:
         try:
             while waiting:
                 message = waiting.popleft()
+                address = self._addresses.get(host)
+                if address is None:
+                    continue
                 try:
                     async with asyncio.timeout(SEND_SECS):
-                        await self._post(self._addresses[host], message)
+                        await self._post(address, message)
                 except (aiohttp.ClientError, OSError) as error:
                     log.debug("a message to %s is lost: %s", host, error or "no answer in time")
                     await asyncio.sleep(PAUSE_SECS)

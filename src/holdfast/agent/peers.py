@@ -49,6 +49,15 @@ class Peers:
         if old is not None:
             old.close()
 
+    def forget(self, host: str) -> None:
+        """Remove the address of a host."""
+        with self._lock:
+            if self._addresses.pop(host, None) is not None:
+                self.version += 1
+            old = self._stores.pop(host, None)
+        if old is not None:
+            old.close()
+
     def hosts_text(self) -> str:
         """Where the known hosts are reached, as messages tell it on."""
         with self._lock:

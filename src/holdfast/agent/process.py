@@ -32,8 +32,10 @@ from holdfast.agent.server import application
 from holdfast.agent.service import Service
 from holdfast.agent.state import open_state
 from holdfast.clock import SystemClock
+from holdfast.errors import StorageError
 from holdfast.format.decoding import decode
 from holdfast.store.file_system import LOCAL, FileSystem
+from holdfast.store.run_directory import RunDirectory
 
 NICENESS = 10
 SHUTDOWN_SECS = 0.2
@@ -56,6 +58,7 @@ def main(argument: str, placed: Callable[[int], None], files: FileSystem = LOCAL
         placed(0 if is_mine else ALREADY_RUNNING)
         if not is_mine:
             return ALREADY_RUNNING
+        _check_directory(Path(config.run))
         with logging_into(Path(config.run), config.host):
             _lower_priority()
             gc.set_threshold(OBJECTS_PER_COLLECTION)
@@ -68,6 +71,15 @@ def main(argument: str, placed: Callable[[int], None], files: FileSystem = LOCAL
                 _leave(folder, is_all_durable)
             log.info("agent of %s leaves", config.run)
     return 0
+
+
+def _check_directory(run: Path) -> None:
+    """Refuses to start without the run's directory, which no agent makes."""
+    if RunDirectory(run).identity is None:
+        raise StorageError(
+            f"start the agent of {run}: there is no such directory; it was deleted, moved or "
+            "unmounted"
+        )
 
 
 def _leave(folder: Path, is_all_durable: bool) -> None:

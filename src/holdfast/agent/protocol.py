@@ -15,11 +15,12 @@ from holdfast.engine.agreement.messages import NAME_CHARS_MAX
 from holdfast.engine.agreement.settings import Settings, heartbeat_for
 from holdfast.format.names import ATTEMPT_MAX, PART_COUNT_MAX, STEP_MAX
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 PENDING_COUNT_MIN = 3
 PENDING_COUNT_MAX = 32
 PENDING_SIZE_BYTES = 256 * 1024 * 1024
+PATH_CHARS_MAX = 8192
 COPIES_MAX = 64
 """Of so many parts at most one rank makes copies."""
 
@@ -61,7 +62,8 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True):
 
     `leader` is the host of rank 0, of `host_count`, and `addresses` are where other hosts' agents
     are reached; on one host there are none. `domain` is this host's failure domain: itself, where
-    it is empty.
+    it is empty. `run` and `directory` tell which directory the trainer has open, by its path and by
+    its device and inode: the agent has to hold the same one. Empty, neither is compared.
     """
 
     protocol: int = PROTOCOL_VERSION
@@ -80,6 +82,8 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True):
     addresses: dict[Host, Annotated[str, msgspec.Meta(max_length=300)]] = {}
     domain: Host = ""
     copies: Count = 2
+    run: Annotated[str, msgspec.Meta(max_length=PATH_CHARS_MAX)] = ""
+    directory: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
     def settings(self) -> Settings:
         """How the hosts of this job agree."""
@@ -201,10 +205,10 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that happened.
 
     `kind` of a checkpoint: protected, committed, preserved, failed, dropped, deleted, left behind
-    (by ranks that went back to an earlier one). Else: fenced, gone, judge, warning. A commit that
-    has `data` was written by this agent, which posts `preserved` after it, once the preservation
-    policy was applied or has failed. Of a trainer that is gone, and of trainers that are fenced,
-    `data` names the group.
+    (by ranks that went back to an earlier one). Else: fenced, gone, judge, warning, lost. A commit
+    that has `data` was written by this agent, which posts `preserved` after it, once the
+    preservation policy was applied or has failed. Of a trainer that is gone, and of trainers that
+    are fenced, `data` names the group. `lost` is the run's directory.
     """
 
     kind: str

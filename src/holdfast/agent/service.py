@@ -13,6 +13,7 @@ from holdfast.agent import protocol, words
 from holdfast.agent.adopting import found_again, group_of, record_by_storage
 from holdfast.agent.agreeing import Agreeing
 from holdfast.agent.deciding import Decider
+from holdfast.agent.directory_watch import DirectoryWatch
 from holdfast.agent.group import read_record
 from holdfast.agent.joining import Joining
 from holdfast.agent.keeping import Keeper
@@ -58,6 +59,7 @@ class Service:
         self._joining = Joining(state, self._agreeing, self._storing)
         self._saving = Saving(state, self._agreeing, self._storing, self._keeper)
         self._wake = asyncio.Event()
+        self._directory = DirectoryWatch(state, self._storing)
         self._is_stopping = False
         self._stopping_at = 0.0
         self._alone_since = state.clock.monotonic()
@@ -98,6 +100,14 @@ class Service:
 
     async def run(self) -> None:
         """Acts until it is time to leave."""
+        watching = asyncio.create_task(self._directory.watch())
+        try:
+            await self._run()
+        finally:
+            watching.cancel()
+            await asyncio.wait([watching])
+
+    async def _run(self) -> None:
         while True:
             self._tick()
             # Only what a look at the present state said may end it.
@@ -130,7 +140,7 @@ class Service:
     @property
     def is_all_durable(self) -> bool:
         """Whether nothing needs this host's RAM any more."""
-        return self._agreeing.agreement.is_settled
+        return self._directory.is_given_up or self._agreeing.agreement.is_settled
 
     @property
     def is_busy(self) -> bool:
@@ -196,6 +206,8 @@ class Service:
             self.leave_soon()
 
     def _leaves_in_secs(self) -> float | None:
+        if self._directory.is_given_up:
+            return self._directory.leaves_in_secs()
         if self._state.group is not None and not self._is_stopping:
             return None
         if self.is_busy or self._agreeing.agreement.pending_ids():
@@ -216,6 +228,8 @@ class Service:
     # What the routes call; the second argument is the caller's process.
 
     async def attach(self, request: protocol.Attach, pid: int) -> protocol.Attached:
+        if request.directory:
+            await self._directory.check(request.run, request.directory)
         attached = await self._joining.attach(request, pid)
         self._wake.set()
         return attached
@@ -259,8 +273,7 @@ class Service:
     async def request_save(self, request: protocol.RequestSave, pid: int) -> protocol.Requested:
         if self._state.group is None:
             raise InvalidArgumentError(
-                f"save {self._state.config.run}: no trainer works on it now; there is nothing to "
-                "save"
+                f"save {self._state.run}: no trainer works on it now; there is nothing to save"
             )
         kind = Kind.DURABLE if request.durable else Kind.RAM
         published = self._state.published().highest
@@ -270,7 +283,7 @@ class Service:
         while (target := self._agreeing.last_target({kind, Kind.DURABLE})) <= published:
             if self._state.clock.monotonic() > deadline:
                 raise WaitTimeoutError(
-                    f"save {self._state.config.run}: the hosts of the run did not agree on a step "
+                    f"save {self._state.run}: the hosts of the run did not agree on a step "
                     f"within {TARGET_SECS:.0f} s; they will save once they have"
                 )
             await asyncio.sleep(ASK_SECS)
@@ -309,7 +322,7 @@ class Service:
         if group is not None and group.present:
             pids = ", ".join(str(member.pid) for member in group.present)
             raise RunBusyError(
-                f"stop the agent of {self._state.config.run}: its trainers live (processes {pids}) "
+                f"stop the agent of {self._state.run}: its trainers live (processes {pids}) "
                 "and would start it again; stop them first"
             )
         self.leave_soon()
@@ -320,7 +333,7 @@ class Service:
         group = state.group
         members = group.present if group else []
         return protocol.Status(
-            run=state.config.run,
+            run=state.run,
             run_id=state.config.run_id,
             host=state.config.host,
             pid=os.getpid(),

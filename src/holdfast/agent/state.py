@@ -72,6 +72,11 @@ class AgentState:
     has_place: Callable[[], bool] = lambda: True
 
     @property
+    def run(self) -> str:
+        """The path of the run's directory, where it was found last."""
+        return str(self.durable.root)
+
+    @property
     def folder(self) -> Path:
         """Where the agent lives."""
         return Path(self.config.folder)
@@ -96,6 +101,7 @@ def open_state(config: AgentConfig, clock: Clock, files: FileSystem) -> AgentSta
         OSError: its folder takes no files.
     """
     folder = Path(config.folder)
+    durable = DiskStore(Path(config.run), clock, files)
     ram_root = ram_folder(folder)
     ram_root.mkdir(mode=0o700, exist_ok=True)
     pool = SlotPool(ram_root, None, clock, files)
@@ -106,8 +112,8 @@ def open_state(config: AgentConfig, clock: Clock, files: FileSystem) -> AgentSta
         clock=clock,
         files=files,
         words=create_words(folder / WORDS),
-        events=EventLog(Path(config.run), config.host, clock),
-        durable=DiskStore(Path(config.run), clock, files),
+        events=EventLog(durable.directory, config.host, clock),
+        durable=durable,
         ram=ram,
         pool=pool,
         desk=SlotDesk(pool),

@@ -26,6 +26,7 @@ from holdfast.engine.commit import check_not_fenced, commit, read_part, remove
 from holdfast.engine.copying import copy_part
 from holdfast.engine.part_layouts import PartLayouts
 from holdfast.engine.pulling import pull_part
+from holdfast.engine.run import check_run
 from holdfast.errors import (
     CheckpointDamagedError,
     FencedError,
@@ -244,6 +245,7 @@ class Storing:
         with self.alone_with(wanted.id):
             # A newer attempt may have begun while the bytes were written.
             check_not_fenced(durable, wanted.id)
+            check_run(durable, str(durable.root), self._state.config.run_id)
             return commit(durable, wanted.id, wanted.part_count)
 
     def _pull(self, wanted: effects.Pull, reserve: Callable[[int], str], *, is_filled: bool) -> int:
@@ -300,7 +302,8 @@ class Storing:
         )
 
     def _begin(self, wanted: effects.BeginAttempt) -> bool:
-        config = self._state.config
+        config, durable = self._state.config, self._state.durable
+        check_run(durable, str(durable.root), config.run_id)
         start = AttemptStart(
             run_id=config.run_id,
             origin=wanted.origin,
@@ -308,7 +311,7 @@ class Storing:
             pid=os.getpid(),
             time=self._state.clock.now(),
         )
-        return begin_attempt(self._state.durable, wanted.attempt, start) is not None
+        return begin_attempt(durable, wanted.attempt, start) is not None
 
     def _note(self, error: Exception) -> None:
         self.problem = error if isinstance(error, HoldfastError) else None

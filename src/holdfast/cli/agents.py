@@ -58,7 +58,7 @@ def agent_folder(run: Run, purpose: str) -> Path:
     Raises:
         AgentUnavailableError: none answers.
     """
-    folder = find_agent(run.run_id, host_name())
+    folder = find_agent(run.agents_id, host_name())
     if folder is None:
         raise AgentUnavailableError(
             f"{purpose} {run.directory}: no agent of it answers on host {host_name()}; is a "

@@ -63,20 +63,21 @@ class Agents:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._served: set[Served] = set()
+        self._served: dict[tuple[str, str], Served] = {}
+        """By run and host: the path changes where the run's directory is moved."""
 
     def add(self, served: Served) -> None:
         """One that is known before any process is attached to it."""
-        self._served.add(served)
+        self._served[served.run_id, served.host] = served
 
     def notice(self, pid: int) -> None:
         """Looks for agents whose trainers are the process `pid` or descend from it."""
         for status in living():
             served = Served(run=status.run, run_id=status.run_id, host=status.host)
-            if served not in self._served and any(
+            if served != self._served.get((served.run_id, served.host)) and any(
                 _descends(trainer.pid, pid) for trainer in status.trainers
             ):
-                self._served.add(served)
+                self.add(served)
 
     def drain(self, secs: float, since: datetime, is_told_to_end: Callable[[], bool]) -> list[str]:
         """Waits until all is durable; returns what is not, a line each.
@@ -88,7 +89,7 @@ class Agents:
         """
         deadline = self._clock.monotonic() + secs
         problems = []
-        for served in sorted(self._served, key=lambda served: (served.run, served.host)):
+        for served in sorted(self._served.values(), key=lambda served: (served.run, served.host)):
             waiting = _Waiting(served, self._clock)
             problems += waiting.wait(deadline, is_told_to_end) or _untold(served, since)
         return problems

@@ -8,6 +8,7 @@ from pathlib import Path
 from holdfast.agent.location import agent_folders, host_name, ram_folder
 from holdfast.agent.starting import find_agent
 from holdfast.clock import Clock, SystemClock
+from holdfast.engine.identity import Finding, find
 from holdfast.engine.run import read_run, read_run_record
 from holdfast.errors import (
     CheckpointDamagedError,
@@ -26,12 +27,22 @@ from holdfast.store.ram import RamStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run; `ram` is None where this host's memory holds nothing of it."""
+    """A run; `ram` is None where this host's memory holds nothing of it.
+
+    A directory that is a copy of a run, and was not opened yet, has the original's `run_id`. The
+    agents and the RAM of that id are not its own.
+    """
 
     directory: Path
     run_id: str
     durable: DiskStore
     ram: RamStore | None
+    is_copy: bool = False
+
+    @property
+    def agents_id(self) -> str:
+        """The id that its own agents go by; empty where it can have none yet."""
+        return "" if self.is_copy else self.run_id
 
     @property
     def stores(self) -> list[Store]:
@@ -57,9 +68,14 @@ def read_only(directory: Path) -> Run:
     clock = SystemClock()
     path = run_directory(directory)
     durable = DiskStore(path, clock)
-    run_id = read_run(durable, str(path)).run_id
+    record = read_run(durable, str(path))
+    is_copy = find(durable, record, clock) is Finding.COPY
     return Run(
-        directory=path, run_id=run_id, durable=durable, ram=ram_store(run_id, host_name(), clock)
+        directory=path,
+        run_id=record.run_id,
+        durable=durable,
+        ram=None if is_copy else ram_store(record.run_id, host_name(), clock),
+        is_copy=is_copy,
     )
 
 

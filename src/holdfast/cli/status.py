@@ -38,7 +38,7 @@ def status(directory: Path | None, as_json: bool) -> None:
     when it leaves. Of a run over several hosts also: its hosts and their agents, which of them
     holds what, and how many lost hosts it would survive now.
     """
-    run_id = read_only(directory).run_id if directory is not None else None
+    run_id = read_only(directory).agents_id if directory is not None else None
     problems: list[str] = []
     agents = [status for status in living(problems) if run_id in (None, status.run_id)]
     jobs = jobs_of(agents, problems)

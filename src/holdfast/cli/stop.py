@@ -48,7 +48,7 @@ def stop(directory: Path | None, is_all: bool, timeout_secs: float, as_json: boo
     """
     if directory is not None and is_all:
         raise click.UsageError("DIR and --all exclude each other.", click.get_current_context())
-    run_id = read_only(directory).run_id if directory is not None else None
+    run_id = read_only(directory).agents_id if directory is not None else None
     agents = [agent for agent in living() if run_id in (None, agent.run_id)]
     if len(agents) > 1 and directory is None and not is_all:
         runs = ", ".join(agent.run for agent in agents)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from holdfast.engine.attempts import newest_attempt, read_attempts
 from holdfast.engine.catalog import Listing
-from holdfast.errors import CheckpointDamagedError, FencedError
+from holdfast.errors import CheckpointDamagedError, FencedError, StorageError
 from holdfast.format.check import check_part
 from holdfast.format.names import CheckpointId, checkpoint_folder, manifest_key, part_key
 from holdfast.format.records import Manifest, PartRecord, PartReference
@@ -92,12 +92,19 @@ def check_not_fenced(durable: Store, checkpoint: CheckpointId) -> None:
 
     Raises:
         FencedError: a newer attempt went on from an earlier step.
+        StorageError: the records of its own attempt are gone.
     """
-    if newest_attempt(durable) == checkpoint.attempt:
+    newest = newest_attempt(durable)
+    if newest == checkpoint.attempt:
         return
+    if newest < checkpoint.attempt:
+        raise StorageError(
+            f"commit {checkpoint}: expected the record of attempt {checkpoint.attempt} in "
+            f"{durable}, found none newer than {newest}; the run's files were removed"
+        )
     if checkpoint.step > last_steps(read_attempts(durable)).get(checkpoint.attempt, -1):
         raise FencedError(
-            f"commit {checkpoint}: attempt {newest_attempt(durable)} has taken the run over from "
+            f"commit {checkpoint}: attempt {newest} has taken the run over from "
             f"attempt {checkpoint.attempt}; nothing more of it is saved, stop its processes"
         )
 

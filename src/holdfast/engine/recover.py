@@ -23,6 +23,7 @@ from holdfast.format.names import (
     CheckpointId,
     checkpoint_folder,
 )
+from holdfast.format.records import Place
 from holdfast.format.timeline import last_steps
 from holdfast.store.contract import Store
 
@@ -37,7 +38,10 @@ class Recovery:
 
 
 def recover(
-    durable: Store, in_care: Collection[CheckpointId], attempt: int | None = None
+    durable: Store,
+    in_care: Collection[CheckpointId],
+    attempt: int | None = None,
+    place: Place | None = None,
 ) -> Recovery:
     """Finishes or clears every uncommitted checkpoint but those `in_care`, whose parts are in RAM.
 
@@ -46,11 +50,12 @@ def recover(
         in_care: what others make durable still.
         attempt: the run's present one, whose checkpoints and those of later ones are let alone;
             None: no process works on the run, and whatever is half written anywhere is removed.
+        place: where the run is, for a record of the run that is written anew.
 
     Raises:
         StorageError: some of it is not done; the call may be repeated.
     """
-    mended = (*mend_run(durable), *mend_attempts(durable))
+    mended = (*mend_run(durable, place), *mend_attempts(durable))
     limits = last_steps(read_attempts(durable))
     committed, cleared = [], []
     for checkpoint, listing in list_checkpoints(durable).items():

@@ -13,6 +13,7 @@ RUN_FILE = "holdfast.json"
 CHECKPOINTS = "checkpoints"
 ATTEMPTS = "attempts"
 EVENTS = "events"
+COPIES = "copies"
 MANIFEST = "manifest.json"
 
 STEP_MAX = 10**15

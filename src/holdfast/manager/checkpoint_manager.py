@@ -30,7 +30,6 @@ from holdfast.manager.calls import Calls
 from holdfast.manager.decisions import Decisions
 from holdfast.manager.finishing import Finisher
 from holdfast.manager.job import find_job
-from holdfast.manager.link import Link
 from holdfast.manager.metadata import CheckpointMetadata, metadata_of
 from holdfast.manager.metric_names import MetricNames
 from holdfast.manager.opening import open_run
@@ -40,7 +39,7 @@ from holdfast.manager.own_policies import OwnPolicyThread, history, own_policies
 from holdfast.manager.planning import Planner, Taking
 from holdfast.manager.preemption import PreemptionSignals
 from holdfast.manager.process_values import process_values_of
-from holdfast.manager.progress import Progress
+from holdfast.manager.progress import STOPPED_BY, Progress
 from holdfast.manager.reporting import report_all, report_unknown
 from holdfast.manager.restorer import Restorer
 from holdfast.manager.restoring import RestoreReport
@@ -111,9 +110,7 @@ class CheckpointManager:
         self._calls = Calls(run.directory)
         self._votes = Votes(self._decisions)
         with self._decisions.telling("join the host's agent"):
-            self._link = Link(
-                self._job.config, self._job.attach, self._clock, self._noticed, self._returned
-            )
+            self._link = self._job.join(self._clock, self._noticed, self._returned)
         place = self._link.place
         self._steps = Stepping(place.origin, self._options, self._processes.count)
         self._meter = meter_for(self._options)
@@ -456,8 +453,8 @@ class CheckpointManager:
         if self._own is not None:
             self._own.notice(notice)
         self._votes.notice(notice, self._run.group)
-        if notice.kind == "fenced" and notice.data == self._run.group:
-            self._progress.stop(FencedError(notice.reason))
+        if notice.kind == "lost" or (notice.kind == "fenced" and notice.data == self._run.group):
+            self._progress.stop(STOPPED_BY[notice.kind](notice.reason))
         elif notice.kind == "warning":
             log.warning("the agent says: %s", notice.reason)
         elif notice.kind == "unknown" and notice.id is not None:

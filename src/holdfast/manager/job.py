@@ -9,14 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from holdfast.adapt.contract import Processes
 from holdfast.agent.client import AgentClient
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.location import host_name
 from holdfast.agent.peer_config import PeerConfig, make_token, read_token
-from holdfast.agent.protocol import Attach, Empty, Peers, Status
+from holdfast.agent.protocol import Attach, Empty, Notice, Peers, Status
 from holdfast.agent.starting import ensure_agent
 from holdfast.clock import Clock
 from holdfast.errors import AgentUnavailableError, HoldfastError
@@ -33,7 +32,7 @@ from holdfast.store.peer import PeerStore
 from holdfast.store.peer_calls import PeerAccess
 from holdfast.store.peer_connection import PeerAddress, parsed_addresses
 
-TOKEN_FILE = "agents.token"
+TOKEN_FILE = "agents-{}.token"
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +90,13 @@ class Job:
     peers: JobPeers
     durable: DiskStore
 
+    def join(
+        self, clock: Clock, on_notice: Callable[[Notice], None], on_return: Callable[[], None]
+    ) -> Link:
+        """Joins this host's agent, which is started where there is none."""
+        directory = self.durable.directory
+        return Link(self.config, self.attach, clock, on_notice, on_return, directory)
+
     def look(self, link: Link, clock: Clock) -> View:
         """What can be read now: of this host's RAM, the other hosts' and the durable tier."""
         self.attempt.number = link.place.attempt
@@ -125,7 +131,8 @@ def find_job(
     config = _config(run, options, None)
     peers = JobPeers({}, _nowhere)
     if hosts.count > 1:
-        token_file = str(Path(run.directory) / TOKEN_FILE)
+        # A copy of the run has another id, and so a token of its own.
+        token_file = str(run.durable.root / TOKEN_FILE.format(run.run_id))
 
         def tokened(_: list[str]) -> str:
             make_token(token_file, clock.token())
@@ -146,7 +153,9 @@ def find_job(
         replicas=replicas,
         peers=peers,
         # Of several processes here, those that come later find in the page cache what they share.
-        durable=DiskStore(run.directory, clock, reads_directly=hosts.count_ranks(host_name()) == 1),
+        durable=DiskStore(
+            run.durable.directory, clock, reads_directly=hosts.count_ranks(host_name()) == 1
+        ),
     )
 
 
@@ -162,7 +171,7 @@ def _peer_config(options: Options, token_file: str) -> PeerConfig:
 def _config(run: OpenRun, options: Options, peers: PeerConfig | None) -> AgentConfig:
     """The agent that this process needs; its folder is chosen when it starts."""
     return AgentConfig(
-        run=str(run.directory),
+        run=str(run.durable.directory.current()),
         run_id=run.run_id,
         host=host_name(),
         folder="",

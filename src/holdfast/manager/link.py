@@ -28,6 +28,7 @@ from holdfast.agent.starting import ensure_agent
 from holdfast.agent.words import Words, cost_word, notice_word, step_word
 from holdfast.clock import Clock
 from holdfast.errors import AgentUnavailableError, FencedError, HoldfastError
+from holdfast.store.run_directory import RunDirectory
 
 TRIES_MAX = 5
 WATCH_CALL_SECS = 60.0
@@ -74,8 +75,10 @@ class Link:
         clock: Clock,
         on_notice: Callable[[protocol.Notice], None],
         on_return: Callable[[], None],
+        directory: RunDirectory,
     ) -> None:
         self._config = config
+        self._directory = directory
         self._attach = attach
         self._clock = clock
         self._on_notice = on_notice
@@ -194,6 +197,12 @@ class Link:
 
     def _join(self) -> Place:
         for _ in range(TRIES_MAX):
+            # Where the directory is gone, no agent is started for what is at its path now.
+            path = self._directory.current()
+            self._config = self._config.moved_to(path)
+            self._attach = msgspec.structs.replace(
+                self._attach, run=str(path), directory=self._directory.word
+            )
             folder, reason = ensure_agent(self._config, self._clock)
             if reason is not None:
                 log.warning("the agent, and RAM checkpoints with it, are in %s: %s", folder, reason)
@@ -279,6 +288,9 @@ class Link:
             if self._is_closed:
                 return False
             log.warning("no agent for %s: %s", self._config.run, error)
+            if self._directory.is_gone():
+                self._on_notice(protocol.Notice(kind="lost", reason=str(error)))
+                return False
             self._on_notice(protocol.Notice(kind="unavailable", reason=str(error)))
             self._clock.sleep(RETRY_SECS)
         return True

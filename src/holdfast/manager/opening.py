@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.clock import Clock
+from holdfast.engine.identity import place_of, settle
 from holdfast.engine.run import create_run, read_run
 from holdfast.errors import InvalidArgumentError, NotARunError
 from holdfast.format.decoding import decode
@@ -91,9 +92,11 @@ def _open_or_create(directory: Path, durable: DiskStore, clock: Clock) -> str:
     if is_new:
         with translated("create", directory):
             make_folder(LOCAL, directory, directory.parent, durable=True)
-        return create_run(durable, str(directory), clock.token(), clock.now()).run_id
+        place = place_of(durable.directory)
+        record = create_run(durable, str(directory), clock.token(), clock.now(), place)
+        return settle(durable, record, clock).run_id
     try:
-        return read_run(durable, str(directory)).run_id
+        return settle(durable, read_run(durable, str(directory)), clock).run_id
     except NotARunError as error:
         if (directory / RUN_FILE).exists():
             raise

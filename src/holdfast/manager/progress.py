@@ -21,7 +21,13 @@ from typing import NamedTuple
 
 from holdfast.agent.protocol import WATCHED_MAX, Id, Notice, Sealed
 from holdfast.clock import Clock
-from holdfast.errors import HoldfastError, SaveFailedError, WaitTimeoutError
+from holdfast.errors import (
+    FencedError,
+    HoldfastError,
+    SaveFailedError,
+    StorageError,
+    WaitTimeoutError,
+)
 from holdfast.format.names import CheckpointId
 from holdfast.manager.drops import Drops
 
@@ -34,6 +40,9 @@ PRESERVED_SECS = 10.0
 """How long preservation may take until a wait goes on without it: a user's policy may hang."""
 PRESERVED_MAX = 64
 """How many commits may be told of after what preservation did for them."""
+
+STOPPED_BY: dict[str, type[HoldfastError]] = {"fenced": FencedError, "lost": StorageError}
+"""The errors of the notices that end all saving: another attempt, or a directory that is gone."""
 
 log = logging.getLogger(__name__)
 

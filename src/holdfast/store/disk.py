@@ -3,6 +3,9 @@
 `put` is: write beside (past the page cache where the file system takes O_DIRECT), cut to size,
 fsync, close, rename, fsync the folder. So an object that is visible is whole on the disk, and stays
 so when the power is cut, as far as the disk keeps what it acknowledged.
+
+The store is bound to its directory, not to the path (`store.run_directory`): one that was moved is
+followed, one that is gone is an error, and a write that overlaps a move fails and may be repeated.
 """
 
 from __future__ import annotations
@@ -13,7 +16,6 @@ import logging
 import mmap
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 from holdfast.clock import Clock
@@ -30,8 +32,10 @@ from holdfast.store.direct_reader import (
 )
 from holdfast.store.file_system import LOCAL, FileSystem
 from holdfast.store.files import ObjectFolder
+from holdfast.store.run_directory import RunDirectory
 
 STAGING_SIZE_BYTES = 4 * 1024 * 1024
+LISTINGS_MAX = 3
 # A file system without hard links, one name too many, a mount in between, a file of somebody else.
 _CANNOT_LINK = (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.EXDEV)
 
@@ -44,40 +48,84 @@ class DiskStore:
     tier = name = "durable"
 
     def __init__(
-        self, root: Path, clock: Clock, files: FileSystem = LOCAL, *, reads_directly: bool = False
+        self,
+        root: Path | RunDirectory,
+        clock: Clock,
+        files: FileSystem = LOCAL,
+        *,
+        reads_directly: bool = False,
     ) -> None:
         """`reads_directly`: no other process here reads the same bytes, at about the same time."""
-        self.root = root
+        self.directory = RunDirectory(root) if isinstance(root, Path) else root
+        self._clock = clock
+        self._files = files
         self._staging = StagingBuffers() if reads_directly else None
-        self._folder = ObjectFolder(root, clock, files, durable=True)
+        self._known = self._folder_at(self.directory.path)
         self._has_told_no_links = False
 
     def __repr__(self) -> str:
         return f"DiskStore({self.root})"
 
+    @property
+    def root(self) -> Path:
+        """Where the directory was found last."""
+        return self.directory.path
+
+    def _folder_at(self, path: Path) -> ObjectFolder:
+        return ObjectFolder(path, self._clock, self._files, durable=True)
+
+    def _folder(self) -> ObjectFolder:
+        """Return the directory's objects where it is now."""
+        path, known = self.directory.current(), self._known
+        if known.root != path:
+            known = self._known = self._folder_at(path)
+        return known
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[ObjectFolder]:
+        """Yields the objects; where something fails because the directory is gone, says that."""
+        folder = self._folder()
+        try:
+            yield folder
+        except StorageError:
+            self.directory.current()
+            raise
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[ObjectFolder]:
+        """The same; a write during which the directory was moved may have gone elsewhere."""
+        with self._reading() as folder:
+            yield folder
+            if self._folder() is not folder:
+                raise StorageError(
+                    f"write to {folder.root}: it was moved to {self.root} meanwhile; try again"
+                )
+
     def put(self, key: str, size_bytes: int, blocks: Iterable[Buffer]) -> None:
-        with self._folder.writing(self._folder.path(key)) as unfinished:
-            fd, is_direct = self._create(unfinished)
+        with self._writing() as folder, folder.writing(folder.path(key)) as unfinished:
+            fd, is_direct = _create(folder, unfinished)
             try:
-                write = self._write_direct if is_direct else self._write_plain
-                written = write(fd, blocks)
+                write = _write_direct if is_direct else _write_plain
+                written = write(folder, fd, blocks)
                 if written != size_bytes:
                     raise InvalidArgumentError(
                         f"put {key}: expected blocks of {size_bytes} bytes together, found "
                         f"{written}"
                     )
                 # A direct write ends on a multiple of its alignment; the file where its bytes do.
-                self._folder.files.truncate(fd, size_bytes)
-                self._folder.files.sync(fd)
+                self._files.truncate(fd, size_bytes)
+                self._files.sync(fd)
             finally:
-                self._folder.files.close(fd)
+                self._files.close(fd)
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        return self._folder.put_if_absent(key, data)
+        with self._writing() as folder:
+            return folder.put_if_absent(key, data)
 
     def link(self, source_key: str, key: str) -> None:
         try:
-            self._folder.link(source_key, key)
+            with self._writing() as folder:
+                folder.link(source_key, key)
         except StorageError as error:
             cause = error.__cause__
             if not isinstance(cause, OSError) or cause.errno not in _CANNOT_LINK:
@@ -101,80 +149,91 @@ class DiskStore:
             self.put(key, source.size_bytes, pieces())
 
     def get(self, key: str) -> bytes:
-        return self._folder.read(key)
-
-    def open(self, key: str) -> AbstractContextManager[Reader]:
-        if self._staging is None:
-            return self._folder.opened(key)
-        return self._opened_directly(key, self._staging)
+        with self._reading() as folder:
+            return folder.read(key)
 
     @contextlib.contextmanager
-    def _opened_directly(self, key: str, staging: StagingBuffers) -> Iterator[Reader]:
-        files = self._folder.files
-        with self._folder.opened(key) as reader:
+    def open(self, key: str) -> Iterator[Reader]:
+        with contextlib.ExitStack() as stack:
+            with self._reading() as folder:
+                reader = stack.enter_context(folder.opened(key))
             is_large = reader.size_bytes >= DIRECT_SIZE_MIN_BYTES
-            direct_fd = open_directly(files, reader.fd) if is_large else None
-            if direct_fd is None:
+            direct_fd = None
+            if self._staging is not None and is_large:
+                direct_fd = open_directly(self._files, reader.fd)
+            if self._staging is None or direct_fd is None:
                 yield reader
                 return
             try:
-                yield DirectReader(self._folder.path(key), reader.fd, direct_fd, files, staging)
+                path = folder.path(key)
+                yield DirectReader(path, reader.fd, direct_fd, self._files, self._staging)
             finally:
                 with contextlib.suppress(OSError):
-                    files.close(direct_fd)
+                    self._files.close(direct_fd)
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
-        return self._folder.list(prefix)
+        for _ in range(LISTINGS_MAX):
+            with self._reading() as folder:
+                found = [*folder.list(prefix)]
+            # A directory that was moved or deleted meanwhile would look empty.
+            if self._folder() is folder:
+                return iter(found)
+        raise StorageError(f"list {self.root}: it was moved while it was listed; try again")
 
     def delete(self, *keys: str) -> None:
-        self._folder.delete(*keys)
+        with self._writing() as folder:
+            folder.delete(*keys)
 
     def discard_unfinished(self, prefix: str) -> None:
-        self._folder.discard_unfinished(prefix)
+        with self._writing() as folder:
+            folder.discard_unfinished(prefix)
 
-    def _create(self, path: Path) -> tuple[int, bool]:
-        """An open new file, and whether it is written past the page cache."""
-        try:
-            return self._folder.create(path, os.O_DIRECT), True
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-        # Some file systems create the file before they refuse O_DIRECT.
-        with contextlib.suppress(FileNotFoundError):
-            self._folder.files.unlink(path)
-        return self._folder.create(path, 0), False
 
-    def _write_plain(self, fd: int, blocks: Iterable[Buffer]) -> int:
-        written = 0
-        for block in blocks:
-            view = memoryview(block).cast("B")
-            self._folder.write_all(fd, view)
-            written += len(view)
-        return written
+def _create(folder: ObjectFolder, path: Path) -> tuple[int, bool]:
+    """An open new file, and whether it is written past the page cache."""
+    try:
+        return folder.create(path, os.O_DIRECT), True
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    # Some file systems create the file before they refuse O_DIRECT.
+    with contextlib.suppress(FileNotFoundError):
+        folder.files.unlink(path)
+    return folder.create(path, 0), False
 
-    def _write_direct(self, fd: int, blocks: Iterable[Buffer]) -> int:
-        """Writes with O_DIRECT; what is not aligned in memory or size goes by way of a buffer.
 
-        Returns how many bytes the blocks had; the file may end up to one alignment later.
-        """
-        written = staged = 0
-        # Not closed by hand: after an error, slices of it live on in the error's frames.
-        buffer = memoryview(mmap.mmap(-1, STAGING_SIZE_BYTES))
-        for block in blocks:
-            rest = memoryview(block).cast("B")
-            written += len(rest)
-            while len(rest):
-                if staged == 0 and address(rest) % ALIGNMENT_BYTES == 0:
-                    whole = len(rest) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
-                    self._folder.write_all(fd, rest[:whole])
-                    rest = rest[whole:]
-                taken = min(len(rest), STAGING_SIZE_BYTES - staged)
-                buffer[staged : staged + taken] = rest[:taken]
-                rest, staged = rest[taken:], staged + taken
-                if staged == STAGING_SIZE_BYTES:
-                    self._folder.write_all(fd, buffer)
-                    staged = 0
-        if staged:
-            padded = -(-staged // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-            self._folder.write_all(fd, buffer[:padded])
-        return written
+def _write_plain(folder: ObjectFolder, fd: int, blocks: Iterable[Buffer]) -> int:
+    written = 0
+    for block in blocks:
+        view = memoryview(block).cast("B")
+        folder.write_all(fd, view)
+        written += len(view)
+    return written
+
+
+def _write_direct(folder: ObjectFolder, fd: int, blocks: Iterable[Buffer]) -> int:
+    """Writes with O_DIRECT; what is not aligned in memory or size goes by way of a buffer.
+
+    Returns how many bytes the blocks had; the file may end up to one alignment later.
+    """
+    written = staged = 0
+    # Not closed by hand: after an error, slices of it live on in the error's frames.
+    buffer = memoryview(mmap.mmap(-1, STAGING_SIZE_BYTES))
+    for block in blocks:
+        rest = memoryview(block).cast("B")
+        written += len(rest)
+        while len(rest):
+            if staged == 0 and address(rest) % ALIGNMENT_BYTES == 0:
+                whole = len(rest) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+                folder.write_all(fd, rest[:whole])
+                rest = rest[whole:]
+            taken = min(len(rest), STAGING_SIZE_BYTES - staged)
+            buffer[staged : staged + taken] = rest[:taken]
+            rest, staged = rest[taken:], staged + taken
+            if staged == STAGING_SIZE_BYTES:
+                folder.write_all(fd, buffer)
+                staged = 0
+    if staged:
+        padded = -(-staged // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        folder.write_all(fd, buffer[:padded])
+    return written

@@ -98,7 +98,7 @@ class FileReader:
 
 
 class ObjectFolder:
-    """Objects as files below `root`.
+    """Objects as files below `root`, a directory that is there and is never made here.
 
     Threads may share it. `_kept` holds the folders whose own name is known to survive power loss;
     a folder that somebody else removed is found missing when it is used, and made anew. Others
@@ -213,6 +213,11 @@ class ObjectFolder:
                 self._make_folder(path.parent)
                 return make()
             self._kept.clear()
+            if not self.root.is_dir():
+                raise StorageError(
+                    f"write {path}: there is no directory {self.root}; it was deleted, moved or "
+                    "unmounted, and is not made anew"
+                )
         raise StorageError(
             f"write {path}: its folder was removed {TRIES_MAX} times while it was made"
         )
@@ -305,10 +310,27 @@ class ObjectFolder:
         if folder in self._kept:
             return
         self._check_no_links(folder)
-        make_folder(self.files, folder, self.root, durable=self._is_durable)
+        self._make_below_root(folder)
         if len(self._kept) >= KEPT_COUNT_MAX:
             self._kept.clear()
         self._kept.add(folder)
+
+    def _make_below_root(self, folder: Path) -> None:
+        """Makes `folder` and what is missing between the root and it, never the root itself.
+
+        Where it has to be durable, each name is synced even where it is there: whoever made it may
+        have been killed before the sync.
+        """
+        chain = [folder, *folder.parents]
+        chain = chain[: chain.index(self.root)]
+        if self._is_durable and self.root.is_dir():
+            _sync_young(self.files, self.root)
+        for one in reversed(chain):
+            if not one.is_dir():
+                with contextlib.suppress(FileExistsError):
+                    self.files.make_folder(one)
+            if self._is_durable:
+                sync_folder(self.files, one.parent)
 
     def _check_no_links(self, folder: Path) -> None:
         """Checks that no folder between the root and `folder` is a symbolic link."""
@@ -344,7 +366,7 @@ class ObjectFolder:
 
 
 def make_folder(files: FileSystem, folder: Path, root: Path, *, durable: bool) -> None:
-    """Makes `folder`, and what is missing above it.
+    """Makes `folder`, a new run's, and what is missing above it.
 
     Where it has to be durable, each name from below `root` down to `folder` is synced even where it
     is there: whoever made it may have been killed before the sync.

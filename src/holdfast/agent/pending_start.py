@@ -1,0 +1,97 @@
+"""A start that waits for its attempt: what it asks, and what it had to change meanwhile.
+
+Invariant: a start that is refused leaves the agent as it was. What the processes ask for (policies,
+bounds, how long the agent lingers) is kept here and applied once the attempt has begun. The hosts'
+agreement needs two things earlier, the addresses of the other hosts and the layout of the run: they
+are changed at once, and restored where the start is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from holdfast.agent import protocol
+from holdfast.agent.agreeing import Agreeing
+from holdfast.agent.group import Group
+from holdfast.agent.state import AgentState, Policies
+from holdfast.engine.agreement.settings import Settings
+from holdfast.errors import HoldfastError
+from holdfast.policy import preservation_policy, save_decision_policy
+from holdfast.store.peer_connection import PeerAddress, parsed_addresses
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The failure domain and the settings that the agreement of this host works with."""
+
+    domain: str
+    settings: Settings
+
+
+@dataclass(slots=True)
+class PendingStart:
+    """A group whose attempt has not begun, or begins anew, and the futures that wait for it.
+
+    `learned` are the addresses that it brought, each with the one that was known before.
+    `replaced` is the layout that its own took the place of.
+    """
+
+    group: Group
+    waiters: list[asyncio.Future[None]] = field(default_factory=list)
+    requests: dict[int, protocol.Attach] = field(default_factory=dict)
+    learned: dict[str, tuple[PeerAddress, PeerAddress | None]] = field(default_factory=dict)
+    replaced: Layout | None = None
+
+    def wait(self) -> asyncio.Future[None]:
+        """Return a future that is done once it has begun, and fails where it never will."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.waiters.append(waiter)
+        return waiter
+
+    def end(self, error: HoldfastError | None) -> None:
+        """Wake all that wait: it has begun, or never will."""
+        for waiter in self.waiters:
+            if waiter.done():
+                continue
+            if error is None:
+                waiter.set_result(None)
+            else:
+                waiter.set_exception(error)
+        self.waiters.clear()
+
+    def add(self, agreeing: Agreeing, request: protocol.Attach) -> None:
+        """Keep one process's request; the addresses in it are used from now on."""
+        self.requests[request.rank] = request
+        known = agreeing.addresses()
+        agreeing.learn(parsed_addresses(request.addresses))
+        for host, address in agreeing.addresses().items():
+            if address != known.get(host):
+                first = self.learned.get(host)
+                self.learned[host] = (address, first[1] if first else known.get(host))
+
+    def restore_addresses(self, agreeing: Agreeing) -> None:
+        """Undo `add`, except where a newer address came since."""
+        known = agreeing.addresses()
+        for host, (learned, before) in self.learned.items():
+            if known.get(host) == learned:
+                agreeing.forget(host, before)
+
+
+def apply_request(state: AgentState, request: protocol.Attach) -> None:
+    """Apply the policies and bounds of a process of the present attempt."""
+    state.linger_secs = request.linger_secs
+    state.has_ram = request.ram is not None
+    state.pool.limit_bytes = request.ram_limit_bytes
+    if request.rank == 0:
+        state.knows_policies = True
+        state.durable_policies = _policies(request.durable)
+        state.ram_policies = _policies(request.ram) if request.ram else Policies()
+
+
+def _policies(tier: protocol.TierPolicies) -> Policies:
+    return Policies(
+        save=save_decision_policy.decode(tier.save.encode()) if tier.save else None,
+        preserve=preservation_policy.decode(tier.preserve.encode()) if tier.preserve else None,
+        user_preserves=tier.user_preserves,
+    )

@@ -1,0 +1,36 @@
+"""What the kernel tells of mounted file systems."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+
+_WITH_LASTING_INODES = frozenset(
+    (
+        *("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "bcachefs"),
+        *("tmpfs", "ramfs", "overlay"),
+        *("nfs", "nfs4", "lustre", "gpfs", "ceph", "beegfs", "gfs2", "ocfs2"),
+    )
+)
+
+
+def file_system_type(path: Path) -> str:
+    """Return the type of the file system that holds `path`, such as `ext4`; empty if unknown."""
+    real = Path(os.path.realpath(path))
+    found, depth = "", -1
+    for mount in psutil.disk_partitions(all=True):
+        point = Path(mount.mountpoint)
+        # Of several mounts at one point, the last one hides the others.
+        if real.is_relative_to(point) and len(point.parts) >= depth:
+            found, depth = mount.fstype, len(point.parts)
+    return found
+
+
+def has_lasting_inodes(path: Path) -> bool:
+    """Return whether a directory there has the same inode number each time it is mounted.
+
+    FUSE, CIFS and FAT number inodes as they come by; an unknown type is taken for one of these.
+    """
+    return file_system_type(path) in _WITH_LASTING_INODES

@@ -1,0 +1,153 @@
+"""A run's directory by its identity: device and inode, whatever its path becomes.
+
+A path names whatever is there now. A run's directory may be moved, deleted, replaced by a copy or
+unmounted while a process works on it. The directory is held open, so that its inode is not reused,
+and the path is compared with it before each use.
+
+Invariants:
+- `current` returns a path that led to the directory that was bound, or raises.
+- A directory that was moved is found again by the kernel's own record of its path.
+
+Assumed: `/proc` is mounted. The descriptor is opened with O_PATH: it needs no permission to read
+the directory, and keeps its file system from being unmounted other than lazily.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+import weakref
+from pathlib import Path
+
+from holdfast.errors import StorageError
+
+_DELETED = " (deleted)"
+_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
+
+log = logging.getLogger(__name__)
+
+
+class RunDirectory:
+    """One directory. Threads may share it; it is bound at the first use that finds it there."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._fd: int | None = None
+        self._state: os.stat_result | None = None
+
+    def __repr__(self) -> str:
+        return f"RunDirectory({self._path})"
+
+    @property
+    def path(self) -> Path:
+        """Where it was found last."""
+        return self._path
+
+    @property
+    def identity(self) -> tuple[int, int] | None:
+        """(device, inode); None where no directory was there so far."""
+        state = self._bound()
+        return (state.st_dev, state.st_ino) if state is not None else None
+
+    @property
+    def word(self) -> str:
+        """The identity as text; empty where no directory was there so far."""
+        identity = self.identity
+        return f"{identity[0]}:{identity[1]}" if identity is not None else ""
+
+    def problem(self) -> str | None:
+        """Return why it cannot be used now; None where it can."""
+        try:
+            self.current()
+        except StorageError as error:
+            return str(error)
+        return None
+
+    def current(self) -> Path:
+        """Return the path that leads to the directory now; the given one where none was there yet.
+
+        Raises:
+            StorageError: it was deleted, replaced by another directory, or unmounted; or it cannot
+                be looked at.
+        """
+        state = self._bound()
+        if state is None or _is_at(self._path, state):
+            return self._path
+        moved = self._moved_to()
+        if moved is not None and _is_at(moved, state):
+            log.info("the run's directory %s was moved to %s", self._path, moved)
+            self._path = moved
+            return moved
+        raise StorageError(self._what_happened())
+
+    def is_gone(self) -> bool:
+        """Return whether it was deleted; one that is unmounted or hidden may come back."""
+        state = self._bound()
+        if state is None or self._fd is None:
+            return False
+        try:
+            return os.fstat(self._fd).st_nlink == 0 or self._link().endswith(_DELETED)
+        except OSError as error:
+            return error.errno == errno.ESTALE
+
+    def is_at(self, path: Path) -> bool:
+        """Return whether `path` leads to this directory."""
+        state = self._bound()
+        return state is not None and _is_at(path, state)
+
+    def _bound(self) -> os.stat_result | None:
+        if self._state is None:
+            with self._lock:
+                if self._state is None:
+                    self._bind()
+        return self._state
+
+    def _bind(self) -> None:
+        try:
+            fd = os.open(self._path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno in _MISSING:
+                return
+            raise _cannot_look(self._path, error) from error
+        weakref.finalize(self, os.close, fd)
+        self._fd, self._state = fd, os.fstat(fd)
+
+    def _link(self) -> str:
+        return os.readlink(f"/proc/self/fd/{self._fd}")
+
+    def _moved_to(self) -> Path | None:
+        try:
+            link = self._link()
+        except OSError:
+            return None
+        return Path(link) if link.startswith("/") else None
+
+    def _what_happened(self) -> str:
+        is_other = os.path.lexists(self._path)
+        if self.is_gone():
+            found = "it was deleted" + (" and replaced by another one" if is_other else "")
+            advice = "stop this process; what was not restored from it is lost"
+        else:
+            found = "its path leads to another directory" if is_other else "its path leads nowhere"
+            found += ": it was replaced, or a file system was mounted or unmounted there"
+            advice = "mount it again and start anew, or stop this process"
+        return f"use the run's directory {self._path}: {found}; {advice}"
+
+
+def _is_at(path: Path, state: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), state)
+    except OSError as error:
+        if error.errno in _MISSING:
+            return False
+        raise _cannot_look(path, error) from error
+
+
+def _cannot_look(path: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"use the run's directory {path}: {error.strerror} (errno {error.errno}); check its "
+        "permissions and mount"
+    )

@@ -1,0 +1,131 @@
+"""The agent works on one directory: no trainer of another one is admitted; it leaves with it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from holdfast.agent.directory_watch import UNREACHABLE_SECS, DirectoryWatch
+from holdfast.agent.protocol import Attach, TierPolicies
+from holdfast.errors import AgentUnavailableError, StorageError
+from holdfast.format.names import RUN_FILE
+from holdfast.format.records import RunRecord
+from holdfast.format.sealed import seal
+from holdfast.store.run_directory import RunDirectory
+from tests.store.places import mounted
+from tests.trust.in_process import InProcessHost, in_process_host
+
+
+def request(path: Path, directory: str) -> Attach:
+    return Attach(
+        group="another",
+        rank=0,
+        count=1,
+        attempt=None,
+        takeover=True,
+        durable=TierPolicies(save=None, preserve=None),
+        ram=None,
+        ram_limit_bytes=None,
+        linger_secs=0.0,
+        run=str(path),
+        directory=directory,
+    )
+
+
+def look(host: InProcessHost) -> DirectoryWatch:
+    """Lets the agent look at its directory once; its watch."""
+    assert host.service is not None
+    watch = host.service._directory
+    host.call(watch._look())
+    return watch
+
+
+def test_a_trainer_of_another_directory_is_refused_by_name(tmp_path: Path) -> None:
+    with in_process_host(tmp_path) as host:
+        host.start_agent()
+        trainer = host.attach()
+        other = Path(shutil.copytree(host.run, tmp_path / "other"))
+        with pytest.raises(AgentUnavailableError, match=rf"open {other}: .*{host.run}, found"):
+            host.call(host.service.attach(request(other, RunDirectory(other).word), 1))
+        assert [member.pid for member in host.state.group.present] == [trainer.process.pid]
+
+
+def test_a_directory_is_the_same_by_its_path_where_its_device_has_another_number(
+    tmp_path: Path,
+) -> None:
+    with in_process_host(tmp_path) as host:
+        host.start_agent()
+        process = host.start_process()
+        try:
+            host.call_and_wait(host.service.attach(request(host.run, "1:1"), process.pid))
+            assert host.state.group.present
+        finally:
+            process.kill()
+            process.wait()
+
+
+def test_an_agent_leaves_once_its_directory_was_deleted(tmp_path: Path) -> None:
+    with in_process_host(tmp_path) as host:
+        host.start_agent()
+        trainer = host.attach()
+        host.save(trainer, 1)
+        assert not look(host).is_given_up
+        word = RunDirectory(host.run).word
+        shutil.rmtree(host.run)
+        with pytest.raises(StorageError, match=f"{host.run}: it was deleted"):
+            host.call(host.service.attach(request(host.run, word), 1))
+        assert look(host).is_given_up
+        notices = host.call(host.state.notices.after(0))
+        assert notices.notices[-1].kind == "lost"
+        assert f"{host.run}: it was deleted" in notices.notices[-1].reason
+        host.clock.sleep(1.1)
+        assert host.service._leaves_in_secs() == 0.0
+        assert host.service.is_all_durable
+
+
+def test_an_agent_whose_directory_was_replaced_makes_way_for_another_one(tmp_path: Path) -> None:
+    with in_process_host(tmp_path) as host:
+        host.start_agent()
+        shutil.move(host.run, tmp_path / "gone")
+        shutil.copytree(tmp_path / "gone", host.run)
+        shutil.rmtree(tmp_path / "gone")
+        # It answers nothing any more: the caller finds it gone, and starts the next one.
+        attaching = host.service.attach(request(host.run, RunDirectory(host.run).word), 1)
+        with pytest.raises(TimeoutError):
+            host.call(asyncio.wait_for(attaching, 0.5))
+        assert host.service._directory.is_given_up
+
+
+def test_an_unmounted_directory_is_given_up_late_and_not_while_a_trainer_lives(
+    tmp_path: Path,
+) -> None:
+    with in_process_host(tmp_path, run=tmp_path / "run") as host:
+        with mounted("tmpfs", host.run):
+            host.start_agent()
+            trainer = host.attach()
+        for _ in range(3):
+            assert not look(host).is_given_up
+            host.clock.sleep(UNREACHABLE_SECS)
+        host.kill_trainer(trainer)
+        host.call(asyncio.sleep(0.05))
+        assert look(host).is_given_up
+
+
+def test_nothing_is_committed_or_begun_where_the_record_names_another_run(tmp_path: Path) -> None:
+    with in_process_host(tmp_path) as host:
+        host.start_agent()
+        trainer = host.attach()
+        host.save(trainer, 1)
+        data = seal(RunRecord(run_id="another", time=host.clock.now()))
+        host.state.durable.put(RUN_FILE, len(data), [data])
+        host.settle()
+        assert not list(host.run.glob("checkpoints/*/manifest.json"))
+        with pytest.raises(StorageError, match=r"expected run .*, found run another"):
+            host.attach(takeover=True)
+        assert sorted(p.name for p in (host.run / "attempts").iterdir()) == [
+            "000000001.copy.json",
+            "000000001.json",
+        ]

@@ -1,0 +1,231 @@
+"""A run's directory is moved, copied, replaced or deleted while its agent or a trainer lives."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import holdfast
+from holdfast import errors, save_decision_policy
+from holdfast.cli.main import main
+from holdfast.format.names import RUN_FILE
+from tests.hosts import Host, events, is_running, wait_until
+
+TRAINER = Path(__file__).with_name("trainer.py")
+EVERY_STEP = save_decision_policy.FixedIntervalPolicy(1)
+
+
+def manager(directory: Path, **options: Any) -> holdfast.CheckpointManager:
+    options = {"save_decision_policy": EVERY_STEP} | options
+    return holdfast.CheckpointManager(directory, **options)
+
+
+def state(value: int) -> dict[str, Any]:
+    return {"w": np.full(10, value), "n": value}
+
+
+def train(directory: Path, *steps: int, **options: Any) -> None:
+    """Saves these steps, each durable."""
+    with manager(directory, **options) as opened:
+        opened.resume(state(-1))
+        for step in steps:
+            assert opened.save(step, state(step))
+            opened.wait_until_finished()
+
+
+def run_id(run: Path) -> str:
+    return json.loads((run / RUN_FILE).read_bytes())["run_id"]
+
+
+def saved(run: Path) -> list[int]:
+    return sorted(int(p.parent.name[:9]) for p in run.glob("checkpoints/*/manifest.json"))
+
+
+def first_error(opened: holdfast.CheckpointManager, steps: Iterable[int]) -> Exception | None:
+    """What a training that saves these steps ends with."""
+    try:
+        for step in steps:
+            opened.save(step, state(step))
+            opened.wait_until_finished(30)
+            time.sleep(0.05)
+    except errors.HoldfastError as error:
+        return error
+    return None
+
+
+def resumed(run: Path) -> int:
+    with manager(run) as opened:
+        return opened.resume(state(-1))[0]
+
+
+def assert_sound(run: Path) -> None:
+    """`holdfast verify` finds nothing wrong."""
+    assert main(["verify", str(run)]) == 0
+
+
+def test_training_in_a_moved_run_is_written_there_while_its_agent_lingers(
+    one_host: Host, tmp_path: Path
+) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    train(old, 0, 1)
+    pid = one_host.agent().pid
+    old.rename(new)
+    train(new, 2, 3)
+    assert one_host.agent().pid == pid
+    assert not old.exists()
+    assert saved(new) == [1, 2, 3]
+    assert one_host.agent().run == str(new)
+    assert events(new, "committed")[-1]["step"] == 3
+    assert resumed(new) == 4
+    assert_sound(new)
+
+
+def test_a_run_that_is_moved_while_it_trains_goes_on_where_it_is(
+    one_host: Host, tmp_path: Path
+) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    with manager(old) as opened:
+        for step in range(6):
+            assert opened.save(step, state(step))
+            opened.wait_until_finished()
+            if step == 2:
+                old.rename(new)
+            if step == 3:
+                one_host.kill_agent()
+        assert opened.all_steps() == [3, 4, 5]
+    assert not old.exists()
+    assert resumed(new) == 6
+
+
+def test_without_ram_a_moved_run_is_followed_too(one_host: Host, tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    with manager(old, ram=None) as opened:
+        assert opened.save(0, state(0))
+        opened.wait_until_finished()
+        old.rename(new)
+        assert opened.save(1, state(1))
+        opened.wait_until_finished()
+    assert not old.exists()
+    assert saved(new) == [0, 1]
+
+
+def test_a_new_run_at_the_path_of_one_that_was_moved_is_another_run(
+    one_host: Host, tmp_path: Path
+) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    train(old, 0)
+    old.rename(new)
+    train(old, 10)
+    train(new, 1)
+    assert saved(old) == [10]
+    assert saved(new) == [0, 1]
+
+
+def test_a_copy_is_a_run_of_its_own_while_the_original_trains(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run, fork = tmp_path / "run", tmp_path / "fork"
+    with manager(run) as first:
+        for step in (0, 1):
+            assert first.save(step, state(step))
+            first.wait_until_finished()
+        shutil.copytree(run, fork)
+        with manager(fork, takeover=True) as second:
+            start, found = second.resume(state(-1))
+            assert (start, found["n"]) == (2, 1)
+            for step in (2, 3):
+                assert first.save(step, state(step))
+                assert second.save(step, state(100 + step))
+                first.wait_until_finished()
+                second.wait_until_finished()
+            assert second.restore(3)["n"] == 103
+        assert first.save(4, state(4))
+        first.wait_until_finished()
+        assert first.restore(3)["n"] == 3
+    assert run_id(run) != run_id(fork)
+    assert (saved(run)[-1], saved(fork)[-1]) == (4, 3)
+    assert events(run, "fenced") == []
+    for one in (run, fork):
+        assert_sound(one)
+
+
+def test_moved_and_copied_back_both_go_on_as_different_runs(one_host: Host, tmp_path: Path) -> None:
+    run, new = tmp_path / "run", tmp_path / "new"
+    train(run, 0)
+    run.rename(new)
+    shutil.copytree(new, run)
+    train(run, 1, 2)
+    train(new, 10)
+    assert run_id(run) != run_id(new)
+    assert (saved(run), saved(new)) == ([0, 1, 2], [0, 10])
+    assert (resumed(run), resumed(new)) == (3, 11)
+
+
+def test_a_live_trainer_is_told_that_its_directory_was_deleted(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    opened = manager(run)
+    assert opened.save(0, state(0))
+    opened.wait_until_finished()
+    pid = one_host.agent().pid
+    shutil.rmtree(run)
+    told = first_error(opened, range(1, 100))
+    assert f"{run}: it was deleted" in str(told)
+    assert not isinstance(told, errors.FencedError)
+    wait_until(lambda: not is_running(pid))
+    assert list(one_host.folder.iterdir()) == []
+    assert "it was deleted" in str(first_error(opened, range(200, 202)))
+    opened.close()
+    assert not run.exists()
+
+
+def test_an_agent_that_lingers_gives_its_ram_back_once_the_directory_is_gone(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    train(run, 0)
+    pid = one_host.agent().pid
+    assert list(one_host.folder.iterdir())
+    shutil.rmtree(run)
+    wait_until(lambda: not is_running(pid))
+    assert list(one_host.folder.iterdir()) == []
+    assert not run.exists()
+
+
+def test_a_backup_that_is_put_back_is_trained_at_once(one_host: Host, tmp_path: Path) -> None:
+    run, backup = tmp_path / "run", tmp_path / "backup"
+    train(run, 0, 1)
+    shutil.copytree(run, backup)
+    shutil.rmtree(run)
+    shutil.copytree(backup, run)
+    assert resumed(run) == 2
+    train(run, 2)
+    assert saved(run)[-1] == 2
+
+
+def test_the_command_line_takes_no_agent_of_the_original_for_the_copys(
+    one_host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, copy = tmp_path / "run", tmp_path / "copy"
+    with manager(run) as opened:
+        assert opened.save(0, state(0))
+        opened.wait_until_finished()
+        shutil.copytree(run, copy)
+        before = {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()}
+        assert opened.save(1, state(1))
+        opened.wait_until_finished()
+        assert main(["save", str(copy)]) != 0
+        assert "no agent of it answers" in capsys.readouterr().err
+        assert main(["ls", str(copy), "--json"]) == 0
+        assert [c["step"] for c in json.loads(capsys.readouterr().out)["checkpoints"]] == [0]
+        assert main(["stop", str(copy)]) == 0
+        assert one_host.agent().run == str(run)
+    assert {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()} == before

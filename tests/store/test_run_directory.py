@@ -1,0 +1,147 @@
+"""A run's directory by its identity: followed when it is moved, missed when it is gone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast.clock import SystemClock
+from holdfast.errors import StorageError
+from holdfast.store.disk import DiskStore
+from holdfast.store.file_system import LocalFileSystem
+from holdfast.store.run_directory import RunDirectory
+from tests.store.places import mounted
+
+CALLS: dict[str, Callable[[DiskStore], object]] = {
+    "put": lambda store: store.put("a/x", 1, [b"x"]),
+    "put if absent": lambda store: store.put_if_absent("a/x", b"x"),
+    "link": lambda store: store.link("a/y", "a/x"),
+    "get": lambda store: store.get("a/y"),
+    "open": lambda store: store.open("a/y").__enter__(),
+    "list": lambda store: list(store.list("a")),
+    "delete": lambda store: store.delete("a/y"),
+    "discard unfinished": lambda store: store.discard_unfinished("a"),
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def store(run: Path) -> DiskStore:
+    made = DiskStore(run, SystemClock())
+    made.put("a/y", 1, [b"y"])
+    return made
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_store_follows_its_directory(
+    store: DiskStore, run: Path, call: Callable[[DiskStore], object]
+) -> None:
+    new = run.rename(run.with_name("new"))
+    call(store)
+    assert store.root == new
+    assert not run.exists()
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_store_never_uses_another_directory_at_its_path(
+    store: DiskStore, run: Path, call: Callable[[DiskStore], object]
+) -> None:
+    run.rename(run.with_name("new"))
+    run.mkdir()
+    call(store)
+    assert not any(run.iterdir())
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_store_whose_directory_was_deleted_says_so_and_does_not_make_it(
+    store: DiskStore, run: Path, call: Callable[[DiskStore], object]
+) -> None:
+    shutil.rmtree(run)
+    with pytest.raises(StorageError, match=f"the run's directory {run}: it was deleted;"):
+        call(store)
+    assert not run.exists()
+    run.mkdir()
+    with pytest.raises(StorageError, match=r"it was deleted and replaced by another one;"):
+        call(store)
+    assert not any(run.iterdir())
+
+
+def test_a_store_makes_no_root(run: Path) -> None:
+    store = DiskStore(run.with_name("missing"), SystemClock())
+    assert list(store.list("a")) == []
+    for name in ("put", "put if absent"):
+        with pytest.raises(StorageError, match=r"missing; it was deleted, moved or unmounted"):
+            CALLS[name](store)
+    assert not run.with_name("missing").exists()
+
+
+def test_a_directory_below_a_folder_that_was_moved_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "old" / "run").mkdir(parents=True)
+    directory = RunDirectory(tmp_path / "old" / "run")
+    assert directory.identity is not None
+    (tmp_path / "old").rename(tmp_path / "new")
+    assert directory.current() == tmp_path / "new" / "run"
+    assert not directory.is_gone()
+
+
+def test_a_link_that_leads_elsewhere_now_does_not_change_the_directory(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    link = tmp_path / "link"
+    link.symlink_to("one")
+    directory = RunDirectory(link)
+    assert directory.current() == link
+    link.unlink()
+    link.symlink_to("two")
+    assert directory.current() == tmp_path / "one"
+
+
+def test_an_unmounted_directory_is_no_deleted_one(tmp_path: Path) -> None:
+    with mounted("tmpfs", tmp_path / "there") as there:
+        directory = RunDirectory(there)
+        assert directory.current() == there
+    with pytest.raises(StorageError, match=r"mounted or unmounted there"):
+        directory.current()
+    assert not directory.is_gone()
+
+
+def test_a_write_that_overlaps_a_move_fails_and_may_be_repeated(run: Path) -> None:
+    class Moving(LocalFileSystem):
+        """Moves the run, and puts a copy in its place, while a file is synced."""
+
+        def sync(self, fd: int) -> None:
+            super().sync(fd)
+            if not run.with_name("new").exists():
+                run.rename(run.with_name("new"))
+                shutil.copytree(run.with_name("new"), run)
+
+    store = DiskStore(run, SystemClock(), Moving())
+    with pytest.raises(StorageError, match=r"was moved to .*/new meanwhile; try again"):
+        store.put("a/x", 1, [b"x"])
+    store.put("a/x", 1, [b"x"])
+    assert store.get("a/x") == b"x"
+    assert (run.with_name("new") / "a" / "x").exists()
+
+
+def test_no_descriptor_outlives_its_directory(run: Path) -> None:
+    def opened() -> list[str]:
+        links = []
+        for fd in os.listdir("/proc/self/fd"):
+            if os.path.lexists(f"/proc/self/fd/{fd}"):
+                links.append(os.readlink(f"/proc/self/fd/{fd}"))
+        return [link for link in links if link == str(run)]
+
+    directory = RunDirectory(run)
+    assert directory.current() == run
+    assert opened() == [str(run)]
+    del directory
+    assert opened() == []
