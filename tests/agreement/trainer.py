@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 NEVER = 1 << 62
 STOP_WAIT_SECS = 40.0
 POLL_SECS = 0.02
+PAUSED_SECS = 0.1
 
 
 @dataclass
@@ -58,6 +59,7 @@ class Trainer:
             rank_count=self.job.rank_count,
             leader=self.job.leader,
             takeover=self.job.takeover,
+            hosts=tuple(sorted({t.host.name for t in self.job.trainers})),
         )
 
     def agent_returned(self) -> None:
@@ -96,6 +98,7 @@ class Trainer:
         if self.host.file is not None and self.host.file.group == self.group:
             self.host.file.is_broken = True
             self.host.file.lost.add(self.rank)
+            self.host.file.ended_attempt = self.host.file.attempt
         if self.host.agent is not None:
             for fact in self.untold:
                 self.host.tell(fact)
@@ -108,6 +111,8 @@ class Trainer:
         self.is_attached = False
         self.loop += 1
         self.host.trainers.pop((self.group, self.rank), None)
+        if self.host.file is not None and self.host.file.group == self.group:
+            self.host.file.ended_attempt = self.host.file.attempt
         self.host.tell(fa.RankLeft(self.group, self.rank))
 
     def fenced(self) -> None:
@@ -125,7 +130,7 @@ class Trainer:
         world = self.host.world
         if loop != self.loop or not self.is_attached:
             return
-        if not self.job.may_step(self):
+        if self.host.is_paused or not self.job.may_step(self):
             world.at(self.pace_secs * 0.5, self._step, loop)
             return
         self.step += 1
@@ -134,6 +139,9 @@ class Trainer:
 
     def _read(self, loop: int) -> None:
         if loop != self.loop or not self.is_attached:
+            return
+        if self.host.is_paused:
+            self.host.world.at(PAUSED_SECS, self._read, loop)
             return
         host, step = self.host, self.step
         due = {k for k, target in host.words.items() if step >= target}
@@ -155,6 +163,9 @@ class Trainer:
         if loop != self.loop or not self.is_attached:
             return
         host, world = self.host, self.host.world
+        if host.is_paused:
+            world.at(PAUSED_SECS, self._wait, loop, target)
+            return
         if host.words.get(Kind.PREEMPTION, NEVER) != target or self.step < target:
             self.waits_since = None
             self._next()
@@ -193,6 +204,9 @@ class Trainer:
     def _sealed(self, checkpoint: CheckpointId, is_due: bool) -> None:
         world, host = self.host.world, self.host
         if not self.is_attached or not host.is_up:
+            return
+        if host.is_paused:
+            world.at(PAUSED_SECS, self._sealed, checkpoint, is_due)
             return
         count = self.job.rank_count
         fact: fa.Fact
