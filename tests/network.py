@@ -1,5 +1,7 @@
 """Hosts with networks of their own: network namespaces on one bridge, made and removed by a test.
 
+Each host has a second cable, for the job's own coordinator, which is never cut.
+
 Root only. A cable is cut by taking it down, a pair of hosts by isolating their ports on the bridge,
 and a slow cable has a token bucket: what the kernel drops is dropped in silence, as in the world.
 """
@@ -17,6 +19,7 @@ from dataclasses import dataclass, field
 from tests.hosts import Host, host
 
 INTERFACE = "eth0"
+COORDINATOR_INTERFACE = "eth1"
 
 _numbers = itertools.count()
 
@@ -41,11 +44,15 @@ def why_not() -> str | None:
 
 @dataclass
 class Network:
-    """Hosts on one bridge; `hosts[i]` has the address `addresses[i]`."""
+    """Hosts on one bridge; `hosts[i]` has the address `addresses[i]`.
+
+    By the second cable it has the address `uncut_addresses[i]`.
+    """
 
     tag: str
     hosts: list[Host] = field(default_factory=list)
     addresses: list[str] = field(default_factory=list)
+    uncut_addresses: list[str] = field(default_factory=list)
 
     def port(self, index: int) -> str:
         """The host's port on the bridge."""
@@ -86,27 +93,34 @@ def network(count: int) -> Iterator[Network]:
     """A bridge and hosts on it, all of which are gone on leaving."""
     tag = f"{os.getpid()}{next(_numbers)}"
     made = Network(tag)
-    bridge = f"hf{tag}"
+    bridge, second = f"hf{tag}", f"hf{tag}c"
     with contextlib.ExitStack() as stack:
-        _ip("link", "add", bridge, "type", "bridge")
-        stack.callback(_ip_quietly, "link", "delete", bridge)
-        _ip("link", "set", bridge, "up")
+        for one_bridge in (bridge, second):
+            _ip("link", "add", one_bridge, "type", "bridge")
+            stack.callback(_ip_quietly, "link", "delete", one_bridge)
+            _ip("link", "set", one_bridge, "up")
         for index, name in enumerate("abcdefgh"[:count]):
             space, port, address = f"hf{tag}n{index}", made.port(index), f"10.123.0.{index + 1}"
             _ip("netns", "add", space)
             stack.callback(_ip_quietly, "netns", "delete", space)
-            # Connections that linger would keep the namespace, and the cable with it.
-            stack.callback(_ip_quietly, "link", "delete", port)
-            _ip("link", "add", port, "type", "veth", "peer", "name", INTERFACE, "netns", space)
-            _ip("link", "set", port, "master", bridge, "up")
-            _ip("-n", space, "addr", "add", f"{address}/24", "dev", INTERFACE)
-            _ip("-n", space, "link", "set", INTERFACE, "up")
+            uncut = f"10.124.0.{index + 1}"
+            for end, inner, on, ip in (
+                (port, INTERFACE, bridge, address),
+                (f"hf{tag}q{index}", COORDINATOR_INTERFACE, second, uncut),
+            ):
+                # Connections that linger would keep the namespace, and the cable with it.
+                stack.callback(_ip_quietly, "link", "delete", end)
+                _ip("link", "add", end, "type", "veth", "peer", "name", inner, "netns", space)
+                _ip("link", "set", end, "master", on, "up")
+                _ip("-n", space, "addr", "add", f"{ip}/24", "dev", inner)
+                _ip("-n", space, "link", "set", inner, "up")
             _ip("-n", space, "link", "set", "lo", "up")
             one = stack.enter_context(host(f"host-{name}"))
             one.prefix = ("ip", "netns", "exec", space)
             one.variables["HOLDFAST_INTERFACE"] = INTERFACE
             made.hosts.append(one)
             made.addresses.append(address)
+            made.uncut_addresses.append(uncut)
         yield made
 
 

@@ -39,6 +39,7 @@ class GroupFile:
     rank_count: int
     is_broken: bool = False
     lost: set[int] = field(default_factory=set)
+    ended_attempt: int = 0
 
 
 @dataclass
@@ -65,6 +66,11 @@ class Host:
     kept_steps: set[int] = field(default_factory=set)
     is_asking: bool = False
     ended: list[tuple[str, int, str]] = field(default_factory=list)
+    is_paused: bool = False
+    paused_at: float = 0.0
+    backlog: list[tuple[int, fa.Fact]] = field(default_factory=list)
+    given_up: list[ef.GivenUp] = field(default_factory=list)
+    awaited: list[ef.LeaseAwaited] = field(default_factory=list)
 
     # The agent's life.
 
@@ -89,6 +95,18 @@ class Host:
             trainer.agent_returned()
         for checkpoint in sorted(self.deleting):
             self.delete(checkpoint)
+
+    def pause(self) -> None:
+        """All processes of the host stand still; what is sent to them waits, or is lost."""
+        self.is_paused, self.paused_at = True, self.world.now
+
+    def unpause(self) -> None:
+        self.is_paused = False
+        if self.world.now - self.paused_at >= self.world.settings.lost_secs:
+            self.world.oracle.was_lost(self)
+        backlog, self.backlog = self.backlog, []
+        for life, fact in backlog:
+            self._tell_life(life, fact)
 
     def kill_agent(self) -> None:
         self.world.oracle.agent_lost(self)
@@ -127,7 +145,8 @@ class Host:
 
     def crash(self) -> None:
         self.kill_agent()
-        self.is_up = False
+        self.is_up = self.is_paused = False
+        self.backlog.clear()
         for trainer in list(self.trainers.values()):
             trainer.die(tell=False)
         self.trainers.clear()
@@ -171,6 +190,7 @@ class Host:
             origin=file.origin,
             targets={k: s for k, s in self.words.items() if s != NEVER} if mine else {},
             is_confirmed=self.confirmed is not None,
+            ended_attempt=file.ended_attempt,
         )
 
     # What the agent is told.
@@ -187,6 +207,9 @@ class Host:
     def tell(self, fact: fa.Fact) -> None:
         """Tells the agent, if it lives, and does what it wants."""
         if self.agent is None:
+            return
+        if self.is_paused:
+            self.backlog.append((self.life, fact))
             return
         if self.is_halted:
             self.waiting.append(fact)
@@ -271,6 +294,16 @@ class Host:
                 world.at(world.storage_secs(), self._list, self.life)
             case ef.BeginAttempt():
                 world.at(world.storage_secs(), self._begin, self.life, effect)
+            case ef.RenewLease() | ef.ReleaseLease():
+                self._claim("lease")
+                world.at(world.storage_secs(), self._write_lease, self.life, effect)
+            case ef.ReadLease():
+                world.at(world.storage_secs(), self._read_lease, self.life, effect)
+            case ef.LeaseAwaited():
+                self.awaited.append(effect)
+            case ef.GivenUp():
+                self.given_up.append(effect)
+                world.oracle.given_up(effect)
             case ef.Reached():
                 world.oracle.reached(self, effect)
             case _:
@@ -288,6 +321,7 @@ class Host:
                     effect.successors,
                     effect.origin,
                     job.rank_count,
+                    ended_attempt=self.file.ended_attempt if self.file is not None else 0,
                 )
                 self.world.oracle.joined(self, effect)
                 for trainer in list(self.trainers.values()):
@@ -311,7 +345,8 @@ class Host:
         self.busy.add(what)
 
     def _release(self, is_commit: bool) -> None:
-        for what in [w for w in self.busy if w.startswith("commit") == is_commit]:
+        kind = "commit" if is_commit else "persist"
+        for what in [w for w in self.busy if w.startswith(kind)]:
             self.busy.discard(what)
 
     def _look(self, life: int, effect: ef.SetTarget) -> None:
@@ -323,7 +358,7 @@ class Host:
     def _check_fence(self, life: int, effect: ef.Persist | ef.Commit) -> None:
         world = self.world
         newer = world.storage.forbids(effect.id)
-        is_bad = world.rng.random() < world.storage_failures
+        is_bad = world.rng.random() < world.storage_failures or world.are_writes_refused
         if newer or is_bad:
             reason = f"attempt {newer} has taken the run over" if newer else "the disk is full"
             self._storage_failed(life, effect, reason, newer)
@@ -377,6 +412,28 @@ class Host:
         else:
             self.tell(world.storage.listing())
 
+    def _write_lease(self, life: int, effect: ef.RenewLease | ef.ReleaseLease) -> None:
+        """A request that was sent arrives, though its agent may be dead by now."""
+        world = self.world
+        if world.rng.random() >= world.storage_failures:
+            if isinstance(effect, ef.RenewLease):
+                stamp = f"{effect.incarnation}.{effect.counter}"
+                world.storage.leases[effect.attempt] = self.name, stamp, world.now
+            else:
+                world.storage.leases.pop(effect.attempt, None)
+        if life == self.life:
+            self.busy.discard("lease")
+            self.tell(fa.LeaseWritten(effect.attempt))
+
+    def _read_lease(self, life: int, effect: ef.ReadLease) -> None:
+        world = self.world
+        if life != self.life:
+            return
+        if world.rng.random() < world.storage_failures:
+            self.tell(fa.LeaseNotRead(effect.attempt, "no answer"))
+        else:
+            self.tell(fa.LeaseRead(effect.attempt, world.storage.lease(effect.attempt, world.now)))
+
     def _begin(self, life: int, effect: ef.BeginAttempt) -> None:
         world = self.world
         if life != self.life:
@@ -393,6 +450,7 @@ class Host:
     def _put_attempt(self, effect: ef.BeginAttempt) -> bool:
         oracle = self.world.oracle
         oracle.beginning(self, effect)
+        self.world.storage.leases[effect.attempt] = self.name, "begun", self.world.now
         is_put = self.world.storage.begin(effect.attempt, self.name, effect.origin)
         if is_put:
             oracle.begun(self, effect)
@@ -424,5 +482,5 @@ class Host:
         self.world.oracle.stands(self, checkpoint, rank, count)
 
     def receive(self, sender: str, message: AnyMessage) -> None:
-        if self.agent is not None:
+        if self.agent is not None and not self.is_paused:
             self.tell(fa.Received(sender, message))

@@ -335,6 +335,13 @@ class Oracle:
             )
             self.relied_on[effect.attempt] = effect.origin, hosts, effect.group
 
+    def given_up(self, effect: ef.GivenUp) -> None:
+        """What is named as given up had been whole, and is not."""
+        self.count("given up")
+        truth = self.truths.get(effect.id)
+        if truth is None or not truth.was_complete:
+            self.fail("I4", f"{effect.id} is given up as {effect.status}, and never was complete")
+
     def joined(self, host: Host, effect: ef.AttemptJoined) -> None:
         domains = {t.host.domain for t in self.world.jobs[effect.group].trainers}
         self.required[effect.attempt] = min(self.world.settings.copies, len(domains))
@@ -393,6 +400,17 @@ class Oracle:
         """A leader that comes after it may agree on another step, but for one to stop at."""
         self.obligations = [
             o for o in self.obligations if o.job.leader != host.name or o.kind is Kind.PREEMPTION
+        ]
+
+    def was_lost(self, host: Host) -> None:
+        """A host stood still for so long that its leader counted on its ranks no more.
+
+        A target that they have not reached is taken back then, and the checkpoint is dropped.
+        """
+        self.obligations = [
+            o
+            for o in self.obligations
+            if o.kind is Kind.PREEMPTION or all(t.host is not host for t in o.job.trainers)
         ]
 
     def stopped(self, trainer: Trainer, *, is_late: bool) -> None:

@@ -137,6 +137,20 @@ def go_on_from_the_newest_committed(patch: Patch) -> None:
     patch(starting, "choose_checkpoint", choose)
 
 
+def begin_before_all_hosts_have_reported(patch: Patch) -> None:
+    from holdfast.engine.agreement import starting
+
+    gather = Starting._gather
+
+    def hasty(self: Starting, turn: Any) -> None:
+        if turn.now_secs >= self.since_secs + 10:
+            self._phase = starting._Phase.LIST
+        else:
+            gather(self, turn)
+
+    patch(Starting, "_gather", hasty)
+
+
 def keep_what_ranks_have_missed(patch: Patch) -> None:
     patch(Leader, "_drop_missed", lambda self, views: None)
 
@@ -218,6 +232,7 @@ BREACHES: dict[str, Breach] = {
         never_take_the_lead_back,
         keep_words_of_the_attempt_before,
         go_on_from_the_newest_committed,
+        begin_before_all_hosts_have_reported,
         keep_what_ranks_have_missed,
         look_at_a_host_only_when_it_reports,
         forget_the_ranks_of_silent_hosts,

@@ -4,7 +4,7 @@ A schedule has three ages. In the first everything fails by chance. Then faults 
 promised for then has to come about within a bounded time: a wish leads to a commit, a preemption
 stops all ranks at one step, everything becomes durable, queues are empty. Last, as many failure
 domains as may be lost are lost with all trainers, and the next start has to find the newest
-protected checkpoint.
+protected checkpoint; one of the hosts that are left may be heard late by it.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class Schedule:
         self.rng = random.Random(f"schedule {seed}")
         # Of its own, so that what was drawn before there were halts stays the same.
         self.halts = random.Random(f"halts {seed}")
+        # Drawn apart, so that a schedule's other faults stay as they are.
+        self.start_rng = random.Random(f"starts {seed}")
         shape = draw_shape(self.rng, host_count)
         self.world = World(seed, shape, Settings(copies=shape.copies))
         self.world.network.is_on_wire = seed % 10 == 0
@@ -120,6 +122,9 @@ class Schedule:
             world.at(at, rng.choice(deeds))
         if self.halts.random() < HALTING:
             world.at(self.halts.uniform(2.0, STORM_SECS), self._halt)
+        for deed in (self._pause, self._start_without_a_host):
+            if self.start_rng.random() < 0.4:
+                world.at(2 + self.start_rng.random() * (STORM_SECS - 4), deed)
         world.run(STORM_SECS)
 
     def _halt(self) -> None:
@@ -186,6 +191,40 @@ class Schedule:
         world.network.cut |= pairs
         world.at(rng.choice([0.5, 3.0, 12.0, 25.0]), self._heal, pairs)
 
+    def _start_without_a_host(self) -> None:
+        """All trainers die, and while they are started again a host is cut off from the others."""
+        world, rng = self.world, self.start_rng
+        if world.job is not None:
+            world.job.kill()
+        pairs = self._cut_off(rng.choice(list(world.hosts)))
+        world.at(rng.choice([5.0, 15.0, 25.0]), self._heal, pairs)
+
+    def _start_late(self, pairs: set[tuple[str, str]]) -> None:
+        self.world.are_writes_refused = False
+        self._heal(pairs)
+
+    def _cut_off(self, name: str) -> set[tuple[str, str]]:
+        """Cuts one host off from all others; returns the pairs to heal."""
+        world = self.world
+        others = [other for other in world.hosts if other != name]
+        pairs = {(name, other) for other in others} | {(other, name) for other in others}
+        world.oracle.count("hosts cut off")
+        world.network.cut |= pairs
+        return pairs
+
+    def _pause(self) -> None:
+        """A host stands still for a while, its agent and its trainers."""
+        world, rng = self.world, self.start_rng
+        host = world.hosts[rng.choice(list(world.hosts))]
+        if host.is_up:
+            world.oracle.count("pauses")
+            host.pause()
+            world.at(rng.choice([2.0, 8.0, 35.0]), self._go_on, host.name)
+
+    def _go_on(self, name: str) -> None:
+        if self.world.hosts[name].is_paused:
+            self.world.hosts[name].unpause()
+
     def _heal(self, pairs: set[tuple[str, str]]) -> None:
         self.world.network.cut -= pairs
 
@@ -247,6 +286,8 @@ class Schedule:
         world.storage_failures = world.pull_failures = world.abandons = world.zombies = 0.0
         world.storage_slow_secs = 0.1
         for host in world.hosts.values():
+            if host.is_paused:
+                host.unpause()
             if not host.is_up:
                 host.reboot()
             host.go_on()
@@ -363,6 +404,9 @@ class Schedule:
             world.oracle.fail("I6", "the last job but one does not start")
         world.run(world.now + 2 + rng.random() * 6)
         world.restarts = False
+        # A host that has kept its RAM may be heard late, and storage may not have what it holds.
+        is_late = self.start_rng.random() < 0.5
+        world.are_writes_refused = is_late
         for job in world.jobs.values():
             job.kill()
         domains = sorted({host.domain for host in world.hosts.values()})
@@ -376,7 +420,12 @@ class Schedule:
             if not host.is_up:
                 host.reboot()
             host.start_agent()
+        pairs: set[tuple[str, str]] = set()
+        if is_late:
+            kept = [host.name for host in world.hosts.values() if host.domain not in lost]
+            pairs = self._cut_off(self.start_rng.choice(kept))
         world.start_job(world.up_hosts())
+        world.at(self.start_rng.choice([5.0, 20.0, 60.0]), self._start_late, pairs)
         if not world.run(world.now + CALM_SECS, self._is_running):
             world.oracle.fail("I6", "the last job does not start")
         world.hosts[world.up_hosts()[0]].tell(fa.Tick())

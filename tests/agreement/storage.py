@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from holdfast.engine.agreement.facts import DurableListed, Listed
+from holdfast.engine.agreement.facts import DurableListed, LeaseSeen, Listed
 from holdfast.format.names import CheckpointId
 from holdfast.format.records import AttemptRecord
 from holdfast.format.timeline import last_steps
@@ -21,6 +21,8 @@ class Storage:
     parts: dict[CheckpointId, dict[int, tuple[int, int, int]]] = field(default_factory=dict)
     part_counts: dict[CheckpointId, int] = field(default_factory=dict)
     manifests: dict[CheckpointId, int] = field(default_factory=dict)
+    leases: dict[int, tuple[str, str, float]] = field(default_factory=dict)
+    """Of each attempt: the host that wrote its lease, what it wrote, and when."""
 
     @property
     def newest(self) -> int:
@@ -44,6 +46,13 @@ class Storage:
             time=EPOCH,
         )
         return True
+
+    def lease(self, attempt: int, now: float) -> LeaseSeen | None:
+        """The attempt's lease, with its age by this storage's clock."""
+        if attempt not in self.leases:
+            return None
+        host, stamp, written_at = self.leases[attempt]
+        return LeaseSeen(host=host, pid=1, stamp=stamp, age_secs=now - written_at)
 
     def put_part(self, checkpoint: CheckpointId, rank: int, count: int, token: tuple) -> None:
         self.parts.setdefault(checkpoint, {})[rank] = token

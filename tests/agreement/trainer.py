@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 NEVER = 1 << 62
 STOP_WAIT_SECS = 40.0
 POLL_SECS = 0.02
+PAUSED_SECS = 0.1
 
 
 @dataclass
@@ -62,6 +63,7 @@ class Trainer:
             rank_count=self.job.rank_count,
             leader=self.job.leader,
             takeover=self.job.takeover,
+            hosts=tuple(sorted({t.host.name for t in self.job.trainers})),
         )
 
     def agent_returned(self) -> None:
@@ -106,6 +108,7 @@ class Trainer:
         if self.host.file is not None and self.host.file.group == self.group:
             self.host.file.is_broken = True
             self.host.file.lost.add(self.rank)
+            self.host.file.ended_attempt = self.host.file.attempt
         if self.host.agent is not None:
             for fact in self.untold:
                 self.host.tell(fact)
@@ -133,6 +136,8 @@ class Trainer:
         self.is_attached = False
         self.loop += 1
         self.host.trainers.pop((self.group, self.rank), None)
+        if self.host.file is not None and self.host.file.group == self.group:
+            self.host.file.ended_attempt = self.host.file.attempt
         self.host.tell(fa.RankLeft(self.group, self.rank))
 
     def fenced(self) -> None:
@@ -150,7 +155,7 @@ class Trainer:
         world = self.host.world
         if loop != self.loop or not self.is_attached:
             return
-        if not self.job.may_step(self):
+        if self.host.is_paused or not self.job.may_step(self):
             world.at(self.pace_secs * 0.5, self._step, loop)
             return
         self.step += 1
@@ -159,6 +164,9 @@ class Trainer:
 
     def _read(self, loop: int) -> None:
         if loop != self.loop or not self.is_attached:
+            return
+        if self.host.is_paused:
+            self.host.world.at(PAUSED_SECS, self._read, loop)
             return
         host, step = self.host, self.step
         due = {k for k, target in host.words.items() if step >= target}
@@ -180,6 +188,9 @@ class Trainer:
         if loop != self.loop or not self.is_attached:
             return
         host, world = self.host, self.host.world
+        if host.is_paused:
+            world.at(PAUSED_SECS, self._wait, loop, target)
+            return
         if host.words.get(Kind.PREEMPTION, NEVER) != target or self.step < target:
             self.waits_since = None
             self._next()
@@ -219,6 +230,9 @@ class Trainer:
     def _sealed(self, checkpoint: CheckpointId, is_due: bool) -> None:
         world, host = self.host.world, self.host
         if not self.is_attached or not host.is_up:
+            return
+        if host.is_paused:
+            world.at(PAUSED_SECS, self._sealed, checkpoint, is_due)
             return
         count = self.job.rank_count
         fact: fa.Fact

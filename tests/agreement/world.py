@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from holdfast.engine.agreement import effects as ef
 from holdfast.engine.agreement import facts as fa
-from holdfast.engine.agreement.messages import AnyMessage, Kind
+from holdfast.engine.agreement.messages import AnyMessage, Kind, Refusal
 from holdfast.engine.agreement.settings import Settings
 from tests.agreement.host import Host
 from tests.agreement.jobs import Job
@@ -50,6 +50,8 @@ class World:
     is_calm: bool = False
     restarts: bool = True
     storage_failures: float = 0.0
+    are_writes_refused: bool = False
+    """Whether storage takes neither parts nor manifests; what is small it takes."""
     storage_slow_secs: float = 0.05
     answer_secs: float = 0.0
     """How long an attempt's record stands before its host is told so."""
@@ -177,7 +179,7 @@ class World:
 
     def group_refused(self, effect: ef.GroupRefused) -> None:
         job = self.jobs[effect.group]
-        self.oracle.count("busy" if effect.is_busy else "refused")
+        self.oracle.count("busy" if effect.kind is Refusal.BUSY else "refused")
         if not job.refused:
             job.refused = effect.reason
             self.at(0.1, job.kill)

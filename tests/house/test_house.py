@@ -286,7 +286,7 @@ def _function(lines: int, docstring_lines: int = 1) -> str:
 
 
 BREACHES = {
-    "long file": (files_are_short, "src/a.py", "x = 1\n" * 501),
+    "long file": (files_are_short, "src/a.py", "x = 1\n" * 801),
     "long body": (functions_are_short, "src/a.py", _function(61, 2)),
     "long function": (functions_are_short, "tests/a.py", _function(68, 3)),
     "long method": (functions_are_short, "src/a.py", "class A:\n def f():\n" + "  pass\n" * 61),

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ import pytest
 import holdfast
 from holdfast import errors, preservation_policy, save_decision_policy
 from holdfast.clock import SystemClock
+from holdfast.engine.agreement.settings import LEASE_SECS
 from holdfast.engine.attempts import AttemptStart, begin_attempt, read_attempt
 from holdfast.format.names import CheckpointId
 from holdfast.store.disk import DiskStore
 from tests.hosts import Host, events, finished, is_running, wait_until
+from tests.manager.job import lose
 
 TRAINER = Path(__file__).with_name("trainer.py")
 EVERY_STEP = save_decision_policy.FixedIntervalPolicy(1)
@@ -346,3 +349,53 @@ def test_memory_that_a_killed_agent_had_not_removed_yet_is_removed_by_the_next(
     with manager(tmp_path / "run") as again:
         assert again.latest_step() == 0
         assert not left.exists()
+
+
+def test_a_start_on_another_host_is_refused_while_the_first_trains_and_names_it(
+    one_host: Host, two_hosts: list[Host], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    first = one_host.start(TRAINER, run, 100000, json.dumps({"sleep": 0.01}))
+    first.stdout.readline()
+    other = two_hosts[1]
+    second = other.start(TRAINER, run, 1, json.dumps({}))
+    _, told = second.communicate(timeout=60)
+    assert second.returncode != 0
+    assert "RunBusyError" in told
+    assert f"attempt 1 is live on host host-a (process {first.pid})" in told
+    assert "30 s after the last renewal" in told
+    (log,) = (run / "events").glob("agent-host-b.log")
+    assert "attempt 1 of host host-a may live" in log.read_text()
+    first.stdout.readline()
+    assert first.poll() is None
+    assert [e["host"] for e in events(run, "attempt_started")] == ["host-a"]
+
+
+@pytest.mark.slow
+def test_a_lost_host_is_taken_over_by_another_one_once_its_lease_has_run_out(
+    one_host: Host, two_hosts: list[Host], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    first = one_host.start(TRAINER, run, 100000, json.dumps({"sleep": 0.05}))
+    wait_until(lambda: events(run, "committed"))
+    lost_at = time.monotonic()
+    lose(one_host)
+    committed = max(e["step"] for e in events(run, "committed"))
+    second = two_hosts[1].start(TRAINER, run, committed + 5, json.dumps({}))
+    out, told = second.communicate(timeout=90)
+    assert second.returncode == 0, told
+    assert LEASE_SECS - 10 < time.monotonic() - lost_at < LEASE_SECS + 25
+    assert json.loads(out.splitlines()[0])["start"] == committed + 1
+    assert "its lease runs out in at most" in told
+    assert first.poll() is not None
+
+
+def test_a_run_that_was_closed_is_opened_on_another_host_without_a_wait(
+    one_host: Host, two_hosts: list[Host], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    finished(one_host.start(TRAINER, run, 3, json.dumps({})))
+    assert not list(run.glob("leases/*"))
+    finished(two_hosts[1].start(TRAINER, run, 5, json.dumps({})))
+    assert [e["host"] for e in events(run, "attempt_started")] == ["host-a", "host-b"]
+    assert "may live" not in (run / "events" / "agent-host-b.log").read_text()

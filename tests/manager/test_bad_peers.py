@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,38 @@ def test_a_cut_network_stops_no_training_and_all_hosts_save_again_once_it_is_hea
     assert left in committed
     assert committed <= set.intersection(*(set(r["saved"]) for r in found))
     check_went_on(run_job(net.hosts, run, **SMALL, address=COORDINATOR, steps=1), left)
+
+
+@pytest.mark.slow
+def test_a_host_that_a_start_hears_late_and_a_lost_host_cost_no_protected_step(
+    net: network.Network, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    todo = SMALL | {"address": f"{net.uncut_addresses[0]}:7777", "interval": 10**6}
+    job = start_job(net.hosts, run, **todo, ram_interval=4, steps=10**6, stand_at=8, sleep=0.02)
+    wait_until(lambda: has_copies(net.hosts, 8) and 8 in seen(run, "protected"))
+    # Nothing becomes durable now, and the only copy of the lost host's part is cut off.
+    checkpoints, aside = run / "checkpoints", run / "aside"
+    checkpoints.rename(aside)
+    checkpoints.touch()
+    net.cut(2)
+    lose(net.hosts[1])
+    job.kill()
+    again = start_job(net.hosts, run, **todo, steps=1)
+    again.wait_until(lambda: "of host host-c" in waits_for(net.hosts[0]))
+    time.sleep(18)
+    assert "of host host-c" in waits_for(net.hosts[0])
+    checkpoints.unlink()
+    aside.rename(checkpoints)
+    net.heal(2)
+    check_went_on(again.results(), 8)
+    assert not events(run, "given_up")
+    assert len(events(run, "attempt_started")) == 2
+
+
+def waits_for(one: Host) -> str:
+    """What the start on that host waits for, as its agent says."""
+    return " ".join(status.waits_for for status in one.agents())
 
 
 def go_on(job: Job, run: Path) -> None:

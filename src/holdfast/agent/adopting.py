@@ -64,11 +64,14 @@ def found_again(
         attempt, count, origin = group.attempt, group.count, group.origin
         leader, word, is_broken = group.leader, group.group, group.is_broken
         lost = frozenset(group.lost)
+        ended_attempt = attempt if lost else 0
     elif record is not None:
         ranks, own = set(), {member.rank for member in record.members}
         successors = record.successors
         attempt, count, origin = record.attempt, record.count, origin_of(record)
         leader, word, is_broken = record.leader, record.group, record.is_broken
+        # Its members have ended; where they had before the record was written, it says so.
+        ended_attempt = attempt if record.members else record.ended_attempt
     else:
         return Found(ram=in_ram)
     values = state.words.values
@@ -89,4 +92,5 @@ def found_again(
         origin=origin,
         targets={k: s for k, s in targets.items() if s != words.NEVER} if ranks else {},
         is_confirmed=values[words.PREEMPTION_CONFIRMED] != words.NEVER,
+        ended_attempt=ended_attempt,
     )

@@ -12,6 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any
@@ -31,6 +32,8 @@ from holdfast.engine.agreement.settings import Settings
 from holdfast.engine.agreement.turn import Identity
 from holdfast.store.peer import PeerStore
 from holdfast.store.peer_connection import PeerAddress
+
+log = logging.getLogger(__name__)
 
 
 class Agreeing:
@@ -216,6 +219,20 @@ class Agreeing:
                 self._start(self._storing.list_durable())
             case effects.BeginAttempt():
                 self._start(self._storing.begin(effect))
+            case effects.RenewLease():
+                self._start(self._storing.renew_lease(effect))
+            case effects.ReleaseLease():
+                self._start(self._storing.release_lease(effect))
+            case effects.ReadLease():
+                self._start(self._storing.read_lease(effect))
+            case effects.LeaseAwaited():
+                log.warning(
+                    "attempt %d of host %s may live, and its agent does not answer: waiting at "
+                    "most %.0f s for its lease to run out",
+                    effect.attempt,
+                    effect.host,
+                    effect.secs,
+                )
             case _:
                 if isinstance(effect, effects.AttemptJoined):
                     # Steps may begin anew, below the targets of the attempt before.
@@ -239,7 +256,8 @@ class Agreeing:
         self._peers.leaders = following.successors
         members = tuple(group.members[r] for r in sorted(group.members)) if group else ()
         is_broken = group is not None and group.is_broken
-        seen = (reign, following.successors, members, is_broken, self._peers.version)
+        ended = member.ended_attempt
+        seen = (reign, following.successors, members, is_broken, ended, self._peers.version)
         if seen == self._seen:
             return
         self._seen = seen
@@ -260,6 +278,7 @@ class Agreeing:
                 domain=self.domain,
                 copies=self.settings.copies,
                 heartbeat_secs=self.settings.heartbeat_secs,
+                ended_attempt=ended,
             )
         if record != self._record:
             self._record = record

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import logging
 import math
 import os
 import select
@@ -26,8 +27,13 @@ from holdfast.format.decoding import decode
 PULSE_SECS = 10.0
 CALL_SECS = 600.0
 LONG_CALL_SECS = 3660.0
-LONG_CALLS = frozenset({"delete", "judged", "sealed"})
-"""They wait for whole images that are written before."""
+LONG_CALLS = frozenset({"attach", "delete", "judged", "sealed"})
+"""They wait for whole images that are written before; `attach`, for other hosts and for a lease.
+
+The agent bounds an `attach` by `Settings.joining_secs`, which grows with the number of hosts.
+"""
+
+log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
@@ -99,8 +105,11 @@ class AgentClient:
         for _ in range(math.ceil(timeout_secs / PULSE_SECS)):
             if answer.poll(PULSE_SECS * 1000):
                 return
-            if not answers(self.folder):
+            status = status_of(self.folder)
+            if status is None:
                 raise TimeoutError(f"no answer, and no sign of life for {2 * PULSE_SECS:.0f} s")
+            if name == "attach" and status.waits_for:
+                log.warning("open %s: still waiting: %s", status.run, status.waits_for)
         self._connection.close()
         raise errors.AgentUnavailableError(
             f"{name}: the agent in {self.folder} lives, and has not done it in {timeout_secs:.0f} "
@@ -136,11 +145,15 @@ def _failure(body: bytes) -> errors.HoldfastError:
 
 def answers(folder: Path) -> bool:
     """Whether an agent of this user lives in `folder` and answers."""
+    return status_of(folder) is not None
+
+
+def status_of(folder: Path) -> protocol.Status | None:
+    """Return what the agent of this user in `folder` says, or None where none answers."""
     client = AgentClient(folder, timeout_secs=PULSE_SECS)
     try:
-        client.call("status", protocol.Empty(), protocol.Status)
+        return client.call("status", protocol.Empty(), protocol.Status)
     except AgentGoneError:
-        return False
+        return None
     finally:
         client.close()
-    return True

@@ -43,6 +43,7 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     It stays while no trainer lives: `members` are those that live or lived here. `addresses` are
     where the agents of other hosts are reached. `domain` is this host's failure domain.
+    `ended_attempt` is the newest attempt of which a trainer here has ended.
     """
 
     group: str
@@ -57,6 +58,7 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
     domain: str = ""
     copies: Annotated[int, msgspec.Meta(ge=1)] = 2
     heartbeat_secs: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 1.0
+    ended_attempt: int = 0
 
 
 @dataclass(slots=True)

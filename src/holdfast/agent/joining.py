@@ -7,7 +7,10 @@ the present attempt are `state.group`; those that wait are kept here.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+
+import msgspec
 
 from holdfast.agent import group as groups
 from holdfast.agent import protocol, words
@@ -16,10 +19,10 @@ from holdfast.agent.agreeing import Agreeing
 from holdfast.agent.group import Group, Member
 from holdfast.agent.pending_start import Layout, PendingStart, apply_request
 from holdfast.agent.protocol import Notice
+from holdfast.agent.refusals import refusal_error
 from holdfast.agent.state import AgentState
 from holdfast.agent.storing import Storing
 from holdfast.engine.agreement import effects, facts
-from holdfast.engine.agreement.messages import REASON_CHARS_MAX
 from holdfast.engine.agreement.runs import ranks_text
 from holdfast.engine.attempts import newest_attempt
 from holdfast.engine.catalog import list_stores
@@ -30,10 +33,11 @@ from holdfast.errors import (
     InvalidArgumentError,
     RunBusyError,
     StepNotFoundError,
-    StorageError,
 )
 from holdfast.format.names import CheckpointId
 from holdfast.store.peer_connection import parsed_addresses
+
+log = logging.getLogger(__name__)
 
 
 class Joining:
@@ -48,6 +52,8 @@ class Joining:
         self._starts: dict[str, PendingStart] = {}
         self._branching: PendingStart | None = None
         self._followed: dict[Member, int] = {}
+        self._given_up: list[str] = []
+        """The checkpoints that the attempt which begins now gives up, for its users."""
 
     def adopt(self, group: Group | None) -> None:
         """Takes over the trainers that an agent before this one left."""
@@ -89,11 +95,14 @@ class Joining:
                 rank_count=group.count,
                 leader=group.leader,
                 takeover=request.takeover,
+                hosts=tuple(sorted({group.leader, state.config.host, *request.addresses})),
             )
         )
         if begun is not None:
             await begun
-        return self._attached(group, member, has_ram=request.ram is not None)
+        attached = self._attached(group, member, has_ram=request.ram is not None)
+        warnings = start.warnings if start is not None else ()
+        return msgspec.structs.replace(attached, warnings=warnings)
 
     async def branch(self, request: protocol.Branch) -> protocol.Attached:
         """Begins a new attempt for the same processes, from another checkpoint.
@@ -143,7 +152,9 @@ class Joining:
         """The attempt of these trainers has begun, or a branch of it; whether they have started."""
         state = self._state
         start = self._starts.pop(effect.group, None)
+        given_up, self._given_up = tuple(self._given_up), []
         if start is not None:
+            start.warnings = given_up
             self._let_go()
             for request in start.requests.values():
                 apply_request(self._state, request)
@@ -178,19 +189,16 @@ class Joining:
             start, self._branching = self._branching, None
         if start is None:
             return
-        problem = self._storing.problem
-        told = effect.reason[:REASON_CHARS_MAX]
-        if problem is not None and str(problem)[:REASON_CHARS_MAX] == told:
-            start.end(problem)
-        elif effect.is_busy:
-            start.end(
-                RunBusyError(
-                    f"open {run}: {self._who_lives(effect.reason)}; stop it first, or open with "
-                    "takeover=True to fence it"
-                )
-            )
-        else:
-            start.end(StorageError(f"open {run}: the attempt did not begin: {effect.reason}"))
+        start.end(refusal_error(run, effect, self._who_lives(effect.reason), self._storing.problem))
+
+    def given_up(self, effect: effects.GivenUp) -> None:
+        """An attempt of these trainers begins from an older checkpoint than one that was whole."""
+        text = f"step {effect.id.step} of attempt {effect.id.attempt} was {effect.status.value}"
+        log.warning("%s, and is given up: %s", text, effect.reason)
+        self._state.events.write(
+            "given_up", effect.id, status=effect.status.value, reason=effect.reason
+        )
+        self._given_up.append(f"{text}, and the run goes on without it: {effect.reason}")
 
     def ended_elsewhere(self, effect: effects.RanksEnded) -> None:
         """Ranks on another host are gone, and those here may wait for them."""

@@ -42,6 +42,8 @@ class PendingStart:
     requests: dict[int, protocol.Attach] = field(default_factory=dict)
     learned: dict[str, tuple[PeerAddress, PeerAddress | None]] = field(default_factory=dict)
     replaced: Layout | None = None
+    warnings: tuple[str, ...] = ()
+    """What the users should know of how the attempt began, once it has."""
 
     def wait(self) -> asyncio.Future[None]:
         """Return a future that is done once it has begun, and fails where it never will."""

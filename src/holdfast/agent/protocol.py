@@ -324,7 +324,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """What the agent is doing.
 
     `peer_address` is where it serves its peers, if it does; `pulled_bytes` are those of images that
-    it has copied from them.
+    it has copied from them. `waits_for` is what trainers whose attempt has not begun wait for; it
+    is empty where there are none.
     """
 
     protocol: int = PROTOCOL_VERSION
@@ -341,3 +342,4 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     leaves_in_secs: float | None
     peer_address: str | None = None
     pulled_bytes: int = 0
+    waits_for: str = ""

@@ -171,6 +171,8 @@ class Service:
                     self._keeper.recover_earlier(effect.attempt)
             case effects.GroupRefused():
                 self._joining.refused(effect)
+            case effects.GivenUp():
+                self._joining.given_up(effect)
             case effects.RanksEnded():
                 self._joining.ended_elsewhere(effect)
             case effects.Fenced():
@@ -349,6 +351,7 @@ class Service:
             leaves_in_secs=self._leaves_in_secs(),
             peer_address=state.peer_address,
             pulled_bytes=state.pulled_bytes,
+            waits_for=self._agreeing.agreement.waits_for(state.clock.monotonic()),
         )
 
     def own_status(self) -> HostStatus:

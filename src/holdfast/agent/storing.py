@@ -24,6 +24,7 @@ from holdfast.engine.attempts import AttemptStart, begin_attempt, newest_attempt
 from holdfast.engine.catalog import Listing, list_checkpoints
 from holdfast.engine.commit import check_not_fenced, commit, read_part, remove
 from holdfast.engine.copying import copy_part
+from holdfast.engine.leases import Lease, Leases, LeaseWriter
 from holdfast.engine.part_layouts import PartLayouts
 from holdfast.engine.pulling import pull_part
 from holdfast.engine.run import check_run
@@ -60,6 +61,8 @@ class Storing:
         self._writing = ThreadPoolExecutor(1, "holdfast-write")
         self._committing = ThreadPoolExecutor(1, "holdfast-commit")
         self._looking = ThreadPoolExecutor(1, "holdfast-look")
+        # Storage that hangs in anything else must not make a live attempt look dead.
+        self._leasing = ThreadPoolExecutor(1, "holdfast-lease")
         self._pulling = ThreadPoolExecutor(PULLS_MAX, "holdfast-copies")
         self._changed = threading.Condition()
         self._in_hand: set[CheckpointId] = set()
@@ -67,6 +70,8 @@ class Storing:
         self._bad_sources: dict[str, type[Exception]] = {}
         self._missing: dict[tuple[CheckpointId, int], None] = {}
         """Parts that were not found where they were to be pulled from, in the order of that."""
+        self._leases = Leases(state.durable.directory, state.config.run_id, state.clock)
+        self._lease_writer = LeaseWriter(self._leases)
         self.problem: HoldfastError | None = None
         """What a listing or a beginning met last."""
         self._began_secs: dict[CheckpointId, float] = {}
@@ -75,7 +80,8 @@ class Storing:
 
     def close(self) -> None:
         """Ends the threads, after what they are doing."""
-        for pool in (self._writing, self._committing, self._looking, self._pulling):
+        pools = (self._writing, self._committing, self._looking, self._pulling, self._leasing)
+        for pool in pools:
             pool.shutdown(cancel_futures=True)
 
     async def look(self, call: Callable[..., T], *arguments: object) -> T:
@@ -172,6 +178,42 @@ class Storing:
             self._note(error)
             return facts.BeginFailed(wanted, _reason(error))
         return (facts.AttemptBegun if is_begun else facts.AttemptTaken)(wanted)
+
+    async def renew_lease(self, wanted: effects.RenewLease) -> facts.LeaseWritten:
+        """Writes the lease of the attempt that this host leads."""
+        lease = self._lease(wanted.attempt, wanted.incarnation, wanted.counter)
+        await self._lease_call(self._lease_writer.write, lease)
+        return facts.LeaseWritten(wanted.attempt)
+
+    async def release_lease(self, wanted: effects.ReleaseLease) -> facts.LeaseWritten:
+        """Removes the lease of an attempt that has ended."""
+        await self._lease_call(self._lease_writer.remove, wanted.attempt)
+        return facts.LeaseWritten(wanted.attempt)
+
+    async def read_lease(self, wanted: effects.ReadLease) -> facts.LeaseRead | facts.LeaseNotRead:
+        """Reads the lease of an attempt that another host leads."""
+        try:
+            lease = await self._lease_call(self._leases.read, wanted.attempt)
+        except HoldfastError as error:
+            log.warning("the lease of attempt %d is not read: %s", wanted.attempt, error)
+            self._note(error)
+            return facts.LeaseNotRead(wanted.attempt, _reason(error))
+        return facts.LeaseRead(wanted.attempt, lease)
+
+    async def _lease_call(self, call: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._leasing, call, *arguments)
+
+    def _lease(self, attempt: int, incarnation: int, counter: int) -> Lease:
+        config, group = self._state.config, self._state.group
+        first = next(iter(group.present), None) if group is not None else None
+        return Lease(
+            run_id=config.run_id,
+            attempt=attempt,
+            host=config.host,
+            pid=first.pid if first is not None else os.getpid(),
+            incarnation=incarnation,
+            counter=counter,
+        )
 
     def drop(self, checkpoint: CheckpointId) -> None:
         """Gives up a checkpoint's RAM here; what fails is told once, and leaves it in use."""
@@ -311,7 +353,13 @@ class Storing:
             pid=os.getpid(),
             time=self._state.clock.now(),
         )
-        return begin_attempt(durable, wanted.attempt, start) is not None
+        # The lease comes first: a start that finds the record finds a lease that is fresh.
+        self._lease_writer.write(self._lease(wanted.attempt, 0, 0))
+        is_begun = begin_attempt(durable, wanted.attempt, start) is not None
+        if is_begun:
+            with contextlib.suppress(StorageError):
+                self._leases.remove_before(wanted.attempt)
+        return is_begun
 
     def _note(self, error: Exception) -> None:
         self.problem = error if isinstance(error, HoldfastError) else None

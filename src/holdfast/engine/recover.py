@@ -19,6 +19,7 @@ from holdfast.errors import CheckpointDamagedError, ObjectNotFoundError
 from holdfast.format.names import (
     ATTEMPTS,
     CHECKPOINTS,
+    LEASES,
     RUN_FILE,
     CheckpointId,
     checkpoint_folder,
@@ -69,7 +70,7 @@ def recover(
         else:
             remove(durable, checkpoint, listing)
             cleared.append(checkpoint)
-    for prefix in (RUN_FILE, ATTEMPTS, CHECKPOINTS) if attempt is None else ():
+    for prefix in (RUN_FILE, ATTEMPTS, CHECKPOINTS, LEASES) if attempt is None else ():
         durable.discard_unfinished(prefix)
     return Recovery(committed=tuple(committed), cleared=tuple(cleared), mended=mended)
 

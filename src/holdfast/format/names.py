@@ -12,6 +12,7 @@ from dataclasses import dataclass
 RUN_FILE = "holdfast.json"
 CHECKPOINTS = "checkpoints"
 ATTEMPTS = "attempts"
+LEASES = "leases"
 EVENTS = "events"
 COPIES = "copies"
 MANIFEST = "manifest.json"
@@ -106,6 +107,11 @@ def parse_kept_image_name(name: str) -> tuple[int, int, CheckpointId] | None:
 def attempt_keys(attempt: int) -> tuple[str, str]:
     """The keys of an attempt's record and of its copy."""
     return f"{ATTEMPTS}/{attempt:09d}.json", f"{ATTEMPTS}/{attempt:09d}.copy.json"
+
+
+def lease_key(attempt: int) -> str:
+    """Return the key of an attempt's lease."""
+    return f"{LEASES}/{attempt:09d}.json"
 
 
 def parse_attempt_name(name: str) -> int | None:

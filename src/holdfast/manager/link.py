@@ -208,7 +208,10 @@ class Link:
                 log.warning("the agent, and RAM checkpoints with it, are in %s: %s", folder, reason)
             client = AgentClient(folder)
             try:
-                return _place(folder, client.call("attach", self._attach, protocol.Attached))
+                attached = client.call("attach", self._attach, protocol.Attached)
+                for warning in attached.warnings:
+                    log.warning("%s: %s", self._config.run, warning)
+                return _place(folder, attached)
             except (AgentGoneError, FileNotFoundError) as error:
                 # It left between its answer and the call: the next one is started.
                 gone = error

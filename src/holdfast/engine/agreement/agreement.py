@@ -13,8 +13,9 @@ from holdfast.engine.agreement import facts
 from holdfast.engine.agreement.effects import Effect, GroupRefused
 from holdfast.engine.agreement.facts import Fact, Published
 from holdfast.engine.agreement.leader import Leader
+from holdfast.engine.agreement.lease import LeaseRenewal
 from holdfast.engine.agreement.member import Member
-from holdfast.engine.agreement.messages import Kind
+from holdfast.engine.agreement.messages import Kind, Refusal
 from holdfast.engine.agreement.receiving import receive
 from holdfast.engine.agreement.reign import Reign
 from holdfast.engine.agreement.starting import Starting, tell_refused
@@ -35,7 +36,8 @@ class Agreement:
         self.member = Member(identity)
         self.leader: Leader | None = None
         self.starting: Starting | None = None
-        self.refused: dict[str, tuple[str, bool]] = {}
+        self.lease = LeaseRenewal(identity.incarnation)
+        self.refused: dict[str, tuple[str, Refusal]] = {}
 
     def handle(self, fact: Fact, now_secs: float, published: Published) -> list[Effect]:
         """Takes one fact.
@@ -53,6 +55,7 @@ class Agreement:
         for _ in range(INNER_MAX):
             self._work(turn)
             if not turn.inner:
+                self.lease.work(turn, self._living_attempt())
                 return turn.effects
             while turn.inner:
                 receive(self, turn, self.identity.host, turn.inner.popleft())
@@ -60,7 +63,7 @@ class Agreement:
 
     def next_at_secs(self, now_secs: float) -> float:
         """When a `Tick` is due, if nothing happens before; on the clock of `handle`."""
-        times = [self.member.next_at_secs(now_secs)]
+        times = [self.member.next_at_secs(now_secs), self.lease.next_at_secs()]
         if self.leader is not None:
             times.append(self.leader.next_at_secs(now_secs))
         if self.starting is not None:
@@ -103,6 +106,15 @@ class Agreement:
     def has_copies(self) -> bool:
         """Whether parts are to stand in several failure domains, as far as is known here."""
         return self.leader is not None and self.leader.ledger.required > 1
+
+    def waits_for(self, now_secs: float) -> str:
+        """Return what trainers here whose attempt has not begun wait for; empty: there are none."""
+        wanting = next(iter(self.member.wanting.values()), None)
+        if wanting is None:
+            return ""
+        if self.starting is not None:
+            return self.starting.waits_for(now_secs)
+        return f"host {wanting.leader}, where rank 0 is, has not begun the attempt"
 
     def complete_ids(self) -> set[CheckpointId]:
         """The checkpoints whose parts all stand somewhere, as far as is known where it leads."""
@@ -178,6 +190,8 @@ class Agreement:
                 member.adopt(turn, fact)
                 if member.reign is not None and fact.leader == turn.host:
                     self.leader = Leader(self.identity, member.reign, is_new=False)
+                    # The agent before this one may have left the lease.
+                    self.lease.held = fact.attempt
             case facts.RankJoined():
                 member.joined(turn, fact)
             case facts.RankLeft() | facts.RankLost():
@@ -239,6 +253,13 @@ class Agreement:
                 else:
                     # The start that asked for it is gone; the record fences all the same.
                     self.fence(turn, attempt, f"attempt {attempt} has begun")
+                    self.lease.held = self.lease.held or attempt
+            case facts.LeaseWritten():
+                self.lease.written()
+            case facts.LeaseRead() if starting is not None:
+                starting.lease_read(turn, fact)
+            case facts.LeaseNotRead() if starting is not None:
+                starting.lease_not_read(turn, fact)
             case facts.AttemptTaken() if starting is not None:
                 starting.attempt_taken(fact)
             case facts.BeginFailed() if starting is not None:
@@ -279,6 +300,7 @@ class Agreement:
                     origin=branch.origin,
                 )
         starting = self.starting
+        member.start_waits_for = ""
         if starting is None:
             return
         # A group that lost a rank, on whichever host, cannot go on and does not stand in the way.
@@ -288,6 +310,16 @@ class Agreement:
             self._lead(turn, starting, starting.reign)
         elif starting.refusal:
             self._refuse(turn, starting)
+        elif turn.now_secs >= starting.group.since_secs + self.identity.settings.joining_secs:
+            member.start_waits_for = starting.waits_for(turn.now_secs)
+
+    def _living_attempt(self) -> int:
+        """Return the attempt that this host leads as rank 0's while its trainers live; else 0."""
+        leader, group = self.leader, self.member.group
+        if leader is None or group is None or not leader.reign.is_first or leader.is_broken:
+            return 0
+        is_living = group.word == leader.reign.group and group.is_living
+        return leader.reign.attempt if is_living else 0
 
     def _is_wanted(self, starting: Starting) -> bool:
         if starting.branch_from:
@@ -297,6 +329,8 @@ class Agreement:
     def _lead(self, turn: Turn, starting: Starting, reign: Reign) -> None:
         before, self.starting = self.leader, None
         self.leader = Leader(self.identity, reign, is_new=True)
+        for checkpoint in starting.given_up:
+            turn.act(checkpoint)
         if starting.branch_from and before is not None:
             self.leader.inherit(turn, before)
         for sender, report in sorted(starting.hellos.items()):
@@ -310,10 +344,10 @@ class Agreement:
             if self.leader is not None:
                 self.leader.forget_branch()
             newest = starting.listed.newest_attempt if starting.listed is not None else 0
-            turn.act(GroupRefused(starting.group.word, starting.refusal, starting.is_busy))
+            turn.act(GroupRefused(starting.group.word, starting.refusal, starting.refusal_kind))
             self.fence(turn, newest, starting.refusal)
             return
-        self.refused[starting.group.word] = starting.refusal, starting.is_busy
+        self.refused[starting.group.word] = starting.refusal, starting.refusal_kind
         while len(self.refused) > REFUSED_MAX:
             del self.refused[next(iter(self.refused))]
         tell_refused(turn, starting)

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from holdfast.engine.agreement.effects import GivenUp
 from holdfast.engine.agreement.facts import DurableListed
+from holdfast.engine.agreement.holdings import COMPLETE
 from holdfast.engine.agreement.messages import HostState
-from holdfast.engine.agreement.runs import ranks_in
+from holdfast.engine.agreement.runs import ranks_in, ranks_text
 from holdfast.format.names import CheckpointId
 
 
@@ -45,6 +47,36 @@ def choose_checkpoint(states: Iterable[HostState], durable: DurableListed) -> Ch
 def newest_begun(states: Iterable[HostState], durable: DurableListed) -> CheckpointId | None:
     """The newest on the timeline of which anything stands, be it whole or not."""
     return max(_stands(states, durable), key=lambda c: (c.step, c.attempt), default=None)
+
+
+def given_up(
+    states: Iterable[HostState],
+    durable: DurableListed,
+    origin: CheckpointId | None,
+    silent: Iterable[str],
+) -> tuple[GivenUp, ...]:
+    """Return the checkpoints newer than `origin` that hosts report to have been complete.
+
+    Args:
+        states: what hosts have reported.
+        durable: what the durable tier holds.
+        origin: the checkpoint that was chosen.
+        silent: the hosts that may hold something and have not reported, for the reason.
+    """
+    states, silent = list(states), sorted(silent)
+    statuses = {
+        held.id: held.status for state in states for held in state.held if held.status in COMPLETE
+    }
+    found = []
+    for checkpoint, stand in sorted(_stands(states, durable).items()):
+        is_newer = origin is None or checkpoint > origin
+        if checkpoint in statuses and is_newer and not stand.is_whole:
+            missing = ranks_text(set(range(stand.part_count)) - stand.ranks)
+            reason = f"no host that has reported holds the parts of {missing}"
+            if silent:
+                reason += f"; no report came from {', '.join(silent)}"
+            found.append(GivenUp(checkpoint, statuses[checkpoint], reason))
+    return tuple(found)
 
 
 def _stands(states: Iterable[HostState], durable: DurableListed) -> dict[CheckpointId, _Stand]:

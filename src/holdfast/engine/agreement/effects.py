@@ -1,14 +1,14 @@
 """What a host's machine wants done. Nobody blocks: an outcome comes back as a fact.
 
 They are done in the order in which they are given. A machine has at most `PULLS_MAX` pulls, one
-persist, one commit, one listing and one begin under way.
+persist, one commit, one listing, one begin, one writing and one reading of a lease under way.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.engine.agreement.messages import AnyMessage, Kind, Status
+from holdfast.engine.agreement.messages import AnyMessage, Kind, Refusal, Status
 from holdfast.format.names import CheckpointId
 
 
@@ -123,11 +123,11 @@ class RanksEnded:
 
 @dataclass(frozen=True, slots=True)
 class GroupRefused:
-    """The ranks of `group` cannot begin: another attempt lives (`is_busy`), or storage fails."""
+    """The ranks of `group` cannot begin an attempt."""
 
     group: str
     reason: str
-    is_busy: bool
+    kind: Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +151,50 @@ class BeginAttempt:
     attempt: int
     origin: CheckpointId | None
     group: str
+
+
+@dataclass(frozen=True, slots=True)
+class RenewLease:
+    """Write the attempt's lease, whose content differs from the one before: `LeaseWritten`."""
+
+    attempt: int
+    incarnation: int
+    counter: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseLease:
+    """Remove the attempt's lease: `LeaseWritten`."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLease:
+    """Read an attempt's lease and its age: `LeaseRead`, `LeaseNotRead`."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseAwaited:
+    """For the log: a start waits at most `secs` to see whether the attempt of `host` lives."""
+
+    attempt: int
+    host: str
+    secs: float
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """For the run's events and its users: an attempt began from an older checkpoint than this one.
+
+    `status` is how far this one had come, as far as hosts report.
+    """
+
+    id: CheckpointId
+    status: Status
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,5 +227,10 @@ Effect = (
     | Fenced
     | ListDurable
     | BeginAttempt
+    | RenewLease
+    | ReleaseLease
+    | ReadLease
+    | LeaseAwaited
+    | GivenUp
     | Reached
 )

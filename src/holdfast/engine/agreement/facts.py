@@ -57,6 +57,7 @@ class Found:
         due: checkpoints that a trainer still waits for until they are durable.
         attempt, group, leader, successors, origin: as `AttemptJoined` and `Following` told them
             last; they are kept while no trainer lives, too.
+        ended_attempt: the newest attempt of which a rank has ended here.
     """
 
     ram: Mapping[CheckpointId, Listed] = field(default_factory=dict)
@@ -73,6 +74,7 @@ class Found:
     origin: CheckpointId | None = None
     targets: Mapping[Kind, int] = field(default_factory=dict)
     is_confirmed: bool = False
+    ended_attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +92,17 @@ class Received:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankJoined:
-    """A trainer is attached. `leader` is rank 0's host; all ranks of a start have one `group`."""
+    """A trainer is attached. `leader` is rank 0's host; all ranks of a start have one `group`.
+
+    `hosts` are those of all ranks, as far as they are known.
+    """
 
     group: str
     rank: int
     rank_count: int
     leader: str
     takeover: bool = False
+    hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +281,45 @@ class BeginFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseWritten:
+    """The lease was renewed or released, or could not be."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseSeen:
+    """A lease as it was read.
+
+    Attributes:
+        host, pid: of the trainer that the lease is for.
+        stamp: differs after each renewal.
+        age_secs: since the last renewal, by the clock of the file system alone.
+    """
+
+    host: str
+    pid: int
+    stamp: str
+    age_secs: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRead:
+    """What was read; `lease` is None where the attempt has none."""
+
+    attempt: int
+    lease: LeaseSeen | None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseNotRead:
+    """Storage refused."""
+
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Preserved:
     """What the RAM tier's policy keeps beside what the agreement keeps."""
 
@@ -318,6 +363,9 @@ Fact = (
     | AttemptBegun
     | AttemptTaken
     | BeginFailed
+    | LeaseWritten
+    | LeaseRead
+    | LeaseNotRead
     | Preserved
     | Deleted
     | LeaveWanted

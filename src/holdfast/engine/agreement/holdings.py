@@ -56,7 +56,7 @@ class _Holding:
     status: Status = Status.OPEN
     reason: str = ""
 
-    def as_held(self) -> Held:
+    def as_held(self, *, with_status: bool) -> Held:
         return Held(
             id=self.id,
             part_count=self.part_count,
@@ -67,6 +67,7 @@ class _Holding:
             failure=self.failure,
             round=self.round,
             abandoned=self.abandoned,
+            status=self.status if with_status else Status.OPEN,
         )
 
 
@@ -111,9 +112,12 @@ class Holdings:
         waiting = (h for h in self._held.values() if h.is_due and h.told not in _FINAL)
         return sum(h.id != but for h in waiting)
 
-    def states(self) -> tuple[Held, ...]:
-        """What the leader is told, the oldest first."""
-        return tuple(self._held[checkpoint].as_held() for checkpoint in sorted(self._held))
+    def states(self, *, with_status: bool = False) -> tuple[Held, ...]:
+        """Return what is reported, the oldest first; `with_status` to a start, not to a leader."""
+        return tuple(
+            self._held[checkpoint].as_held(with_status=with_status)
+            for checkpoint in sorted(self._held)
+        )
 
     def verdict(self, checkpoint: CheckpointId) -> tuple[Status, str]:
         """How far a checkpoint has come, as its leader told last, and why no further."""

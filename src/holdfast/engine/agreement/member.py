@@ -43,6 +43,7 @@ from holdfast.engine.agreement.messages import (
     Newer,
     Orders,
     Progress,
+    Refusal,
     Refused,
     Report,
 )
@@ -81,11 +82,16 @@ class Member:
         self._settled = False
         self._deleted: dict[CheckpointId, bool] = {}
         """What was removed here, and whether nobody holds it any more."""
+        self.ended_attempt = 0
+        """The newest attempt of which a rank has ended here."""
+        self.start_waits_for = ""
+        """What the start on this host waits for; empty where there is none."""
 
     def adopt(self, turn: Turn, found: Found) -> None:
         """Takes over from an agent before this one."""
         self.attempt = found.attempt
         self.group = found_group(found)
+        self.ended_attempt = found.ended_attempt
         self.holdings.adopt(found)
         self.words.adopt(turn, found)
         successors = found.successors or ((found.leader,) if found.leader else ())
@@ -117,7 +123,7 @@ class Member:
             self.group.ranks.add(fact.rank)
             return
         for word in [word for word in self.wanting if fact.takeover and word != fact.group]:
-            self._refuse(turn, word, "another start took its place", is_busy=True)
+            self._refuse(turn, word, "another start took its place", Refusal.BUSY)
         if fact.group not in self.wanting:
             # Others that want to begin are not in its way: two hosts may hear of two starts in
             # different orders, and each would lose a rank. The attempt's record decides.
@@ -127,6 +133,8 @@ class Member:
     def left(self, fact: RankLeft | RankLost) -> None:
         """A trainer is gone; lost where it did not say so."""
         self._is_changed = True
+        if self.group is not None and self.group.word == fact.group:
+            self.ended_attempt = self.attempt
         for group in (self.group, self.wanting.get(fact.group)):
             if group is not None and group.word == fact.group and fact.rank in group.ranks:
                 group.ranks.discard(fact.rank)
@@ -253,13 +261,13 @@ class Member:
     def refused(self, turn: Turn, message: Refused) -> None:
         """The attempt that trainers here wanted does not begin."""
         if message.group in self.wanting:
-            self._refuse(turn, message.group, message.reason, is_busy=message.is_busy)
+            self._refuse(turn, message.group, message.reason, message.kind)
 
     def tell_held(self, turn: Turn, starter: str) -> None:
         """Tells a start what stands here; until it has begun, nothing is dropped."""
         self._frozen_until_secs = turn.now_secs + self._settings.gather_secs
         held = Channel()
-        held.put(self._state(None))
+        held.put(self._state(None, is_for_start=True))
         turn.send(starter, self._report(turn, held))
 
     def tell_newer(self, turn: Turn, host: str) -> None:
@@ -281,7 +289,7 @@ class Member:
         now_secs = turn.now_secs
         for word, wanting in list(self.wanting.items()):
             if now_secs - wanting.since_secs >= self._settings.joining_secs:
-                self._refuse(turn, word, "the attempt did not begin in time", is_busy=False)
+                self._refuse(turn, word, self._late_text(wanting), Refusal.UNREACHED)
         group = self.group
         if self.words.is_waiting and group is not None:
             self.words.look(group.ranks, group.begun, turn.published.lowest)
@@ -313,7 +321,8 @@ class Member:
         for host, channel, group in targets:
             if host is None:
                 continue
-            is_new = self._is_changed and channel.put(self._state(group))
+            is_hello = channel is not self._channel
+            is_new = self._is_changed and channel.put(self._state(group, is_for_start=is_hello))
             if (
                 is_new
                 or self._owes_ack(channel)
@@ -355,8 +364,9 @@ class Member:
             save_cost_secs=None if is_hello else turn.published.save_cost_secs,
         )
 
-    def _state(self, group: Group | None) -> HostState:
-        held = self.holdings.states()
+    def _state(self, group: Group | None, *, is_for_start: bool) -> HostState:
+        held = self.holdings.states(with_status=is_for_start)
+        ended_attempt = self.ended_attempt if is_for_start else 0
         if group is None:
             return HostState(
                 group="",
@@ -364,6 +374,7 @@ class Member:
                 held=held,
                 peers=self.following.successors,
                 deleted=tuple(self._deleted),
+                ended_attempt=ended_attempt,
             )
         is_present = group is self.group
         sealed_ranks: dict[int, list[int]] = {}
@@ -387,7 +398,15 @@ class Member:
             branch=self._branch if is_present else None,
             peers=() if is_present else self.following.successors,
             deleted=tuple(self._deleted),
+            ended_attempt=ended_attempt,
         )
+
+    def _late_text(self, wanting: Group) -> str:
+        """Name what the trainers of `wanting` have waited for in vain."""
+        awaited = f"host {wanting.leader}, where rank 0 is, has not begun it"
+        if wanting.leader == self._identity.host and self.start_waits_for:
+            awaited = self.start_waits_for
+        return f"{awaited} within {self._settings.joining_secs:.0f} s"
 
     def _tell_ended(self, turn: Turn, orders: Orders) -> None:
         """Tells the trainers here of ranks on other hosts that are gone."""
@@ -449,6 +468,6 @@ class Member:
         if group is not None and group.ranks:
             turn.act(Fenced(group.word, attempt, reason))
 
-    def _refuse(self, turn: Turn, word: str, reason: str, *, is_busy: bool) -> None:
+    def _refuse(self, turn: Turn, word: str, reason: str, kind: Refusal) -> None:
         del self.wanting[word]
-        turn.act(GroupRefused(word, reason, is_busy))
+        turn.act(GroupRefused(word, reason, kind))

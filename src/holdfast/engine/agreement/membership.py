@@ -16,7 +16,7 @@ class Group:
     `attempt` is 0 until it has begun. `ranks` live and are attached; those that were here `left` in
     good order or are `lost`. Of those on other hosts that ended the trainers here were told.
     `offers` are the ranks of whose parts a rank here makes copies itself. By `hello` the leader is
-    told of them until the attempt has begun.
+    told of them until the attempt has begun. `hosts` are those of all ranks, where known.
     """
 
     word: str
@@ -27,6 +27,7 @@ class Group:
     ranks: set[int] = field(default_factory=set)
     is_broken: bool = False
     takeover: bool = False
+    hosts: tuple[str, ...] = ()
     since_secs: float = 0.0
     begun: dict[int, int] = field(default_factory=dict)
     sealed: dict[int, int] = field(default_factory=dict)
@@ -56,7 +57,12 @@ class Group:
 def joined_group(fact: RankJoined, now_secs: float) -> Group:
     """The group that a first trainer brings."""
     return Group(
-        fact.group, fact.rank_count, fact.leader, takeover=fact.takeover, since_secs=now_secs
+        fact.group,
+        fact.rank_count,
+        fact.leader,
+        takeover=fact.takeover,
+        hosts=fact.hosts,
+        since_secs=now_secs,
     )
 
 

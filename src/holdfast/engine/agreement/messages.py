@@ -57,6 +57,19 @@ class Status(StrEnum):
     DROPPED = "dropped"
 
 
+class Refusal(StrEnum):
+    """Why a start does not begin an attempt."""
+
+    BUSY = "busy"
+    """Another attempt lives, or another start took its place."""
+
+    UNREACHED = "unreached"
+    """A host of the start has not reported, or has not answered, in time."""
+
+    STORAGE = "storage"
+    """Storage failed."""
+
+
 class Target(msgspec.Struct, frozen=True, array_like=True):
     """A step that all ranks are to save. `is_confirmed`: every host has accepted it."""
 
@@ -91,6 +104,7 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
         written: the ranks whose part this host has made durable.
         failure: why it cannot make its share durable, in that `round`; empty where it can.
         abandoned: why a rank here could not make its part; empty where none failed to.
+        status: how far the leader said last that it has come; set in reports to a start alone.
     """
 
     id: CheckpointId
@@ -102,6 +116,7 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
     failure: Reason = ""
     round: Number = 0
     abandoned: Reason = ""
+    status: Status = Status.OPEN
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):
@@ -129,6 +144,8 @@ class HostState(msgspec.Struct, frozen=True, kw_only=True):
         left, lost: its ranks that have left in good order, and that ended without a word.
         peers: the successors of the newest attempt that is known here; they may hold something.
         deleted: what somebody here has removed; every leader is told, also a later one.
+        ended_attempt: the newest attempt of which a rank has ended on this host, 0 where there is
+            none; set in reports to a start alone.
     """
 
     group: Name
@@ -146,6 +163,7 @@ class HostState(msgspec.Struct, frozen=True, kw_only=True):
     branch: BranchWish | None = None
     peers: tuple[Name, ...] = ()
     deleted: Annotated[tuple[CheckpointId, ...], msgspec.Meta(max_length=DELETED_MAX)] = ()
+    ended_attempt: Attempt = 0
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="message", tag=True):
@@ -280,11 +298,11 @@ class Alive(Message, frozen=True, kw_only=True):
 
 
 class Refused(Message, frozen=True, kw_only=True):
-    """The trainers of `group` cannot begin an attempt: another lives, or storage fails."""
+    """The trainers of `group` cannot begin an attempt."""
 
     group: Name
     reason: Reason
-    is_busy: bool
+    kind: Refusal
 
 
 class WhoHolds(Message, frozen=True, kw_only=True):

@@ -68,7 +68,7 @@ def _report(agreement: Agreement, turn: Turn, sender: str, report: Report) -> No
             attempt=member.attempt,
             group=group,
             reason=agreement.refused[group][0][:REASON_CHARS_MAX],
-            is_busy=agreement.refused[group][1],
+            kind=agreement.refused[group][1],
         )
         turn.send(sender, refused)
         return

@@ -35,6 +35,15 @@ ENDED_MAX = 16
 OUTCOMES_MAX = 256
 """The checkpoints whose end a leader remembers, so that a late report does not revive them."""
 
+LEASE_RENEW_SECS = 5.0
+"""How often the host that leads an attempt renews its lease while the attempt's trainers live."""
+
+LEASE_SECS = 30.0
+"""The age at which a lease has run out: its host is taken for lost."""
+
+LEASE_LOOK_SECS = 1.0
+"""How often a start reads a lease that it waits for."""
+
 HOSTS_A_HEARTBEAT = 200
 """Above that many hosts the heartbeat grows, so that the leader has as much to hear a second."""
 
@@ -69,9 +78,20 @@ class Settings:
         return 10 * self.heartbeat_secs
 
     @property
+    def reporting_secs(self) -> float:
+        """How long a start waits until the hosts of all its ranks have reported.
+
+        An agent may take a minute to start, so this is longer.
+        """
+        return 90 * self.heartbeat_secs
+
+    @property
     def joining_secs(self) -> float:
-        """How long a host waits for the attempt of trainers that came to it."""
-        return 60 * self.heartbeat_secs
+        """How long a host waits for the attempt of trainers that came to it.
+
+        It is longer than all that a start waits for: reports, an answer, a lease, and storage.
+        """
+        return 150 * self.heartbeat_secs + LEASE_SECS
 
     @property
     def probe_secs(self) -> float:

@@ -1,0 +1,35 @@
+"""The errors of starts that are refused."""
+
+from __future__ import annotations
+
+from holdfast.engine.agreement.effects import GroupRefused
+from holdfast.engine.agreement.messages import REASON_CHARS_MAX, Refusal
+from holdfast.errors import AgentUnavailableError, HoldfastError, RunBusyError, StorageError
+
+
+def refusal_error(
+    run: str, refused: GroupRefused, live: str, problem: HoldfastError | None
+) -> HoldfastError:
+    """Return the error for the trainers whose attempt does not begin.
+
+    Args:
+        run: the run's directory.
+        refused: what the agreement says.
+        live: the attempt that is in the way, where one is.
+        problem: the last error of storage, which is raised itself where it is the reason.
+    """
+    if problem is not None and str(problem)[:REASON_CHARS_MAX] == refused.reason[:REASON_CHARS_MAX]:
+        return problem
+    match refused.kind:
+        case Refusal.BUSY:
+            return RunBusyError(
+                f"open {run}: {live}; stop it first, or open with takeover=True to fence it"
+            )
+        case Refusal.UNREACHED:
+            return AgentUnavailableError(
+                f"open {run}: the attempt did not begin: {refused.reason}; nothing was given up; "
+                "see whether the agents of those hosts run and reach each other, then start the "
+                "job again"
+            )
+        case Refusal.STORAGE:
+            return StorageError(f"open {run}: the attempt did not begin: {refused.reason}")

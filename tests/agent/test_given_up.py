@@ -1,0 +1,29 @@
+"""What an attempt gives up when it begins is in the run's events, and its users are warned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from holdfast.engine.agreement.effects import GivenUp
+from holdfast.engine.agreement.messages import Status
+from holdfast.format.names import CheckpointId
+from tests.engine.making import memory_folder
+from tests.hosts import events
+from tests.trust.in_process import in_process_host
+
+
+def test_a_checkpoint_that_is_given_up_is_named_with_the_reason() -> None:
+    with memory_folder() as root, in_process_host(Path(root)) as agent:
+        agent.start_agent()
+        assert agent.service is not None
+        lost = GivenUp(CheckpointId(234, 1), Status.PROTECTED, "no host holds the parts of rank 1")
+        agent.service._on_effect(lost)
+        trainer = agent.attach()
+        assert trainer.place.warnings == (
+            "step 234 of attempt 1 was protected, and the run goes on without it: no host holds "
+            "the parts of rank 1",
+        )
+        (told,) = events(Path(agent.state.config.run), "given_up")
+        assert (told["step"], told["attempt"], told["status"]) == (234, 1, "protected")
+        assert told["reason"] == lost.reason
+        assert agent.attach(takeover=True).place.warnings == ()

@@ -1,0 +1,118 @@
+"""Leases: their age is told by the file system, and what fails is logged once."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from holdfast.clock import SystemClock
+from holdfast.engine.leases import Lease, Leases, LeaseWriter
+from holdfast.errors import StorageError
+from holdfast.format.names import lease_key
+from holdfast.store.run_directory import RunDirectory
+
+RUN_ID = "run"
+
+
+def leases(run: Path) -> Leases:
+    return Leases(RunDirectory(run), RUN_ID, SystemClock())
+
+
+def lease(attempt: int = 1, counter: int = 1) -> Lease:
+    return Lease(
+        run_id=RUN_ID, attempt=attempt, host="host-a", pid=7, incarnation=5, counter=counter
+    )
+
+
+def test_the_age_is_the_difference_of_two_times_of_the_file_system(tmp_path: Path) -> None:
+    here = leases(tmp_path)
+    here.write(lease())
+    path = tmp_path / lease_key(1)
+    written_ns = path.stat().st_mtime_ns
+    fresh = here.read(1)
+    assert fresh is not None
+    assert (fresh.host, fresh.pid) == ("host-a", 7)
+    assert 0 <= fresh.age_secs < 5
+    os.utime(path, ns=(written_ns, written_ns - 40 * 10**9))
+    old = here.read(1)
+    assert old is not None
+    assert 40 <= old.age_secs < 45
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_each_renewal_changes_the_stamp_also_within_one_tick_of_the_file_systems_clock(
+    tmp_path: Path,
+) -> None:
+    here, path = leases(tmp_path), tmp_path / lease_key(1)
+    stamps = set()
+    for counter in range(3):
+        here.write(lease(counter=counter))
+        os.utime(path, ns=(10**18, 10**18))
+        seen = here.read(1)
+        assert seen is not None
+        stamps.add(seen.stamp)
+    assert len(stamps) == 3
+
+
+def test_an_attempt_without_a_lease_has_none_and_older_ones_are_removed(tmp_path: Path) -> None:
+    here = leases(tmp_path)
+    assert here.read(1) is None
+    for attempt in (1, 2, 3):
+        here.write(lease(attempt))
+    here.remove_before(3)
+    assert [here.read(attempt) is not None for attempt in (1, 2, 3)] == [False, False, True]
+    here.remove(3)
+    here.remove(3)
+    assert here.read(3) is None
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\xfe", b"[1]", b'{"attempt": "x"}', b"[" * 5000])
+def test_of_a_file_that_is_no_lease_the_time_counts(tmp_path: Path, data: bytes) -> None:
+    here, path = leases(tmp_path), tmp_path / lease_key(1)
+    here.write(lease())
+    path.write_bytes(data)
+    first = here.read(1)
+    os.utime(path, ns=(10**18, 10**18))
+    second = here.read(1)
+    assert first is not None
+    assert second is not None
+    assert first.stamp != second.stamp
+
+
+def test_a_lease_that_cannot_be_written_is_logged_once_and_raises_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "leases").write_text("in the way")
+    writer = LeaseWriter(leases(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        for counter in range(3):
+            writer.write(lease(counter=counter))
+    (told,) = caplog.records
+    assert "the lease of attempt 1 is not written" in told.getMessage()
+    with pytest.raises(StorageError):
+        leases(tmp_path).read(1)
+    (tmp_path / "leases").unlink()
+    writer.write(lease(counter=9))
+    found = msgspec.json.decode((tmp_path / lease_key(1)).read_bytes(), type=Lease)
+    assert found.counter == 9
+
+
+def test_a_lease_that_came_with_a_copy_of_the_directory_is_none_of_the_copys(
+    tmp_path: Path,
+) -> None:
+    leases(tmp_path).write(lease())
+    assert Leases(RunDirectory(tmp_path), "the copy", SystemClock()).read(1) is None
+
+
+def test_leases_follow_a_directory_that_is_moved(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    here = leases(tmp_path / "old")
+    here.write(lease())
+    (tmp_path / "old").rename(tmp_path / "new")
+    here.write(lease(counter=2))
+    assert not (tmp_path / "old").exists()
+    assert leases(tmp_path / "new").read(1) is not None
