@@ -75,14 +75,19 @@ class AgentClient:
             AgentUnavailableError: the agent lives, and the time is up; likewise.
             HoldfastError: the agent's own answer, as the class that it names.
         """
+        is_answered = False
         try:
             self._connection.request("POST", f"/{name}", msgspec.json.encode(message))
             self._await_answer(name)
             response = self._connection.getresponse()
             body = response.read()
+            is_answered = True
         except (OSError, http.client.HTTPException) as error:
-            self._connection.close()
             raise AgentGoneError(f"{name}: {type(error).__name__}: {error}") from error
+        finally:
+            if not is_answered:
+                # Also after a Ctrl-C: the next call would read the answer to this one.
+                self._connection.close()
         if response.status == 200:
             return decode(body, kind)
         raise _failure(body)
@@ -101,7 +106,6 @@ class AgentClient:
                 return
             if not answers(self.folder):
                 raise TimeoutError(f"no answer, and no sign of life for {2 * PULSE_SECS:.0f} s")
-        self._connection.close()
         raise errors.AgentUnavailableError(
             f"{name}: the agent in {self.folder} lives, and has not done it in {timeout_secs:.0f} "
             "s; see whether its storage hangs"
@@ -110,6 +114,11 @@ class AgentClient:
     def close(self) -> None:
         """Closes the connection; a later call opens it again."""
         self._connection.close()
+
+    def fileno(self) -> int | None:
+        """Return the connection's descriptor; None where there is none."""
+        found = self._connection.sock
+        return found.fileno() if found is not None else None
 
     def abort(self) -> None:
         """From another thread: makes a call that is waiting fail."""

@@ -15,6 +15,7 @@ from holdfast.agent import protocol, words
 from holdfast.agent.adopting import found_again
 from holdfast.agent.agreeing import Agreeing
 from holdfast.agent.group import Group, Member
+from holdfast.agent.lone_ranks import FORGOTTEN_JOB, is_like_one_job
 from holdfast.agent.protocol import Notice
 from holdfast.agent.state import AgentState, Policies
 from holdfast.agent.storing import Storing
@@ -102,6 +103,8 @@ class Joining:
         self._agreeing.learn(parsed_addresses(request.addresses))
         if request.attempt is not None:
             await self._come_back(request, request.attempt)
+        if not request.takeover:
+            self._leave_earlier(request, pid)
         group = state.group
         start = None
         if group is None or group.group != request.group:
@@ -131,6 +134,19 @@ class Joining:
         if begun is not None:
             await begun
         return self._attached(group, member, has_ram=request.ram is not None)
+
+    def _leave_earlier(self, request: protocol.Attach, pid: int) -> None:
+        """Let a process that opens the run again leave the group that it was in before.
+
+        Its earlier manager was forgotten, or interrupted while it was opened or closed.
+        """
+        groups_here = [start.group for start in self._starts.values()]
+        if self._state.group is not None:
+            groups_here.append(self._state.group)
+        for group in groups_here:
+            for member in group.present if group.group != request.group else ():
+                if member.pid == pid:
+                    self.detach(protocol.Detach(group=group.group, rank=member.rank))
 
     async def branch(self, request: protocol.Branch) -> protocol.Attached:
         """Begins a new attempt for the same processes, from another checkpoint.
@@ -217,12 +233,8 @@ class Joining:
         if problem is not None and str(problem)[:REASON_CHARS_MAX] == told:
             start.end(problem)
         elif effect.is_busy:
-            start.end(
-                RunBusyError(
-                    f"open {run}: {self._who_lives(effect.reason)}; stop it first, or open with "
-                    "takeover=True to fence it"
-                )
-            )
+            advice = self._busy_advice(start.group)
+            start.end(RunBusyError(f"open {run}: {self._who_lives(effect.reason)}; {advice}"))
         else:
             start.end(StorageError(f"open {run}: the attempt did not begin: {effect.reason}"))
 
@@ -361,6 +373,13 @@ class Joining:
         if others:
             return f"other processes begin an attempt on host {host} ({_processes(others[0])})"
         return reason
+
+    def _busy_advice(self, group: Group) -> str:
+        """Return what to do about the processes that keep `group` from beginning."""
+        here = [self._state.group, *(start.group for start in self._starts.values())]
+        if any(other is not None and is_like_one_job(group, other) for other in here):
+            return FORGOTTEN_JOB
+        return "stop it first, or open with takeover=True to fence it"
 
     # How their end is noticed.
 

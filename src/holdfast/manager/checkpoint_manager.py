@@ -11,12 +11,10 @@ it promises; what the calls do stands in the modules beside it.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import os
 import signal
-import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -28,10 +26,11 @@ from holdfast.agent import protocol
 from holdfast.agent.words import ATTEMPT, TARGET_DURABLE, TARGET_PREEMPTION, TARGET_RAM
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import FencedError, HoldfastError, StepExistsError, WaitTimeoutError
-from holdfast.format.names import STEP_MAX, CheckpointId
+from holdfast.format.names import CheckpointId
 from holdfast.manager import arguments
 from holdfast.manager.decisions import Decisions
 from holdfast.manager.job import find_job
+from holdfast.manager.lifetime import Holdings, Lifetime, replace_open
 from holdfast.manager.link import Link
 from holdfast.manager.metadata import CheckpointMetadata, metadata_of
 from holdfast.manager.opening import open_run
@@ -49,7 +48,8 @@ from holdfast.manager.restoring import (
     restore_newest,
     restore_step,
 )
-from holdfast.manager.saver import Job, Saver
+from holdfast.manager.save_job import Job
+from holdfast.manager.saver import Saver
 from holdfast.manager.stepping import Stepping
 from holdfast.manager.view import View
 from holdfast.manager.voting import Votes
@@ -57,7 +57,7 @@ from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy, SaveDecisionPolicy
 
 SEAL_SECS = 600.0
-EXIT_SECS = 60.0
+SAVER_SECS = 300.0
 CLOSE_SECS = 3600.0
 
 log = logging.getLogger(__name__)
@@ -109,30 +109,33 @@ class CheckpointManager:
         self._framework = _framework()
         self._processes = self._framework.processes()
         self._decisions = Decisions(self._processes, self._clock)
+        replace_open(directory)
         self._run = run = open_run(directory, self._decisions, self._clock)
         self._job = find_job(run, self._options, self._decisions, self._processes, self._clock)
         self._progress = Progress()
         self._own: OwnPolicyThread | None = None
-        self._is_closed = False
         self._votes = Votes(self._decisions)
         with self._decisions.telling("join the host's agent"):
             self._link = Link(
                 self._job.config, self._job.attach, self._clock, self._noticed, self._returned
             )
-        place = self._link.place
-        self._steps = Stepping(place.origin, self._options, self._processes.count)
+        self._steps = Stepping(self._link.place.origin, self._options, self._processes.count)
+        held = Holdings(job=self._job, progress=self._progress, link=self._link)
+        self._lifetime = Lifetime(run.directory, held, self._steps.stop)
+        with self._lifetime.closed_on_error():
+            self._begin(held)
+
+    def _begin(self, held: Holdings) -> None:
         self._meter = meter_for(self._options)
         self._planner = Planner(
-            run.run_id, self._processes.rank, self._processes.count, self._job.replicas
+            self._run.run_id, self._processes.rank, self._processes.count, self._job.replicas
         )
-        self._saver = Saver(self._link, self._run.durable, self._progress, self._clock)
-        self._signals = PreemptionSignals(self._options.preemption_signals, self._told_to_stop)
-        self._own = self._begin_own_policies()
+        self._saver = held.saver = Saver(self._link, self._run.durable, self._progress, self._clock)
+        self._signals = held.signals = PreemptionSignals(
+            self._options.preemption_signals, self._told_to_stop
+        )
+        self._own = held.own = self._begin_own_policies()
         self._link.start()
-        # A manager that is never closed still gets what it accepted into RAM. Registered last, so
-        # that it comes before JAX takes its devices down.
-        self._at_exit = weakref.finalize(self, _seal_all, self._saver, self._progress)
-        atexit.register(self._at_exit)
 
     def __enter__(self) -> CheckpointManager:
         return self
@@ -181,7 +184,7 @@ class CheckpointManager:
         """
         steps, place = self._steps, self._link.place
         words = place.words.values
-        if type(step) is not int or not steps.last < step <= STEP_MAX:
+        if type(step) is not int or not steps.last < step <= steps.step_max:
             self._check_step(step, force)
         steps.last = words[place.step_word] = step
         if self._meter is not None:
@@ -272,6 +275,7 @@ class CheckpointManager:
             WaitTimeoutError: the time is up; saving goes on.
         """
         arguments.check_timeout(timeout_secs)
+        self._lifetime.check()
         if not self._progress.wait(lambda sealed, finished: finished, timeout_secs):
             steps = sorted(self._progress.steps())
             raise WaitTimeoutError(
@@ -323,26 +327,20 @@ class CheckpointManager:
     def close(self) -> None:
         """Waits until all accepted saves are durable, then leaves the agent. Once is enough.
 
-        Where the process is killed meanwhile, the agent goes on with what is sealed in RAM.
+        Where the process is killed meanwhile, the agent goes on with what is sealed in RAM. Where
+        an exception interrupts it, as a Ctrl-C does, call it again, or open the run again.
 
         Raises:
             SaveFailedError: a save failed and was not told yet.
         """
-        if self._is_closed:
+        if self._lifetime.is_closed:
             return
-        self._is_closed = True
-        self._at_exit.detach()
         try:
             self.wait_until_finished(CLOSE_SECS)
-        finally:
-            self._saver.close()
-            self._signals.close()
-            if self._own is not None:
-                self._own.close()
-            self._link.close()
-            self._job.close()
-
-    # How a save that may be due is taken.
+        except HoldfastError:
+            self._lifetime.close(SAVER_SECS)
+            raise
+        self._lifetime.close(SAVER_SECS)
 
     def _measure(self, meter: OverheadMeter) -> None:
         saving = self._progress.saving(meter.reach)
@@ -352,6 +350,7 @@ class CheckpointManager:
             place.words.values[place.cost_word] = int(cost_secs * 1e9)
 
     def _check_step(self, step: object, force: bool) -> None:
+        self._lifetime.check()
         number = arguments.check_step(step)
         steps = self._steps
         if number == steps.last and number > steps.floor and number not in steps.accepted:
@@ -399,12 +398,13 @@ class CheckpointManager:
             id=CheckpointId(step, place.attempt), time=self._clock.now(), metrics=checked
         )
         plan = self._planner.plan(snapshot, taking)
-        self._progress.accept(taking.id, durable=due.durable)
         self._steps.took(step, due, place.words.values)
         copies = self._planner.copies
         self._saver.take(
             Job(plan=plan, snapshot=snapshot, is_durable_due=due.durable, copies=copies)
         )
+        if due.is_preemption:
+            self._steps.preempted_at = step
         if due.is_preemption and self._processes.count > 1:
             self._steps.await_confirmation(step, place.words.values, self._clock)
         return True
@@ -413,8 +413,6 @@ class CheckpointManager:
         """Whether this process was told to stop, and has nobody to agree with on the step."""
         words = self._link.place.words.values
         return self._processes.count == 1 and bool(words[self._link.place.notice_word])
-
-    # How a restore is done.
 
     def _restore_newest(self, like: object) -> Restored | None:
         self._settle()
@@ -427,28 +425,29 @@ class CheckpointManager:
 
     def _went_back(self, restored: Restored) -> None:
         """The run goes on from what was restored; a new attempt, unless that was its newest."""
-        self.last_restore = restored.report
         found = restored.id
         # Published first: targets that the agent sets from here on lie above this step.
         place = self._link.place
         place.words.values[place.step_word] = found.step
-        self._steps.went_back(found.step)
         self._saver.forget()
-        if self._meter is not None:
-            self._meter.paused()
         timeline = self._look().timeline
         if timeline and timeline[-1] != found:
             self._link.branch((found.step, found.attempt))
+        # Only now: an exception before this leaves the run where it was.
+        self._steps.went_back(found.step)
+        self.last_restore = restored.report
+        if self._meter is not None:
+            self._meter.paused()
         self._link.tell("restored", rank=self._processes.rank, **event_of(restored.report))
 
     def _settle(self) -> None:
         """Lets what is on its way arrive, so that a restore sees it."""
+        self._lifetime.check()
         self._progress.wait(lambda sealed, finished: finished, SEAL_SECS)
 
     def _look(self) -> View:
+        self._lifetime.check()
         return self._job.look(self._link, self._clock)
-
-    # What comes from the agent, from signals, and at the start.
 
     def _noticed(self, notice: protocol.Notice) -> None:
         if self._own is not None:
@@ -494,7 +493,3 @@ def _framework() -> Framework:
     from holdfast.adapt.jax_state import JaxFramework
 
     return JaxFramework()
-
-
-def _seal_all(saver: Saver, progress: Progress) -> None:
-    progress.wait(lambda sealed, finished: sealed, EXIT_SECS)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from holdfast.agent.protocol import Sealed
+from holdfast.conditions import Condition
 from holdfast.errors import HoldfastError, SaveFailedError
 from holdfast.format.names import CheckpointId
 
@@ -49,7 +49,7 @@ class Progress:
     """What became of each save."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._saves: dict[CheckpointId, _Save] = {}
         self._failures: deque[HoldfastError] = deque()
         self._accepted_count = 0

@@ -14,6 +14,7 @@ from holdfast.agent.words import (
     TARGET_RAM,
 )
 from holdfast.clock import Clock, SystemClock
+from holdfast.format.names import STEP_MAX
 from holdfast.manager.options import Options
 from holdfast.policy.contexts import SaveContext
 from holdfast.policy.save_decision_policy import SaveDecisionPolicy, split
@@ -53,6 +54,7 @@ class Stepping:
     ) -> None:
         self._is_alone = process_count == 1
         self.floor = self.last = origin[0] if origin is not None else -1
+        self.step_max = STEP_MAX
         self.accepted: set[int] = set()
         self.preempted_at: int | None = None
         self._served = {TARGET_DURABLE: NEVER, TARGET_RAM: NEVER}
@@ -94,8 +96,6 @@ class Stepping:
             if step >= words[word]:
                 self._served[word] = words[word]
         self._has_told_skipped = False
-        if due.is_preemption:
-            self.preempted_at = step
 
     def await_confirmation(self, step: int, words: Sequence[int], clock: Clock) -> None:
         """Waits until all hosts have agreed to stop at `step`, or on a later one instead.
@@ -134,6 +134,10 @@ class Stepping:
         self.floor = self.last = step
         self.accepted = {saved for saved in self.accepted if saved < step}
         self._served = {TARGET_DURABLE: NEVER, TARGET_RAM: NEVER}
+
+    def stop(self) -> None:
+        """Let no step pass without a check, which refuses it."""
+        self.step_max = -1
 
     def _asks(self, policy: SaveDecisionPolicy | None, step: int) -> bool:
         return policy is not None and policy.should_save(step, (), context=self._context)
