@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-_LOCKS = (type(__import__("threading").Lock()), type(__import__("threading").RLock()))
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _LEAVING = {"__exit__", "release", "_release_save", "_acquire_restore"}
 """No handler runs between the call before one of these of a lock and its effect."""
+_OF_PYTHON = {
+    threading.Thread.start.__code__,
+    threading.Event.wait.__code__,
+    threading.Event.set.__code__,
+}
+"""Python's own conditions do not survive an exception: its pools start their threads with them."""
 
 
 class Interruption:
@@ -53,6 +60,8 @@ class Interruption:
                 return
         elif event != "call":
             return
+        if _is_of_python(frame):
+            return
         self._left -= 1
         if self._left == 0:
             sys.setprofile(None)
@@ -63,6 +72,14 @@ class Interruption:
 
     def _swallowed(self, found: Any) -> None:
         self.was_lost |= found.exc_value is self._error
+
+
+def _is_of_python(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_filename == threading.__file__:
+        if frame.f_code in _OF_PYTHON:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _leaves_a_lock(function: Any) -> bool:

@@ -19,6 +19,9 @@ from holdfast import errors, preservation_policy, save_decision_policy
 from tests.hosts import Host, wait_until
 from tests.interruption import Interruption
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 WAIT_SECS = 20.0
 CLOSE_SECS_MAX = 10.0
 STRIDES = {"save": 61, "restore": 131, "resume": 167, "close": 37}

@@ -65,7 +65,10 @@ class AgentClient:
     def __init__(self, folder: Path, timeout_secs: float | None = None) -> None:
         self.folder = folder
         self._timeout_secs = timeout_secs
-        self._connection = _UnixConnection(folder, timeout_secs or CALL_SECS)
+        self._connection = self._new_connection()
+
+    def _new_connection(self) -> _UnixConnection:
+        return _UnixConnection(self.folder, self._timeout_secs or CALL_SECS)
 
     def call(self, name: str, message: msgspec.Struct, kind: type[Answer]) -> Answer:
         """One call.
@@ -81,13 +84,17 @@ class AgentClient:
             self._await_answer(name)
             response = self._connection.getresponse()
             body = response.read()
+            # Else its finalizer does so, in which Python loses a Ctrl-C.
+            response.close()
             is_answered = True
         except (OSError, http.client.HTTPException) as error:
             raise AgentGoneError(f"{name}: {type(error).__name__}: {error}") from error
         finally:
             if not is_answered:
-                # Also after a Ctrl-C: the next call would read the answer to this one.
+                # Also after a Ctrl-C: the next call would send the rest of this one's request, or
+                # read the answer to it. Closing alone keeps what is not sent yet.
                 self._connection.close()
+                self._connection = self._new_connection()
         if response.status == 200:
             return decode(body, kind)
         raise _failure(body)

@@ -376,6 +376,8 @@ class CheckpointManager:
         self, step: int, state: object, metrics: Mapping[str, float] | None, force: bool
     ) -> bool:
         self._progress.raise_failure()
+        with self._progress.stopped_by(FencedError):
+            self._link.finish_branch()
         place = self._link.place
         if place.words.values[ATTEMPT] != place.attempt:
             with self._progress.stopped_by(FencedError):
@@ -443,6 +445,7 @@ class CheckpointManager:
     def _settle(self) -> None:
         """Lets what is on its way arrive, so that a restore sees it."""
         self._lifetime.check()
+        self._link.finish_branch()
         self._progress.wait(lambda sealed, finished: finished, SEAL_SECS)
 
     def _look(self) -> View:

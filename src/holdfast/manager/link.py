@@ -27,7 +27,12 @@ from holdfast.agent.location import WORDS
 from holdfast.agent.starting import ensure_agent
 from holdfast.agent.words import Words, cost_word, notice_word, step_word
 from holdfast.clock import Clock
-from holdfast.errors import AgentUnavailableError, FencedError, HoldfastError
+from holdfast.errors import (
+    AgentUnavailableError,
+    FencedError,
+    HoldfastError,
+    StepNotFoundError,
+)
 
 TRIES_MAX = 5
 WATCH_CALL_SECS = 60.0
@@ -84,6 +89,7 @@ class Link:
         self._is_closed = False
         self._generation = 0
         self._is_return_due = False
+        self._branching: protocol.Branch | None = None
         self._lost_at = -1.0
         self._lost: AgentUnavailableError | None = None
         self._watch_client: AgentClient | None = None
@@ -146,7 +152,29 @@ class Link:
                 attempt=self.place.attempt,
                 origin=origin,
             )
-            return self._take(self.call("branch", request, protocol.Attached))
+            self._branching = request
+            return self._branch(request)
+
+    def finish_branch(self) -> None:
+        """Finish a branch whose caller was interrupted: the agent may have begun it.
+
+        Raises:
+            FencedError: another group has taken the run over.
+        """
+        with self._lock:
+            if self._branching is not None:
+                # Where the origin is gone, the timeline stays as it is.
+                with contextlib.suppress(StepNotFoundError):
+                    self._branch(self._branching)
+
+    def _branch(self, request: protocol.Branch) -> Place:
+        try:
+            place = self._take(self.call("branch", request, protocol.Attached))
+        except HoldfastError:
+            self._branching = None
+            raise
+        self._branching = None
+        return place
 
     def tell(self, event: str, **data: object) -> None:
         """Adds a line to the run's events."""
