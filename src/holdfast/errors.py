@@ -85,11 +85,13 @@ class SaveFailedError(HoldfastError):
     """A background save failed; training may go on, the next save is tried anew.
 
     Attributes:
-        step: the step whose checkpoint was not made.
+        step: the first step whose checkpoint was not made.
+        steps: all of them that were not reported before, ascending.
     """
 
-    def __init__(self, step: int, message: str) -> None:
+    def __init__(self, step: int, message: str, steps: tuple[int, ...] = ()) -> None:
         super().__init__(message)
+        self.steps = steps or (step,)
         self.step = step
 
 

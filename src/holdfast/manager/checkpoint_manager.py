@@ -335,6 +335,7 @@ class CheckpointManager:
         """
         if self._lifetime.is_closed:
             return
+        self._lifetime.check()
         try:
             self.wait_until_finished(CLOSE_SECS)
         except HoldfastError:

@@ -14,6 +14,8 @@ import atexit
 import contextlib
 import logging
 import os
+import signal
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -114,6 +116,11 @@ class Lifetime:
         progress.stop(self._error)
         self.close(REPLACE_SECS)
 
+    def signals(self) -> tuple[signal.Signals, ...]:
+        """Return the signals that the manager handles."""
+        found = self._holdings.signals
+        return () if found is None or self.is_closed else found.handled
+
     def forked(self) -> None:
         """Release what a forked child has of it; the parent's manager goes on."""
         self._error = InvalidArgumentError(
@@ -147,10 +154,30 @@ def _seal_all(progress: Progress) -> None:
     progress.wait(lambda sealed, finished: sealed, EXIT_SECS)
 
 
-def _forked() -> None:
+_forking = threading.local()
+"""`mask`: the signals that the forking thread blocked before; the child goes on with its values."""
+
+
+def _before_fork() -> None:
+    # A signal that comes before a child has its own handlers is left pending: else it would run
+    # the trainer's handler, or be lost while that is replaced.
+    signals = {number for lifetime in list(_open.values()) for number in lifetime.signals()}
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+
+
+def _after_fork_in_parent() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _after_fork_in_child() -> None:
     for lifetime in list(_open.values()):
         if not lifetime.is_closed:
             lifetime.forked()
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)

@@ -18,6 +18,8 @@ from holdfast.conditions import Condition
 from holdfast.errors import HoldfastError, SaveFailedError
 from holdfast.format.names import CheckpointId
 
+STEPS_SHOWN_MAX = 10
+
 log = logging.getLogger(__name__)
 
 
@@ -135,14 +137,20 @@ class Progress:
             raise
 
     def raise_failure(self) -> None:
-        """Raises the oldest failure that was not told yet.
+        """Raise the oldest failure that was not reported yet; all saves that failed, together.
 
         Raises:
-            SaveFailedError: a background save failed.
+            SaveFailedError: background saves failed.
         """
         with self._changed:
             if self._failures:
-                error = self._failures.popleft()
+                error = self._failures[0]
+                if isinstance(error, SaveFailedError):
+                    failed = [one for one in self._failures if isinstance(one, SaveFailedError)]
+                    others = [one for one in self._failures if one not in failed]
+                    self._failures, error = deque(others), _together(failed)
+                else:
+                    self._failures.popleft()
                 self.has_failed = bool(self._failures)
                 raise error
 
@@ -180,3 +188,18 @@ class Progress:
 
         with self._changed:
             return self._changed.wait_for(look, timeout_secs)
+
+
+def _together(failed: list[SaveFailedError]) -> SaveFailedError:
+    """Return one error of all saves that failed, with the reason of the first and the last."""
+    if len(failed) == 1:
+        return failed[0]
+    failed.sort(key=lambda error: error.step)
+    steps = tuple(error.step for error in failed)
+    shown = ", ".join(map(str, steps[:STEPS_SHOWN_MAX]))
+    more = f" and {len(steps) - STEPS_SHOWN_MAX} more" if len(steps) > STEPS_SHOWN_MAX else ""
+    message = (
+        f"save steps {shown}{more}: {len(steps)} checkpoints were not made. The first: "
+        f"{failed[0]} The last: {failed[-1]}"
+    )
+    return SaveFailedError(steps[0], message, steps)
