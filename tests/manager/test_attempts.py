@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import threading
 from pathlib import Path
@@ -72,12 +71,9 @@ def test_a_manager_replaces_the_one_that_the_process_had_of_the_run(
             with manager(tmp_path / "same") as second:
                 start, resumed = second.resume(state(-1))
                 assert (start, resumed["n"]) == (opening + 1, opening)
-            for call in (
-                lambda: first.save(100, state(100)),
-                lambda: first.restore(),
-                lambda: first.latest_step(),
-                lambda: first.wait_until_finished(),
-            ):
+            with pytest.raises(errors.FencedError, match="opened again in this process"):
+                first.save(100, state(100))
+            for call in (first.restore, first.latest_step, first.wait_until_finished):
                 with pytest.raises(errors.FencedError, match="opened again in this process"):
                     call()
             first.close()

@@ -276,7 +276,7 @@ class CheckpointManager:
         """
         arguments.check_timeout(timeout_secs)
         self._lifetime.check()
-        if not self._progress.wait(lambda sealed, finished: finished, timeout_secs):
+        if not self._progress.wait_finished(timeout_secs):
             steps = sorted(self._progress.steps())
             raise WaitTimeoutError(
                 f"wait until finished: steps {steps[:10]} are not durable after {timeout_secs} s; "

@@ -19,6 +19,8 @@ from holdfast.errors import HoldfastError, SaveFailedError
 from holdfast.format.names import CheckpointId
 
 STEPS_SHOWN_MAX = 10
+LOG_SECS = 10.0
+"""How often a wait logs what it waits for."""
 
 log = logging.getLogger(__name__)
 
@@ -178,6 +180,19 @@ class Progress:
         """What a new agent has to be told of."""
         with self._changed:
             return [save.sealed for save in self._saves.values() if save.sealed is not None]
+
+    def wait_finished(self, timeout_secs: float | None) -> bool:
+        """Wait until nothing is outstanding, and log what is; False: the time is up."""
+        waited_secs = 0.0
+        while timeout_secs is None or waited_secs < timeout_secs:
+            secs = LOG_SECS if timeout_secs is None else min(LOG_SECS, timeout_secs - waited_secs)
+            if self.wait(lambda sealed, finished: finished, secs):
+                return True
+            waited_secs += secs
+            if secs == LOG_SECS:
+                shown = sorted(self.steps())[:STEPS_SHOWN_MAX]
+                log.info("waiting for steps %s to be durable: %.0f s so far", shown, waited_secs)
+        return self.wait(lambda sealed, finished: finished, 0)
 
     def wait(self, is_over: Callable[[bool, bool], bool], timeout_secs: float | None) -> bool:
         """Waits until `is_over(nothing is unsealed, nothing is outstanding)`; False: time is up."""
