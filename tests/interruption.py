@@ -42,17 +42,17 @@ class Interruption:
             sys.unraisablehook = hook
 
     def _call(self, call: Callable[[], Any]) -> None:
+        caught = None
         try:
             sys.setprofile(self._profile)
             try:
                 call()
             finally:
                 sys.setprofile(None)
-        except type(self._error) as caught:
-            assert caught is self._error, self.place
-            assert self.has_raised
-        else:
-            assert not self.has_raised or self.was_lost, f"the error was swallowed: {self.place}"
+        except type(self._error) as error:
+            caught = error
+        expected = self._error if self.has_raised and not self.was_lost else None
+        assert caught is expected, f"swallowed or replaced: raised at {self.place}"
 
     def _profile(self, frame: FrameType, event: str, found: Any) -> None:
         if event == "c_call":

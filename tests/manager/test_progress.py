@@ -14,7 +14,7 @@ def test_all_saves_that_failed_are_reported_together_and_once() -> None:
     for step in (7, 3, 5):
         progress.accept(CheckpointId(step, 1), durable=True)
         progress.fail(CheckpointId(step, 1), f"reason {step}")
-    with pytest.raises(SaveFailedError, match="steps 3, 5, 7.*reason 3.*reason 7") as raised:
+    with pytest.raises(SaveFailedError, match=r"steps 3, 5, 7.*reason 3.*reason 7") as raised:
         progress.raise_failure()
     assert (raised.value.step, raised.value.steps) == (3, (3, 5, 7))
     assert not progress.has_failed
@@ -25,7 +25,7 @@ def test_one_save_that_failed_has_one_step() -> None:
     progress = Progress()
     progress.accept(CheckpointId(7, 1), durable=True)
     progress.fail(CheckpointId(7, 1), "no room")
-    with pytest.raises(SaveFailedError, match="save step 7: .*no room") as raised:
+    with pytest.raises(SaveFailedError, match=r"save step 7: .*no room") as raised:
         progress.raise_failure()
     assert raised.value.steps == (7,)
 
