@@ -85,8 +85,8 @@ class SaveFailedError(HoldfastError):
     """Background saves failed; training may go on, the next save is tried anew.
 
     Attributes:
-        step: the step whose checkpoint was not made; the first one of several.
-        steps: all of them, ascending.
+        step: the first step whose checkpoint was not made.
+        steps: all of them that were not reported before, ascending.
     """
 
     def __init__(self, step: int, message: str, steps: tuple[int, ...] = ()) -> None:

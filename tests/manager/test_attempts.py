@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -57,10 +57,42 @@ def test_a_second_live_attempt_is_refused_also_by_a_new_agent(
         manager(tmp_path / "run")
 
 
-def test_two_managers_of_one_process_are_two_attempts(one_host: Host, tmp_path: Path) -> None:
-    with manager(tmp_path / "run"), pytest.raises(errors.RunBusyError, match=str(os.getpid())):
-        manager(tmp_path / "run")
-    manager(tmp_path / "run").close()
+def test_a_manager_replaces_the_one_that_the_process_had_of_the_run(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    (tmp_path / "same").symlink_to(run)
+    threads = threading.active_count()
+    for opening in range(3):
+        first = manager(run)
+        assert first.resume(state(-1))[0] == opening
+        assert first.save(opening, state(opening))
+        if opening == 1:
+            del first
+        else:
+            # It is referenced still, and the path is another one of the same directory.
+            with manager(tmp_path / "same") as second:
+                start, resumed = second.resume(state(-1))
+                assert (start, resumed["n"]) == (opening + 1, opening)
+            with pytest.raises(errors.FencedError, match="opened again in this process"):
+                first.save(100, state(100))
+            for call in (first.restore, first.latest_step, first.wait_until_finished):
+                with pytest.raises(errors.FencedError, match="opened again in this process"):
+                    call()
+            first.close()
+    wait_until(lambda: threading.active_count() <= threads)
+
+
+def test_a_job_whose_processes_take_themselves_for_the_only_one_is_named_as_such(
+    one_host: Host, tmp_path: Path
+) -> None:
+    first = one_host.start(TRAINER, tmp_path / "run", 100000, json.dumps({"sleep": 0.01}))
+    first.stdout.readline()
+    second = one_host.start(TRAINER, tmp_path / "run", 100000, json.dumps({"sleep": 0.01}))
+    _, told = second.communicate(timeout=60)
+    assert "RunBusyError" in told
+    assert "was jax.distributed.initialize() called in all of them" in told
+    assert "takeover=True" in told
 
 
 def test_a_takeover_fences_the_first_attempt_and_nothing_of_it_is_committed_after(

@@ -1,4 +1,4 @@
-"""A wait for all saves ends after preservation is applied, and is held up by none that fails."""
+"""What became of saves: how failures are reported, and what a wait for all of them waits for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import holdfast
 from holdfast import preservation_policy, save_decision_policy
 from holdfast.agent.protocol import Notice
 from holdfast.clock import SystemClock
-from holdfast.errors import FencedError, HoldfastError, WaitTimeoutError
+from holdfast.errors import FencedError, HoldfastError, SaveFailedError, WaitTimeoutError
 from holdfast.format.names import CheckpointId
 from holdfast.manager import progress as module
 from holdfast.manager.progress import Progress
@@ -162,3 +162,44 @@ def test_a_policy_of_the_users_own_that_fails_keeps_all_and_holds_up_no_wait(
         # Step 0 is the newest, which stays without a policy.
         assert ["ZeroDivisionError" in text for text in raised] == [True, True]
         assert manager.all_steps() == [0, 1, 2]
+
+
+def test_all_saves_that_failed_are_reported_together_and_once() -> None:
+    progress = Progress(SystemClock())
+    for step in (7, 3, 5):
+        progress.accept(CheckpointId(step, 1), durable=True, by_step=True)
+        progress.fail(CheckpointId(step, 1), f"reason {step}")
+    with pytest.raises(SaveFailedError, match=r"steps 3, 5, 7.*reason 3.*reason 7") as raised:
+        progress.raise_failure()
+    assert (raised.value.step, raised.value.steps) == (3, (3, 5, 7))
+    assert not progress.has_failed
+    progress.raise_failure()
+
+
+def test_one_save_that_failed_has_one_step() -> None:
+    progress = Progress(SystemClock())
+    progress.accept(CheckpointId(7, 1), durable=True, by_step=True)
+    progress.fail(CheckpointId(7, 1), "no room")
+    with pytest.raises(SaveFailedError, match=r"save step 7: .*no room") as raised:
+        progress.raise_failure()
+    assert raised.value.steps == (7,)
+
+
+def test_an_error_of_another_kind_is_reported_besides_failed_saves() -> None:
+    progress = Progress(SystemClock())
+    progress.accept(CheckpointId(7, 1), durable=True, by_step=True)
+    progress.fail(CheckpointId(7, 1), "no room")
+    progress.stop(FencedError("taken over"))
+    with pytest.raises(SaveFailedError):
+        progress.raise_failure()
+    with pytest.raises(FencedError):
+        progress.raise_failure()
+    assert not progress.has_failed
+
+
+def test_a_wait_that_runs_out_says_so() -> None:
+    progress = Progress(SystemClock())
+    assert progress.wait_finished(None)
+    progress.accept(CheckpointId(7, 1), durable=True, by_step=True)
+    assert not progress.wait_finished(0)
+    assert not progress.wait_finished(0.01)

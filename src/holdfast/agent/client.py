@@ -71,7 +71,10 @@ class AgentClient:
     def __init__(self, folder: Path, timeout_secs: float | None = None) -> None:
         self.folder = folder
         self._timeout_secs = timeout_secs
-        self._connection = _UnixConnection(folder, timeout_secs or CALL_SECS)
+        self._connection = self._new_connection()
+
+    def _new_connection(self) -> _UnixConnection:
+        return _UnixConnection(self.folder, self._timeout_secs or CALL_SECS)
 
     def call(self, name: str, message: msgspec.Struct, kind: type[Answer]) -> Answer:
         """One call.
@@ -81,14 +84,23 @@ class AgentClient:
             AgentUnavailableError: the agent lives, and the time is up; likewise.
             HoldfastError: the agent's own answer, as the class that it names.
         """
+        is_answered = False
         try:
             self._connection.request("POST", f"/{name}", msgspec.json.encode(message))
             self._await_answer(name)
             response = self._connection.getresponse()
             body = response.read()
+            # Else its finalizer does so, in which Python loses a Ctrl-C.
+            response.close()
+            is_answered = True
         except (OSError, http.client.HTTPException) as error:
-            self._connection.close()
             raise AgentGoneError(f"{name}: {type(error).__name__}: {error}") from error
+        finally:
+            if not is_answered:
+                # Also after a Ctrl-C: the next call would send the rest of this one's request, or
+                # read the answer to it. Closing alone keeps what is not sent yet.
+                self._connection.close()
+                self._connection = self._new_connection()
         if response.status == 200:
             return decode(body, kind)
         raise _failure(body)
@@ -110,7 +122,6 @@ class AgentClient:
                 raise TimeoutError(f"no answer, and no sign of life for {2 * PULSE_SECS:.0f} s")
             if name == "attach" and status.waits_for:
                 log.warning("open %s: still waiting: %s", status.run, status.waits_for)
-        self._connection.close()
         raise errors.AgentUnavailableError(
             f"{name}: the agent in {self.folder} lives, and has not done it in {timeout_secs:.0f} "
             "s; see whether its storage hangs"
@@ -119,6 +130,11 @@ class AgentClient:
     def close(self) -> None:
         """Closes the connection; a later call opens it again."""
         self._connection.close()
+
+    def fileno(self) -> int | None:
+        """Return the connection's descriptor; None where there is none."""
+        found = self._connection.sock
+        return found.fileno() if found is not None else None
 
     def abort(self) -> None:
         """From another thread: makes a call that is waiting fail."""

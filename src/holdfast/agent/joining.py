@@ -17,6 +17,7 @@ from holdfast.agent import protocol, words
 from holdfast.agent.adopting import found_again
 from holdfast.agent.agreeing import Agreeing
 from holdfast.agent.group import Group, Member
+from holdfast.agent.lone_ranks import FORGOTTEN_JOB, is_like_one_job
 from holdfast.agent.pending_start import Layout, PendingStart, apply_request
 from holdfast.agent.protocol import Notice
 from holdfast.agent.refusals import refusal_error
@@ -80,6 +81,8 @@ class Joining:
             )
         if request.attempt is not None:
             await self._come_back(request, request.attempt)
+        if not request.takeover:
+            self._leave_earlier(request, pid)
         group, start = self._group_for(request)
         member = self._seat_member(group, request.rank, pid)
         if start is None:
@@ -103,6 +106,19 @@ class Joining:
         attached = self._attached(group, member, has_ram=request.ram is not None)
         warnings = start.warnings if start is not None else ()
         return msgspec.structs.replace(attached, warnings=warnings)
+
+    def _leave_earlier(self, request: protocol.Attach, pid: int) -> None:
+        """Let a process that opens the run again leave the group that it was in before.
+
+        Its earlier manager was forgotten, or interrupted while it was opened or closed.
+        """
+        groups_here = [start.group for start in self._starts.values()]
+        if self._state.group is not None:
+            groups_here.append(self._state.group)
+        for group in groups_here:
+            for member in group.present if group.group != request.group else ():
+                if member.pid == pid:
+                    self.detach(protocol.Detach(group=group.group, rank=member.rank))
 
     async def branch(self, request: protocol.Branch) -> protocol.Attached:
         """Begins a new attempt for the same processes, from another checkpoint.
@@ -189,7 +205,8 @@ class Joining:
             start, self._branching = self._branching, None
         if start is None:
             return
-        start.end(refusal_error(run, effect, self._who_lives(effect.reason), self._storing.problem))
+        live = f"{self._who_lives(effect.reason)}; {self._busy_advice(start.group)}"
+        start.end(refusal_error(run, effect, live, self._storing.problem))
 
     def given_up(self, effect: effects.GivenUp) -> None:
         """An attempt of these trainers begins from an older checkpoint than one that was whole."""
@@ -403,6 +420,13 @@ class Joining:
         if others:
             return f"other processes begin an attempt on host {host} ({_processes(others[0])})"
         return reason
+
+    def _busy_advice(self, group: Group) -> str:
+        """Return what to do about the processes that keep `group` from beginning."""
+        here = [self._state.group, *(start.group for start in self._starts.values())]
+        if any(other is not None and is_like_one_job(group, other) for other in here):
+            return FORGOTTEN_JOB
+        return "stop it first, or open with takeover=True to fence it"
 
     # How their end is noticed.
 

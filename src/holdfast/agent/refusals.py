@@ -15,16 +15,14 @@ def refusal_error(
     Args:
         run: the run's directory.
         refused: what the agreement says.
-        live: the attempt that is in the way, where one is.
+        live: the attempt that is in the way, where one is, and what to do about it.
         problem: the last error of storage, which is raised itself where it is the reason.
     """
     if problem is not None and str(problem)[:REASON_CHARS_MAX] == refused.reason[:REASON_CHARS_MAX]:
         return problem
     match refused.kind:
         case Refusal.BUSY:
-            return RunBusyError(
-                f"open {run}: {live}; stop it first, or open with takeover=True to fence it"
-            )
+            return RunBusyError(f"open {run}: {live}")
         case Refusal.UNREACHED:
             return AgentUnavailableError(
                 f"open {run}: the attempt did not begin: {refused.reason}; nothing was given up; "

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from holdfast.conditions import Condition
 from holdfast.engine.save import ChunkBytes, PartImages, PartPlan, put_record
 from holdfast.format.digests import RunningDigest, block_ranges, digest
 from holdfast.format.layout import Chunk, ImageLayout
@@ -31,7 +32,8 @@ class FillProgress:
     """Whether a slot is filled, and the digests of its blocks where they were taken on the way."""
 
     def __init__(self) -> None:
-        self._ended = threading.Event()
+        self._changed = Condition()
+        self._has_ended = False
         self._is_whole = False
         self.digests: Sequence[str] | None = None
 
@@ -39,18 +41,21 @@ class FillProgress:
         """The whole image stands in the slot, and stays as it is."""
         self.digests = digests
         self._is_whole = True
-        self._ended.set()
+        self.end()
 
     def end(self) -> None:
         """No more of it comes; of an image that is whole nothing was missing anyway."""
-        self._ended.set()
+        self._has_ended = True
+        with self._changed:
+            self._changed.notify_all()
 
     def wait(self) -> bool:
         """Waits until all of it stands there; False: it never will.
 
         Whoever fills does nothing else meanwhile, and says how it ended in any case.
         """
-        self._ended.wait()
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_ended)
         return self._is_whole
 
 

@@ -10,11 +10,9 @@ The public interface is here whole, each call with what it promises; modules bes
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import signal
-import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -24,12 +22,12 @@ from holdfast.agent import protocol
 from holdfast.agent.words import ATTEMPT, TARGET_DURABLE, TARGET_PREEMPTION, TARGET_RAM
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import FencedError, HoldfastError
-from holdfast.format.names import STEP_MAX, CheckpointId
+from holdfast.format.names import CheckpointId
 from holdfast.manager import arguments
-from holdfast.manager.calls import Calls
 from holdfast.manager.decisions import Decisions
 from holdfast.manager.finishing import Finisher
 from holdfast.manager.job import find_job
+from holdfast.manager.lifetime import Holdings, Lifetime, replace_open
 from holdfast.manager.metadata import CheckpointMetadata, metadata_of
 from holdfast.manager.metric_names import MetricNames
 from holdfast.manager.opening import open_run
@@ -43,14 +41,15 @@ from holdfast.manager.progress import STOPPED_BY, Progress
 from holdfast.manager.reporting import report_all, report_unknown
 from holdfast.manager.restorer import Restorer
 from holdfast.manager.restoring import RestoreReport
-from holdfast.manager.saver import Job, Saver
+from holdfast.manager.save_job import Job
+from holdfast.manager.saver import Saver
 from holdfast.manager.stepping import Stepping
 from holdfast.manager.view import View
 from holdfast.manager.voting import Votes
 from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy, SaveDecisionPolicy
 
-EXIT_SECS = 60.0
+SAVER_SECS = 300.0
 CLOSE_SECS = 3600.0
 
 log = logging.getLogger(__name__)
@@ -103,21 +102,26 @@ class CheckpointManager:
         self._framework = _framework()
         self._processes = self._framework.processes()
         self._decisions = Decisions(self._processes, self._clock)
+        replace_open(directory)
         self._run = run = open_run(directory, self._decisions, self._clock)
         self._job = find_job(run, self._options, self._decisions, self._processes, self._clock)
         self._progress = Progress(self._clock)
         self._own: OwnPolicyThread | None = None
-        self._calls = Calls(run.directory)
         self._votes = Votes(self._decisions)
         with self._decisions.telling("join the host's agent"):
             self._link = self._job.join(self._clock, self._noticed, self._returned)
-        place = self._link.place
-        self._steps = Stepping(place.origin, self._options, self._processes.count)
+        self._steps = Stepping(self._link.place.origin, self._options, self._processes.count)
+        held = Holdings(job=self._job, progress=self._progress, link=self._link)
+        self._lifetime = Lifetime(run.directory, held, self._steps.stop)
+        with self._lifetime.closed_on_error():
+            self._begin(held)
+
+    def _begin(self, held: Holdings) -> None:
         self._meter = meter_for(self._options)
         self._planner = Planner(
-            run.run_id, self._processes.rank, self._processes.count, self._job.replicas
+            self._run.run_id, self._processes.rank, self._processes.count, self._job.replicas
         )
-        self._saver = Saver(self._link, self._run.durable, self._progress, self._clock)
+        self._saver = held.saver = Saver(self._link, self._run.durable, self._progress, self._clock)
         self._metric_names = MetricNames(self._options.preservation, self._processes.rank)
         self._restorer = Restorer(
             framework=self._framework,
@@ -132,13 +136,9 @@ class CheckpointManager:
         )
         self._finisher = Finisher(self._decisions, self._votes, self._restorer)
         signals = self._options.preemption_signals
-        self._signals = PreemptionSignals(signals, self._told_to_stop, self._clock)
-        self._own = self._begin_own_policies()
+        self._signals = held.signals = PreemptionSignals(signals, self._told_to_stop, self._clock)
+        self._own = held.own = self._begin_own_policies()
         self._link.start(self._progress.pending)
-        # A manager that is never closed still gets what it accepted into RAM. Registered last, so
-        # that it comes before JAX takes its devices down.
-        self._at_exit = weakref.finalize(self, _seal_all, self._saver, self._progress)
-        atexit.register(self._at_exit)
 
     def __enter__(self) -> CheckpointManager:
         return self
@@ -188,7 +188,7 @@ class CheckpointManager:
         """
         steps, place = self._steps, self._link.place
         words = place.words.values
-        if type(step) is not int or not steps.last < step <= STEP_MAX:
+        if type(step) is not int or not steps.last < step <= steps.step_max:
             step = self._check_step(step, force)
         steps.last = words[place.step_word] = step
         if self._meter is not None:
@@ -225,7 +225,7 @@ class CheckpointManager:
             StepOrderError, FencedError, UnsupportedLeafError: as for `save`.
             ProcessLostError: another process has ended.
         """
-        self._calls.check("finish")
+        self._lifetime.check("finish")
         return self._finisher.finish(
             arguments.check_step(step),
             lambda number: self._save_if_due(number, state, metrics, force=True),
@@ -251,11 +251,11 @@ class CheckpointManager:
             StepNotFoundError, StepUncommittedError: there is no checkpoint of `step`; so the run
                 stays where it is.
         """
-        self._calls.check("resume")
+        self._lifetime.check("resume")
         restored = self._restorer.read(None if step is None else arguments.check_step(step), state)
         if restored is not None:
-            self.last_restore, state = restored.report, restored.state
             self._restorer.go_on_from(restored)
+            self.last_restore, state = restored.report, restored.state
         # A leaf that cannot be saved is told now, not when the first save is due.
         layout = self._planner.layout(self._framework.outline(state))
         self._saver.expect(layout.size_bytes, self._planner.copies)
@@ -278,7 +278,7 @@ class CheckpointManager:
             StructureMismatchError: `like` is not what was saved, or has objects whose states
                 another number of processes saved; see `process_values`.
         """
-        self._calls.check("restore")
+        self._lifetime.check("restore")
         restored = self._restorer.read(None if step is None else arguments.check_step(step), like)
         if restored is None:
             arguments.raise_nothing_saved(self._run.directory)
@@ -288,13 +288,13 @@ class CheckpointManager:
 
     def latest_step(self) -> int | None:
         """The newest step that can be restored now, from any tier, on the present timeline."""
-        self._calls.check("latest_step")
+        self._lifetime.check("latest_step")
         newest = self._look().newest_sound()
         return newest.step if newest else None
 
     def all_steps(self) -> list[int]:
         """All steps that can be restored now, from any tier, on the present timeline, ascending."""
-        self._calls.check("all_steps")
+        self._lifetime.check("all_steps")
         return [checkpoint.step for checkpoint in self._look().sound()]
 
     def reached_preemption(self, step: int) -> bool:
@@ -315,7 +315,7 @@ class CheckpointManager:
             SaveFailedError: some failed, were dropped or are not confirmed; or no agent answers.
             WaitTimeoutError: the time is up; saving goes on.
         """
-        self._calls.check("wait_until_finished")
+        self._lifetime.check("wait_until_finished")
         self._progress.wait_until_finished(arguments.check_timeout(timeout_secs))
 
     def delete(self, step: int) -> None:
@@ -326,7 +326,7 @@ class CheckpointManager:
             StorageError: some of it may be left; it cannot be restored any more.
             WaitTimeoutError: other hosts may hold it in memory until they hear of it.
         """
-        self._calls.check("delete")
+        self._lifetime.check("delete")
         found = self._look().find(arguments.check_step(step))
         request = protocol.Delete(ids=((found.step, found.attempt),))
         self._link.call("delete", request, protocol.Empty)
@@ -337,7 +337,7 @@ class CheckpointManager:
         Raises:
             StepNotFoundError, StepUncommittedError, CheckpointDamagedError.
         """
-        self._calls.check("metadata")
+        self._lifetime.check("metadata")
         number, view = arguments.check_step(step), self._look()
         return metadata_of(view.sources(view.find(number)))
 
@@ -354,7 +354,7 @@ class CheckpointManager:
         Raises:
             StepNotFoundError, StepUncommittedError, CheckpointDamagedError.
         """
-        self._calls.check("process_values")
+        self._lifetime.check("process_values")
         number, view = arguments.check_step(step), self._look()
         return process_values_of(view.sources(view.find(number)))
 
@@ -362,26 +362,22 @@ class CheckpointManager:
         """Waits until all accepted saves are durable, then leaves the agent. Once is enough.
 
         Where the process is killed meanwhile, the agent goes on with what is sealed in RAM. Where
-        the last step given to `save` was not saved, that is logged; see `finish`.
+        the last step given to `save` was not saved, that is logged; see `finish`. Where an
+        exception interrupts it, as a Ctrl-C does, call it again, or open the run again.
 
         Raises:
             SaveFailedError: a save failed and was not told yet.
         """
-        if self._calls.is_closed:
+        if self._lifetime.is_closed:
             return
-        self._calls.is_closed = True
-        self._at_exit.detach()
+        self._lifetime.check("close")
         self._finisher.close(warns=self._ends_well)
         try:
             self._progress.wait_until_finished(CLOSE_SECS)
-        finally:
-            self._saver.close()
-            self._signals.close()
-            if self._own is not None:
-                self._own.close()
-            self._steps.end()
-            self._link.close()
-            self._job.close()
+        except HoldfastError:
+            self._lifetime.close(SAVER_SECS)
+            raise
+        self._lifetime.close(SAVER_SECS)
 
     # How a save that may be due is taken.
 
@@ -393,17 +389,19 @@ class CheckpointManager:
             place.words.values[place.cost_word] = int(cost_secs * 1e9)
 
     def _check_step(self, step: object, force: bool) -> int:
-        self._calls.check("save")
+        self._lifetime.check("save")
         return self._restorer.check_order(arguments.check_step(step), force=force)
 
     def _save_if_due(
         self, step: int, state: object, metrics: Mapping[str, float] | None, force: bool
     ) -> bool:
-        self._calls.check("save")
+        self._lifetime.check("save")
         self._progress.raise_failure()
         if step in self._steps.accepted and not force:
             return True
         self._steps.warn_unasked(step, self._clock.monotonic())
+        with self._progress.stopped_by(FencedError):
+            self._link.finish_branch()
         place = self._link.place
         if place.words.values[ATTEMPT] != place.attempt:
             with self._progress.stopped_by(FencedError):
@@ -427,12 +425,19 @@ class CheckpointManager:
             id=CheckpointId(step, place.attempt), time=self._clock.now(), metrics=checked
         )
         plan = self._planner.plan(snapshot, taking)
-        self._progress.accept(taking.id, durable=due.durable, by_step=due.is_by_step)
         self._steps.took(step, due, place.words.values)
         copies = self._planner.copies
         self._saver.take(
-            Job(plan=plan, snapshot=snapshot, is_durable_due=due.durable, copies=copies)
+            Job(
+                plan=plan,
+                snapshot=snapshot,
+                is_durable_due=due.durable,
+                is_by_step=due.is_by_step,
+                copies=copies,
+            )
         )
+        if due.is_preemption:
+            self._steps.preempted_at = step
         if due.is_preemption and self._processes.count > 1:
             self._steps.await_confirmation(step, place.words.values, self._clock)
             if self._steps.preempted_at == step:
@@ -446,8 +451,6 @@ class CheckpointManager:
 
     def _look(self) -> View:
         return self._job.look(self._link, self._clock)
-
-    # What comes from the agent, from signals, and at the start.
 
     def _noticed(self, notice: protocol.Notice) -> None:
         if self._own is not None:
@@ -492,7 +495,3 @@ def _framework() -> Framework:
     from holdfast.adapt.jax_state import JaxFramework
 
     return JaxFramework()
-
-
-def _seal_all(saver: Saver, progress: Progress) -> None:
-    progress.wait(lambda sealed, finished: sealed, EXIT_SECS)

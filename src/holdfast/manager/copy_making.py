@@ -70,11 +70,13 @@ class CopyMaker:
         self._clock = clock
         self._slots: dict[int, RamSlots] = {}
 
-    def begin(self, copies: Sequence[PartCopy]) -> tuple[FilledCopy, ...]:
-        """The copies for which slots are ready, to be filled at once."""
+    def begin(
+        self, copies: Sequence[PartCopy], held: contextlib.ExitStack
+    ) -> tuple[FilledCopy, ...]:
+        """Return the copies for which slots are ready, to be filled at once; `held` closes them."""
         found = []
         for copy in copies:
-            filling = self._slots_of(copy).take(copy.layout.size_bytes)
+            filling = self._slots_of(copy).take(copy.layout.size_bytes, held)
             if filling is not None:
                 found.append(FilledCopy(copy, filling, FillProgress()))
         return tuple(found)

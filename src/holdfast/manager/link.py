@@ -27,7 +27,12 @@ from holdfast.agent.location import WORDS
 from holdfast.agent.starting import ensure_agent
 from holdfast.agent.words import Words, cost_word, notice_word, step_word
 from holdfast.clock import Clock
-from holdfast.errors import AgentUnavailableError, FencedError, HoldfastError
+from holdfast.errors import (
+    AgentUnavailableError,
+    FencedError,
+    HoldfastError,
+    StepNotFoundError,
+)
 from holdfast.store.run_directory import RunDirectory
 
 TRIES_MAX = 5
@@ -88,6 +93,8 @@ class Link:
         self._all_clients: list[AgentClient] = []
         self._is_closed = False
         self._generation = 0
+        self._is_return_due = False
+        self._branching: protocol.Branch | None = None
         self._lost_at = -1.0
         self._lost: AgentUnavailableError | None = None
         self._watch_client: AgentClient | None = None
@@ -156,7 +163,29 @@ class Link:
                 attempt=self.place.attempt,
                 origin=origin,
             )
-            return self._take(self.call("branch", request, protocol.Attached))
+            self._branching = request
+            return self._branch(request)
+
+    def finish_branch(self) -> None:
+        """Finish a branch whose caller was interrupted: the agent may have begun it.
+
+        Raises:
+            FencedError: another group has taken the run over.
+        """
+        with self._lock:
+            if self._branching is not None:
+                # Where the origin is gone, the timeline stays as it is.
+                with contextlib.suppress(StepNotFoundError):
+                    self._branch(self._branching)
+
+    def _branch(self, request: protocol.Branch) -> Place:
+        try:
+            place = self._take(self.call("branch", request, protocol.Attached))
+        except HoldfastError:
+            self._branching = None
+            raise
+        self._branching = None
+        return place
 
     def tell(self, event: str, **data: object) -> None:
         """Adds a line to the run's events."""
@@ -180,10 +209,16 @@ class Link:
             client.close()
         self.place.words.close()
 
+    def sockets(self) -> list[int]:
+        """Return the descriptors of the connections to the agent."""
+        clients = [*self._all_clients, *([self._watch_client] if self._watch_client else [])]
+        found = (client.fileno() for client in clients)
+        return [fd for fd in found if fd is not None]
+
     def _client(self) -> AgentClient:
         known: tuple[int, AgentClient] | None = getattr(self._clients, "known", None)
         if known is None or known[0] != self._generation:
-            if known is not None:
+            if known is not None and known[1] in self._all_clients:
                 known[1].close()
                 self._all_clients.remove(known[1])
             known = (self._generation, AgentClient(self.place.folder))
@@ -224,26 +259,39 @@ class Link:
         with self._lock:
             if self._is_closed:
                 raise AgentUnavailableError("the manager is closed")
-            if self._generation != generation:
-                return
-            if self._lost is not None and self._lost_at >= asked_at:
-                # Another thread looked while this one waited: one look serves all who wait.
-                raise AgentUnavailableError(str(self._lost))
-            log.warning("the agent of %s is gone; starting another", self._config.run)
-            old = self.place
-            self._attach = self._rejoining()
-            try:
-                self.place = self._join()
-            except AgentUnavailableError as error:
-                self._lost, self._lost_at = error, self._clock.monotonic()
-                raise
-            self._generation += 1
-            # What this trainer said of itself may not have reached the new words.
-            values, place = self.place.words.values, self.place
-            values[place.step_word] = old.words.values[old.step_word]
-            values[place.notice_word] = old.words.values[old.notice_word]
-            values[place.cost_word] = old.words.values[old.cost_word]
-        self._on_return()
+            if self._generation == generation:
+                self._join_another(asked_at)
+        self._return()
+
+    def _join_another(self, asked_at: float) -> None:
+        if self._lost is not None and self._lost_at >= asked_at:
+            # Another thread looked while this one waited: one look serves all who wait.
+            raise AgentUnavailableError(str(self._lost))
+        log.warning("the agent of %s is gone; starting another", self._config.run)
+        old = self.place
+        self._attach = self._rejoining()
+        try:
+            place = self._join()
+        except AgentUnavailableError as error:
+            self._lost, self._lost_at = error, self._clock.monotonic()
+            raise
+        # What this trainer said of itself may not have reached the new words.
+        values = place.words.values
+        values[place.step_word] = old.words.values[old.step_word]
+        values[place.notice_word] = old.words.values[old.notice_word]
+        values[place.cost_word] = old.words.values[old.cost_word]
+        self.place, self._is_return_due = place, True
+        self._generation += 1
+
+    def _return(self) -> None:
+        """Tell a new agent what is under way.
+
+        Where an exception interrupts the thread that joined it, the watcher does so: it finds its
+        own connection broken, and comes here after the one that joined.
+        """
+        if self._is_return_due:
+            self._on_return()
+            self._is_return_due = False
 
     def _take(self, attached: protocol.Attached) -> Place:
         self.place = replace(

@@ -158,19 +158,24 @@ class PartWriter:
         """The next part keeps nothing: the run goes on from elsewhere."""
         self._last = None
 
-    def begin(self, plan: PartPlan, snapshot: Snapshot) -> FilledPart | None:
-        """A part to be filled at once into the slot that is ready, if what changed fits it.
+    def begin(
+        self, plan: PartPlan, snapshot: Snapshot, held: contextlib.ExitStack | None = None
+    ) -> FilledPart | None:
+        """Return a part to be filled at once into the slot that is ready, if what changed fits it.
 
-        None also where devices keep the state: their copy is waited for on the saver's thread.
+        `held` closes it too, with all that was begun of it. None also where devices keep the
+        state: their copy is waited for on the saver's thread.
         """
         if not (snapshot.is_on_host or snapshot.is_borrowed) or not self._slots.has_ready:
             return None
         last = self._last_in("ram")
         images = self._choose(plan, snapshot, last)
-        filling = self._slots.take(images.own.size_bytes)
+        filling = self._slots.take(images.own.size_bytes, held)
         if filling is None:
             return None
         filled = FilledPart(PartDraft(self._slots.tier(), plan, images), filling, self._clock)
+        if held is not None:
+            held.callback(filled.close)
         try:
             if last is not None:
                 link_kept(filled.draft.store, plan, images, last)

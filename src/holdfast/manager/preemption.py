@@ -53,6 +53,11 @@ class PreemptionSignals:
             earlier = signal.signal(number, self._handle)
             self._earlier[number] = native or earlier
 
+    @property
+    def handled(self) -> tuple[signal.Signals, ...]:
+        """The signals that have a handler of this."""
+        return tuple(self._earlier)
+
     def close(self) -> None:
         """Puts the earlier handlers back, where nobody replaced ours meanwhile."""
         self._is_closed = True

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import NamedTuple
 
 from holdfast.agent.protocol import WATCHED_MAX, Id, Notice, Sealed
 from holdfast.clock import Clock
+from holdfast.conditions import Condition
 from holdfast.errors import (
     FencedError,
     HoldfastError,
@@ -43,6 +43,10 @@ PRESERVED_MAX = 64
 
 STOPPED_BY: dict[str, type[HoldfastError]] = {"fenced": FencedError, "lost": StorageError}
 """The errors of the notices that end all saving: another attempt, or a directory that is gone."""
+
+STEPS_SHOWN_MAX = 10
+LOG_SECS = 10.0
+"""How often a wait logs what it waits for."""
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +85,7 @@ class Progress:
         self._clock = clock
         self._drops = Drops()
         self._sealed: dict[CheckpointId, _Save] = {}
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._saves: dict[CheckpointId, _Save] = {}
         self._failures: deque[HoldfastError] = deque()
         self._accepted_count = 0
@@ -294,14 +298,20 @@ class Progress:
             raise error
 
     def raise_failure(self) -> None:
-        """Raise the oldest failure that was not raised yet.
+        """Raise the oldest failure that was not reported yet; all saves that failed, together.
 
         Raises:
-            SaveFailedError: a background save failed.
+            SaveFailedError: background saves failed.
         """
         with self._changed:
             if self._failures:
-                error = self._failures.popleft()
+                error = self._failures[0]
+                if isinstance(error, SaveFailedError):
+                    failed = [one for one in self._failures if isinstance(one, SaveFailedError)]
+                    others = [one for one in self._failures if one not in failed]
+                    self._failures, error = deque(others), _together(failed)
+                else:
+                    self._failures.popleft()
                 self._has_failed = bool(self._failures)
                 raise error
 
@@ -358,6 +368,19 @@ class Progress:
         with self._changed:
             return [save.sealed for save in self._saves.values() if save.sealed is not None]
 
+    def wait_finished(self, timeout_secs: float | None) -> bool:
+        """Wait until nothing is outstanding, and log what is; False: the time is up."""
+        waited_secs = 0.0
+        while timeout_secs is None or waited_secs < timeout_secs:
+            secs = LOG_SECS if timeout_secs is None else min(LOG_SECS, timeout_secs - waited_secs)
+            if self.wait(lambda sealed, finished: finished, secs):
+                return True
+            waited_secs += secs
+            if secs == LOG_SECS:
+                shown = sorted(self.steps())[:STEPS_SHOWN_MAX]
+                log.info("waiting for steps %s to be durable: %.0f s so far", shown, waited_secs)
+        return self.wait(lambda sealed, finished: finished, 0)
+
     def wait(self, is_over: Callable[[bool, bool], bool], timeout_secs: float | None) -> bool:
         """Waits until `is_over(nothing is unsealed, nothing is outstanding)`; False: time is up."""
 
@@ -376,7 +399,7 @@ class Progress:
             WaitTimeoutError: the time is up.
         """
         started_secs = self._clock.monotonic()
-        if not self.wait(lambda sealed, finished: finished, timeout_secs):
+        if not self.wait_finished(timeout_secs):
             steps = sorted(self.steps())
             raise WaitTimeoutError(
                 f"wait until finished: steps {steps[:10]} are not durable after {timeout_secs} s; "
@@ -391,3 +414,18 @@ class Progress:
             # Whether it was applied in time or not, the saves are durable.
             self._changed.wait_for(lambda: not self._unpreserved, min(PRESERVED_SECS, left_secs()))
         self._raise_at_end(left_secs())
+
+
+def _together(failed: list[SaveFailedError]) -> SaveFailedError:
+    """Return one error of all saves that failed, with the reason of the first and the last."""
+    if len(failed) == 1:
+        return failed[0]
+    failed.sort(key=lambda error: error.step)
+    steps = tuple(sorted({step for error in failed for step in error.steps}))
+    shown = ", ".join(map(str, steps[:STEPS_SHOWN_MAX]))
+    more = f" and {len(steps) - STEPS_SHOWN_MAX} more" if len(steps) > STEPS_SHOWN_MAX else ""
+    message = (
+        f"save steps {shown}{more}: {len(steps)} checkpoints were not made. The first: "
+        f"{failed[0]}. The last: {failed[-1]}"
+    )
+    return SaveFailedError(steps[0], message, steps)

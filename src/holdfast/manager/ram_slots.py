@@ -7,6 +7,7 @@ take fresh pages, which cost ten times as much as the copy.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 from holdfast.adapt.contract import Pinning
@@ -26,12 +27,18 @@ class RamSlots:
         self._lock = threading.Lock()
         self._ready: Filling | None = None
 
-    def take(self, size_bytes: int) -> Filling | None:
-        """The slot that is ready, if there is one of that size; the caller closes it."""
+    def take(self, size_bytes: int, held: contextlib.ExitStack | None = None) -> Filling | None:
+        """Return the slot that is ready, if there is one of that size; the caller closes it.
+
+        `held` closes it too, so that an exception that comes before the caller has it loses no
+        slot.
+        """
         with self._lock:
             ready = self._ready
             if ready is None or ready.size_bytes != size_bytes or not ready.is_current:
                 return None
+            if held is not None:
+                held.callback(ready.close)
             self._ready = None
             return ready
 

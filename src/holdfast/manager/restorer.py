@@ -65,11 +65,12 @@ class Restorer:
         # Published first: targets that the agent sets from here on lie above this step.
         place = self.link.place
         place.words.values[place.step_word] = found.step
-        self.steps.went_back(found.step)
         self.saver.forget()
         timeline = self.look().timeline
         if timeline and timeline[-1] != found:
             self.link.branch((found.step, found.attempt))
+        # Only now: an exception before this leaves the run where it was.
+        self.steps.went_back(found.step)
         self._report("restored", restored)
 
     def check_order(self, step: int, *, force: bool) -> int:
@@ -100,11 +101,12 @@ class Restorer:
         """Begin a branch of the run in which `step` is saved anew."""
         self.settle()
         origin = max((c for c in self.look().timeline if c.step <= step), default=None)
-        self.steps.went_back(step)
         self.link.branch((origin.step, origin.attempt) if origin is not None else None)
+        self.steps.went_back(step)
 
     def settle(self) -> None:
         """Wait until what is on its way has arrived, so that a restore sees it."""
+        self.link.finish_branch()
         self.progress.wait(lambda sealed, finished: finished, SETTLE_SECS)
 
     def _report(self, event: str, restored: Restored) -> None:

@@ -8,53 +8,38 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 from collections import deque
-from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import msgspec
 
-from holdfast.adapt.contract import Pinning, Snapshot
+from holdfast.adapt.contract import Pinning
 from holdfast.agent import protocol
 from holdfast.clock import Clock
-from holdfast.engine.save import ChunkBytes, PartImages, PartPlan, write_part
+from holdfast.conditions import Condition
+from holdfast.engine.save import ChunkBytes, PartImages, write_part
 from holdfast.errors import AgentUnavailableError, HoldfastError, StorageError
 from holdfast.format.names import CheckpointId
-from holdfast.manager.copy_making import CopyMaker, FilledCopy
+from holdfast.manager.copy_making import CopyMaker
 from holdfast.manager.link import Link
 from holdfast.manager.part_writing import FilledPart, PartWriter
 from holdfast.manager.patience import SlotPatience
 from holdfast.manager.planning import PartCopy
 from holdfast.manager.progress import Progress
 from holdfast.manager.ram_slots import RamSlots
+from holdfast.manager.save_job import Job, reason_of
 from holdfast.store.contract import Store
 from holdfast.store.ram import Filling
 
 BUSY_SECS = 0.02
-CLOSE_SECS = 300.0
 SKIPPED_MAX = 64
 PATIENCE_SECS = 2.0
 """An agent that takes longer for an answer holds no training up."""
 
 log = logging.getLogger(__name__)
 Answer = TypeVar("Answer", bound=msgspec.Struct)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One save: what to write, where it is due, and the state: fixed, or on its way into slots.
-
-    `copies` are the parts of other ranks that may be copied from the same state; of those `copied`
-    are on their way.
-    """
-
-    plan: PartPlan
-    snapshot: Snapshot
-    is_durable_due: bool
-    copies: tuple[PartCopy, ...] = ()
-    filled: FilledPart | None = None
-    copied: tuple[FilledCopy, ...] = ()
 
 
 class Saver:
@@ -65,12 +50,13 @@ class Saver:
         self._durable = durable
         self._progress = progress
         self._clock = clock
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._waiting: Job | None = None
         self._skipped: deque[CheckpointId] = deque(maxlen=SKIPPED_MAX)
         self._is_at_storage = False
         self._asked_at: float | None = None
         self._is_closed = False
+        self._has_ended = False
         self._is_getting_ready = False
         self._has_told_no_ram = False
         self._patience = SlotPatience(clock)
@@ -80,38 +66,60 @@ class Saver:
         self._copying: tuple[PartCopy, ...] = ()
         self._next_slot: protocol.WantSpare | None = None
         self._next_copies: tuple[PartCopy, ...] = ()
-        self._pin: Pinning = _no_pin
+        self._pin: Pinning = lambda memory: None
         self._thread = threading.Thread(target=self._run, name="holdfast-save", daemon=True)
         self._thread.start()
 
     def take(self, job: Job) -> None:
-        """Takes over a save; waits while another one is waiting already.
+        """Take over a save; wait while another one is waiting already.
 
         Where a slot is ready, the state is copied into it before this returns, and the snapshot is
-        let go of: for the training thread.
+        released: for the training thread. An exception that leaves this ends the save, see `Job`.
         """
+        is_taken = False
+        try:
+            self._take(job)
+            is_taken = True
+        finally:
+            if not is_taken:
+                self._revoke(job, reason_of(sys.exc_info()[1]))
+
+    def _take(self, job: Job) -> None:
         snapshot = job.snapshot
+        self._progress.accept(job.plan.id, durable=job.is_durable_due, by_step=job.is_by_step)
         self._patience.took()
-        filled = self._parts.begin(job.plan, snapshot)
+        job.filled = filled = self._parts.begin(job.plan, snapshot, job.held)
         if filled is None and snapshot.is_borrowed:
             snapshot.bring_to_host()
-        is_whole = filled is not None and not filled.draft.images.kept
-        copied = self._copier.begin(job.copies) if is_whole else ()
-        try:
-            # The thread tells the agent of it while this one copies.
-            self._submit(replace(job, filled=filled, copied=copied))
-            if filled is not None:
-                filled.fill(snapshot)
-            for copy in copied:
-                copy.fill(snapshot, self._clock)
-            if filled is not None and filled.wait():
-                snapshot.release()
-        finally:
-            # Nobody must wait for ever, also where a Ctrl-C came in between.
-            if filled is not None:
-                filled.end()
-            for copy in copied:
-                copy.end()
+        if filled is not None and not filled.draft.images.kept:
+            job.copied = self._copier.begin(job.copies, job.held)
+        # The thread tells the agent of it while this one copies.
+        self._submit(job)
+        if filled is not None:
+            filled.fill(snapshot)
+        for copied in job.copied:
+            copied.fill(snapshot, self._clock)
+        if filled is not None and filled.wait():
+            snapshot.release()
+
+    def _revoke(self, job: Job, reason: str) -> None:
+        """End a save that an exception has interrupted on the training thread.
+
+        Each step may follow on one that was done in part.
+        """
+        with self._changed:
+            if self._waiting is job:
+                self._waiting, job.is_handed_over = None, False
+            self._changed.notify_all()
+        if job.is_handed_over:
+            if job.snapshot.is_borrowed:
+                # The training goes on and may change it, so only a whole copy counts.
+                job.interruption = reason
+            job.end()
+            return
+        self._progress.fail(job.plan.id, reason)
+        self.skip(job.plan.id)
+        job.drop()
 
     def forget(self) -> None:
         """The run goes on from elsewhere: the next save keeps nothing of the one before."""
@@ -151,14 +159,11 @@ class Saver:
     def _submit(self, job: Job) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting is None or self._is_closed)
-            self._waiting = job
+            job.is_handed_over, self._waiting = True, job
             self._changed.notify_all()
 
     def has_room(self) -> bool:
-        """Whether one more save can be handed over; waits while an earlier one is filled into RAM.
-
-        Where an earlier one waits for the durable tier, or for the agent, there is no room.
-        """
+        """Whether one more save fits; waits while an earlier one is filled into RAM alone."""
         with self._changed:
             while self._waiting is not None and not self._is_held_up():
                 self._changed.wait(PATIENCE_SECS)
@@ -169,13 +174,14 @@ class Saver:
             return self._is_at_storage
         return self._is_at_storage or self._clock.monotonic() - self._asked_at >= PATIENCE_SECS
 
-    def close(self) -> None:
+    def close(self, timeout_secs: float) -> None:
         """Ends the thread after what it has; waits for it, but not for storage that hangs."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        self._thread.join(CLOSE_SECS)
-        if self._thread.is_alive():
+            # Not `Thread.join`: a Ctrl-C in it takes a thread for ended that is not.
+            self._changed.wait_for(lambda: self._has_ended, timeout_secs)
+        if not self._has_ended:
             log.warning("a save that hangs in the storage is left behind; the process may end")
         else:
             self._slots.close()
@@ -196,9 +202,12 @@ class Saver:
                 self._do(job)
                 job = None
             elif self._is_closed:
-                return
+                break
             elif is_getting_ready and self._next_slot is not None:
                 self._prepare(self._next_slot)
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify_all()
 
     def _has_work(self) -> bool:
         is_wanted = self._is_closed or self._is_getting_ready
@@ -213,7 +222,7 @@ class Saver:
             # The top of a thread: whatever it was is told to the trainer, once.
             log.debug("save %s failed", job.plan.id, exc_info=True)
             is_lost = isinstance(error, AgentUnavailableError)
-            self._give_up(job, f"{type(error).__name__}: {error}", is_lost)
+            self._give_up(job, f"{type(error).__name__}: {error}", is_lost=is_lost)
         finally:
             self._end_copies(job, is_in_ram=tier == "ram")
             self._next_slot, self._pin = self._slot_after(job), job.snapshot.pin
@@ -321,6 +330,9 @@ class Saver:
                 tier = self._seal(job, filled)
             if filled.wait():
                 return tier
+            if job.interruption is not None:
+                self._give_up(job, job.interruption, is_lost=False)
+                return None
         if not job.snapshot.is_on_host and self._link.place.ram_folder is not None:
             return self._fill_from_devices(job)
         self._slots.give_up_ready()
@@ -408,7 +420,7 @@ class Saver:
         if self._link.place.ram_folder is not None:
             self._tell_no_ram(reason)
         if not job.is_durable_due:
-            self._abandon(job, reason)
+            self._abandon(job.plan.id, reason)
             return None
         self._set_at_storage(True)
         if filled is not None:
@@ -465,31 +477,23 @@ class Saver:
         self._link.tell("ram_unavailable", reason=reason)
 
     def _tell_skipped(self, checkpoint: CheckpointId) -> None:
-        message = protocol.Abandoned(
-            rank=self._link.rank,
-            id=(checkpoint.step, checkpoint.attempt),
-            reason=f"rank {self._link.rank} had earlier ones still on their way",
-            skipped=True,
-        )
+        reason = f"rank {self._link.rank} had earlier ones still on their way"
         with contextlib.suppress(HoldfastError):
-            self._ask("abandoned", message, protocol.Empty)
+            self._abandon(checkpoint, reason, is_skipped=True)
 
-    def _abandon(self, job: Job, reason: str) -> None:
+    def _abandon(self, checkpoint: CheckpointId, reason: str, *, is_skipped: bool = False) -> None:
+        number = checkpoint.step, checkpoint.attempt
         message = protocol.Abandoned(
-            rank=job.plan.rank, id=(job.plan.id.step, job.plan.id.attempt), reason=reason
+            rank=self._link.rank, id=number, reason=reason, skipped=is_skipped
         )
         self._ask("abandoned", message, protocol.Empty)
 
-    def _give_up(self, job: Job, reason: str, is_lost: bool) -> None:
+    def _give_up(self, job: Job, reason: str, *, is_lost: bool) -> None:
         self._progress.fail(job.plan.id, reason)
         if is_lost:
             # Nobody is there to be told; the next agent sees by itself what is not whole.
             return
         try:
-            self._abandon(job, reason)
+            self._abandon(job.plan.id, reason)
         except HoldfastError as error:
             log.warning("the agent was not told that step %d failed: %s", job.plan.id.step, error)
-
-
-def _no_pin(memory: memoryview) -> None:
-    """Before the first save nobody knows which devices there are."""

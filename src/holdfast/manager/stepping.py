@@ -58,6 +58,7 @@ class Stepping:
     ) -> None:
         self._is_alone = process_count == 1
         self.floor = self.last = origin[0] if origin is not None else -1
+        self.step_max = STEP_MAX
         self.accepted: set[int] = set()
         self.preempted_at: int | None = None
         self.read: int | None = None
@@ -114,8 +115,6 @@ class Stepping:
             if step >= words[word]:
                 self._served[word] = words[word]
         self._has_told_skipped = False
-        if due.is_preemption:
-            self.preempted_at = step
 
     def await_confirmation(self, step: int, words: Sequence[int], clock: Clock) -> None:
         """Waits until all hosts have agreed to stop at `step`, or on a later one instead.
@@ -192,16 +191,16 @@ class Stepping:
             self.last,
         )
 
-    def end(self) -> None:
-        """Send every later call of `save` to its checks, which refuse it."""
-        self.last = STEP_MAX
-
     def went_back(self, step: int) -> None:
         """The training goes on from `step`."""
         self.read = None
         self.floor = self.last = step
         self.accepted = {saved for saved in self.accepted if saved < step}
         self._served = {TARGET_DURABLE: NEVER, TARGET_RAM: NEVER}
+
+    def stop(self) -> None:
+        """Let no step pass without a check, which refuses it."""
+        self.step_max = -1
 
     def _asks(self, policy: SaveDecisionPolicy | None, step: int) -> bool:
         return policy is not None and policy.should_save(step, (), context=self._context)

@@ -242,6 +242,7 @@ class Filling:
         self._folder = folder
         self._path = path
         self._slot = slot
+        self._is_closed = False
 
     @property
     def size_bytes(self) -> int:
@@ -250,8 +251,8 @@ class Filling:
 
     @property
     def is_current(self) -> bool:
-        """Whether the RAM tier still has this slot."""
-        return self._slot.is_current()
+        """Whether the RAM tier still has this slot, and it was not closed."""
+        return not self._is_closed and self._slot.is_current()
 
     def write(self, offset_bytes: int, data: memoryview) -> None:
         """Copies `data` to that place.
@@ -308,8 +309,11 @@ class Filling:
         self._folder.in_folder(path, link)
 
     def close(self) -> None:
-        """Lets go of it; where it got no name it is free again."""
-        self._slot.unlock()
+        """Releases the slot; where it got no name it is free again. Closing twice does no harm."""
+        if not self._is_closed:
+            # Unlocked first: closing that was interrupted is done by the next call.
+            self._slot.unlock()
+            self._is_closed = True
 
 
 class _MappedSlot:
@@ -433,7 +437,9 @@ class _MappedSlot:
     def close(self) -> None:
         if self._pin is not None:
             self._pin.close()
-        self._map.close()
+        # The frames of an exception that somebody keeps may view it; it is unmapped after them.
+        with contextlib.suppress(BufferError):
+            self._map.close()
         self._files.close(self._fd)
 
 

@@ -1,0 +1,41 @@
+"""Processes that look like ranks of one job, each of which takes itself for the only one.
+
+A job whose `jax.distributed` was not initialised opens the run once in every process, each as rank
+0 of 1. All but the first one are refused, and advice to take the run over would harm the job.
+"""
+
+from __future__ import annotations
+
+import psutil
+
+from holdfast.agent.group import Group
+
+STARTED_TOGETHER_SECS = 60.0
+FORGOTTEN_JOB = (
+    "both look like processes of one job, each of which takes itself for the only one: was "
+    "jax.distributed.initialize() called in all of them, before the manager is made? If they are "
+    "two runs of one program, stop the other one first, or open with takeover=True to fence it"
+)
+
+
+def is_like_one_job(group: Group, other: Group) -> bool:
+    """Return whether two groups of one process each look like two ranks of one job.
+
+    They do where both run the same command, or have the same parent, and began within a minute.
+    """
+    if group is other or group.count != 1 or other.count != 1:
+        return False
+    for member in group.members.values():
+        for lived in other.present:
+            is_together = abs(member.started - lived.started) <= STARTED_TOGETHER_SECS
+            if member.pid != lived.pid and is_together and _is_alike(member.pid, lived.pid):
+                return True
+    return False
+
+
+def _is_alike(pid: int, other_pid: int) -> bool:
+    try:
+        one, other = psutil.Process(pid), psutil.Process(other_pid)
+        return one.cmdline() == other.cmdline() or one.ppid() == other.ppid()
+    except psutil.Error:
+        return False

@@ -1,0 +1,192 @@
+"""The managers that are open in this process, and how each of them ends.
+
+Invariants:
+- A process has one open manager of a directory: opening the run again replaces the one before,
+  whatever became of that: forgotten, or interrupted while it was closed.
+- Nothing of a manager acts in a forked child: no signal handler, no thread, no hook at its end; no
+  slot, lock or socket of its is held there.
+- Every step of an end may be done again, so that an end that was interrupted can be finished.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.errors import FencedError, HoldfastError, InvalidArgumentError
+from holdfast.manager.calls import Calls
+from holdfast.manager.forking import let_go
+from holdfast.manager.job import Job
+from holdfast.manager.link import Link
+from holdfast.manager.own_policies import OwnPolicyThread
+from holdfast.manager.preemption import PreemptionSignals
+from holdfast.manager.progress import Progress
+from holdfast.manager.saver import Saver
+
+EXIT_SECS = 60.0
+REPLACE_SECS = 30.0
+"""How long a manager that is replaced may bring what it has accepted into RAM, and then may end."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class Holdings:
+    """What a manager holds, in the order in which it is acquired; None: not yet."""
+
+    job: Job
+    progress: Progress
+    link: Link
+    saver: Saver | None = None
+    signals: PreemptionSignals | None = None
+    own: OwnPolicyThread | None = None
+
+    def release(self, saver_secs: float) -> None:
+        """Leave the agent in good order and end all threads; what is under way is left behind."""
+        if self.saver is not None:
+            self.saver.close(saver_secs)
+        if self.signals is not None:
+            self.signals.close()
+        if self.own is not None:
+            self.own.close()
+        self.link.close()
+        self.job.close()
+
+
+class Lifetime:
+    """One open manager, as its process sees it. `check` is called before it is used."""
+
+    def __init__(self, directory: Path, holdings: Holdings, on_end: Callable[[], None]) -> None:
+        self._directory = directory
+        self._holdings = holdings
+        self._on_end = on_end
+        self._error: HoldfastError | None = None
+        self._calls = Calls(directory)
+        # A manager that is never closed still gets what it accepted into RAM. Registered after
+        # JAX's own hooks, so that it comes before JAX takes its devices down.
+        self._at_exit = weakref.finalize(self, _seal_all, holdings.progress)
+        atexit.register(self._at_exit)
+        _open[os.path.realpath(directory)] = self
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` has come to its end."""
+        return self._calls.is_closed
+
+    def check(self, name: str) -> None:
+        """Check that the call `name` may be made now, on this thread.
+
+        Raises:
+            FencedError: the run was opened again in this process.
+            InvalidArgumentError: this process was forked from the manager's, the manager is closed,
+                or another thread uses it.
+        """
+        if self._error is not None:
+            raise type(self._error)(f"{name}: {self._error}")
+        self._calls.check(name)
+
+    def close(self, saver_secs: float) -> None:
+        """Release all that the manager holds. An exception leaves the rest to the next call."""
+        self._holdings.release(saver_secs)
+        self._detach()
+        self._on_end()
+        self._calls.is_closed = True
+
+    @contextlib.contextmanager
+    def closed_on_error(self) -> Iterator[None]:
+        """For the rest of an opening: where it fails or is interrupted, all is released again."""
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(self.close, REPLACE_SECS)
+            yield
+            on_error.pop_all()
+
+    def replace(self) -> None:
+        """End a manager whose run is opened again; what it has sealed stays and becomes durable."""
+        if self.is_closed:
+            return
+        log.warning(
+            "the run %s is opened again in this process: its earlier manager ends", self._directory
+        )
+        self._error = FencedError(
+            f"the run {self._directory} was opened again in this process, "
+            "which began a new attempt; use the newer manager"
+        )
+        self._on_end()
+        progress = self._holdings.progress
+        progress.wait(lambda sealed, finished: sealed, REPLACE_SECS)
+        progress.stop(self._error)
+        self.close(REPLACE_SECS)
+
+    def signals(self) -> tuple[signal.Signals, ...]:
+        """Return the signals that the manager handles."""
+        found = self._holdings.signals
+        return () if found is None or self.is_closed else found.handled
+
+    def forked(self) -> None:
+        """Release what a forked child has of it; the parent's manager goes on."""
+        self._error = InvalidArgumentError(
+            f"the manager of {self._directory}: this process was forked from process "
+            f"{os.getppid()}, to which the manager belongs; save and restore there"
+        )
+        self._detach()
+        self._on_end()
+        holdings = self._holdings
+        if holdings.signals is not None:
+            holdings.signals.close()
+        let_go(Path(os.path.realpath(holdings.link.place.folder)), holdings.link.sockets())
+
+    def _detach(self) -> None:
+        self._at_exit.detach()
+        atexit.unregister(self._at_exit)
+
+
+def replace_open(directory: object) -> None:
+    """End the manager of `directory` that is open in this process, if there is one."""
+    if isinstance(directory, str | os.PathLike):
+        found = _open.get(os.path.realpath(os.fspath(directory)))
+        if found is not None:
+            found.replace()
+
+
+_open: weakref.WeakValueDictionary[str, Lifetime] = weakref.WeakValueDictionary()
+
+
+def _seal_all(progress: Progress) -> None:
+    progress.wait(lambda sealed, finished: sealed, EXIT_SECS)
+
+
+_forking = threading.local()
+"""`mask`: the signals that the forking thread blocked before; the child goes on with its values."""
+
+
+def _before_fork() -> None:
+    # A signal that comes before a child has its own handlers is left pending: else it would run
+    # the trainer's handler, or be lost while that is replaced.
+    signals = {number for lifetime in list(_open.values()) for number in lifetime.signals()}
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+
+
+def _after_fork_in_parent() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _after_fork_in_child() -> None:
+    for lifetime in list(_open.values()):
+        if not lifetime.is_closed:
+            lifetime.forked()
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)
