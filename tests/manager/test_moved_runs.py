@@ -203,6 +203,8 @@ def test_an_agent_that_lingers_gives_its_ram_back_once_the_directory_is_gone(
 def test_a_backup_that_is_put_back_is_trained_at_once(one_host: Host, tmp_path: Path) -> None:
     run, backup = tmp_path / "run", tmp_path / "backup"
     train(run, 0, 1)
+    # The agent releases its lease after the last trainer has left.
+    wait_until(lambda: not (run / "leases").exists())
     shutil.copytree(run, backup)
     shutil.rmtree(run)
     shutil.copytree(backup, run)
