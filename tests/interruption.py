@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import gc
 import sys
 import threading
@@ -17,7 +18,8 @@ _OF_PYTHON = {
     threading.Event.wait.__code__,
     threading.Event.set.__code__,
 }
-"""Python's own conditions do not survive an exception: its pools start their threads with them."""
+POOLS = concurrent.futures.thread.__file__
+"""Python's own events and semaphores do not survive an exception; its pools use them."""
 
 
 class Interruption:
@@ -75,11 +77,12 @@ class Interruption:
 
 
 def _is_of_python(frame: FrameType | None) -> bool:
+    is_threading = False
     while frame is not None and frame.f_code.co_filename == threading.__file__:
         if frame.f_code in _OF_PYTHON:
             return True
-        frame = frame.f_back
-    return False
+        is_threading, frame = True, frame.f_back
+    return is_threading and frame is not None and frame.f_code.co_filename == POOLS
 
 
 def _leaves_a_lock(function: Any) -> bool:

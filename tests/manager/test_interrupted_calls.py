@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import random
 import time
@@ -28,6 +29,13 @@ STRIDES = {"save": 23, "restore": 131, "resume": 131, "close": 31}
 """A quick run takes one position in so many, from a place that a seed gives."""
 PER_RUN = 10
 KINDS = [KeyboardInterrupt, MemoryError]
+
+
+@pytest.fixture(autouse=True)
+def no_remains() -> Iterator[None]:
+    """What an interrupted call left open is collected here, and not in another test."""
+    yield
+    gc.collect()
 
 
 def positions(call: str, request: pytest.FixtureRequest) -> Iterable[int]:

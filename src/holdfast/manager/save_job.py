@@ -28,7 +28,7 @@ class Job:
         filled: the slot that the training thread copies the state into, where one was ready.
         copied: those of `copies` that the training thread makes.
         held: closes what the job holds, until it is handed over.
-        is_handed_over: whether the saver's thread has the job. Owned by the saver's lock.
+        is_handed_over: whether the job is the saver's thread's. Written by the training thread.
         interruption: why the training thread left the save before its end. Written before the
             filling ends, so the saver's thread sees it once it has waited for that.
     """

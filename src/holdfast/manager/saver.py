@@ -107,15 +107,14 @@ class Saver:
 
         Each step may follow on one that was done in part.
         """
-        with self._changed:
-            if self._waiting is job:
-                self._waiting, job.is_handed_over = None, False
-            self._changed.notify_all()
         if job.is_handed_over:
             if job.snapshot.is_borrowed:
                 # The training goes on and may change it, so only a whole copy counts.
                 job.interruption = reason
             job.end()
+            with self._changed:
+                # The exception may have come before the thread was notified of the job.
+                self._changed.notify_all()
             return
         self._progress.fail(job.plan.id, reason)
         self.skip(job.plan.id)

@@ -311,9 +311,9 @@ class Filling:
     def close(self) -> None:
         """Releases the slot; where it got no name it is free again. Closing twice does no harm."""
         if not self._is_closed:
-            # Unlocked first: closing that was interrupted is done by the next call.
+            # Closing that was interrupted, or refused by a device, is done by the next call.
             self._slot.unlock()
-            self._is_closed = True
+            self._is_closed = not self._slot.is_filling
 
 
 class _MappedSlot:
