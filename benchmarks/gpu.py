@@ -315,7 +315,9 @@ def end_agents(ram: Path) -> None:
     for folder in ram.glob("*"):
         client = AgentClient(folder, timeout_secs=10.0)
         with suppress(AgentGoneError, ProcessLookupError):
-            os.kill(client.call("status", protocol.Empty(), protocol.Status).pid, signal.SIGKILL)
+            os.kill(
+                client.call("status", protocol.Empty(), protocol.AgentStatus).pid, signal.SIGKILL
+            )
         client.close()
 
 

@@ -13,19 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.agent.peer_config import LOOPBACK, listen
-from holdfast.agent.peer_server import PeerServer, Served
 from holdfast.clock import SystemClock
-from holdfast.engine.commit import parse_part
-from holdfast.engine.part_layouts import PartLayouts
-from holdfast.engine.pulling import pull_part
-from holdfast.engine.save import PartPlan, write_part
+from holdfast.engine.lifecycle.commit import parse_part
+from holdfast.engine.saving.part import PartPlan, write_part
+from holdfast.engine.saving.part_layouts import PartLayouts
+from holdfast.engine.transfer.fetch import pull_part
 from holdfast.format.layout import image_layout
 from holdfast.format.names import CHECKPOINTS, CheckpointId, image_key, part_key
 from holdfast.format.records import ArraySpec, CheckpointSpec
-from holdfast.store.peer import PeerStore
-from holdfast.store.peer_calls import PeerAccess
-from holdfast.store.peer_connection import PeerAddress
+from holdfast.peers.client import PeerAccess
+from holdfast.peers.config import LOOPBACK, listen
+from holdfast.peers.connection import PeerAddress
+from holdfast.peers.server import PeerServer, ServedRun
+from holdfast.peers.store import PeerStore
 from holdfast.store.ram import RamStore
 from holdfast.store.slots import SlotPool
 
@@ -98,7 +98,9 @@ def _serve(folder: str, size_gb: float, pipe: Connection) -> None:
     plan = _plan(count)
     array = np.random.default_rng(0).integers(0, 255, ARRAY_SIZE_BYTES, np.uint8)
     part = write_part(store, plan, lambda chunk: array.data)
-    server = PeerServer(Served(store=_ram(root), run_id=RUN_ID, token=TOKEN), listen(LOOPBACK, 0))
+    server = PeerServer(
+        ServedRun(store=_ram(root), run_id=RUN_ID, token=TOKEN), listen(LOOPBACK, 0)
+    )
     listener = socket.create_server((LOOPBACK, 0))
     pipe.send((server.address.port, listener.getsockname()[1]))
     with open(root / image_key(ID, 0, 1), "rb") as image:

@@ -18,8 +18,8 @@ from pathlib import Path
 import psutil
 
 from holdfast.agent import protocol
+from holdfast.agent.agent_directory import LOCK, SOCKET
 from holdfast.agent.client import AgentClient, AgentGoneError
-from holdfast.agent.location import LOCK, SOCKET
 
 WAIT_SECS = 60.0
 
@@ -53,17 +53,17 @@ class Host:
         self.trainers.append(process)
         return process
 
-    def agents(self) -> list[protocol.Status]:
+    def agents(self) -> list[protocol.AgentStatus]:
         """The agents that answer on this host."""
         found = []
         for folder in self._agent_folders():
             client = AgentClient(folder, timeout_secs=10.0)
             with contextlib.suppress(AgentGoneError):
-                found.append(client.call("status", protocol.Empty(), protocol.Status))
+                found.append(client.call("status", protocol.Empty(), protocol.AgentStatus))
             client.close()
         return found
 
-    def agent(self) -> protocol.Status:
+    def agent(self) -> protocol.AgentStatus:
         """The one agent there is."""
         (status,) = self.agents()
         return status

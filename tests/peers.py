@@ -15,16 +15,16 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from holdfast.agent.peer_config import LOOPBACK, listen
-from holdfast.agent.peer_connections import PeerLimits
-from holdfast.agent.peer_server import PeerServer, Served
 from holdfast.clock import SystemClock
 from holdfast.format.buffers import Buffer
+from holdfast.peers.client import PeerAccess
+from holdfast.peers.config import LOOPBACK, listen
+from holdfast.peers.connection import PeerAddress, PeerBounds
+from holdfast.peers.server import PeerServer, ServedRun
+from holdfast.peers.server_connections import PeerLimits
+from holdfast.peers.store import PeerStore
+from holdfast.peers.tls import PeerTls, serving_context
 from holdfast.store.contract import Reader, Store, StoredObject
-from holdfast.store.peer import PeerStore
-from holdfast.store.peer_calls import PeerAccess
-from holdfast.store.peer_connection import PeerAddress, PeerBounds
-from holdfast.store.peer_tls import PeerTls, serving_context
 from tests.engine.stores import ram
 
 RUN = "0123456789abcdef0123456789abcdef"
@@ -41,7 +41,7 @@ def serving(
 ) -> Iterator[PeerServer]:
     """A server of the RAM tier in `root`."""
     context = serving_context(tls) if tls is not None else None
-    served = Served(store=ram(root), run_id=RUN, token=TOKEN, tls=context)
+    served = ServedRun(store=ram(root), run_id=RUN, token=TOKEN, tls=context)
     server = PeerServer(served, listen(LOOPBACK, 0), limits)
     try:
         yield server

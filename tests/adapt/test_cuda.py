@@ -10,10 +10,11 @@ import sys
 import numpy as np
 import pytest
 
-from holdfast.adapt import cuda, jax_devices
 from holdfast.adapt.contract import DeviceRange
-from holdfast.adapt.cuda import CudaRuntime, open_cuda
-from holdfast.adapt.transfers import PIECE_SIZE_BYTES, RegisteredMemory, Streams
+from holdfast.adapt.devices import cuda
+from holdfast.adapt.devices.cuda import CudaRuntime, open_cuda
+from holdfast.adapt.devices.transfers import PIECE_SIZE_BYTES, RegisteredMemory, Streams
+from holdfast.adapt.jax import devices
 from holdfast.errors import DeviceError
 from tests.adapt.fake_cuda import FakeCuda, cudaError_t
 
@@ -195,5 +196,5 @@ class _Device:
 def test_nvidias_devices_are_served_by_cuda_and_no_others(
     platform: str, version: str, is_served: bool
 ) -> None:
-    found = jax_devices._platform_of(_Device(platform, version))
+    found = devices._platform_of(_Device(platform, version))
     assert (found is not None and found.open_runtime is open_cuda) == is_served

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from holdfast.adapt.jax_devices import DeviceArrays, JaxDevices
-from holdfast.adapt.jax_state import JaxFramework
+from holdfast.adapt.jax.devices import DeviceArrays, JaxDevices
+from holdfast.adapt.jax.state import JaxFramework
 from holdfast.format.layout import Chunk
 from holdfast.testing.stand_in_device import StandInDevice
 

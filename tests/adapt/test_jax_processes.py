@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from holdfast import errors
-from holdfast.adapt.jax_processes import JaxProcesses, slice_of
+from holdfast.adapt.jax.processes import JaxProcesses, slice_of
 from tests.manager.ranks import RankOf, jax_words
 
 

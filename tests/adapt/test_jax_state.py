@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from holdfast.adapt.jax_state import JaxFramework
+from holdfast.adapt.jax.state import JaxFramework
 from holdfast.format.layout import Chunk
 
 

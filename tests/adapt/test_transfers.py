@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from holdfast.adapt import transfers
 from holdfast.adapt.contract import DeviceRange
-from holdfast.adapt.transfers import RegisteredMemory, Streams
+from holdfast.adapt.devices import transfers
+from holdfast.adapt.devices.transfers import RegisteredMemory, Streams
 from holdfast.errors import DeviceError
 from holdfast.testing.stand_in_device import StandInDevice
 from tests.hosts import wait_until

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from holdfast.adapt.contract import Framework
-from holdfast.adapt.jax_state import JaxFramework
+from holdfast.adapt.jax.state import JaxFramework
 from holdfast.errors import UnsupportedLeafError
 from holdfast.format.values import encode_value
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent.agreeing import Agreeing
+from holdfast.agent.coordinator import Coordinator
 from holdfast.errors import InvalidArgumentError
-from holdfast.manager.job import JobPeers
-from holdfast.store.peer import PeerStore
-from holdfast.store.peer_connection import PeerAddress, parse_address
-from holdfast.store.peer_messages import HOSTS_SIZE_MAX_BYTES, hosts_text, parse_hosts
+from holdfast.manager.job_context import JobPeers
+from holdfast.peers.connection import PeerAddress, parse_address
+from holdfast.peers.store import PeerStore
+from holdfast.peers.wire import HOSTS_SIZE_MAX_BYTES, hosts_text, parse_hosts
 from tests.peers import reaching
 from tests.trust.in_process import in_process_host
 
@@ -44,14 +44,14 @@ def test_what_tells_of_no_addresses_is_refused(text: str) -> None:
 
 
 @pytest.fixture
-def agreeing(tmp_path: Path) -> Iterator[Agreeing]:
+def agreeing(tmp_path: Path) -> Iterator[Coordinator]:
     with in_process_host(tmp_path) as host:
         host.start_agent()
         assert host.service is not None
         yield host.service.agreeing
 
 
-def test_what_others_say_of_a_host_counts_where_it_is_newer(agreeing: Agreeing) -> None:
+def test_what_others_say_of_a_host_counts_where_it_is_newer(agreeing: Coordinator) -> None:
     known = agreeing._peers.addresses
     agreeing.learn({"host-b": OLD})
     assert known() == {"host-b": OLD}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast.engine.agreement.effects import GivenUp
-from holdfast.engine.agreement.messages import Status
+from holdfast.coordination.effects import GivenUp
+from holdfast.coordination.messages import CheckpointStatus
 from holdfast.format.names import CheckpointId
 from tests.engine.making import memory_folder
 from tests.hosts import events
@@ -16,7 +16,9 @@ def test_a_checkpoint_that_is_given_up_is_named_with_the_reason() -> None:
     with memory_folder() as root, in_process_host(Path(root)) as agent:
         agent.start_agent()
         assert agent.service is not None
-        lost = GivenUp(CheckpointId(234, 1), Status.PROTECTED, "no host holds the parts of rank 1")
+        lost = GivenUp(
+            CheckpointId(234, 1), CheckpointStatus.PROTECTED, "no host holds the parts of rank 1"
+        )
         agent.service._on_effect(lost)
         trainer = agent.attach()
         assert trainer.place.warnings == (

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from holdfast.agent import protocol
-from holdfast.agent.keeping import Keeper
-from holdfast.agent.peers import Peers
-from holdfast.agent.storing import Storing
-from holdfast.engine.agreement import effects
-from holdfast.engine.agreement.ledger import DELETED
-from holdfast.engine.agreement.messages import Status
+from holdfast.agent.retention import Retention
+from holdfast.agent.storage_worker import StorageWorker
+from holdfast.coordination import effects
+from holdfast.coordination.checkpoint_table import DELETED
+from holdfast.coordination.messages import CheckpointStatus
 from holdfast.errors import ObjectNotFoundError
 from holdfast.format.names import CheckpointId
+from holdfast.peers.directory import PeerDirectory
 from tests.trust.in_process import InProcessHost, Trainer, in_process_host
 
 NO_PART = "the ranks did not meet at one step"
@@ -89,14 +89,17 @@ def test_a_commit_that_no_notice_has_named_is_named_when_it_is_asked_for(
 
 
 @pytest.fixture
-def keeper(host: InProcessHost) -> Keeper:
+def keeper(host: InProcessHost) -> Retention:
     host.attach()
     assert host.service is not None
     return host.service._keeper
 
 
 def kinds_of(
-    host: InProcessHost, keeper: Keeper, *ends: tuple[int, Status, str], is_due: bool = True
+    host: InProcessHost,
+    keeper: Retention,
+    *ends: tuple[int, CheckpointStatus, str],
+    is_due: bool = True,
 ) -> list[str]:
     """The kinds of the notices that these are posted as."""
     before = host.state.notices.count
@@ -107,31 +110,35 @@ def kinds_of(
 
 
 def test_a_protected_durable_one_is_named_only_where_an_older_one_was_dropped(
-    host: InProcessHost, keeper: Keeper
+    host: InProcessHost, keeper: Retention
 ) -> None:
     # The first one of an agent: it does not know what one before it has dropped.
-    assert kinds_of(host, keeper, (1, Status.PROTECTED, "")) == ["protected"]
-    assert kinds_of(host, keeper, (2, Status.PROTECTED, "")) == []
+    assert kinds_of(host, keeper, (1, CheckpointStatus.PROTECTED, "")) == ["protected"]
+    assert kinds_of(host, keeper, (2, CheckpointStatus.PROTECTED, "")) == []
     # Of one for RAM alone nothing else is posted.
-    assert kinds_of(host, keeper, (2, Status.PROTECTED, ""), is_due=False) == ["protected"]
-    dropped = (4, Status.DROPPED, NO_PART)
-    assert kinds_of(host, keeper, dropped, (3, Status.PROTECTED, "")) == ["dropped"]
-    newer = ((5, Status.PROTECTED, ""), (6, Status.PROTECTED, ""))
+    assert kinds_of(host, keeper, (2, CheckpointStatus.PROTECTED, ""), is_due=False) == [
+        "protected"
+    ]
+    dropped = (4, CheckpointStatus.DROPPED, NO_PART)
+    assert kinds_of(host, keeper, dropped, (3, CheckpointStatus.PROTECTED, "")) == ["dropped"]
+    newer = ((5, CheckpointStatus.PROTECTED, ""), (6, CheckpointStatus.PROTECTED, ""))
     assert kinds_of(host, keeper, *newer) == ["protected"]
 
 
 def test_what_was_deleted_or_left_behind_is_not_called_dropped(
-    host: InProcessHost, keeper: Keeper
+    host: InProcessHost, keeper: Retention
 ) -> None:
-    assert kinds_of(host, keeper, (3, Status.DROPPED, DELETED)) == ["deleted"]
-    keeper.told(effects.Tell(CheckpointId(3, 0), Status.DROPPED, "an abandoned branch"))
+    assert kinds_of(host, keeper, (3, CheckpointStatus.DROPPED, DELETED)) == ["deleted"]
+    keeper.told(effects.Tell(CheckpointId(3, 0), CheckpointStatus.DROPPED, "an abandoned branch"))
     assert host.state.notices._notices[-1].kind == "left behind"
 
 
 def test_a_part_that_is_gone_at_its_source_is_reported_only_if_it_is_still_wanted(
     host: InProcessHost,
 ) -> None:
-    storing = Storing(host.state, Peers("run", host.clock), lambda manifest, secs: None)
+    storing = StorageWorker(
+        host.state, PeerDirectory("run", host.clock), lambda manifest, secs: None
+    )
     pull = effects.Pull(CheckpointId(1, 1), 0, 2, "host-b")
     gone = ObjectNotFoundError("status 404")
     assert storing._may_be_given_up(pull, gone)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from holdfast.agent import protocol
-from holdfast.agent.words import SEAT_COUNT, step_word
+from holdfast.agent.control_block import SEAT_COUNT, step_word
 from holdfast.errors import InvalidArgumentError, RunBusyError, StorageError
 from holdfast.policy import preservation_policy, save_decision_policy
 from tests.trust.in_process import InProcessHost, in_process_host

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.engine.run import create_run
+from holdfast.engine.lifecycle.run import create_run
 from tests.cli.command_line import answer, holdfast
-from tests.engine.keeping import Chain
 from tests.engine.making import RUN_ID, TIME, Made, begin, disk, flip_bit, random_array
+from tests.engine.reusing import Chain
 from tests.hosts import Host
 
 FROZEN, TUNED = ("frozen",), ("tuned",)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from holdfast.cli.verify import merged
-from holdfast.engine.verify import BlockCheck
+from holdfast.engine.reading.verify import BlockCheck
 from holdfast.format.records import PartRecord
 from holdfast.format.sealed import seal, unseal
 from tests.cli.command_line import answer, holdfast, train

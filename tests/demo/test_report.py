@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from holdfast.demo.failures import Kind
+from holdfast.demo.failures import FailureKind
 from holdfast.demo.journal import Finished, Record, Step
 from holdfast.demo.report import (
     compare,
@@ -32,7 +32,7 @@ def test_each_failure_is_charged_what_it_cost() -> None:
     report = make_report(0, interrupted_run(), uninterrupted_run(), [])
     kill, terminate, agent = report.failures
 
-    assert kill.kind is Kind.KILL
+    assert kill.kind is FailureKind.KILL
     assert (kill.last_step, kill.next_step, kill.steps_lost) == (11, 8, 4)
     assert kill.recovery_secs == 4.0
     assert kill.restore_secs == 0.25
@@ -161,7 +161,7 @@ def test_a_lost_host_is_charged_what_it_cost_all_hosts() -> None:
     report = make_report(0, run_that_loses_a_host(), uninterrupted_run_of_two_hosts(), [])
     assert report.hosts == 2
     (lost,) = report.failures
-    assert (lost.kind, lost.host) == (Kind.LOSE_HOST, "host-1")
+    assert (lost.kind, lost.host) == (FailureKind.LOSE_HOST, "host-1")
     # The first host had finished step 11, the lost one had not.
     assert (lost.last_step, lost.next_step, lost.steps_lost) == (11, 9, 3)
     assert lost.recovery_secs == 4.0

@@ -20,11 +20,11 @@ import numpy as np
 from hypothesis import strategies as st
 
 from holdfast.clock import SystemClock
-from holdfast.engine.attempts import AttemptStart, begin_attempt, newest_attempt
-from holdfast.engine.catalog import list_checkpoints
-from holdfast.engine.commit import commit
-from holdfast.engine.save import PartPlan, write_part
-from holdfast.engine.sources import CheckpointSources, find_sources
+from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt, newest_attempt
+from holdfast.engine.lifecycle.catalog import list_checkpoints
+from holdfast.engine.lifecycle.commit import commit
+from holdfast.engine.reading.sources import CheckpointSources, find_sources
+from holdfast.engine.saving.part import PartPlan, write_part
 from holdfast.format.layout import Chunk, image_layout
 from holdfast.format.names import CheckpointId
 from holdfast.format.placement import Placement

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.engine.attempts import (
+from holdfast.engine.lifecycle.attempts import (
     AttemptStart,
     attempt_numbers,
     begin_attempt,
@@ -17,7 +17,7 @@ from holdfast.engine.attempts import (
     read_attempt,
     read_attempts,
 )
-from holdfast.engine.run import create_run, mend_run, read_run
+from holdfast.engine.lifecycle.run import create_run, mend_run, read_run
 from holdfast.errors import (
     CheckpointDamagedError,
     NewerFormatError,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.engine.catalog import has_all_parts, list_checkpoints
+from holdfast.engine.lifecycle.catalog import has_all_parts, list_checkpoints
 from holdfast.format.names import CheckpointId
 from holdfast.store.disk import DiskStore
 from tests.engine.making import Made, random_array

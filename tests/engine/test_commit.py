@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from holdfast.engine.catalog import Listing, list_checkpoints
-from holdfast.engine.commit import check_not_fenced, commit, remove
-from holdfast.engine.recover import recover
-from holdfast.engine.restore import fill_targets
+from holdfast.engine.lifecycle.catalog import Listing, list_checkpoints
+from holdfast.engine.lifecycle.commit import check_not_fenced, commit, remove
+from holdfast.engine.lifecycle.recovery import recover
+from holdfast.engine.reading.restore import fill_targets
 from holdfast.errors import CheckpointDamagedError, FencedError, ObjectNotFoundError, StorageError
 from holdfast.format.names import CheckpointId, checkpoint_folder, manifest_key, part_key
 from holdfast.store.disk import DiskStore

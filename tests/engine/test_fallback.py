@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.engine.copying import copy_part
-from holdfast.engine.part_layouts import PartLayouts
-from holdfast.engine.restore import fill_targets
-from holdfast.engine.sources import CheckpointSources
+from holdfast.engine.reading.restore import fill_targets
+from holdfast.engine.reading.sources import CheckpointSources
+from holdfast.engine.saving.part_layouts import PartLayouts
+from holdfast.engine.transfer.copy import copy_part
 from holdfast.errors import CheckpointDamagedError
 from holdfast.format.digests import digest
 from holdfast.format.names import image_key, part_key

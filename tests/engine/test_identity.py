@@ -10,11 +10,11 @@ from typing import NamedTuple
 import pytest
 
 from holdfast.clock import SystemClock
-from holdfast.engine.attempts import AttemptStart, begin_attempt
-from holdfast.engine.identity import Finding, find, judge, place_of, settle
-from holdfast.engine.run import create_run, mend_run, read_run, read_run_record
+from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt
+from holdfast.engine.lifecycle.identity import Finding, find, judge, place_of, settle
+from holdfast.engine.lifecycle.run import create_run, mend_run, read_run, read_run_record
 from holdfast.format.names import RUN_FILE
-from holdfast.format.records import Place, RunRecord
+from holdfast.format.records import RunPlace, RunRecord
 from holdfast.store.disk import DiskStore
 from holdfast.store.mounts import file_system_type, has_lasting_inodes
 from tests.engine.making import TIME, begin
@@ -22,14 +22,14 @@ from tests.store.places import mounted
 
 CLOCK = SystemClock()
 COUNT = 8
-A, B = Place(inode=7, path="/a"), Place(inode=7, path="/b")
-OTHER_A, OTHER_B = Place(inode=8, path="/a"), Place(inode=8, path="/b")
+A, B = RunPlace(inode=7, path="/a"), RunPlace(inode=7, path="/b")
+OTHER_A, OTHER_B = RunPlace(inode=8, path="/a"), RunPlace(inode=8, path="/b")
 SAME, MOVED, COPY = Finding.SAME, Finding.MOVED, Finding.COPY
 
 
 class Case(NamedTuple):
-    recorded: Place | None
-    found: Place
+    recorded: RunPlace | None
+    found: RunPlace
     inodes_last: bool
     other_inode: int | None
     expected: Finding

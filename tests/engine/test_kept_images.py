@@ -14,23 +14,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.engine.catalog import list_checkpoints
-from holdfast.engine.commit import commit, read_part, remove
-from holdfast.engine.copying import copy_part
-from holdfast.engine.part_layouts import PartLayouts
-from holdfast.engine.restore import fill_targets
-from holdfast.engine.sources import is_sound
-from holdfast.engine.verify import verify
+from holdfast.engine.lifecycle.catalog import list_checkpoints
+from holdfast.engine.lifecycle.commit import commit, read_part, remove
+from holdfast.engine.reading.restore import fill_targets
+from holdfast.engine.reading.sources import is_sound
+from holdfast.engine.reading.verify import verify
+from holdfast.engine.saving.part_layouts import PartLayouts
+from holdfast.engine.transfer.copy import copy_part
 from holdfast.errors import CheckpointDamagedError, HoldfastError
 from holdfast.format.check import CHUNK_COUNT_MAX
 from holdfast.format.names import CheckpointId, image_key, kept_image_key, manifest_key, part_key
-from holdfast.format.placement import Target
+from holdfast.format.placement import RestoreTarget
 from holdfast.format.records import KeptImage, Manifest, PartRecord
 from holdfast.format.sealed import record_digest, seal, unseal
 from holdfast.store.contract import Store
 from holdfast.store.disk import DiskStore
 from holdfast.store.ram import RamStore
-from tests.engine.keeping import Chain
 from tests.engine.making import (
     Made,
     checkpoints,
@@ -41,6 +40,7 @@ from tests.engine.making import (
     same_bits,
     sources_of,
 )
+from tests.engine.reusing import Chain
 from tests.engine.stores import WatchingStore, ram
 from tests.engine.test_restore import assert_filled, whole_targets
 
@@ -232,7 +232,7 @@ def test_a_bad_kept_image_may_be_lent_nowhere_and_a_good_one_is_not_copied(
     made = chain.made[2]
     taken = []
 
-    def targets() -> list[Target]:
+    def targets() -> list[RestoreTarget]:
         found = whole_targets(made)
         return [_taking(one, taken) for one in found]
 
@@ -249,9 +249,9 @@ def test_a_bad_kept_image_may_be_lent_nowhere_and_a_good_one_is_not_copied(
         fill_targets(sources_of(made.id, memory), targets())
 
 
-def _taking(one: Target, taken: list) -> Target:
+def _taking(one: RestoreTarget, taken: list) -> RestoreTarget:
     """The same target, which takes memory that is lent."""
-    return Target(
+    return RestoreTarget(
         array_index=one.array_index, region=one.region, buffer=one.buffer, take=taken.append
     )
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from holdfast.clock import SystemClock
-from holdfast.engine.leases import Lease, Leases, LeaseWriter
+from holdfast.engine.lifecycle.leases import Lease, Leases, LeaseWriter
 from holdfast.errors import StorageError
 from holdfast.format.names import lease_key
 from holdfast.store.run_directory import RunDirectory

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.engine.catalog import list_checkpoints
-from holdfast.engine.part_layouts import PartLayouts
-from holdfast.engine.restore import fill_targets
-from holdfast.engine.sources import CheckpointSources, is_sound
-from holdfast.engine.verify import verify
+from holdfast.engine.lifecycle.catalog import list_checkpoints
+from holdfast.engine.reading.restore import fill_targets
+from holdfast.engine.reading.sources import CheckpointSources, is_sound
+from holdfast.engine.reading.verify import verify
+from holdfast.engine.saving.part_layouts import PartLayouts
 from holdfast.errors import CheckpointDamagedError
 from holdfast.format.names import image_key, manifest_key, part_key
 from holdfast.format.records import PartRecord
@@ -80,7 +80,7 @@ def test_to_list_what_is_there_nothing_is_laid_out(
     def refused(*_: object) -> object:
         raise AssertionError("a part was laid out")
 
-    monkeypatch.setattr("holdfast.engine.part_layouts.image_layout", refused)
+    monkeypatch.setattr("holdfast.engine.saving.part_layouts.image_layout", refused)
     assert is_sound(made.id, [durable], {durable.name: list_checkpoints(durable)})
     with pytest.raises(AssertionError, match="laid out"):
         fill_targets(sources_of(made.id, durable), whole_targets(made))

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.clock import SystemClock
-from holdfast.engine.copying import copy_part
-from holdfast.engine.part_layouts import PartLayouts
-from holdfast.engine.restore import fill_targets
-from holdfast.engine.sources import CheckpointSources
-from holdfast.format.placement import Target
+from holdfast.engine.reading.restore import fill_targets
+from holdfast.engine.reading.sources import CheckpointSources
+from holdfast.engine.saving.part_layouts import PartLayouts
+from holdfast.engine.transfer.copy import copy_part
+from holdfast.format.placement import RestoreTarget
 from holdfast.store.disk import DiskStore
 from tests.engine.making import (
     Made,
@@ -46,23 +46,23 @@ def poisoned(shape: tuple[int, ...], dtype: np.dtype, order: str = "C") -> np.nd
     return made[(*(slice(None, None, 2) for _ in shape), ...)] if strided else made
 
 
-def target(made: Made, index: int, region: tuple, order: str = "C") -> Target:
+def target(made: Made, index: int, region: tuple, order: str = "C") -> RestoreTarget:
     shape = tuple(b - a for a, b in zip(*region, strict=True))
     dtype = made.arrays[made.specs[index].path].dtype
-    return Target(array_index=index, region=region, buffer=poisoned(shape, dtype, order))
+    return RestoreTarget(array_index=index, region=region, buffer=poisoned(shape, dtype, order))
 
 
-def expected(made: Made, one: Target) -> np.ndarray:
+def expected(made: Made, one: RestoreTarget) -> np.ndarray:
     cut = tuple(slice(a, b) for a, b in zip(*one.region, strict=True))
     return made.arrays[made.specs[one.array_index].path][(*cut, ...)]
 
 
-def assert_filled(made: Made, targets: list[Target]) -> None:
+def assert_filled(made: Made, targets: list[RestoreTarget]) -> None:
     for one in targets:
         assert same_bits(one.buffer, expected(made, one))
 
 
-def whole_targets(made: Made) -> list[Target]:
+def whole_targets(made: Made) -> list[RestoreTarget]:
     return [
         target(made, index, ((0,) * len(spec.shape), spec.shape))
         for index, spec in enumerate(made.specs)
@@ -70,7 +70,7 @@ def whole_targets(made: Made) -> list[Target]:
 
 
 @st.composite
-def targets_of(draw: Callable, made: Made) -> list[Target]:
+def targets_of(draw: Callable, made: Made) -> list[RestoreTarget]:
     found = []
     for index, spec in enumerate(made.specs):
         for _ in range(draw(st.integers(0, 3))):

@@ -11,11 +11,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.engine.catalog import list_stores
-from holdfast.engine.copying import copy_part
-from holdfast.engine.part_layouts import PartLayouts
-from holdfast.engine.restore import RestoreTally, fill_targets
-from holdfast.engine.sources import find_sources, is_sound, readable
+from holdfast.engine.lifecycle.catalog import list_stores
+from holdfast.engine.reading.restore import RestoreTally, fill_targets
+from holdfast.engine.reading.sources import find_sources, is_sound, readable
+from holdfast.engine.saving.part_layouts import PartLayouts
+from holdfast.engine.transfer.copy import copy_part
 from holdfast.errors import CheckpointDamagedError, NewerFormatError, StorageError
 from holdfast.format.names import image_key, manifest_key, part_key
 from holdfast.format.records import PartRecord

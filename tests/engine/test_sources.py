@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from holdfast.engine.catalog import list_checkpoints
-from holdfast.engine.copying import copy_part
-from holdfast.engine.part_layouts import PartLayouts
-from holdfast.engine.restore import fill_targets
-from holdfast.engine.sources import find_sources, is_sound, readable
+from holdfast.engine.lifecycle.catalog import list_checkpoints
+from holdfast.engine.reading.restore import fill_targets
+from holdfast.engine.reading.sources import find_sources, is_sound, readable
+from holdfast.engine.saving.part_layouts import PartLayouts
+from holdfast.engine.transfer.copy import copy_part
 from holdfast.errors import CheckpointDamagedError, NewerFormatError, StepUncommittedError
 from holdfast.format.names import CheckpointId, image_key, manifest_key, part_key
 from holdfast.format.records import Manifest, PartRecord

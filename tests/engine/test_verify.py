@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.engine.copying import copy_part
-from holdfast.engine.part_layouts import PartLayouts
-from holdfast.engine.verify import BlockCheck, verify
+from holdfast.engine.reading.verify import BlockCheck, verify
+from holdfast.engine.saving.part_layouts import PartLayouts
+from holdfast.engine.transfer.copy import copy_part
 from holdfast.format.names import image_key
 from holdfast.store.disk import DiskStore
 from holdfast.store.ram import RamStore

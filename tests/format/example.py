@@ -15,10 +15,10 @@ import ml_dtypes
 import numpy as np
 
 from holdfast.clock import SystemClock
-from holdfast.engine.attempts import AttemptStart, begin_attempt
-from holdfast.engine.commit import commit
-from holdfast.engine.run import create_run
-from holdfast.engine.save import PartPlan, write_part
+from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt
+from holdfast.engine.lifecycle.commit import commit
+from holdfast.engine.lifecycle.run import create_run
+from holdfast.engine.saving.part import PartPlan, write_part
 from holdfast.format.grid import slices_within
 from holdfast.format.layout import Chunk, image_layout
 from holdfast.format.names import CheckpointId
@@ -27,13 +27,13 @@ from holdfast.format.records import (
     CheckpointSpec,
     Container,
     PartRecord,
-    Place,
+    RunPlace,
     SavedValue,
 )
 from holdfast.format.values import encode_value
 from holdfast.store.contract import Store
 from holdfast.store.disk import DiskStore
-from tests.engine.keeping import images_keeping, link_images
+from tests.engine.reusing import images_keeping, link_images
 
 RUN_ID = "5f2b8c1e9d3a47f0a6b1c2d3e4f50617"
 TIME = datetime(2026, 8, 1, 12, 0, tzinfo=UTC)
@@ -59,7 +59,7 @@ SPECS = (
 def write_example(run: Path) -> None:
     """Writes the run of the example into `run`, which is empty."""
     store = DiskStore(run, SystemClock())
-    create_run(store, "example", RUN_ID, TIME, Place(inode=5242881, path="/runs/example"))
+    create_run(store, "example", RUN_ID, TIME, RunPlace(inode=5242881, path="/runs/example"))
     start = AttemptStart(run_id=RUN_ID, origin=None, host="h0", pid=42, time=TIME)
     begin_attempt(store, 1, start)
     records: list[PartRecord] = []

@@ -19,12 +19,11 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import holdfast
-from holdfast.engine.commit import read_part
-from holdfast.engine.run import create_run
+from holdfast.engine.lifecycle.commit import read_part
+from holdfast.engine.lifecycle.run import create_run
 from holdfast.format.names import CheckpointId
 from holdfast.format.values import encode_value
 from holdfast.policy.save_decision_policy import FixedIntervalPolicy
-from tests.engine.keeping import Chain
 from tests.engine.making import (
     DTYPES,
     ML_DTYPES,
@@ -38,6 +37,7 @@ from tests.engine.making import (
     memory_folder,
     random_array,
 )
+from tests.engine.reusing import Chain
 from tests.format import stranger
 from tests.format.example import write_example
 from tests.format.stranger import BadRunError, read_newest, timeline

@@ -26,15 +26,15 @@ ROOT = Path(__file__).parents[2]
 # tops of processes and threads, which report what they caught.
 DEED = "whatever a deed in the stores met is told to the agreement as its outcome"
 BROAD_EXCEPTS: dict[str, str] = {
-    "src/holdfast/agent/storing.py:Storing.begin": DEED,
-    "src/holdfast/agent/storing.py:Storing.commit": DEED,
-    "src/holdfast/agent/storing.py:Storing.list_durable": DEED,
-    "src/holdfast/agent/storing.py:Storing.persist": DEED,
-    "src/holdfast/agent/storing.py:Storing.pull": DEED,
+    "src/holdfast/agent/storage_worker.py:Storing.begin": DEED,
+    "src/holdfast/agent/storage_worker.py:Storing.commit": DEED,
+    "src/holdfast/agent/storage_worker.py:Storing.list_durable": DEED,
+    "src/holdfast/agent/storage_worker.py:Storing.persist": DEED,
+    "src/holdfast/agent/storage_worker.py:Storing.pull": DEED,
     "src/holdfast/demo/train.py:main": (
         "the top of a process, which tells the error and ends; other ends wait for other processes"
     ),
-    "src/holdfast/manager/own_policies.py:OwnPolicyThread._act": (
+    "src/holdfast/manager/user_policies.py:OwnPolicyThread._act": (
         "the top of a thread that runs a user's code; the trainer's next call raises the error"
     ),
     "src/holdfast/manager/saver.py:Saver._do": (
@@ -54,7 +54,7 @@ REGISTRY = re.compile(
     re.IGNORECASE,
 )
 
-DECODING = "src/holdfast/format/decoding.py"
+DECODING = "src/holdfast/format/json_codec.py"
 DIRECT_DECODE = re.compile(r"msgspec\.json\.decode\(")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

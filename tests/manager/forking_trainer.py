@@ -1,4 +1,4 @@
-"""A trainer that forks children, for `test_forking`. Arguments: directory, what to do."""
+"""A trainer that forks children, for `test_forks`. Arguments: directory, what to do."""
 
 from __future__ import annotations
 

@@ -13,18 +13,18 @@ from dataclasses import asdict
 import jax
 
 import holdfast
-from holdfast.adapt.jax_processes import JaxProcesses
+from holdfast.adapt.jax.processes import JaxProcesses
 from holdfast.clock import SystemClock
 from holdfast.errors import HoldfastError
-from holdfast.manager.decisions import Decisions
-from holdfast.manager.hosts import meet, place_of
+from holdfast.job.rendezvous import Rendezvous
+from holdfast.job.topology import meet, place_of
 
 
 def main() -> None:
     address, count, rank, domain, peer = sys.argv[1:]
     jax.distributed.initialize(address, int(count), int(rank))
     processes = JaxProcesses()
-    decisions = Decisions(processes, SystemClock())
+    decisions = Rendezvous(processes, SystemClock())
     ram = holdfast.RamTier(failure_domain=domain or None)
     try:
         found = meet(decisions, place_of(processes, ram, peer or None))

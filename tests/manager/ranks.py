@@ -16,10 +16,10 @@ from typing import Any
 from jaxlib import _jax
 
 from holdfast.adapt.contract import KeyValues
-from holdfast.adapt.jax_processes import JaxKeyValues
+from holdfast.adapt.jax.processes import JaxKeyValues
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import HoldfastError
-from holdfast.manager.decisions import Decisions, Numbers
+from holdfast.job.rendezvous import Numbers, Rendezvous
 
 JOIN_SECS = 60.0
 
@@ -90,10 +90,10 @@ class RankOf:
 
 def ranks(
     words: KeyValues | Callable[[int], KeyValues], count: int, clock: Clock | None = None
-) -> list[Decisions]:
+) -> list[Rendezvous]:
     """Each rank's part in the decisions; `words` may be one for all, or made for each."""
     return [
-        Decisions(
+        Rendezvous(
             RankOf(rank, count, words(rank) if callable(words) else words),
             clock or BriskClock(),
             Numbers(),

@@ -16,8 +16,8 @@ import pytest
 import holdfast
 from holdfast import errors, preservation_policy, save_decision_policy
 from holdfast.clock import SystemClock
-from holdfast.engine.agreement.settings import LEASE_SECS
-from holdfast.engine.attempts import AttemptStart, begin_attempt, read_attempt
+from holdfast.coordination.settings import LEASE_SECS
+from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt, read_attempt
 from holdfast.format.names import CheckpointId
 from holdfast.store.disk import DiskStore
 from tests.hosts import Host, events, finished, is_running, wait_until

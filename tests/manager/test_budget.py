@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import holdfast
-from holdfast.agent import words
+from holdfast.agent import control_block
 from holdfast.agent.state import Policies
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy
 from tests.hosts import Host, events
@@ -16,7 +16,7 @@ from tests.trust.in_process import InProcessHost, StepClock, in_process_host
 def is_wanted(host: InProcessHost) -> bool:
     """Whether the agent, acting once more, wants a durable checkpoint."""
     host.settle()
-    return host.state.words.values[words.TARGET_DURABLE] != words.NEVER
+    return host.state.words.values[control_block.TARGET_DURABLE] != control_block.NEVER
 
 
 def test_the_agent_waits_until_the_cost_is_known_and_then_for_its_share(tmp_path: Path) -> None:
@@ -32,13 +32,13 @@ def test_the_agent_waits_until_the_cost_is_known_and_then_for_its_share(tmp_path
         seats = [member.seat for member in group.present]
         assert is_wanted(host)
         for seat in seats:
-            values[words.step_word(seat)] = 0
+            values[control_block.step_word(seat)] = 0
         host.save(trainer, 0)
         clock.sleep(1000)
         assert not is_wanted(host)
         # The rank that it costs most decides.
-        values[words.cost_word(seats[0])] = int(0.2e9)
-        values[words.cost_word(seats[1])] = int(200e9)
+        values[control_block.cost_word(seats[0])] = int(0.2e9)
+        values[control_block.cost_word(seats[1])] = int(200e9)
         clock.sleep(999)
         assert not is_wanted(host)
         clock.sleep(2)
@@ -50,7 +50,9 @@ def test_a_new_trainer_has_no_cost_yet(tmp_path: Path) -> None:
         host.start_agent()
         host.attach()
         (member,) = host.state.group.present if host.state.group else []
-        assert host.state.words.values[words.cost_word(member.seat)] == words.NO_COST
+        assert (
+            host.state.words.values[control_block.cost_word(member.seat)] == control_block.NO_COST
+        )
 
 
 def test_saves_that_are_over_before_the_next_step_are_not_the_last_ones(

@@ -12,8 +12,8 @@ import pytest
 import holdfast
 from holdfast import save_decision_policy
 from holdfast.adapt.contract import Snapshot
-from holdfast.engine.save import PartPlan
-from holdfast.manager.part_writing import FilledPart, PartWriter
+from holdfast.engine.saving.part import PartPlan
+from holdfast.manager.part_writer import FilledPart, PartWriter
 from tests.hosts import Host
 
 SIZE = 4_000_000

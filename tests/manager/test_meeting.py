@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent import protocol, words
+from holdfast.agent import control_block, protocol
 from holdfast.agent.state import Policies
 from holdfast.format.names import CheckpointId
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy
@@ -28,12 +28,12 @@ class Ranks:
         self.seats = [group.members[rank].seat for rank in (0, 1)]
 
     def publish(self, rank: int, step: int) -> None:
-        self.host.state.words.values[words.step_word(self.seats[rank])] = step
+        self.host.state.words.values[control_block.step_word(self.seats[rank])] = step
 
     def take(self, rank: int, step: int) -> CheckpointId:
         """The rank has read the target, and tells the agent that it fills a slot."""
         taken = CheckpointId(step, self.trainer.attempt)
-        request = protocol.Filling(rank=rank, id=(taken.step, taken.attempt))
+        request = protocol.FillStarted(rank=rank, id=(taken.step, taken.attempt))
         self.host.call(self.service.filling(request, self.trainer.process.pid))
         return taken
 
@@ -59,7 +59,7 @@ class Ranks:
 
     @property
     def target(self) -> int:
-        return self.host.state.words.values[words.TARGET_DURABLE]
+        return self.host.state.words.values[control_block.TARGET_DURABLE]
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_a_target_stands_until_every_rank_has_read_it(ranks: Ranks) -> None:
     assert ranks.target == 5
     ranks.take(1, 5)
     ranks.settle()
-    assert ranks.target == words.NEVER
+    assert ranks.target == control_block.NEVER
 
 
 def test_a_rank_that_went_past_a_target_has_read_it(ranks: Ranks) -> None:
@@ -96,7 +96,7 @@ def test_a_rank_that_went_past_a_target_has_read_it(ranks: Ranks) -> None:
     ranks.publish(1, 6)
     ranks.host.state.durable_policies = Policies()
     ranks.settle()
-    assert ranks.target == words.NEVER
+    assert ranks.target == control_block.NEVER
 
 
 def test_what_a_rank_went_past_is_given_up_and_told(ranks: Ranks) -> None:
@@ -152,9 +152,9 @@ def test_the_next_save_is_wanted_about_a_step_before_the_last_one_is_durable(
         decider, values = host.service._decider, host.state.words.values
 
         def step_to(step: int) -> int:
-            values[words.step_word(seat)] = step
+            values[control_block.step_word(seat)] = step
             decider.tick()
-            return values[words.TARGET_DURABLE]
+            return values[control_block.TARGET_DURABLE]
 
         # A step takes ten seconds, and one checkpoint is on its way.
         step_to(0)
@@ -163,10 +163,10 @@ def test_the_next_save_is_wanted_about_a_step_before_the_last_one_is_durable(
         host.save(trainer, 1)
         assert host.service.agreeing.agreement.is_saving
         host.state.durable_at_secs = None
-        assert step_to(1) == words.NEVER
+        assert step_to(1) == control_block.NEVER
         host.state.durable_at_secs = clock.monotonic() + 25
-        assert step_to(1) == words.NEVER
+        assert step_to(1) == control_block.NEVER
         clock.sleep(14)
-        assert step_to(1) == words.NEVER
+        assert step_to(1) == control_block.NEVER
         clock.sleep(2)
         assert step_to(1) == 2

@@ -16,8 +16,8 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.format.names import RUN_FILE
 from holdfast.format.records import RunRecord
 from holdfast.format.sealed import seal
-from holdfast.manager.opening import OpenRun, open_run
-from holdfast.manager.sharing import (
+from holdfast.job.opening import OpenRun, open_run
+from holdfast.job.shared_root import (
     HOSTS_TOLD_MAX,
     POLL_SECS,
     SHOW_SECS,
@@ -29,7 +29,7 @@ from holdfast.store.disk import DiskStore
 from tests.hosts import host
 from tests.manager.ranks import MemoryWords, ranks, together
 from tests.manager.test_processes import PROCESS, free_address
-from tests.manager.test_voting import line_of
+from tests.manager.test_restore_votes import line_of
 from tests.trust.in_process import StepClock
 
 

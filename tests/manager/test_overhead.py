@@ -9,9 +9,9 @@ import pytest
 from holdfast.agent.protocol import Sealed
 from holdfast.clock import SystemClock
 from holdfast.format.names import CheckpointId
-from holdfast.manager.options import Options, RamTier
+from holdfast.job.options import Options, RamTier
 from holdfast.manager.overhead import QUIET_COUNT_MIN, OverheadMeter, meter_for
-from holdfast.manager.progress import Progress, Reach, Saving
+from holdfast.manager.progress import Progress, Reach, SavesInFlight
 from holdfast.policy.preservation_policy import LatestN
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy
 
@@ -22,11 +22,11 @@ def told(durations: list[tuple[float, bool]], begun_at: Collection[int] = ()) ->
     At the beginnings of the steps `begun_at` one was accepted, which may be over at their end.
     """
     meter, now, found = OverheadMeter(Reach.FINISHED), 100.0, []
-    meter.stepped(now, Saving(0, is_going_on=False))
+    meter.stepped(now, SavesInFlight(0, is_going_on=False))
     for number, (secs, is_saving) in enumerate(durations):
         now += secs
         accepted_count = sum(at <= number for at in begun_at)
-        cost = meter.stepped(now, Saving(accepted_count, is_going_on=is_saving))
+        cost = meter.stepped(now, SavesInFlight(accepted_count, is_going_on=is_saving))
         if cost is not None:
             found.append(cost)
     return found
@@ -57,9 +57,9 @@ def test_a_save_that_is_over_within_its_step_is_one() -> None:
 def test_a_save_of_which_no_step_counts_costs_nothing_that_is_known() -> None:
     meter = OverheadMeter(Reach.FINISHED)
     for number in range(QUIET_COUNT_MIN + 1):
-        meter.stepped(number * 0.1, Saving(0, is_going_on=False))
+        meter.stepped(number * 0.1, SavesInFlight(0, is_going_on=False))
     meter.paused()
-    assert meter.stepped(100.0, Saving(1, is_going_on=False)) == 0.0
+    assert meter.stepped(100.0, SavesInFlight(1, is_going_on=False)) == 0.0
 
 
 def test_one_slow_quiet_step_changes_nothing() -> None:
@@ -83,11 +83,11 @@ def test_a_save_that_costs_nothing_costs_nothing_less() -> None:
 def test_a_pause_is_no_step() -> None:
     meter = OverheadMeter(Reach.FINISHED)
     for number in range(QUIET_COUNT_MIN + 1):
-        meter.stepped(number * 0.1, Saving(0, is_going_on=False))
-    meter.stepped(1.0, Saving(1, is_going_on=True))
+        meter.stepped(number * 0.1, SavesInFlight(0, is_going_on=False))
+    meter.stepped(1.0, SavesInFlight(1, is_going_on=True))
     meter.paused()
-    assert meter.stepped(100.0, Saving(1, is_going_on=True)) is None
-    assert meter.stepped(100.1, Saving(1, is_going_on=False)) == pytest.approx(0.4)
+    assert meter.stepped(100.0, SavesInFlight(1, is_going_on=True)) is None
+    assert meter.stepped(100.1, SavesInFlight(1, is_going_on=False)) == pytest.approx(0.4)
 
 
 BUDGET, NONE = ContinuousCheckpointingPolicy(max_overhead=0.03), ContinuousCheckpointingPolicy()

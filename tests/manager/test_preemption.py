@@ -16,9 +16,9 @@ import pytest
 
 import holdfast
 from holdfast import save_decision_policy
-from holdfast.manager.options import Options
+from holdfast.job.options import Options
 from holdfast.manager.preemption import REPEAT_SECS
-from holdfast.manager.stepping import Stepping
+from holdfast.manager.save_schedule import SaveSchedule
 from holdfast.policy.preservation_policy import LatestN
 from tests.hosts import Host, events, finished, wait_until
 from tests.manager.test_processes import free_address
@@ -200,7 +200,7 @@ def test_the_second_signal_reaches_the_handler_that_was_there_before(
 
 
 def test_a_loop_of_long_steps_is_told_after_some_seconds(caplog: pytest.LogCaptureFixture) -> None:
-    steps = Stepping(None, OPTIONS, 1)
+    steps = SaveSchedule(None, OPTIONS, 1)
     steps.preempted_at = 4
     for step, now_secs in ((4, 100.0), (5, 101.0), (5, 105.9)):
         steps.warn_unasked(step, now_secs)
@@ -212,7 +212,7 @@ def test_a_loop_of_long_steps_is_told_after_some_seconds(caplog: pytest.LogCaptu
 
 
 def test_a_loop_that_asks_is_told_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    steps = Stepping(None, OPTIONS, 1)
+    steps = SaveSchedule(None, OPTIONS, 1)
     steps.has_asked_preemption = True
     steps.preempted_at = 4
     for step in range(5, 20):

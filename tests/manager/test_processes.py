@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import holdfast
 from holdfast import errors
-from holdfast.manager.metadata import CheckpointMetadata
+from holdfast.engine.reading.metadata import CheckpointMetadata
 from tests.format.stranger import read_checkpoint
 from tests.hosts import Host, events, wait_until
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from holdfast.agent.peer_config import read_token
 from holdfast.clock import SystemClock
 from holdfast.errors import StorageError
-from holdfast.store.peer import PeerStore
-from holdfast.store.peer_calls import PeerAccess
-from holdfast.store.peer_connection import parse_address
+from holdfast.peers.client import PeerAccess
+from holdfast.peers.config import read_token
+from holdfast.peers.connection import parse_address
+from holdfast.peers.store import PeerStore
 from tests.hosts import Host, events, stop, wait_until
 from tests.manager.job import Job, check_went_on, is_committed, start_job
 

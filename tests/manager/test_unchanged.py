@@ -18,14 +18,14 @@ import pytest
 
 import holdfast
 from holdfast import preservation_policy, save_decision_policy
-from holdfast.adapt.jax_state import JaxFramework
+from holdfast.adapt.jax.state import JaxFramework
 from holdfast.adapt.nested import NestedRestoration
 from holdfast.clock import SystemClock
-from holdfast.engine.restore import fill_targets
-from holdfast.engine.save import write_part
+from holdfast.engine.reading.restore import fill_targets
+from holdfast.engine.saving.part import write_part
 from holdfast.errors import StorageError
 from holdfast.format.names import CheckpointId
-from holdfast.manager.part_writing import PartWriter
+from holdfast.manager.part_writer import PartWriter
 from holdfast.manager.planning import Planner, Taking
 from holdfast.manager.ram_slots import RamSlots
 from holdfast.store.disk import DiskStore

@@ -15,9 +15,9 @@ import pytest
 from holdfast.clock import SystemClock
 from holdfast.errors import HoldfastError, ObjectNotFoundError, OutOfSpaceError, StorageError
 from holdfast.store.disk import STAGING_SIZE_BYTES, DiskStore
-from holdfast.store.files import make_folder
+from holdfast.store.object_folder import make_folder
 from holdfast.testing.crash_states import materialise, power_losses
-from holdfast.testing.failing import FailingFileSystem, Fault, Plan
+from holdfast.testing.failing import FailingFileSystem, FailurePlan, Fault
 from holdfast.testing.recording import RecordingFileSystem, Sync
 from holdfast.testing.store_bytes import content
 from tests.engine.making import memory_folder
@@ -244,7 +244,7 @@ def test_what_was_deleted_in_one_call_is_synced_once_a_folder_and_stays_deleted(
 def test_where_nothing_can_be_linked_the_bytes_are_copied_and_that_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
-    plan = Plan(Fault(errno=number), until=math.inf, operations={"link"})
+    plan = FailurePlan(Fault(errno=number), until=math.inf, operations={"link"})
     store = DiskStore(tmp_path, SystemClock(), FailingFileSystem(plan))
     data = content(2 * STAGING_SIZE_BYTES + 5, 1)
     store.put("a/1", len(data), [data])

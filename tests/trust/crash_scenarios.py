@@ -16,7 +16,7 @@ from holdfast.agent import protocol
 from holdfast.clock import Clock
 from holdfast.format.names import RUN_FILE, CheckpointId
 from holdfast.store.disk import DiskStore
-from holdfast.store.files import make_folder
+from holdfast.store.object_folder import make_folder
 from holdfast.testing.crash_states import CrashState, materialise
 from holdfast.testing.recording import Log, RecordingFileSystem
 from tests.trust.crash_oracle import (

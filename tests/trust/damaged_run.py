@@ -20,12 +20,12 @@ import numpy as np
 
 from holdfast.adapt.nested import NestedRestoration
 from holdfast.clock import SystemClock
-from holdfast.engine.attempts import AttemptStart, begin_attempt
-from holdfast.engine.commit import commit, read_part
-from holdfast.engine.copying import copy_part
-from holdfast.engine.part_layouts import PartLayouts
-from holdfast.engine.run import create_run
-from holdfast.engine.save import PartPlan, write_part
+from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt
+from holdfast.engine.lifecycle.commit import commit, read_part
+from holdfast.engine.lifecycle.run import create_run
+from holdfast.engine.saving.part import PartPlan, write_part
+from holdfast.engine.saving.part_layouts import PartLayouts
+from holdfast.engine.transfer.copy import copy_part
 from holdfast.format.layout import Chunk, image_layout
 from holdfast.format.names import CheckpointId
 from holdfast.format.records import ArraySpec, CheckpointSpec, Container, PartRecord, SavedValue
@@ -33,8 +33,8 @@ from holdfast.format.values import encode_value
 from holdfast.store.contract import Store
 from holdfast.store.disk import DiskStore
 from holdfast.store.ram import RamStore
-from tests.engine.keeping import images_keeping, link_images
 from tests.engine.making import random_array, same_bits
+from tests.engine.reusing import images_keeping, link_images
 from tests.engine.stores import ram
 
 RUN_ID = "0123456789abcdef0123456789abcdef"

@@ -16,26 +16,31 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from holdfast.engine.attempts import AttemptStart, begin_attempt, newest_attempt, read_attempts
-from holdfast.engine.catalog import list_checkpoints
-from holdfast.engine.commit import commit, read_part, remove
-from holdfast.engine.copying import copy_part
-from holdfast.engine.part_layouts import PartLayouts
-from holdfast.engine.recover import recover
-from holdfast.engine.restore import fill_targets
-from holdfast.engine.run import create_run
-from holdfast.engine.save import write_part
+from holdfast.engine.lifecycle.attempts import (
+    AttemptStart,
+    begin_attempt,
+    newest_attempt,
+    read_attempts,
+)
+from holdfast.engine.lifecycle.catalog import list_checkpoints
+from holdfast.engine.lifecycle.commit import commit, read_part, remove
+from holdfast.engine.lifecycle.recovery import recover
+from holdfast.engine.lifecycle.run import create_run
+from holdfast.engine.reading.restore import fill_targets
+from holdfast.engine.saving.part import write_part
+from holdfast.engine.saving.part_layouts import PartLayouts
+from holdfast.engine.transfer.copy import copy_part
 from holdfast.format.names import CHECKPOINTS, CheckpointId, attempt_keys, image_key, kept_image_key
-from holdfast.format.placement import Target
+from holdfast.format.placement import RestoreTarget
 from holdfast.format.records import CheckpointSpec, Container
 from holdfast.store.contract import Store
 from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LOCAL, FileSystem
 from holdfast.store.ram import RamStore
 from holdfast.store.slots import SLOTS, SlotPool
-from holdfast.testing.failing import FailingFileSystem, Plan
-from tests.engine.keeping import Chain
+from holdfast.testing.failing import FailingFileSystem, FailurePlan
 from tests.engine.making import RUN_ID, TIME, Made, begin, random_array, same_bits, sources_of
+from tests.engine.reusing import Chain
 from tests.trust.in_process import StepClock
 
 GONE, OLD, NEW = CheckpointId(5, 1), CheckpointId(10, 1), CheckpointId(20, 1)
@@ -124,7 +129,7 @@ def check_read(one: Made, *stores: Store) -> None:
     """Checks that the stores together hold a checkpoint, bit for bit."""
     sources = sources_of(one.id, *stores)
     targets = [
-        Target(array_index=i, region=((0,), (SIZE,)), buffer=np.zeros(SIZE, np.uint8))
+        RestoreTarget(array_index=i, region=((0,), (SIZE,)), buffer=np.zeros(SIZE, np.uint8))
         for i in range(len(one.specs))
     ]
     fill_targets(sources, targets)
@@ -330,7 +335,7 @@ def clear(place: Place) -> None:
 class Noted:
     """Whatever is raised within gets a note of what failed, so that a failure can be replayed."""
 
-    def __init__(self, what: object, number: int, plan: Plan) -> None:
+    def __init__(self, what: object, number: int, plan: FailurePlan) -> None:
         self._what = what
         self._number = number
         self._plan = plan

@@ -16,14 +16,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.adapt.jax_state import JaxFramework
+from holdfast.adapt.jax.state import JaxFramework
+from holdfast.agent.agent_directory import agent_folders
 from holdfast.agent.config import AgentConfig
-from holdfast.agent.location import agent_folders
-from holdfast.agent.starting import find_agent
+from holdfast.agent.launch import find_agent
 from holdfast.cli.runs import read_only
 from holdfast.clock import SystemClock
-from holdfast.engine.restore import fill_targets
-from holdfast.engine.run import create_run
+from holdfast.engine.lifecycle.run import create_run
+from holdfast.engine.reading.restore import fill_targets
 from holdfast.store.disk import DiskStore
 from tests.hosts import WAIT_SECS, Host, events, wait_until
 from tests.said import Said

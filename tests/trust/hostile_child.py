@@ -28,9 +28,10 @@ import msgspec
 from holdfast.agent.server import decoded
 from holdfast.cli.main import main as command
 from holdfast.clock import SystemClock
-from holdfast.engine.attempts import read_attempts
-from holdfast.engine.catalog import list_checkpoints
-from holdfast.engine.run import read_run
+from holdfast.engine.lifecycle.attempts import read_attempts
+from holdfast.engine.lifecycle.catalog import list_checkpoints
+from holdfast.engine.lifecycle.run import read_run
+from holdfast.engine.reading.view import look
 from holdfast.errors import HoldfastError
 from holdfast.format.check import check_manifest, check_part
 from holdfast.format.layout import image_layout
@@ -54,7 +55,6 @@ from holdfast.format.sealed import unseal
 from holdfast.format.timeline import last_steps, on_timeline
 from holdfast.format.values import decode_value
 from holdfast.manager.restoring import Rounds, restore_newest
-from holdfast.manager.view import look
 from holdfast.policy import preservation_policy, save_decision_policy
 from holdfast.store.contract import check_key
 from tests.trust import hostile_inputs as inputs

@@ -233,7 +233,7 @@ MESSAGES: dict[str, Any] = {
     "judged": protocol.Judged(keep=((1, 1),)),
     "request": protocol.RequestSave(),
     "delete": protocol.Delete(ids=((1, 1),)),
-    "report": protocol.Report(event="restored", data={"step": 1, "attempt": 1, "secs": 0.5}),
+    "report": protocol.EventReport(event="restored", data={"step": 1, "attempt": 1, "secs": 0.5}),
     "detach": protocol.Detach(group="g", rank=0),
     "status": protocol.Empty(),
     "job": protocol.Empty(),

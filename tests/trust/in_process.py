@@ -24,23 +24,23 @@ from holdfast.agent.notices import NoticeBoard
 from holdfast.agent.service import Service
 from holdfast.agent.state import open_state
 from holdfast.clock import Clock
-from holdfast.engine.restore import fill_targets
-from holdfast.engine.run import create_run
-from holdfast.engine.save import PartImages, PartPlan, all_anew, write_part
-from holdfast.engine.sources import CheckpointSources
+from holdfast.engine.lifecycle.run import create_run
+from holdfast.engine.reading.restore import fill_targets
+from holdfast.engine.reading.sources import CheckpointSources
+from holdfast.engine.reading.view import View, look
+from holdfast.engine.saving.part import PartImages, PartPlan, all_anew, write_part
 from holdfast.errors import ObjectNotFoundError
 from holdfast.format.layout import Chunk, image_layout
 from holdfast.format.names import CheckpointId
-from holdfast.format.placement import Target
+from holdfast.format.placement import RestoreTarget
 from holdfast.format.records import ArraySpec, CheckpointSpec, Container, PartRecord, SavedValue
-from holdfast.manager.view import View, look
 from holdfast.policy import preservation_policy
 from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
 from holdfast.store.contract import Store
 from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LOCAL, FileSystem
 from holdfast.store.ram import RamStore
-from tests.engine.keeping import images_keeping, link_images
+from tests.engine.reusing import images_keeping, link_images
 
 RUN_ID = "0123456789abcdef0123456789abcdef"
 TICKS_MAX = 1000
@@ -122,7 +122,8 @@ def read_checkpoint(sources: CheckpointSources) -> tuple[CheckpointId, np.ndarra
     found = [np.zeros(ARRAY_SIZE, np.uint32) for _ in sources.spec.arrays]
     region = ((0,), (ARRAY_SIZE,))
     fill_targets(
-        sources, [Target(array_index=i, region=region, buffer=b) for i, b in enumerate(found)]
+        sources,
+        [RestoreTarget(array_index=i, region=region, buffer=b) for i, b in enumerate(found)],
     )
     for base in found[1:]:
         assert base.tobytes() == right_base(attempt).tobytes(), "the base holds other bits"

@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from holdfast.agent.agent_directory import LOCK, SOCKET
 from holdfast.agent.client import AgentClient, AgentGoneError
-from holdfast.agent.location import LOCK, SOCKET
-from holdfast.agent.protocol import Empty, Status
+from holdfast.agent.protocol import AgentStatus, Empty
 from holdfast.cli.runs import read_only
 from tests.hosts import WAIT_SECS, Host, events, is_running, wait_until
 from tests.said import Said
@@ -100,7 +100,7 @@ def answering(folder: Path) -> int | None:
         return None
     client = AgentClient(folder, timeout_secs=10.0)
     try:
-        return client.call("status", Empty(), Status).pid
+        return client.call("status", Empty(), AgentStatus).pid
     except AgentGoneError:
         return None
     finally:

@@ -150,5 +150,5 @@ def test_a_peer_that_takes_connections_and_never_answers_is_given_up(tmp_path: P
         client = AgentClient(one.folder, timeout_secs=0.5)
         # Nobody runs the agent's loop here, so that it accepts nothing.
         with pytest.raises(AgentGoneError):
-            client.call("status", protocol.Empty(), protocol.Status)
+            client.call("status", protocol.Empty(), protocol.AgentStatus)
         client.close()

@@ -24,10 +24,10 @@ from holdfast import preservation_policy
 from holdfast.cli.findings import check_attempts, check_copy, copies_of
 from holdfast.cli.runs import Run, read_damaged
 from holdfast.clock import SystemClock
-from holdfast.engine.run import read_run
+from holdfast.engine.lifecycle.run import read_run
+from holdfast.engine.reading.view import look
 from holdfast.format.names import CheckpointId
 from holdfast.manager.restoring import Rounds, restore_newest
-from holdfast.manager.view import look
 from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LocalFileSystem
 from holdfast.store.ram import RamStore

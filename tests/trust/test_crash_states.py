@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.engine.sources import readable
+from holdfast.engine.reading.sources import readable
 from holdfast.errors import HoldfastError
 from holdfast.format.names import CheckpointId
-from holdfast.manager.decisions import Decisions, OneProcess
-from holdfast.manager.opening import open_run
+from holdfast.job.opening import open_run
+from holdfast.job.rendezvous import OneProcess, Rendezvous
 from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LocalFileSystem
 from holdfast.testing.crash_states import (
@@ -380,7 +380,7 @@ def test_a_run_whose_making_was_cut_off_is_opened() -> None:
             materialise(state.tree, places(Path(folder)))
             clock = StepClock(tokens=1000)
             directory = Path(folder) / "disk" / "runs" / "one"
-            open_run(directory, Decisions(OneProcess(), clock), clock)
+            open_run(directory, Rendezvous(OneProcess(), clock), clock)
 
 
 class Meanwhile(LocalFileSystem):

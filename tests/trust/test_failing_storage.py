@@ -17,16 +17,16 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.adapt.jax_state import JaxFramework
+from holdfast.adapt.jax.state import JaxFramework
 from holdfast.clock import SystemClock
-from holdfast.engine.commit import commit
+from holdfast.engine.lifecycle.commit import commit
+from holdfast.engine.reading.view import look
 from holdfast.errors import HoldfastError, OutOfSpaceError
 from holdfast.format.names import CheckpointId
-from holdfast.manager.restoring import Restored, Rounds, restore_newest
-from holdfast.manager.view import look
+from holdfast.manager.restoring import RestoredState, Rounds, restore_newest
 from holdfast.policy.preservation_policy import LatestN
 from holdfast.store.disk import STAGING_SIZE_BYTES, DiskStore
-from holdfast.testing.failing import FailingFileSystem, Fault, Plan, nothing
+from holdfast.testing.failing import FailingFileSystem, FailurePlan, Fault, nothing
 from tests.engine.making import memory_folder, same_bits
 from tests.trust.failing_calls import CASES, NEW, OLD, Case, Noted, Place, clear, made, place_for
 from tests.trust.figures import tell
@@ -49,7 +49,7 @@ READ_FAULTS = [EIO, SHORT, LATE, EINTR]
 
 
 def test_the_file_system_fails_what_its_plan_says_and_nothing_else(tmp_path: Path) -> None:
-    plan = Plan(ENOSPC, at=3, operations={"write"}, path="*/.image-*")
+    plan = FailurePlan(ENOSPC, at=3, operations={"write"}, path="*/.image-*")
     files = FailingFileSystem(plan)
     store = DiskStore(tmp_path, SystemClock(), files)
     blocks = [bytes(STAGING_SIZE_BYTES)] * 4
@@ -60,7 +60,7 @@ def test_the_file_system_fails_what_its_plan_says_and_nothing_else(tmp_path: Pat
     assert [hit.name for hit in plan.hits] == ["write"]
     assert files.open_descriptors() == {}
     assert sorted(stored.name for stored in tmp_path.iterdir()) == ["image-0", "other"]
-    files.plan = short = Plan(SHORT, until=math.inf, operations={"read", "write"})
+    files.plan = short = FailurePlan(SHORT, until=math.inf, operations={"read", "write"})
     store.put("image-1", 4 * STAGING_SIZE_BYTES, blocks)
     assert store.get("image-1") == b"".join(blocks)
     assert len(short.hits) >= 2 * 4 * STAGING_SIZE_BYTES // 4096
@@ -69,7 +69,7 @@ def test_the_file_system_fails_what_its_plan_says_and_nothing_else(tmp_path: Pat
 def count_operations(case: Case, root: Path) -> int:
     """How many operations the call has where nothing fails."""
     place = place_for(case, root)
-    place.files.plan = plan = Plan(None)
+    place.files.plan = plan = FailurePlan(None)
     case.call(place)
     place.files.plan = nothing
     place.close()
@@ -81,7 +81,7 @@ def fail_operation(case: Case, root: Path, number: int, kind: tuple[Fault, float
     """Fails the operation of that number, checks what is left, and that a repeated call works."""
     fault, length = kind
     place = place_for(case, root)
-    plan = Plan(fault, at=number, until=number + length)
+    plan = FailurePlan(fault, at=number, until=number + length)
     try:
         with Noted(case.name, number, plan):
             _check_one(case, place, plan)
@@ -92,7 +92,7 @@ def fail_operation(case: Case, root: Path, number: int, kind: tuple[Fault, float
     shutil.rmtree(root)
 
 
-def _check_one(case: Case, place: Place, plan: Plan) -> None:
+def _check_one(case: Case, place: Place, plan: FailurePlan) -> None:
     place.files.plan = plan
     try:
         case.call(place)
@@ -148,7 +148,7 @@ RESTORES = [
 ]
 
 
-def restore(place: Place) -> Restored:
+def restore(place: Place) -> RestoredState:
     """As `CheckpointManager.restore()` does it in a job of one process."""
     rounds = Rounds(vote=lambda good, found: (good, found.step if found else -1), rank=0, count=1)
     stores = (place.ram, place.durable)
@@ -165,7 +165,7 @@ def restore_while(failing: Failing, root: Path, number: int, fault: Fault | None
     ram, durable = place.sound()
     place.write(NEW, ram, durable)
     commit(durable, NEW, 2)
-    plan = Plan(fault, at=number, until=number + failing.length, path=failing.path)
+    plan = FailurePlan(fault, at=number, until=number + failing.length, path=failing.path)
     place.files.plan = plan
     try:
         with Noted(failing, number, plan):
@@ -178,7 +178,7 @@ def restore_while(failing: Failing, root: Path, number: int, fault: Fault | None
     return plan.seen
 
 
-def _check_restore(failing: Failing, place: Place, plan: Plan) -> None:
+def _check_restore(failing: Failing, place: Place, plan: FailurePlan) -> None:
     restored = restore(place)
     one = made(restored.id)
     assert sorted(restored.state) == ["a", "b"]
@@ -257,7 +257,7 @@ DEEDS = [
 ]
 
 
-def try_deed(deed: Deed, root: Path, plan: Plan) -> None:
+def try_deed(deed: Deed, root: Path, plan: FailurePlan) -> None:
     """Saves step 1, does the deed while `plan` holds, and saves step 3."""
     files = FailingFileSystem()
     # What fails is tried again after some time, which goes by while this host settles.
@@ -334,7 +334,7 @@ def _left_behind(host: InProcessHost) -> list[str]:
 
 
 def count_deed(deed: Deed, root: Path) -> int:
-    plan = Plan(None, path=f"*/{deed.tier}/*")
+    plan = FailurePlan(None, path=f"*/{deed.tier}/*")
     try_deed(deed, root, plan)
     shutil.rmtree(root)
     return plan.seen
@@ -352,7 +352,7 @@ def test_an_agent_whose_nth_operation_fails_tells_it_and_makes_the_next_save(dee
 
 def fail_deed(deed: Deed, root: Path, number: int, kind: tuple[Fault, float]) -> None:
     fault, length = kind
-    plan = Plan(fault, at=number, until=number + length, path=f"*/{deed.tier}/*")
+    plan = FailurePlan(fault, at=number, until=number + length, path=f"*/{deed.tier}/*")
     with Noted(deed, number, plan):
         try_deed(deed, root, plan)
         assert plan.hits
@@ -367,7 +367,7 @@ def test_an_agent_that_finds_no_storage_tells_what_is_not_durable_and_leaves() -
             trainer = host.attach()
             host.save(trainer, 1)
             host.crash_agent()
-            files.plan = Plan(EIO, until=math.inf, path="*/run/[ac]*")
+            files.plan = FailurePlan(EIO, until=math.inf, path="*/run/[ac]*")
             host.start_agent()
             host.join(trainer, attempt=trainer.attempt)
             host.settle()

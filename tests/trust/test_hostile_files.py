@@ -18,12 +18,12 @@ import pytest
 
 from holdfast.cli.main import main as command
 from holdfast.clock import SystemClock
-from holdfast.engine.catalog import list_checkpoints
-from holdfast.engine.run import read_run
+from holdfast.engine.lifecycle.catalog import list_checkpoints
+from holdfast.engine.lifecycle.run import read_run
+from holdfast.engine.reading.view import look
 from holdfast.errors import HoldfastError, StorageError
 from holdfast.format.names import parse_checkpoint_name, parse_part_name
-from holdfast.manager.restoring import Restored, Rounds, restore_newest
-from holdfast.manager.view import look
+from holdfast.manager.restoring import RestoredState, Rounds, restore_newest
 from holdfast.store.disk import DiskStore
 from tests.engine.making import memory_folder
 from tests.trust.damaged_run import (
@@ -127,7 +127,7 @@ def little_memory() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def restored(run: DamagedRun) -> Restored:
+def restored(run: DamagedRun) -> RestoredState:
     rounds = Rounds(vote=lambda good, c: (good, c.step if c else -1), rank=0, count=1)
     durable = run.durable
     found = restore_newest(

@@ -23,8 +23,8 @@ from aiohttp import web
 
 import holdfast
 from holdfast.agent import protocol
+from holdfast.agent.agent_directory import GROUP, SOCKET, WORDS, socket_address
 from holdfast.agent.client import AgentClient, AgentGoneError
-from holdfast.agent.location import GROUP, SOCKET, WORDS, socket_address
 from holdfast.agent.server import BODY_SIZE_MAX_BYTES, application, decoded
 from holdfast.errors import HoldfastError, InvalidArgumentError
 from tests.engine.making import memory_folder

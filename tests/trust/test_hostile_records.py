@@ -14,7 +14,8 @@ import msgspec
 import pytest
 
 from holdfast.clock import SystemClock
-from holdfast.engine.attempts import read_attempts
+from holdfast.engine.lifecycle.attempts import read_attempts
+from holdfast.engine.reading.view import look
 from holdfast.errors import CheckpointDamagedError, HoldfastError, NewerFormatError, StorageError
 from holdfast.format.check import check_manifest
 from holdfast.format.records import AttemptRecord, Manifest, PartRecord, RunRecord
@@ -22,7 +23,6 @@ from holdfast.format.sealed import record_digest, unseal
 from holdfast.format.timeline import last_steps
 from holdfast.format.values import decode_value, encode_value
 from holdfast.manager.restoring import Rounds, restore_newest
-from holdfast.manager.view import look
 from holdfast.store.contract import check_key
 from tests.engine.making import memory_folder
 from tests.trust.damaged_run import (

@@ -13,18 +13,18 @@ import psutil
 import pytest
 
 from holdfast.agent import protocol
+from holdfast.agent.agent_directory import ram_folder
 from holdfast.agent.client import AgentClient
 from holdfast.agent.config import AgentConfig
-from holdfast.agent.location import ram_folder
-from holdfast.agent.peer_config import LOOPBACK, PeerConfig
-from holdfast.agent.starting import ensure_agent
+from holdfast.agent.launch import ensure_agent
 from holdfast.clock import SystemClock
-from holdfast.engine.part_layouts import PartLayouts
-from holdfast.engine.pulling import pull_part
+from holdfast.engine.saving.part_layouts import PartLayouts
+from holdfast.engine.transfer.fetch import pull_part
 from holdfast.errors import StorageError
 from holdfast.format.names import CHECKPOINTS
-from holdfast.store.peer_connection import PeerAddress, parse_address
-from holdfast.store.peer_tls import PeerTls
+from holdfast.peers.config import LOOPBACK, PeerConfig
+from holdfast.peers.connection import PeerAddress, parse_address
+from holdfast.peers.tls import PeerTls
 from tests.engine.making import Made, random_array
 from tests.engine.stores import ram
 from tests.hosts import Host, events, host, is_running, wait_until
@@ -39,7 +39,7 @@ class Rig:
     run: Path
     token_file: Path
 
-    def start(self, **peers: object) -> protocol.Status:
+    def start(self, **peers: object) -> protocol.AgentStatus:
         """Starts an agent, which serves its peers where there are settings for that."""
         config = AgentConfig(
             run=str(self.run),
@@ -50,7 +50,7 @@ class Rig:
         )
         folder, _ = ensure_agent(config, SystemClock())
         with contextlib.closing(AgentClient(folder, 20.0)) as client:
-            return client.call("status", protocol.Empty(), protocol.Status)
+            return client.call("status", protocol.Empty(), protocol.AgentStatus)
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
         yield Rig(made, tmp_path / "run", token_file)
 
 
-def address_of(status: protocol.Status) -> PeerAddress:
+def address_of(status: protocol.AgentStatus) -> PeerAddress:
     assert status.peer_address is not None
     return parse_address(status.peer_address)
 
@@ -75,7 +75,7 @@ def listens_at(pid: int) -> list[str]:
     return [f"{c.laddr.ip}:{c.laddr.port}" for c in found if c.status == psutil.CONN_LISTEN]
 
 
-def assert_pulled(status: protocol.Status, root: Path, tls: PeerTls | None = None) -> None:
+def assert_pulled(status: protocol.AgentStatus, root: Path, tls: PeerTls | None = None) -> None:
     """What is put into the agent's RAM is pulled into another one's."""
     made = Made()
     made.add(("w",), random_array((9 << 20,), "uint8", 1))

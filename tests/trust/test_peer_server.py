@@ -15,12 +15,12 @@ from urllib.parse import quote
 import psutil
 import pytest
 
-from holdfast.agent.peer_config import LOOPBACK, listen, read_token
-from holdfast.agent.peer_connections import PeerLimits
-from holdfast.agent.peer_server import PeerServer
 from holdfast.clock import SystemClock
 from holdfast.errors import InvalidArgumentError, StorageError
-from holdfast.store.peer_connection import PeerAddress
+from holdfast.peers.config import LOOPBACK, listen, read_token
+from holdfast.peers.connection import PeerAddress
+from holdfast.peers.server import PeerServer
+from holdfast.peers.server_connections import PeerLimits
 from holdfast.store.ram import RamStore
 from holdfast.store.slots import SLOTS, SlotPool
 from holdfast.testing.store_bytes import content
@@ -459,9 +459,9 @@ def test_an_address_of_ipv6_is_served(root: Path, own: RamStore) -> None:
         listener = listen("::1", 0)
     except StorageError as error:
         pytest.skip(f"no IPv6 on loopback: {error}")
-    from holdfast.agent.peer_server import Served
+    from holdfast.peers.server import ServedRun
 
-    served = Served(store=ram(root), run_id=RUN, token=TOKEN)
+    served = ServedRun(store=ram(root), run_id=RUN, token=TOKEN)
     with contextlib.closing(PeerServer(served, listener)) as server:
         assert str(server.address).startswith("[::1]:")
         with reaching(server.address) as peer:

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent.peer_config import LOOPBACK
-from holdfast.agent.peer_connections import PeerLimits
-from holdfast.agent.peer_server import PeerServer
 from holdfast.clock import SystemClock
-from holdfast.engine.part_layouts import PartLayouts
-from holdfast.engine.pulling import pull_part
+from holdfast.engine.saving.part_layouts import PartLayouts
+from holdfast.engine.transfer.fetch import pull_part
 from holdfast.errors import StorageError
 from holdfast.format.names import CHECKPOINTS
-from holdfast.store.peer_tls import PeerTls, asking_context, serving_context
+from holdfast.peers.config import LOOPBACK
+from holdfast.peers.server import PeerServer
+from holdfast.peers.server_connections import PeerLimits
+from holdfast.peers.tls import PeerTls, asking_context, serving_context
 from holdfast.store.ram import RamStore
 from holdfast.store.slots import SlotPool
 from tests.engine.making import Made, memory_folder, random_array

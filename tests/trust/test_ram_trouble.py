@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent.group import GroupRecord, read_record, write_record
+from holdfast.agent.trainer_group import GroupRecord, read_record, write_record
 from tests.hosts import Host, events, host, is_running, wait_until
 from tests.store.places import mounted
 from tests.trust.cgroups import memory_cgroup

@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.agent import protocol
 from holdfast.agent.client import PULSE_SECS
-from holdfast.agent.starting import START_SECS
+from holdfast.agent.launch import START_SECS
 from holdfast.clock import SystemClock
 from holdfast.store.disk import DiskStore
 from tests.hosts import Host, host, wait_until

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent.location import LOCK, RAM, SOCKET, WORDS
+from holdfast.agent.agent_directory import LOCK, RAM, SOCKET, WORDS
 from tests.hosts import is_running
 from tests.trust.figures import tell
 from tests.trust.in_process import RUN_ID

@@ -13,13 +13,13 @@ import sys
 from pathlib import Path
 
 from holdfast.agent import protocol
+from holdfast.agent.agent_directory import host_name
 from holdfast.agent.client import AgentClient, AgentGoneError
 from holdfast.agent.config import AgentConfig
-from holdfast.agent.location import host_name
-from holdfast.agent.starting import ensure_agent
+from holdfast.agent.launch import ensure_agent
 from holdfast.clock import SystemClock
-from holdfast.engine.run import create_run
-from holdfast.engine.save import write_part
+from holdfast.engine.lifecycle.run import create_run
+from holdfast.engine.saving.part import write_part
 from holdfast.errors import HoldfastError
 from holdfast.format.names import CheckpointId
 from holdfast.policy.preservation_policy import LatestN, encode
@@ -35,7 +35,7 @@ def start(run: Path) -> dict:
     config = AgentConfig(run=str(run), run_id=RUN_ID, host=host_name(), folder="")
     folder, reason = ensure_agent(config, clock)
     client = AgentClient(folder)
-    status = client.call("status", protocol.Empty(), protocol.Status)
+    status = client.call("status", protocol.Empty(), protocol.AgentStatus)
     client.close()
     return {"folder": str(folder), "reason": reason, "pid": status.pid}
 
@@ -76,7 +76,7 @@ def save(run: Path) -> dict:
 def call(folder: Path) -> dict:
     client = AgentClient(folder, timeout_secs=5.0)
     try:
-        return {"pid": client.call("status", protocol.Empty(), protocol.Status).pid}
+        return {"pid": client.call("status", protocol.Empty(), protocol.AgentStatus).pid}
     finally:
         client.close()
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from holdfast.errors import DeviceError
 from holdfast.format.layout import Chunk
 from holdfast.format.paths import Path
-from holdfast.format.placement import Placement, Target
+from holdfast.format.placement import Placement, RestoreTarget
 from holdfast.format.records import CheckpointSpec, Container, SavedValue
 
 Mark = weakref.ReferenceType[Any] | None
@@ -139,7 +139,7 @@ class Restoration(Protocol):
     `process_values` are the paths of the objects in it that keep a state of their own.
     """
 
-    targets: Sequence[Target]
+    targets: Sequence[RestoreTarget]
     process_values: Sequence[Path]
 
     def finish(self, process_values: Mapping[Path, object]) -> object:

@@ -10,7 +10,7 @@ import numpy as np
 from holdfast.errors import CheckpointDamagedError
 from holdfast.format.dtypes import numpy_dtype
 from holdfast.format.paths import Path
-from holdfast.format.placement import Target
+from holdfast.format.placement import RestoreTarget
 from holdfast.format.records import CheckpointSpec
 from holdfast.format.values import decode_value
 
@@ -21,8 +21,8 @@ class NestedRestoration:
     def __init__(self, spec: CheckpointSpec) -> None:
         self._spec = spec
         self.process_values: Sequence[Path] = spec.process_values
-        self.targets: Sequence[Target] = [
-            Target(
+        self.targets: Sequence[RestoreTarget] = [
+            RestoreTarget(
                 array_index=index,
                 region=((0,) * len(array.shape), array.shape),
                 buffer=np.empty(array.shape, numpy_dtype(array.dtype)),

@@ -21,8 +21,8 @@ import msgspec
 
 from holdfast import errors
 from holdfast.agent import protocol
-from holdfast.agent.location import peer, socket_address
-from holdfast.format.decoding import decode
+from holdfast.agent.agent_directory import peer, socket_address
+from holdfast.format.json_codec import decode
 
 PULSE_SECS = 10.0
 CALL_SECS = 600.0
@@ -153,7 +153,7 @@ def _socket(connection: http.client.HTTPConnection) -> socket.socket:
 
 def _failure(body: bytes) -> errors.HoldfastError:
     try:
-        failure = decode(body, protocol.Failure)
+        failure = decode(body, protocol.ErrorAnswer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return errors.AgentUnavailableError(f"the agent answered {body[:200]!r}")
     return errors.error_named(failure.error, failure.message)
@@ -164,11 +164,11 @@ def answers(folder: Path) -> bool:
     return status_of(folder) is not None
 
 
-def status_of(folder: Path) -> protocol.Status | None:
+def status_of(folder: Path) -> protocol.AgentStatus | None:
     """Return what the agent of this user in `folder` says, or None where none answers."""
     client = AgentClient(folder, timeout_secs=PULSE_SECS)
     try:
-        return client.call("status", protocol.Empty(), protocol.Status)
+        return client.call("status", protocol.Empty(), protocol.AgentStatus)
     except AgentGoneError:
         return None
     finally:

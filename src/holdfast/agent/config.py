@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.agent.peer_config import PeerConfig
+from holdfast.peers.config import PeerConfig
 
 LINGER_SECS = 600.0
 ALREADY_RUNNING = 17
@@ -14,7 +14,7 @@ ALREADY_RUNNING = 17
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One agent. `run` is the durable directory; `folder` is where it lives (`agent.location`).
+    """One agent. `run` is the durable directory; `folder` is where it lives (`agent.agent_directory`).
 
     `peers` is how it serves the run's other hosts; None: it does not.
     """

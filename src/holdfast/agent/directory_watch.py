@@ -15,7 +15,7 @@ from pathlib import Path
 
 from holdfast.agent.protocol import Notice
 from holdfast.agent.state import AgentState
-from holdfast.agent.storing import Storing
+from holdfast.agent.storage_worker import StorageWorker
 from holdfast.errors import AgentUnavailableError, StorageError
 
 LOOK_SECS = 1.0
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 class DirectoryWatch:
     """Owned by the event loop; the file system is asked on a thread."""
 
-    def __init__(self, state: AgentState, storing: Storing) -> None:
+    def __init__(self, state: AgentState, storing: StorageWorker) -> None:
         self._state = state
         self._storing = storing
         self._unreachable_since: float | None = None

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from holdfast.agent.events import open_story
+from holdfast.events.writer import open_story
 from holdfast.format.names import EVENTS
-from holdfast.store.files import translated
+from holdfast.store.object_folder import translated
 
 QUEUE_LINES_MAX = 10_000
 LAST_LINES_SECS = 5.0

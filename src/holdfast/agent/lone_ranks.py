@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import psutil
 
-from holdfast.agent.group import Group
+from holdfast.agent.trainer_group import TrainerGroup
 
 STARTED_TOGETHER_SECS = 60.0
 FORGOTTEN_JOB = (
@@ -18,7 +18,7 @@ FORGOTTEN_JOB = (
 )
 
 
-def is_like_one_job(group: Group, other: Group) -> bool:
+def is_like_one_job(group: TrainerGroup, other: TrainerGroup) -> bool:
     """Return whether two groups of one process each look like two ranks of one job.
 
     They do where both run the same command, or have the same parent, and began within a minute.

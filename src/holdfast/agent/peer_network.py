@@ -7,19 +7,19 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from holdfast.agent.agreeing import Agreeing
-from holdfast.agent.messenger import Messenger, Sender
-from holdfast.agent.overview import HostStatus, encode_status
-from holdfast.agent.peer_config import PeerConfig, listen, read_token
-from holdfast.agent.peer_server import PeerServer, Served
-from holdfast.agent.peers import Peers
+from holdfast.agent.coordinator import Coordinator
+from holdfast.agent.run_status import HostStatus, encode_status
 from holdfast.agent.state import AgentState
-from holdfast.engine.agreement.facts import Received
-from holdfast.engine.agreement.messages import AnyMessage
+from holdfast.coordination.inputs import Received
+from holdfast.coordination.messages import AnyMessage
 from holdfast.errors import HoldfastError
+from holdfast.peers.config import PeerConfig, listen, read_token
+from holdfast.peers.connection import PeerAddress
+from holdfast.peers.directory import PeerDirectory
+from holdfast.peers.sender import MessageSender, Sender
+from holdfast.peers.server import PeerServer, ServedRun
+from holdfast.peers.tls import asking_context, serving_context
 from holdfast.store.file_system import FileSystem
-from holdfast.store.peer_connection import PeerAddress
-from holdfast.store.peer_tls import asking_context, serving_context
 from holdfast.store.ram import RamStore
 
 log = logging.getLogger(__name__)
@@ -37,16 +37,16 @@ class PeerNetwork:
         self._config = state.config.peers
         self._token: str | None = None
         self._server: PeerServer | None = None
-        self._messenger: Messenger | None = None
+        self._messenger: MessageSender | None = None
         if self._config is not None:
             try:
                 self._token = read_token(self._config.token_file)
             except HoldfastError as error:
                 self._tell(error)
         tls = self._config.tls if self._config is not None else None
-        self.peers = Peers(state.config.run_id, state.clock, self._token, tls)
+        self.peers = PeerDirectory(state.config.run_id, state.clock, self._token, tls)
 
-    def open(self, agreeing: Agreeing, own_status: Callable[[], HostStatus]) -> None:
+    def open(self, agreeing: Coordinator, own_status: Callable[[], HostStatus]) -> None:
         """Serves from now on; messages that come are told to the agreement."""
         if self._config is None or self._token is None:
             return
@@ -57,7 +57,7 @@ class PeerNetwork:
 
     def _open(
         self,
-        agreeing: Agreeing,
+        agreeing: Coordinator,
         own_status: Callable[[], HostStatus],
         config: PeerConfig,
         token: str,
@@ -86,7 +86,7 @@ class PeerNetwork:
             # Asked for in the server's thread; all that it tells of is this one's.
             return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(said(), loop))
 
-        served = Served(
+        served = ServedRun(
             # One of its own: it is used by another thread.
             store=RamStore(state.ram.root, state.pool.reserve, state.clock, self._files),
             run_id=state.config.run_id,
@@ -101,7 +101,7 @@ class PeerNetwork:
         address = replace(self._server.address, since=since)
         state.peer_address = str(address)
         log.info("serves peers at %s", address)
-        self._messenger = Messenger(
+        self._messenger = MessageSender(
             Sender(
                 host=state.config.host,
                 address=address,

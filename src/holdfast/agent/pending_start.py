@@ -12,13 +12,13 @@ import asyncio
 from dataclasses import dataclass, field
 
 from holdfast.agent import protocol
-from holdfast.agent.agreeing import Agreeing
-from holdfast.agent.group import Group
+from holdfast.agent.coordinator import Coordinator
 from holdfast.agent.state import AgentState, Policies
-from holdfast.engine.agreement.settings import Settings
+from holdfast.agent.trainer_group import TrainerGroup
+from holdfast.coordination.settings import Settings
 from holdfast.errors import HoldfastError
+from holdfast.peers.connection import PeerAddress, parsed_addresses
 from holdfast.policy import preservation_policy, save_decision_policy
-from holdfast.store.peer_connection import PeerAddress, parsed_addresses
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class PendingStart:
     `replaced` is the layout that its own took the place of.
     """
 
-    group: Group
+    group: TrainerGroup
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
     requests: dict[int, protocol.Attach] = field(default_factory=dict)
     learned: dict[str, tuple[PeerAddress, PeerAddress | None]] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class PendingStart:
                 waiter.set_exception(error)
         self.waiters.clear()
 
-    def add(self, agreeing: Agreeing, request: protocol.Attach) -> None:
+    def add(self, agreeing: Coordinator, request: protocol.Attach) -> None:
         """Keep one process's request; the addresses in it are used from now on."""
         self.requests[request.rank] = request
         known = agreeing.addresses()
@@ -72,7 +72,7 @@ class PendingStart:
                 first = self.learned.get(host)
                 self.learned[host] = (address, first[1] if first else known.get(host))
 
-    def restore_addresses(self, agreeing: Agreeing) -> None:
+    def restore_addresses(self, agreeing: Coordinator) -> None:
         """Undo `add`, except where a newer address came since."""
         known = agreeing.addresses()
         for host, (learned, before) in self.learned.items():

@@ -24,8 +24,8 @@ from pathlib import Path
 import psutil
 from aiohttp import web
 
+from holdfast.agent.agent_directory import LOCK, SOCKET, check_private, socket_address
 from holdfast.agent.config import ALREADY_RUNNING, AgentConfig
-from holdfast.agent.location import LOCK, SOCKET, check_private, socket_address
 from holdfast.agent.log_file import logging_into
 from holdfast.agent.peer_network import PeerNetwork
 from holdfast.agent.server import application
@@ -33,7 +33,7 @@ from holdfast.agent.service import Service
 from holdfast.agent.state import open_state
 from holdfast.clock import SystemClock
 from holdfast.errors import StorageError
-from holdfast.format.decoding import decode
+from holdfast.format.json_codec import decode
 from holdfast.store.file_system import LOCAL, FileSystem
 from holdfast.store.run_directory import RunDirectory
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from holdfast.engine.agreement.messages import NAME_CHARS_MAX
-from holdfast.engine.agreement.settings import Settings, heartbeat_for
+from holdfast.coordination.messages import NAME_CHARS_MAX
+from holdfast.coordination.settings import Settings, heartbeat_for
 from holdfast.format.names import ATTEMPT_MAX, PART_COUNT_MAX, STEP_MAX
 
 PROTOCOL_VERSION = 5
@@ -127,7 +127,7 @@ class WantSlot(msgspec.Struct, frozen=True, kw_only=True):
     copy_of: Rank | None = None
 
 
-class Filling(msgspec.Struct, frozen=True, kw_only=True):
+class FillStarted(msgspec.Struct, frozen=True, kw_only=True):
     """A trainer fills an image into the slot that it had ready; `copies` as in `WantSlot`."""
 
     rank: Rank
@@ -254,7 +254,7 @@ class Delete(msgspec.Struct, frozen=True, kw_only=True):
     ids: tuple[Id, ...]
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class EventReport(msgspec.Struct, frozen=True, kw_only=True):
     """A line for the run's events from a trainer."""
 
     event: str
@@ -279,7 +279,7 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True):
     """The agent is to persist what it holds, clear its RAM and go."""
 
 
-class Peers(msgspec.Struct, frozen=True, kw_only=True):
+class PeerAddresses(msgspec.Struct, frozen=True, kw_only=True):
     """Where the agents of other hosts are reached now, by host, as far as this one knows."""
 
     addresses: dict[str, str]
@@ -289,7 +289,7 @@ class Empty(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing to say."""
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
+class ErrorAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """An error, by the name of its class."""
 
     error: str
@@ -320,7 +320,7 @@ class HeldStatus(msgspec.Struct, frozen=True, kw_only=True):
     failed: str | None
 
 
-class Status(msgspec.Struct, frozen=True, kw_only=True):
+class AgentStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What the agent is doing.
 
     `peer_address` is where it serves its peers, if it does; `pulled_bytes` are those of images that

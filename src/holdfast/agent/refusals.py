@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.engine.agreement.effects import GroupRefused
-from holdfast.engine.agreement.messages import REASON_CHARS_MAX, Refusal
+from holdfast.coordination.effects import GroupRefused
+from holdfast.coordination.messages import REASON_CHARS_MAX, Refusal
 from holdfast.errors import AgentUnavailableError, HoldfastError, RunBusyError, StorageError
 
 

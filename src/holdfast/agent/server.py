@@ -11,10 +11,10 @@ import msgspec
 from aiohttp import web
 
 from holdfast.agent import protocol
-from holdfast.agent.location import peer
+from holdfast.agent.agent_directory import peer
 from holdfast.agent.service import Service
 from holdfast.errors import HoldfastError, InvalidArgumentError
-from holdfast.format.decoding import decode
+from holdfast.format.json_codec import decode
 
 BODY_SIZE_MAX_BYTES = 64 * 1024 * 1024
 BODY_SECS = 30.0
@@ -31,7 +31,7 @@ def application(service: Service, body_secs: float = BODY_SECS) -> web.Applicati
         "attach": (protocol.Attach, service.attach),
         "branch": (protocol.Branch, service.branch),
         "slot": (protocol.WantSlot, service.want_slot),
-        "filling": (protocol.Filling, service.filling),
+        "filling": (protocol.FillStarted, service.filling),
         "copied": (protocol.Copied, service.copied),
         "spare": (protocol.WantSpare, service.want_spare),
         "sealed": (protocol.Sealed, service.sealed),
@@ -41,7 +41,7 @@ def application(service: Service, body_secs: float = BODY_SECS) -> web.Applicati
         "request": (protocol.RequestSave, service.request_save),
         "delete": (protocol.Delete, service.delete),
         "peers": (protocol.Empty, service.peers),
-        "report": (protocol.Report, service.report),
+        "report": (protocol.EventReport, service.report),
         "detach": (protocol.Detach, service.detach),
         "status": (protocol.Empty, service.status),
         "job": (protocol.Empty, service.job),
@@ -66,7 +66,7 @@ def _route(
                 ) from error
             answer = await handler(decoded(request.path, body, kind), _peer(request)[0])
         except HoldfastError as error:
-            failure = protocol.Failure(error=type(error).__name__, message=str(error))
+            failure = protocol.ErrorAnswer(error=type(error).__name__, message=str(error))
             return web.Response(status=400, body=msgspec.json.encode(failure))
         return web.Response(body=msgspec.json.encode(answer))
 

@@ -9,30 +9,30 @@ import os
 
 import msgspec
 
-from holdfast.agent import protocol, words
-from holdfast.agent.adopting import found_again, group_of, record_by_storage
-from holdfast.agent.agreeing import Agreeing
-from holdfast.agent.deciding import Decider
+from holdfast.agent import control_block, protocol
+from holdfast.agent.agent_directory import GROUP
+from holdfast.agent.coordinator import Coordinator
 from holdfast.agent.directory_watch import DirectoryWatch
-from holdfast.agent.group import read_record
-from holdfast.agent.joining import Joining
-from holdfast.agent.keeping import Keeper
-from holdfast.agent.location import GROUP
-from holdfast.agent.overview import HostStatus, Job, ask_hosts, installed_version, job_of
-from holdfast.agent.peers import Peers
-from holdfast.agent.saving import Saving
+from holdfast.agent.handover import found_again, group_of, record_by_storage
+from holdfast.agent.retention import Retention
+from holdfast.agent.run_status import HostStatus, JobStatus, ask_hosts, installed_version, job_of
+from holdfast.agent.save_scheduler import SaveScheduler
+from holdfast.agent.save_tracker import SaveTracker
 from holdfast.agent.state import AgentState
-from holdfast.agent.storing import Storing
-from holdfast.engine.agreement import effects, facts
-from holdfast.engine.agreement.holdings import COMPLETE
-from holdfast.engine.agreement.messages import Kind, Status
-from holdfast.engine.agreement.runs import ranks_in
-from holdfast.engine.agreement.settings import Settings
-from holdfast.engine.agreement.survey import survey
+from holdfast.agent.storage_worker import StorageWorker
+from holdfast.agent.trainer_group import read_record
+from holdfast.agent.trainer_sessions import TrainerSessions
+from holdfast.coordination import effects, inputs
+from holdfast.coordination.host_inventory import COMPLETE
+from holdfast.coordination.messages import CheckpointStatus, TargetKind
+from holdfast.coordination.rank_runs import ranks_in
+from holdfast.coordination.settings import Settings
+from holdfast.coordination.survivability import survey
 from holdfast.errors import FencedError, InvalidArgumentError, RunBusyError, WaitTimeoutError
 from holdfast.format.names import CheckpointId
 from holdfast.format.records import Manifest
-from holdfast.store.peer_connection import parse_address, parsed_addresses
+from holdfast.peers.connection import parse_address, parsed_addresses
+from holdfast.peers.directory import PeerDirectory
 
 ASK_SECS = 0.02
 IDLE_TICK_SECS = 0.5
@@ -49,15 +49,15 @@ log = logging.getLogger(__name__)
 class Service:
     """What the server's routes call, and the loop that acts by itself."""
 
-    def __init__(self, state: AgentState, peers: Peers | None = None) -> None:
+    def __init__(self, state: AgentState, peers: PeerDirectory | None = None) -> None:
         self._state = state
-        self._peers = peers or Peers(state.config.run_id, state.clock)
-        self._storing = Storing(state, self._peers, self._committed)
-        self._agreeing = Agreeing(state, self._storing, self._peers, self._on_effect)
-        self._decider = Decider(state, self._agreeing)
-        self._keeper = Keeper(state, self._storing, self._agreeing)
-        self._joining = Joining(state, self._agreeing, self._storing)
-        self._saving = Saving(state, self._agreeing, self._storing, self._keeper)
+        self._peers = peers or PeerDirectory(state.config.run_id, state.clock)
+        self._storing = StorageWorker(state, self._peers, self._committed)
+        self._agreeing = Coordinator(state, self._storing, self._peers, self._on_effect)
+        self._decider = SaveScheduler(state, self._agreeing)
+        self._keeper = Retention(state, self._storing, self._agreeing)
+        self._joining = TrainerSessions(state, self._agreeing, self._storing)
+        self._saving = SaveTracker(state, self._agreeing, self._storing, self._keeper)
         self._wake = asyncio.Event()
         self._directory = DirectoryWatch(state, self._storing)
         self._is_stopping = False
@@ -68,7 +68,7 @@ class Service:
         state.wake = self._wake.set
 
     @property
-    def agreeing(self) -> Agreeing:
+    def agreeing(self) -> Coordinator:
         """The agent's part in what the hosts agree on."""
         return self._agreeing
 
@@ -112,7 +112,7 @@ class Service:
             self._tick()
             # Only what a look at the present state said may end it.
             if self._leaves_in_secs() == 0.0:
-                self._agreeing.tell(facts.LeaveWanted())
+                self._agreeing.tell(inputs.LeaveWanted())
                 return
             # What was told in this tick is done: only what comes after it is a reason to wake.
             self._wake.clear()
@@ -186,11 +186,11 @@ class Service:
 
     def _reached(self, effect: effects.Reached) -> None:
         events = self._state.events
-        if effect.status is Status.COMPLETE:
+        if effect.status is CheckpointStatus.COMPLETE:
             events.write("sealed", effect.id, tier=self._agreeing.agreement.tier_of(effect.id))
-        elif effect.status is Status.PROTECTED and self._agreeing.agreement.has_copies:
+        elif effect.status is CheckpointStatus.PROTECTED and self._agreeing.agreement.has_copies:
             events.write("protected", effect.id)
-        elif effect.status in (Status.FAILED, Status.DROPPED):
+        elif effect.status in (CheckpointStatus.FAILED, CheckpointStatus.DROPPED):
             events.write(effect.status.value, effect.id, reason=effect.reason)
         self._decider.reached(effect)
 
@@ -242,7 +242,7 @@ class Service:
     async def want_slot(self, request: protocol.WantSlot, pid: int) -> protocol.Slot:
         return await self._saving.want_slot(request)
 
-    async def filling(self, request: protocol.Filling, pid: int) -> protocol.Empty:
+    async def filling(self, request: protocol.FillStarted, pid: int) -> protocol.Empty:
         self._saving.filling(request)
         return protocol.Empty()
 
@@ -277,12 +277,12 @@ class Service:
             raise InvalidArgumentError(
                 f"save {self._state.run}: no trainer works on it now; there is nothing to save"
             )
-        kind = Kind.DURABLE if request.durable else Kind.RAM
+        kind = TargetKind.DURABLE if request.durable else TargetKind.RAM
         published = self._state.published().highest
-        self._agreeing.tell(facts.Wish(kind))
+        self._agreeing.tell(inputs.Wish(kind))
         deadline = self._state.clock.monotonic() + TARGET_SECS
         # A durable checkpoint is in RAM first, so that it serves both wishes.
-        while (target := self._agreeing.last_target({kind, Kind.DURABLE})) <= published:
+        while (target := self._agreeing.last_target({kind, TargetKind.DURABLE})) <= published:
             if self._state.clock.monotonic() > deadline:
                 raise WaitTimeoutError(
                     f"save {self._state.run}: the hosts of the run did not agree on a step "
@@ -303,11 +303,11 @@ class Service:
             await self._keeper.delete_everywhere(CheckpointId(*found))
         return protocol.Empty()
 
-    async def peers(self, request: protocol.Empty, pid: int) -> protocol.Peers:
+    async def peers(self, request: protocol.Empty, pid: int) -> protocol.PeerAddresses:
         known = self._peers.addresses()
-        return protocol.Peers(addresses={host: str(known[host]) for host in sorted(known)})
+        return protocol.PeerAddresses(addresses={host: str(known[host]) for host in sorted(known)})
 
-    async def report(self, request: protocol.Report, pid: int) -> protocol.Empty:
+    async def report(self, request: protocol.EventReport, pid: int) -> protocol.Empty:
         data = {k: v for k, v in request.data.items() if k not in ("step", "attempt")}
         checkpoint = None
         if {"step", "attempt"} <= request.data.keys():
@@ -330,11 +330,11 @@ class Service:
         self.leave_soon()
         return protocol.Empty()
 
-    async def status(self, request: protocol.Empty, pid: int) -> protocol.Status:
+    async def status(self, request: protocol.Empty, pid: int) -> protocol.AgentStatus:
         state = self._state
         group = state.group
         members = group.present if group else []
-        return protocol.Status(
+        return protocol.AgentStatus(
             run=state.run,
             run_id=state.config.run_id,
             host=state.config.host,
@@ -373,7 +373,7 @@ class Service:
             lead=survey(leader, state.clock.monotonic()) if leader is not None else None,
         )
 
-    async def job(self, request: protocol.Empty, pid: int) -> Job:
+    async def job(self, request: protocol.Empty, pid: int) -> JobStatus:
         own = self._state.config.host
         answers = await ask_hosts(self._peers, own)
         addresses = {host: address.authority for host, address in self._peers.addresses().items()}
@@ -390,7 +390,7 @@ class Service:
             in_ram = {*ranks_in(held.own), *ranks_in(held.replicas)}
             status, reason = agreement.member.holdings.verdict(held.id)
             failure = entry.failure if entry is not None else held.failure
-            if not failure and status is Status.FAILED:
+            if not failure and status is CheckpointStatus.FAILED:
                 failure = reason
             found.append(
                 protocol.HeldStatus(
@@ -399,7 +399,7 @@ class Service:
                     parts_in_ram=len(in_ram),
                     part_count=held.part_count,
                     complete=len(in_ram) == held.part_count or status in COMPLETE,
-                    committed=status is Status.COMMITTED
+                    committed=status is CheckpointStatus.COMMITTED
                     or (entry is not None and entry.is_committed),
                     durable_due=held.is_due,
                     failed=failure or None,
@@ -408,5 +408,5 @@ class Service:
         return tuple(found)
 
     def _step_of(self, seat: int) -> int | None:
-        step = self._state.words.values[words.step_word(seat)]
-        return None if step == words.NO_STEP else step
+        step = self._state.words.values[control_block.step_word(seat)]
+        return None if step == control_block.NO_STEP else step

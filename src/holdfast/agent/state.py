@@ -9,17 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from holdfast.agent.agent_directory import WORDS, ram_folder
 from holdfast.agent.config import AgentConfig
-from holdfast.agent.copies import Copies
-from holdfast.agent.events import EventLog
-from holdfast.agent.group import Group
-from holdfast.agent.location import WORDS, ram_folder
+from holdfast.agent.control_block import NO_STEP, ControlBlock, cost_word, create_words, step_word
+from holdfast.agent.local_replicas import LocalReplicas
 from holdfast.agent.notices import NoticeBoard
-from holdfast.agent.slot_desk import SlotDesk
-from holdfast.agent.words import NO_STEP, Words, cost_word, create_words, step_word
+from holdfast.agent.slot_allocator import SlotAllocator
+from holdfast.agent.trainer_group import TrainerGroup
 from holdfast.clock import Clock
-from holdfast.engine.agreement.facts import Published
-from holdfast.engine.agreement.messages import SECS_MAX
+from holdfast.coordination.inputs import Published
+from holdfast.coordination.messages import SECS_MAX
+from holdfast.events.writer import EventWriter
 from holdfast.format.names import CheckpointId
 from holdfast.policy import preservation_policy, save_decision_policy
 from holdfast.store.disk import DiskStore
@@ -46,13 +46,13 @@ class AgentState:
     config: AgentConfig
     clock: Clock
     files: FileSystem
-    words: Words
-    events: EventLog
+    words: ControlBlock
+    events: EventWriter
     durable: DiskStore
     ram: RamStore
     pool: SlotPool
-    desk: SlotDesk
-    group: Group | None = None
+    desk: SlotAllocator
+    group: TrainerGroup | None = None
     durable_policies: Policies = field(default_factory=Policies)
     ram_policies: Policies = field(default_factory=Policies)
     knows_policies: bool = False
@@ -61,7 +61,7 @@ class AgentState:
     linger_secs: float = 0.0
     peer_address: str | None = None
     notices: NoticeBoard = field(default_factory=NoticeBoard)
-    copies: Copies = field(default_factory=Copies)
+    copies: LocalReplicas = field(default_factory=LocalReplicas)
     pulled_bytes: int = 0
     """What was read from other hosts' images for copies that stand here, since the agent began."""
     durable_at_secs: float | None = None
@@ -112,10 +112,10 @@ def open_state(config: AgentConfig, clock: Clock, files: FileSystem) -> AgentSta
         clock=clock,
         files=files,
         words=create_words(folder / WORDS),
-        events=EventLog(durable.directory, config.host, clock),
+        events=EventWriter(durable.directory, config.host, clock),
         durable=durable,
         ram=ram,
         pool=pool,
-        desk=SlotDesk(pool),
+        desk=SlotAllocator(pool),
         linger_secs=config.linger_secs,
     )

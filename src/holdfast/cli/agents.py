@@ -13,9 +13,9 @@ from typing import TypeVar
 import msgspec
 
 from holdfast.agent import protocol
+from holdfast.agent.agent_directory import SOCKET, host_name, roots
 from holdfast.agent.client import AgentClient, AgentGoneError
-from holdfast.agent.location import SOCKET, host_name, roots
-from holdfast.agent.starting import find_agent, is_locked
+from holdfast.agent.launch import find_agent, is_locked
 from holdfast.cli.runs import Run
 from holdfast.errors import AgentUnavailableError, HoldfastError
 
@@ -35,7 +35,7 @@ def agent_folders_here() -> Iterator[Path]:
         yield from (folder for folder in found if _is_own_folder(folder))
 
 
-def living(problems: list[str] | None = None) -> list[protocol.Status]:
+def living(problems: list[str] | None = None) -> list[protocol.AgentStatus]:
     """What each agent that answers says of itself, ordered by run and host.
 
     An answer that is not understood goes to `problems`, and does not hide the other agents.
@@ -67,7 +67,7 @@ def agent_folder(run: Run, purpose: str) -> Path:
     return folder
 
 
-def status_of(folder: Path) -> protocol.Status:
+def status_of(folder: Path) -> protocol.AgentStatus:
     """What the agent in `folder` says of itself.
 
     Raises:
@@ -75,7 +75,7 @@ def status_of(folder: Path) -> protocol.Status:
     """
     if not (folder / SOCKET).exists():
         raise AgentGoneError(f"{folder} has no socket")
-    return ask(folder, "status", protocol.Empty(), protocol.Status)
+    return ask(folder, "status", protocol.Empty(), protocol.AgentStatus)
 
 
 def ask(folder: Path, name: str, message: msgspec.Struct, kind: type[Answer]) -> Answer:

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from holdfast.cli.runs import Run
-from holdfast.engine.attempts import attempt_numbers, read_attempt_at
-from holdfast.engine.catalog import Listing, list_checkpoints
-from holdfast.engine.commit import parse_part
-from holdfast.engine.part_layouts import PartLayouts
-from holdfast.engine.sources import CheckpointSources, PartSource, part_source
-from holdfast.engine.verify import BlockCheck, verify
+from holdfast.engine.lifecycle.attempts import attempt_numbers, read_attempt_at
+from holdfast.engine.lifecycle.catalog import Listing, list_checkpoints
+from holdfast.engine.lifecycle.commit import parse_part
+from holdfast.engine.reading.sources import CheckpointSources, PartSource, part_source
+from holdfast.engine.reading.verify import BlockCheck, verify
+from holdfast.engine.saving.part_layouts import PartLayouts
 from holdfast.errors import CheckpointDamagedError, HoldfastError, ObjectNotFoundError
 from holdfast.format.check import check_manifest
 from holdfast.format.names import (

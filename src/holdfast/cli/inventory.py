@@ -14,9 +14,9 @@ from datetime import datetime
 import msgspec
 
 from holdfast.cli.runs import Run
-from holdfast.engine.attempts import read_attempts
-from holdfast.engine.catalog import Listing, list_stores
-from holdfast.engine.sources import readable
+from holdfast.engine.lifecycle.attempts import read_attempts
+from holdfast.engine.lifecycle.catalog import Listing, list_stores
+from holdfast.engine.reading.sources import readable
 from holdfast.errors import HoldfastError, ObjectNotFoundError
 from holdfast.format.names import (
     CheckpointId,

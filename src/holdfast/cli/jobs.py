@@ -8,11 +8,11 @@ from pathlib import Path
 
 from holdfast.agent import protocol
 from holdfast.agent.client import AgentGoneError
-from holdfast.agent.overview import Job, JobHost
+from holdfast.agent.run_status import JobHostStatus, JobStatus
 from holdfast.cli import output
 from holdfast.cli.agents import ask
 from holdfast.cli.output import Column, counted, secs_text, size_text
-from holdfast.engine.agreement.survey import Standing
+from holdfast.coordination.survivability import Standing
 from holdfast.errors import HoldfastError
 
 HOLDS_TOLD_MAX = 4
@@ -24,17 +24,17 @@ class RunJob:
 
     run: str
     run_id: str
-    job: Job
+    job: JobStatus
 
 
-def jobs_of(agents: Sequence[protocol.Status], problems: list[str]) -> list[RunJob]:
+def jobs_of(agents: Sequence[protocol.AgentStatus], problems: list[str]) -> list[RunJob]:
     """The hosts of the runs of these agents; what an agent cannot tell goes to `problems`."""
     found: dict[str, RunJob] = {}
     for agent in agents:
         if agent.run_id in found:
             continue
         try:
-            job = ask(Path(agent.folder), "job", protocol.Empty(), Job)
+            job = ask(Path(agent.folder), "job", protocol.Empty(), JobStatus)
             found[agent.run_id] = RunJob(run=agent.run, run_id=agent.run_id, job=job)
         except AgentGoneError:
             problems.append(f"the agent of {agent.run} left while it was asked for its hosts")
@@ -63,14 +63,14 @@ def print_job(found: RunJob) -> None:
             output.say(f"{host.host}: not answering{since}: {host.problem}")
 
 
-def _leader(job: Job) -> str:
+def _leader(job: JobStatus) -> str:
     if job.leader_answers:
         return job.leader or ""
     named = "none is known" if job.leader is None else f"{job.leader}, which does not answer"
     return f"{named}; where the checkpoints stand is not known until another host leads"
 
 
-def _standings(job: Job) -> list[tuple[str, str]]:
+def _standings(job: JobStatus) -> list[tuple[str, str]]:
     newest, in_ram, durable = job.newest, job.newest_in_ram, job.newest_durable
     if newest is None:
         return [("newest", "no checkpoint is complete yet")]
@@ -94,7 +94,7 @@ def _standing(one: Standing) -> str:
     return f"step {one.step}, attempt {one.attempt}: {where}"
 
 
-def _survives(job: Job) -> str:
+def _survives(job: JobStatus) -> str:
     """After which losses the run goes on from where, the fewest first."""
     is_by_host = all(host.domain == host.host for host in job.hosts)
     what = "host" if is_by_host else "failure domain"
@@ -108,7 +108,7 @@ def _survives(job: Job) -> str:
     return "; ".join(told) or f"no lost {what}"
 
 
-def _row(host: JobHost) -> list[str]:
+def _row(host: JobHostStatus) -> list[str]:
     named = [host.host, host.domain, host.address or "–"]
     if host.problem:
         return [*named, "–", _ranks(host.ranks), "–", "no answer"]
@@ -122,7 +122,7 @@ def _ranks(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks)) or "–"
 
 
-def _holds(host: JobHost) -> str:
+def _holds(host: JobHostStatus) -> str:
     told = []
     for held in host.holds[:HOLDS_TOLD_MAX]:
         parts = []

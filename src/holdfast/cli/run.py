@@ -10,12 +10,12 @@ from pathlib import Path
 
 import click
 
+from holdfast.agent.agent_directory import host_name
 from holdfast.agent.config import AgentConfig
-from holdfast.agent.location import host_name
-from holdfast.agent.starting import ensure_agent
+from holdfast.agent.launch import ensure_agent
 from holdfast.cli import output
 from holdfast.cli.child import Child, CommandNotRunError, Signals
-from holdfast.cli.draining import Agents, Served
+from holdfast.cli.drain import AgentOfRun, Agents
 from holdfast.cli.runs import made_where_missing
 from holdfast.clock import Clock, SystemClock
 
@@ -79,7 +79,7 @@ def run(
     return ended.code or (1 if problems else 0)
 
 
-def _start_agent(directory: Path, clock: Clock) -> Served:
+def _start_agent(directory: Path, clock: Clock) -> AgentOfRun:
     opened = made_where_missing(directory)
     config = AgentConfig(
         run=str(opened.directory), run_id=opened.run_id, host=host_name(), folder=""
@@ -87,7 +87,7 @@ def _start_agent(directory: Path, clock: Clock) -> Served:
     folder, reason = ensure_agent(config, clock)
     if reason is not None:
         output.warn(f"the agent lives in {folder}, and RAM checkpoints with it: {reason}")
-    return Served(run=config.run, run_id=config.run_id, host=config.host)
+    return AgentOfRun(run=config.run, run_id=config.run_id, host=config.host)
 
 
 @dataclass(frozen=True, slots=True)

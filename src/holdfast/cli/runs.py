@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.agent.location import agent_folders, host_name, ram_folder
-from holdfast.agent.starting import find_agent
+from holdfast.agent.agent_directory import agent_folders, host_name, ram_folder
+from holdfast.agent.launch import find_agent
 from holdfast.clock import Clock, SystemClock
-from holdfast.engine.identity import Finding, find
-from holdfast.engine.run import read_run, read_run_record
+from holdfast.engine.lifecycle.identity import Finding, find
+from holdfast.engine.lifecycle.run import read_run, read_run_record
+from holdfast.engine.reading.view import View, look
 from holdfast.errors import (
     CheckpointDamagedError,
     HoldfastError,
@@ -17,9 +18,8 @@ from holdfast.errors import (
     ObjectNotFoundError,
 )
 from holdfast.format.names import CHECKPOINTS
-from holdfast.manager.decisions import Decisions, OneProcess
-from holdfast.manager.opening import open_run, run_directory
-from holdfast.manager.view import View, look
+from holdfast.job.opening import open_run, run_directory
+from holdfast.job.rendezvous import OneProcess, Rendezvous
 from holdfast.store.contract import Store
 from holdfast.store.disk import DiskStore
 from holdfast.store.ram import RamStore
@@ -104,7 +104,7 @@ def read_damaged(directory: Path) -> tuple[Run, HoldfastError | None]:
 def made_where_missing(directory: Path) -> Run:
     """The same, of a run that is made where there is none."""
     clock = SystemClock()
-    opened = open_run(directory, Decisions(OneProcess(), clock), clock)
+    opened = open_run(directory, Rendezvous(OneProcess(), clock), clock)
     ram = ram_store(opened.run_id, host_name(), clock)
     return Run(directory=opened.directory, run_id=opened.run_id, durable=opened.durable, ram=ram)
 

@@ -12,7 +12,7 @@ from holdfast.cli import output
 from holdfast.cli.agents import agent_folder, ask, status_of
 from holdfast.cli.runs import Run, read_only
 from holdfast.clock import Clock, SystemClock
-from holdfast.engine.catalog import list_checkpoints
+from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.errors import AgentUnavailableError, SaveFailedError, WaitTimeoutError
 from holdfast.format.names import CheckpointId
 
@@ -115,7 +115,7 @@ class _Request:
                 )
             self._clock.sleep(POLL_SECS)
 
-    def _status(self) -> protocol.Status | None:
+    def _status(self) -> protocol.AgentStatus | None:
         """The agent's status; None while a new agent may take over from one that was lost."""
         now = self._clock.monotonic()
         try:
@@ -127,7 +127,7 @@ class _Request:
         self._seen_at = now
         return status
 
-    def _held_committed(self, status: protocol.Status | None) -> CheckpointId | None:
+    def _held_committed(self, status: protocol.AgentStatus | None) -> CheckpointId | None:
         for held in status.held if status is not None else ():
             if held.step >= self.target.step and held.attempt >= self.target.attempt:
                 if held.committed:

@@ -11,11 +11,11 @@ from holdfast.cli import output
 from holdfast.cli.output import Column, counted, secs_text, size_text, time_text
 from holdfast.cli.runs import Run, read_only
 from holdfast.clock import SystemClock
-from holdfast.engine.sources import CheckpointSources
+from holdfast.engine.reading.metadata import ArrayMetadata, CheckpointMetadata, metadata_of
+from holdfast.engine.reading.sources import CheckpointSources
 from holdfast.errors import StepNotFoundError
 from holdfast.format.paths import path_name
 from holdfast.format.values import decode_value
-from holdfast.manager.metadata import ArrayMetadata, CheckpointMetadata, metadata_of
 
 VALUE_LENGTH_MAX = 200
 

@@ -10,8 +10,8 @@ import click
 import msgspec
 
 from holdfast.agent import protocol
-from holdfast.agent.location import ram_folder
-from holdfast.agent.starting import is_locked
+from holdfast.agent.agent_directory import ram_folder
+from holdfast.agent.launch import is_locked
 from holdfast.cli import output
 from holdfast.cli.agents import agent_folders_here, living, run_of
 from holdfast.cli.jobs import jobs_of, print_job
@@ -105,7 +105,7 @@ def _left_behind(of_agents: set[Path]) -> list[Left]:
     return found
 
 
-def _print(agent: protocol.Status) -> None:
+def _print(agent: protocol.AgentStatus) -> None:
     facts = [
         ("run", f"{agent.run}, attempt {agent.attempt}"),
         ("agent", f"process {agent.pid} on host {agent.host}, {_leaving(agent)}"),
@@ -122,7 +122,7 @@ def _named(name: str, lines: Sequence[str]) -> list[tuple[str, str]]:
     return [("" if number else name, line) for number, line in enumerate(lines or ["none"])]
 
 
-def _leaving(agent: protocol.Status) -> str:
+def _leaving(agent: protocol.AgentStatus) -> str:
     if agent.leaves_in_secs is not None:
         return f"leaves in {secs_text(agent.leaves_in_secs)}"
     return "stays while trainers work" if agent.trainers else "stays until all is durable"

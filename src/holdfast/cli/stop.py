@@ -8,13 +8,13 @@ import click
 
 from holdfast.agent import protocol
 from holdfast.agent.client import AgentGoneError
-from holdfast.agent.group import process_start
+from holdfast.agent.trainer_group import process_start
 from holdfast.cli import output
 from holdfast.cli.agents import ask, leaving, living
 from holdfast.cli.output import counted
 from holdfast.cli.runs import read_only
 from holdfast.clock import Clock, SystemClock
-from holdfast.engine.catalog import list_checkpoints
+from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.errors import (
     AgentUnavailableError,
     HoldfastError,
@@ -87,7 +87,7 @@ def _await_leaving(run_id: str | None, deadline: float, clock: Clock) -> None:
         clock.sleep(POLL_SECS)
 
 
-def _stop(agent: protocol.Status, deadline: float, clock: Clock) -> None:
+def _stop(agent: protocol.AgentStatus, deadline: float, clock: Clock) -> None:
     """Tells one agent to stop and waits until its process has ended.
 
     Raises:
@@ -114,7 +114,7 @@ def _stop(agent: protocol.Status, deadline: float, clock: Clock) -> None:
     _check_nothing_lost(agent, clock)
 
 
-def _check_nothing_lost(agent: protocol.Status, clock: Clock) -> None:
+def _check_nothing_lost(agent: protocol.AgentStatus, clock: Clock) -> None:
     complete = [held for held in agent.held if held.complete]
     if not complete:
         return
@@ -132,7 +132,9 @@ def _check_nothing_lost(agent: protocol.Status, clock: Clock) -> None:
 
 
 def _tell(
-    stopped: list[protocol.Status], problems: list[tuple[protocol.Status, str]], as_json: bool
+    stopped: list[protocol.AgentStatus],
+    problems: list[tuple[protocol.AgentStatus, str]],
+    as_json: bool,
 ) -> None:
     for _, reason in problems:
         output.print_error(reason)

@@ -15,7 +15,7 @@ from holdfast.cli import output
 from holdfast.cli.findings import Copy, bad_record, check_attempts, check_copy, copies_of, is_gone
 from holdfast.cli.output import counted, size_text
 from holdfast.cli.runs import Run, read_damaged
-from holdfast.engine.verify import BlockCheck
+from holdfast.engine.reading.verify import BlockCheck
 from holdfast.errors import HoldfastError
 from holdfast.format.names import RUN_FILE
 

@@ -21,7 +21,7 @@ import psutil
 from holdfast.agent.config import AgentConfig
 from holdfast.clock import Clock
 from holdfast.errors import AgentUnavailableError
-from holdfast.format.decoding import decode
+from holdfast.format.json_codec import decode
 
 _MODULE = "holdfast.agent"
 _STOP_SECS_MAX = 30.0

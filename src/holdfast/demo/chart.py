@@ -13,21 +13,21 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from holdfast.demo import journal
-from holdfast.demo.failures import Kind
-from holdfast.demo.report import FailureReport, Report
+from holdfast.demo.failures import FailureKind
+from holdfast.demo.report import DemoReport, FailureReport
 from holdfast.demo.runner import RunLog, Start
 
 _WHOLE = "#9ecae9"
 _BROKEN = "#1b3a5c"
 _MARKS = {
-    Kind.KILL: ("#d55e00", "SIGKILL"),
-    Kind.TERMINATE: ("#009e73", "SIGTERM"),
-    Kind.KILL_AGENT: ("#8e4585", "agent SIGKILL"),
-    Kind.LOSE_HOST: ("#d55e00", "lost"),
+    FailureKind.KILL: ("#d55e00", "SIGKILL"),
+    FailureKind.TERMINATE: ("#009e73", "SIGTERM"),
+    FailureKind.KILL_AGENT: ("#8e4585", "agent SIGKILL"),
+    FailureKind.LOSE_HOST: ("#d55e00", "lost"),
 }
 
 
-def draw(report: Report, interrupted: RunLog, uninterrupted: RunLog, path: Path) -> None:
+def draw(report: DemoReport, interrupted: RunLog, uninterrupted: RunLog, path: Path) -> None:
     """Draws the PNG."""
     figure = Figure(figsize=(10, 7.5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
@@ -37,7 +37,9 @@ def draw(report: Report, interrupted: RunLog, uninterrupted: RunLog, path: Path)
     figure.savefig(path, format="png")
 
 
-def _draw_losses(axes: Axes, report: Report, interrupted: RunLog, uninterrupted: RunLog) -> None:
+def _draw_losses(
+    axes: Axes, report: DemoReport, interrupted: RunLog, uninterrupted: RunLog
+) -> None:
     for start in uninterrupted.starts:
         axes.plot(*_loss_curve(start), color=_WHOLE, linewidth=6, label="uninterrupted run")
     for index, start in enumerate(interrupted.starts):
@@ -77,7 +79,7 @@ def _mark(axes: Axes, failure: FailureReport, level: int, steps: int) -> None:
     )
 
 
-def _draw_times(axes: Axes, report: Report, interrupted: RunLog, uninterrupted: RunLog) -> None:
+def _draw_times(axes: Axes, report: DemoReport, interrupted: RunLog, uninterrupted: RunLog) -> None:
     for start in uninterrupted.starts:
         axes.plot(*_time_curve(start, start.spawned), color=_WHOLE, linewidth=6)
     origin = interrupted.starts[0].spawned
@@ -100,11 +102,11 @@ def _draw_times(axes: Axes, report: Report, interrupted: RunLog, uninterrupted: 
 
 def _name(failure: FailureReport) -> str:
     name = _MARKS[failure.kind][1]
-    return f"{failure.host} {name}" if failure.kind is Kind.LOSE_HOST else name
+    return f"{failure.host} {name}" if failure.kind is FailureKind.LOSE_HOST else name
 
 
 def _cost(failure: FailureReport) -> str:
-    if failure.kind is Kind.KILL_AGENT:
+    if failure.kind is FailureKind.KILL_AGENT:
         return "the trainer ran on"
     steps = "1 step" if failure.steps_lost == 1 else f"{failure.steps_lost} steps"
     return f"{steps} lost, {failure.recovery_secs:.1f} s to the next"

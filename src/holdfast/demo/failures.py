@@ -21,7 +21,7 @@ STEPS_MIN = 20
 """The fewest steps among which failures can be told apart."""
 
 
-class Kind(enum.Enum):
+class FailureKind(enum.Enum):
     """What a failure does, in the words of the report."""
 
     KILL = "trainer SIGKILL"
@@ -41,7 +41,7 @@ class Failure:
         host: the index of the host that it hits.
     """
 
-    kind: Kind
+    kind: FailureKind
     step: int
     phase: float
     host: int = 0
@@ -65,13 +65,14 @@ def choose_failures(
         )
     chance = random.Random(seed)
     chosen = [
-        (Kind.KILL, chance.randrange(steps // 4, steps // 2), 0),
-        (Kind.TERMINATE, chance.randrange(steps * 3 // 5, steps * 4 // 5), 0),
+        (FailureKind.KILL, chance.randrange(steps // 4, steps // 2), 0),
+        (FailureKind.TERMINATE, chance.randrange(steps * 3 // 5, steps * 4 // 5), 0),
     ]
     if hosts > 1:
         lost = chance.sample(range(hosts), 2)
         chosen = [
-            (Kind.LOSE_HOST, step, host) for (_, step, _), host in zip(chosen, lost, strict=True)
+            (FailureKind.LOSE_HOST, step, host)
+            for (_, step, _), host in zip(chosen, lost, strict=True)
         ]
     if kill_agent:
         apart = max(1, steps // 30)
@@ -82,7 +83,7 @@ def choose_failures(
                 if all(abs(step - other) > apart for _, other, _ in chosen)
             ]
         )
-        chosen.append((Kind.KILL_AGENT, step, chance.randrange(hosts)))
+        chosen.append((FailureKind.KILL_AGENT, step, chance.randrange(hosts)))
     failures = [
         Failure(kind=kind, step=step, phase=chance.random(), host=host)
         for kind, step, host in chosen
@@ -90,22 +91,22 @@ def choose_failures(
     return tuple(sorted(failures, key=lambda failure: failure.step))
 
 
-def strike(kind: Kind, trainer_pid: int, run: Path, host: str, clock: Clock) -> int:
+def strike(kind: FailureKind, trainer_pid: int, run: Path, host: str, clock: Clock) -> int:
     """Deals a failure to the host of that name; returns the id of the process that it hit first.
 
     Raises:
         AgentUnavailableError: its agent shall be killed, and there is none.
     """
     match kind:
-        case Kind.KILL:
+        case FailureKind.KILL:
             os.kill(trainer_pid, signal.SIGKILL)
-        case Kind.TERMINATE:
+        case FailureKind.TERMINATE:
             os.kill(trainer_pid, signal.SIGTERM)
-        case Kind.KILL_AGENT:
+        case FailureKind.KILL_AGENT:
             agent = agent_of(run, host, clock)
             agent.kill()
             return agent.pid
-        case Kind.LOSE_HOST:
+        case FailureKind.LOSE_HOST:
             agent = agent_of(run, host, clock)
             # The trainer first: it would start another agent.
             os.kill(trainer_pid, signal.SIGKILL)

@@ -23,7 +23,7 @@ from rich.console import Console
 from holdfast.clock import Clock, SystemClock
 from holdfast.demo.agents import stop_agents
 from holdfast.demo.failures import choose_failures
-from holdfast.demo.plan import Plan
+from holdfast.demo.plan import DemoPlan
 from holdfast.demo.progress import Display, make_display
 from holdfast.demo.report import make_report, read_commits, read_ram_troubles
 from holdfast.demo.runner import RunLog, drive
@@ -100,7 +100,7 @@ def _run(options: DemoOptions, folder: Path, console: Console) -> int:
         options.seed, steps, kill_agent=options.kill_agent, hosts=options.hosts
     )
     plans = [
-        Plan(
+        DemoPlan(
             name=name,
             folder=folder,
             hosts=options.hosts,
@@ -130,7 +130,7 @@ def _run(options: DemoOptions, folder: Path, console: Console) -> int:
     return 0 if report.identity.holds else 1
 
 
-def _drive_and_stop(plan: Plan, display: Display, clock: Clock) -> RunLog:
+def _drive_and_stop(plan: DemoPlan, display: Display, clock: Clock) -> RunLog:
     """Drives a run; the agents that it left are stopped in any case."""
     try:
         return drive(plan, display, clock)

@@ -10,17 +10,17 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.agent.location import HOST_VARIABLE, host_name
-from holdfast.agent.peer_config import LOOPBACK
+from holdfast.agent.agent_directory import HOST_VARIABLE, host_name
 from holdfast.demo.failures import Failure
-from holdfast.manager.options import INTERFACE_VARIABLE
+from holdfast.job.options import INTERFACE_VARIABLE
+from holdfast.peers.config import LOOPBACK
 
 HOSTS_MAX = 8
 """As many as one machine is asked to be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class DemoPlan:
     """What a run shall do, and what shall happen to it."""
 
     name: str

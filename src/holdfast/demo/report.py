@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from holdfast.demo import journal
-from holdfast.demo.failures import Kind
+from holdfast.demo.failures import FailureKind
 from holdfast.demo.runner import RunLog, Strike
 
 _LAST_STEPS = 16
@@ -43,7 +43,7 @@ class FailureReport:
         skipped: checkpoints and copies that were passed over, and why.
     """
 
-    kind: Kind
+    kind: FailureKind
     host: str
     pid: int
     last_step: int
@@ -80,7 +80,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class DemoReport:
     """All that the demo found; the times are those of the interrupted run.
 
     `save_calls_secs` and `training_secs` are of the host whose calls of `save` took longest.
@@ -103,13 +103,13 @@ class Report:
 
 def make_report(
     seed: int, interrupted: RunLog, uninterrupted: RunLog, commits: Sequence[tuple[int, float]]
-) -> Report:
+) -> DemoReport:
     """Puts the report together; `commits` are those of the interrupted run, see `read_commits`."""
     by_host = _records(interrupted)
     save_secs, training_secs = max(map(_times_secs, by_host))
     steps = _steps(by_host[0])
     gaps = intervals_secs(commits)
-    return Report(
+    return DemoReport(
         seed=seed,
         hosts=len(by_host),
         steps=1 + max(step.step for step in steps),
@@ -189,7 +189,7 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 
 
 def _failure_report(run: RunLog, strike: Strike) -> FailureReport:
-    is_going_on = strike.failure.kind is Kind.KILL_AGENT
+    is_going_on = strike.failure.kind is FailureKind.KILL_AGENT
     before = run.starts[strike.start].by_host
     # Hosts that are lost leave the others in the middle of a step.
     hit = before[strike.failure.host] if is_going_on else _all(before)

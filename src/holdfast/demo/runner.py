@@ -13,14 +13,14 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holdfast.agent.peer_config import LOOPBACK
 from holdfast.clock import Clock
 from holdfast.demo import journal
-from holdfast.demo.failures import Failure, Kind, strike
-from holdfast.demo.plan import Plan
+from holdfast.demo.failures import Failure, FailureKind, strike
+from holdfast.demo.plan import DemoPlan
 from holdfast.demo.progress import Display
 from holdfast.demo.trainers import Trainer
 from holdfast.errors import HoldfastError, WaitTimeoutError
+from holdfast.peers.config import LOOPBACK
 
 _POLL_SECS = 0.005
 _SILENCE_SECS_MAX = 120.0
@@ -53,7 +53,7 @@ class RunLog:
     strikes: tuple[Strike, ...]
 
 
-def drive(plan: Plan, display: Display, clock: Clock) -> RunLog:
+def drive(plan: DemoPlan, display: Display, clock: Clock) -> RunLog:
     """Starts the trainers until the last step is done.
 
     Raises:
@@ -76,7 +76,7 @@ def drive(plan: Plan, display: Display, clock: Clock) -> RunLog:
 class _Life:
     """One life of the job. Owned by the thread that drives the run."""
 
-    def __init__(self, plan: Plan, display: Display, clock: Clock, number: int) -> None:
+    def __init__(self, plan: DemoPlan, display: Display, clock: Clock, number: int) -> None:
         self._plan = plan
         self._display = display
         self._clock = clock
@@ -113,7 +113,7 @@ class _Life:
                     continue
                 failure = due.popleft()
                 dealt.append(self._deal(failure))
-                if failure.kind is not Kind.KILL_AGENT:
+                if failure.kind is not FailureKind.KILL_AGENT:
                     ended_by = failure
             self._await_end(ended_by)
         finally:
@@ -167,7 +167,7 @@ class _Life:
             failed = [trainer for trainer in self._trainers if trainer.code]
             self._take_records()
             self._check(failed, "to finish")
-        if ended_by is None or ended_by.kind is not Kind.LOSE_HOST:
+        if ended_by is None or ended_by.kind is not FailureKind.LOSE_HOST:
             for trainer in self._trainers:
                 trainer.await_end()
 
@@ -185,7 +185,7 @@ class _Life:
     def _is_as_planned(self, trainer: Trainer, ended_by: Failure | None) -> bool:
         if ended_by is None:
             return trainer.code == 0 and isinstance(trainer.last, journal.Finished)
-        if ended_by.kind is Kind.TERMINATE:
+        if ended_by.kind is FailureKind.TERMINATE:
             return trainer.code == 0 and isinstance(trainer.last, journal.Preempted)
         # What the others made of the loss, before they were ended, does not count.
         return trainer.host != ended_by.host or trainer.code == -signal.SIGKILL

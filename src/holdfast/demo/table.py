@@ -6,11 +6,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from holdfast.demo.failures import Kind
-from holdfast.demo.report import FailureReport, Identity, Report
+from holdfast.demo.failures import FailureKind
+from holdfast.demo.report import DemoReport, FailureReport, Identity
 
 
-def print_report(report: Report, console: Console) -> None:
+def print_report(report: DemoReport, console: Console) -> None:
     """Prints the failures, then the figures of the run."""
     failures = _table("Failures")
     failures.caption = "time to next step: from the restart; the agent's: from the signal"
@@ -74,13 +74,13 @@ def _table(title: str, *, show_header: bool = True) -> Table:
 
 
 def _failure_cells(failure: FailureReport) -> tuple[str, ...]:
-    ran_on = failure.kind is Kind.KILL_AGENT
+    ran_on = failure.kind is FailureKind.KILL_AGENT
     sources = failure.sources
-    if failure.kind is Kind.LOSE_HOST and sources is not None:
+    if failure.kind is FailureKind.LOSE_HOST and sources is not None:
         # That it is nothing is what is to be shown.
         sources = {"durable": 0, **sources}
     return (
-        f"{failure.host} lost" if failure.kind is Kind.LOSE_HOST else failure.kind.value,
+        f"{failure.host} lost" if failure.kind is FailureKind.LOSE_HOST else failure.kind.value,
         str(failure.last_step),
         str(failure.steps_lost),
         _secs(failure.recovery_secs),
@@ -89,7 +89,7 @@ def _failure_cells(failure: FailureReport) -> tuple[str, ...]:
     )
 
 
-def _figures(report: Report) -> list[tuple[str, str]]:
+def _figures(report: DemoReport) -> list[tuple[str, str]]:
     share = report.save_calls_secs / report.training_secs
     same = report.identity
     return [

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 from holdfast.demo import journal
-from holdfast.demo.plan import Plan
+from holdfast.demo.plan import DemoPlan
 from holdfast.errors import WaitTimeoutError
 
 _LEAVE_SECS_MAX = 60.0
@@ -25,7 +25,7 @@ class Trainer:
         step: the last step that it has finished; -1 before the first.
     """
 
-    def __init__(self, plan: Plan, host: int, coordinator: str, tail: journal.Tail) -> None:
+    def __init__(self, plan: DemoPlan, host: int, coordinator: str, tail: journal.Tail) -> None:
         self.host = host
         self.records: list[journal.Record] = []
         self.step = -1
@@ -90,7 +90,7 @@ class Trainer:
         return f"; its last words: {lines[-1][-_LAST_LINE_CHARS_MAX:]}" if lines else ""
 
 
-def _spawn(plan: Plan, host: int, coordinator: str) -> subprocess.Popen[bytes]:
+def _spawn(plan: DemoPlan, host: int, coordinator: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "holdfast.demo.train"]
     command += ["--run", str(plan.run), "--log", str(plan.journal(host))]
     command += ["--steps", str(plan.steps), "--seed", str(plan.seed)]

@@ -21,7 +21,7 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class RestoreTarget:
     """A buffer to fill: `buffer` has the dtype of the array as stored and the shape of `region`.
 
     Where `take` is given, it may be called instead of filling the buffer, with such an array of

@@ -24,7 +24,7 @@ Time = Annotated[datetime, msgspec.Meta(tz=True)]
 RunId = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z_-]{1,64}\Z")]
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class RunPlace(msgspec.Struct, frozen=True, kw_only=True):
     """Where a run's directory is on a file system: its inode, and its absolute path."""
 
     inode: int
@@ -35,14 +35,14 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """`holdfast.json`: that a directory is a run, and which.
 
     `place` is where the run was opened last; a directory elsewhere may be a copy of it
-    (`engine.identity`). It is None in a bucket. `copied_from` is the run that this one began as a
+    (`engine.lifecycle.identity`). It is None in a bucket. `copied_from` is the run that this one began as a
     copy of; its id is in the attempts and checkpoints that were copied.
     """
 
     format_version: int = FORMAT_VERSION
     run_id: RunId
     time: Time
-    place: Place | None = None
+    place: RunPlace | None = None
     copied_from: RunId | None = None
 
 

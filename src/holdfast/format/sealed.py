@@ -11,8 +11,8 @@ from typing import TypeVar
 import msgspec
 
 from holdfast.errors import CheckpointDamagedError, NewerFormatError
-from holdfast.format.decoding import decode
 from holdfast.format.digests import DIGEST_HEX_LENGTH, digest
+from holdfast.format.json_codec import decode
 
 FORMAT_VERSION = 1
 RECORD_SIZE_MAX_BYTES = 1 << 30

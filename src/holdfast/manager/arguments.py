@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from holdfast.errors import InvalidArgumentError, StepNotFoundError, StepOrderError
 from holdfast.format.names import STEP_MAX
-from holdfast.manager.options import RamTier
+from holdfast.job.options import RamTier
 
 
 def check_step(step: object) -> int:

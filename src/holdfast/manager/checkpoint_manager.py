@@ -19,33 +19,33 @@ from typing import Any
 
 from holdfast.adapt.contract import Framework
 from holdfast.agent import protocol
-from holdfast.agent.words import ATTEMPT, TARGET_DURABLE, TARGET_PREEMPTION, TARGET_RAM
+from holdfast.agent.control_block import ATTEMPT, TARGET_DURABLE, TARGET_PREEMPTION, TARGET_RAM
 from holdfast.clock import Clock, SystemClock
+from holdfast.engine.reading.metadata import CheckpointMetadata, metadata_of
+from holdfast.engine.reading.process_values import process_values_of
+from holdfast.engine.reading.view import View
 from holdfast.errors import FencedError, HoldfastError
 from holdfast.format.names import CheckpointId
+from holdfast.job.opening import open_run
+from holdfast.job.options import Options, RamTier, checked_signals
+from holdfast.job.rendezvous import Rendezvous
 from holdfast.manager import arguments
-from holdfast.manager.decisions import Decisions
-from holdfast.manager.finishing import Finisher
-from holdfast.manager.job import find_job
-from holdfast.manager.lifetime import Holdings, Lifetime, replace_open
-from holdfast.manager.metadata import CheckpointMetadata, metadata_of
+from holdfast.manager.finisher import Finisher
+from holdfast.manager.job_context import find_job
+from holdfast.manager.lifetime import HeldResources, Lifetime, replace_open
 from holdfast.manager.metric_names import MetricNames
-from holdfast.manager.opening import open_run
-from holdfast.manager.options import Options, RamTier, checked_signals
 from holdfast.manager.overhead import OverheadMeter, meter_for
-from holdfast.manager.own_policies import OwnPolicyThread, history, own_policies
 from holdfast.manager.planning import Planner, Taking
 from holdfast.manager.preemption import PreemptionSignals
-from holdfast.manager.process_values import process_values_of
 from holdfast.manager.progress import STOPPED_BY, Progress
-from holdfast.manager.reporting import report_all, report_unknown
+from holdfast.manager.restore_votes import Votes
 from holdfast.manager.restorer import Restorer
 from holdfast.manager.restoring import RestoreReport
-from holdfast.manager.save_job import Job
+from holdfast.manager.save_request import SaveRequest
+from holdfast.manager.save_schedule import SaveSchedule
 from holdfast.manager.saver import Saver
-from holdfast.manager.stepping import Stepping
-from holdfast.manager.view import View
-from holdfast.manager.voting import Votes
+from holdfast.manager.seal_reports import report_all, report_unknown
+from holdfast.manager.user_policies import UserPolicyThread, history, user_policies
 from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy, SaveDecisionPolicy
 
@@ -101,22 +101,22 @@ class CheckpointManager:
         self._clock: Clock = SystemClock()
         self._framework = _framework()
         self._processes = self._framework.processes()
-        self._decisions = Decisions(self._processes, self._clock)
+        self._decisions = Rendezvous(self._processes, self._clock)
         replace_open(directory)
         self._run = run = open_run(directory, self._decisions, self._clock)
         self._job = find_job(run, self._options, self._decisions, self._processes, self._clock)
         self._progress = Progress(self._clock)
-        self._own: OwnPolicyThread | None = None
+        self._own: UserPolicyThread | None = None
         self._votes = Votes(self._decisions)
         with self._decisions.telling("join the host's agent"):
             self._link = self._job.join(self._clock, self._noticed, self._returned)
-        self._steps = Stepping(self._link.place.origin, self._options, self._processes.count)
-        held = Holdings(job=self._job, progress=self._progress, link=self._link)
+        self._steps = SaveSchedule(self._link.place.origin, self._options, self._processes.count)
+        held = HeldResources(job=self._job, progress=self._progress, link=self._link)
         self._lifetime = Lifetime(run.directory, held, self._steps.stop)
         with self._lifetime.closed_on_error():
             self._begin(held)
 
-    def _begin(self, held: Holdings) -> None:
+    def _begin(self, held: HeldResources) -> None:
         self._meter = meter_for(self._options)
         self._planner = Planner(
             self._run.run_id, self._processes.rank, self._processes.count, self._job.replicas
@@ -428,7 +428,7 @@ class CheckpointManager:
         self._steps.took(step, due, place.words.values)
         copies = self._planner.copies
         self._saver.take(
-            Job(
+            SaveRequest(
                 plan=plan,
                 snapshot=snapshot,
                 is_durable_due=due.durable,
@@ -475,13 +475,13 @@ class CheckpointManager:
     def _told_to_stop(self) -> None:
         self._link.place.words.values[self._link.place.notice_word] = 1
 
-    def _begin_own_policies(self) -> OwnPolicyThread | None:
-        policies = own_policies(self._options, self._processes.rank)
+    def _begin_own_policies(self) -> UserPolicyThread | None:
+        policies = user_policies(self._options, self._processes.rank)
         if not policies.is_any:
             return None
         if policies.asks_to_save:
             policies.history.extend(history(self._look()))
-        return OwnPolicyThread(
+        return UserPolicyThread(
             policies,
             self._link,
             self._clock,
@@ -492,6 +492,6 @@ class CheckpointManager:
 
 
 def _framework() -> Framework:
-    from holdfast.adapt.jax_state import JaxFramework
+    from holdfast.adapt.jax.state import JaxFramework
 
     return JaxFramework()

@@ -22,14 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.errors import FencedError, HoldfastError, InvalidArgumentError
+from holdfast.manager.agent_session import AgentSession
 from holdfast.manager.calls import Calls
-from holdfast.manager.forking import let_go
-from holdfast.manager.job import Job
-from holdfast.manager.link import Link
-from holdfast.manager.own_policies import OwnPolicyThread
+from holdfast.manager.forks import let_go
+from holdfast.manager.job_context import JobContext
 from holdfast.manager.preemption import PreemptionSignals
 from holdfast.manager.progress import Progress
 from holdfast.manager.saver import Saver
+from holdfast.manager.user_policies import UserPolicyThread
 
 EXIT_SECS = 60.0
 REPLACE_SECS = 30.0
@@ -39,15 +39,15 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
-class Holdings:
+class HeldResources:
     """What a manager holds, in the order in which it is acquired; None: not yet."""
 
-    job: Job
+    job: JobContext
     progress: Progress
-    link: Link
+    link: AgentSession
     saver: Saver | None = None
     signals: PreemptionSignals | None = None
-    own: OwnPolicyThread | None = None
+    own: UserPolicyThread | None = None
 
     def release(self, saver_secs: float) -> None:
         """Leave the agent in good order and end all threads; what is under way is left behind."""
@@ -64,7 +64,9 @@ class Holdings:
 class Lifetime:
     """One open manager, as its process sees it. `check` is called before it is used."""
 
-    def __init__(self, directory: Path, holdings: Holdings, on_end: Callable[[], None]) -> None:
+    def __init__(
+        self, directory: Path, holdings: HeldResources, on_end: Callable[[], None]
+    ) -> None:
         self._directory = directory
         self._holdings = holdings
         self._on_end = on_end

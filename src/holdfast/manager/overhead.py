@@ -14,8 +14,8 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-from holdfast.manager.options import Options
-from holdfast.manager.progress import Reach, Saving
+from holdfast.job.options import Options
+from holdfast.manager.progress import Reach, SavesInFlight
 from holdfast.policy.save_decision_policy import (
     AnySavePolicy,
     ContinuousCheckpointingPolicy,
@@ -61,7 +61,7 @@ class OverheadMeter:
         self._total_secs = 0.0
         self._known_count = 0
 
-    def stepped(self, now: float, saving: Saving) -> float | None:
+    def stepped(self, now: float, saving: SavesInFlight) -> float | None:
         """Notes that a step ended.
 
         Args:

@@ -8,10 +8,10 @@ from datetime import datetime
 
 from holdfast.adapt.contract import Outline, Snapshot
 from holdfast.agent.protocol import COPIES_MAX
-from holdfast.engine.free_copies import FreeCopy, free_copies
-from holdfast.engine.plan import assign_owners, shared
-from holdfast.engine.save import PartPlan
-from holdfast.engine.splitting import split_large
+from holdfast.engine.planning.chunking import split_large
+from holdfast.engine.planning.owners import assign_owners, shared
+from holdfast.engine.planning.replicas import Replica, free_copies
+from holdfast.engine.saving.part import PartPlan
 from holdfast.format.layout import ImageLayout, image_layout
 from holdfast.format.names import CheckpointId
 from holdfast.format.placement import Placement
@@ -115,7 +115,7 @@ class Planner:
 
 def specs_and_copies(
     outline: Outline, replicas: Replicas
-) -> tuple[tuple[ArraySpec, ...], Sequence[Placement], tuple[FreeCopy, ...]]:
+) -> tuple[tuple[ArraySpec, ...], Sequence[Placement], tuple[Replica, ...]]:
     """The specs of an outline's arrays, where their chunks are, and who copies whose part.
 
     Every rank plans them alike.

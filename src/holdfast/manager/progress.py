@@ -62,7 +62,7 @@ class Reach(Enum):
     """Each save, until it is finished."""
 
 
-class Saving(NamedTuple):
+class SavesInFlight(NamedTuple):
     """The saves of one reach: how many were accepted so far, and whether one is on its way."""
 
     accepted_count: int
@@ -342,15 +342,19 @@ class Progress:
         with self._changed:
             return sum(save.is_durable_due for save in self._saves.values())
 
-    def saving(self, reach: Reach) -> Saving:
+    def saving(self, reach: Reach) -> SavesInFlight:
         """What is on its way so far."""
         with self._changed:
             saves = self._saves.values()
             if reach is Reach.SEALED:
-                return Saving(self._accepted_count, any(save.sealed is None for save in saves))
+                return SavesInFlight(
+                    self._accepted_count, any(save.sealed is None for save in saves)
+                )
             if reach is Reach.DURABLE:
-                return Saving(self._durable_count, any(save.is_durable_due for save in saves))
-            return Saving(self._accepted_count, bool(saves))
+                return SavesInFlight(
+                    self._durable_count, any(save.is_durable_due for save in saves)
+                )
+            return SavesInFlight(self._accepted_count, bool(saves))
 
     def is_becoming_durable(self, checkpoint: CheckpointId) -> bool:
         """Whether it is on its way to the durable tier."""

@@ -12,22 +12,22 @@ import threading
 
 from holdfast.adapt.contract import Pinning
 from holdfast.clock import Clock
-from holdfast.manager.link import Link
-from holdfast.store.ram import Filling, RamStore
+from holdfast.manager.agent_session import AgentSession
+from holdfast.store.ram import RamStore, SlotWriter
 
 
 class RamSlots:
     """Owned by the saver's thread; `take`, `has_ready` and `tier` are the training thread's too."""
 
-    def __init__(self, link: Link, clock: Clock) -> None:
+    def __init__(self, link: AgentSession, clock: Clock) -> None:
         self._link = link
         self._clock = clock
         self._store: RamStore | None = None
         self._slot = ""
         self._lock = threading.Lock()
-        self._ready: Filling | None = None
+        self._ready: SlotWriter | None = None
 
-    def take(self, size_bytes: int, held: contextlib.ExitStack | None = None) -> Filling | None:
+    def take(self, size_bytes: int, held: contextlib.ExitStack | None = None) -> SlotWriter | None:
         """Return the slot that is ready, if there is one of that size; the caller closes it.
 
         `held` closes it too, so that an exception that comes before the caller has it loses no

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 from holdfast.adapt.contract import Framework
 from holdfast.clock import Clock
+from holdfast.engine.reading.view import View
 from holdfast.errors import StepExistsError
+from holdfast.manager.agent_session import AgentSession
 from holdfast.manager.arguments import raise_step_order
-from holdfast.manager.link import Link
 from holdfast.manager.overhead import OverheadMeter
 from holdfast.manager.progress import Progress
-from holdfast.manager.restoring import Restored, event_of, restore_newest, restore_step
+from holdfast.manager.restore_votes import Votes
+from holdfast.manager.restoring import RestoredState, event_of, restore_newest, restore_step
+from holdfast.manager.save_schedule import SaveSchedule
 from holdfast.manager.saver import Saver
-from holdfast.manager.stepping import Stepping
-from holdfast.manager.view import View
-from holdfast.manager.voting import Votes
 
 SETTLE_SECS = 600.0
 
@@ -31,15 +31,15 @@ class Restorer:
 
     framework: Framework
     votes: Votes
-    link: Link
-    steps: Stepping
+    link: AgentSession
+    steps: SaveSchedule
     saver: Saver
     progress: Progress
     meter: OverheadMeter | None
     clock: Clock
     look: Callable[[], View]
 
-    def read(self, step: int | None, like: object) -> Restored | None:
+    def read(self, step: int | None, like: object) -> RestoredState | None:
         """Restore the checkpoint of `step`, else the newest; None where nothing was ever saved.
 
         Every rank has to call it. The errors are those of `restore_step` and `restore_newest`.
@@ -54,12 +54,12 @@ class Restorer:
             self.meter.paused()
         return restored
 
-    def note_read(self, restored: Restored) -> None:
+    def note_read(self, restored: RestoredState) -> None:
         """Note a restore after which the run goes on as before."""
         self.steps.read = restored.id.step
         self._report("read", restored)
 
-    def go_on_from(self, restored: Restored) -> None:
+    def go_on_from(self, restored: RestoredState) -> None:
         """Move the run to what was restored: a new attempt, unless that is its newest one."""
         found = restored.id
         # Published first: targets that the agent sets from here on lie above this step.
@@ -109,5 +109,5 @@ class Restorer:
         self.link.finish_branch()
         self.progress.wait(lambda sealed, finished: finished, SETTLE_SECS)
 
-    def _report(self, event: str, restored: Restored) -> None:
+    def _report(self, event: str, restored: RestoredState) -> None:
         self.link.tell(event, rank=self.link.rank, **event_of(restored.report))

@@ -15,8 +15,9 @@ from typing import Any
 
 from holdfast.adapt.contract import Framework, Restoration
 from holdfast.clock import Clock
-from holdfast.engine.restore import RestoreTally, fill_targets
-from holdfast.engine.sources import CheckpointSources
+from holdfast.engine.reading.restore import RestoreTally, fill_targets
+from holdfast.engine.reading.sources import CheckpointSources
+from holdfast.engine.reading.view import View
 from holdfast.errors import (
     CheckpointDamagedError,
     ObjectNotFoundError,
@@ -27,7 +28,6 @@ from holdfast.errors import (
 from holdfast.format.names import STEP_MAX, CheckpointId
 from holdfast.format.paths import Path, path_name
 from holdfast.format.values import decode_value
-from holdfast.manager.view import View
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class Rounds:
 
 
 @dataclass(slots=True)
-class Restored:
+class RestoredState:
     """A state that was restored, and how."""
 
     state: object
@@ -108,7 +108,7 @@ class _Try:
 
 def restore_newest(
     look: Callable[[], View], framework: Framework, like: object, rounds: Rounds, clock: Clock
-) -> Restored | None:
+) -> RestoredState | None:
     """The newest checkpoint that every rank can read; None where nothing was ever saved.
 
     Raises:
@@ -150,7 +150,7 @@ def restore_step(
     like: object,
     rounds: Rounds,
     clock: Clock,
-) -> Restored:
+) -> RestoredState:
     """The checkpoint of `step`.
 
     Raises:
@@ -201,7 +201,7 @@ def _check_processes(sources: CheckpointSources, paths: Sequence[Path], rounds: 
 
 def _finish(
     tried: _Try, rounds: Rounds, skipped: list[tuple[int, int, str]], seconds: float
-) -> Restored:
+) -> RestoredState:
     assert tried.sources is not None
     assert tried.restoration is not None
     process_values: dict[Path, object] = {}
@@ -217,7 +217,7 @@ def _finish(
         left_out=_left_out(tried.sources, tried.restoration.process_values, rounds),
         seconds=round(seconds, 4),
     )
-    return Restored(tried.restoration.finish(process_values), report, tried.id)
+    return RestoredState(tried.restoration.finish(process_values), report, tried.id)
 
 
 def _left_out(sources: CheckpointSources, taken: Sequence[Path], rounds: Rounds) -> tuple[str, ...]:

@@ -19,19 +19,19 @@ from holdfast.adapt.contract import Pinning
 from holdfast.agent import protocol
 from holdfast.clock import Clock
 from holdfast.conditions import Condition
-from holdfast.engine.save import ChunkBytes, PartImages, write_part
+from holdfast.engine.saving.part import ChunkBytes, PartImages, write_part
 from holdfast.errors import AgentUnavailableError, HoldfastError, StorageError
 from holdfast.format.names import CheckpointId
-from holdfast.manager.copy_making import CopyMaker
-from holdfast.manager.link import Link
-from holdfast.manager.part_writing import FilledPart, PartWriter
+from holdfast.manager.agent_session import AgentSession
+from holdfast.manager.part_writer import FilledPart, PartWriter
 from holdfast.manager.patience import SlotPatience
 from holdfast.manager.planning import PartCopy
 from holdfast.manager.progress import Progress
 from holdfast.manager.ram_slots import RamSlots
-from holdfast.manager.save_job import Job, reason_of
+from holdfast.manager.replica_writer import ReplicaWriter
+from holdfast.manager.save_request import SaveRequest, reason_of
 from holdfast.store.contract import Store
-from holdfast.store.ram import Filling
+from holdfast.store.ram import SlotWriter
 
 BUSY_SECS = 0.02
 SKIPPED_MAX = 64
@@ -45,13 +45,15 @@ Answer = TypeVar("Answer", bound=msgspec.Struct)
 class Saver:
     """Owns the thread, and the mapped slots."""
 
-    def __init__(self, link: Link, durable: Store, progress: Progress, clock: Clock) -> None:
+    def __init__(
+        self, link: AgentSession, durable: Store, progress: Progress, clock: Clock
+    ) -> None:
         self._link = link
         self._durable = durable
         self._progress = progress
         self._clock = clock
         self._changed = Condition()
-        self._waiting: Job | None = None
+        self._waiting: SaveRequest | None = None
         self._skipped: deque[CheckpointId] = deque(maxlen=SKIPPED_MAX)
         self._is_at_storage = False
         self._asked_at: float | None = None
@@ -62,7 +64,7 @@ class Saver:
         self._patience = SlotPatience(clock)
         self._slots = RamSlots(link, clock)
         self._parts = PartWriter(self._slots, durable, clock)
-        self._copier = CopyMaker(link, clock)
+        self._copier = ReplicaWriter(link, clock)
         self._copying: tuple[PartCopy, ...] = ()
         self._next_slot: protocol.WantSpare | None = None
         self._next_copies: tuple[PartCopy, ...] = ()
@@ -70,11 +72,11 @@ class Saver:
         self._thread = threading.Thread(target=self._run, name="holdfast-save", daemon=True)
         self._thread.start()
 
-    def take(self, job: Job) -> None:
+    def take(self, job: SaveRequest) -> None:
         """Take over a save; wait while another one is waiting already.
 
         Where a slot is ready, the state is copied into it before this returns, and the snapshot is
-        released: for the training thread. An exception that leaves this ends the save, see `Job`.
+        released: for the training thread. An exception that leaves this ends the save, see `SaveRequest`.
         """
         is_taken = False
         try:
@@ -84,7 +86,7 @@ class Saver:
             if not is_taken:
                 self._revoke(job, reason_of(sys.exc_info()[1]))
 
-    def _take(self, job: Job) -> None:
+    def _take(self, job: SaveRequest) -> None:
         snapshot = job.snapshot
         self._progress.accept(job.plan.id, durable=job.is_durable_due, by_step=job.is_by_step)
         self._patience.took()
@@ -102,7 +104,7 @@ class Saver:
         if filled is not None and filled.wait():
             snapshot.release()
 
-    def _revoke(self, job: Job, reason: str) -> None:
+    def _revoke(self, job: SaveRequest, reason: str) -> None:
         """End a save that an exception has interrupted on the training thread.
 
         Each step may follow on one that was done in part.
@@ -155,7 +157,7 @@ class Saver:
                 self._skipped.append(checkpoint)
                 self._changed.notify_all()
 
-    def _submit(self, job: Job) -> None:
+    def _submit(self, job: SaveRequest) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting is None or self._is_closed)
             job.is_handed_over, self._waiting = True, job
@@ -212,7 +214,7 @@ class Saver:
         is_wanted = self._is_closed or self._is_getting_ready
         return self._waiting is not None or bool(self._skipped) or is_wanted
 
-    def _do(self, job: Job) -> None:
+    def _do(self, job: SaveRequest) -> None:
         self._copying, self._next_copies = (), ()
         tier = None
         try:
@@ -229,7 +231,7 @@ class Saver:
             self._set_at_storage(False)
         self.get_ready()
 
-    def _slot_after(self, job: Job) -> protocol.WantSpare | None:
+    def _slot_after(self, job: SaveRequest) -> protocol.WantSpare | None:
         """What the next save will want, if it is like this one."""
         if self._link.place.ram_folder is None:
             return None
@@ -265,7 +267,7 @@ class Saver:
         wanted = self._wanted(size_bytes, size_bytes, copy.rank)
         return self._ask("spare", wanted, protocol.Slot).name
 
-    def _save(self, job: Job) -> str | None:
+    def _save(self, job: SaveRequest) -> str | None:
         """Makes the part, and tells of it; returns the tier, None where it goes nowhere."""
         tier = self._fill(job)
         if tier is None:
@@ -283,7 +285,7 @@ class Saver:
         self._progress.reported(job.plan.id)
         return tier
 
-    def _begin_copies(self, job: Job, images: PartImages) -> tuple[int, ...]:
+    def _begin_copies(self, job: SaveRequest, images: PartImages) -> tuple[int, ...]:
         """The ranks of whose parts copies are about to be made; the agent is told with the part.
 
         Where the rank's own part keeps images, others' will: what changed of them is pulled.
@@ -295,7 +297,7 @@ class Saver:
             self._next_copies = job.copies
         return tuple(copy.rank for copy in self._copying)
 
-    def _end_copies(self, job: Job, *, is_in_ram: bool) -> None:
+    def _end_copies(self, job: SaveRequest, *, is_in_ram: bool) -> None:
         """Tells which copies were made; makes them now, where the state is still at hand."""
         plan = job.plan
         made = {copied.copy.rank for copied in job.copied if copied.finish()}
@@ -321,7 +323,7 @@ class Saver:
             told = protocol.Copied(rank=plan.rank, id=number, copies=copies, made=tuple(made))
             self._ask("copied", told, protocol.Empty)
 
-    def _fill(self, job: Job) -> str | None:
+    def _fill(self, job: SaveRequest) -> str | None:
         """Writes the part to RAM, else to the durable tier; returns which, None for neither."""
         filled = job.filled or self._filled_here(job)
         if filled is not None:
@@ -349,14 +351,14 @@ class Saver:
                     reason = str(error)
         return self._go_without_ram(job, None, reason)
 
-    def _filled_here(self, job: Job) -> FilledPart | None:
+    def _filled_here(self, job: SaveRequest) -> FilledPart | None:
         """Where no slot was ready in time for the training thread, one may be by now."""
         filled = self._parts.begin(job.plan, job.snapshot)
         if filled is not None:
             filled.fill(job.snapshot)
         return filled
 
-    def _fill_from_devices(self, job: Job) -> str | None:
+    def _fill_from_devices(self, job: SaveRequest) -> str | None:
         """Has devices fill a slot by themselves; else the host copies it all."""
         plan = job.plan
         with self._parts.draft(self._slots.store(), plan, job.snapshot) as draft:
@@ -374,7 +376,9 @@ class Saver:
                     chunks = filled.chunk_bytes() if filled.wait() else None
                     return self._go_without_ram(job, chunks, str(error))
 
-    def _slot_for_devices(self, job: Job, images: PartImages) -> tuple[Filling | None, str]:
+    def _slot_for_devices(
+        self, job: SaveRequest, images: PartImages
+    ) -> tuple[SlotWriter | None, str]:
         """The slot that is ready, else one that the agent gives, else the reason for none."""
         size_bytes = images.own.size_bytes
         filling = self._slots.take(size_bytes)
@@ -393,13 +397,13 @@ class Saver:
         except StorageError as error:
             return None, str(error)
 
-    def _tell_filling(self, job: Job, images: PartImages) -> None:
+    def _tell_filling(self, job: SaveRequest, images: PartImages) -> None:
         plan, copies = job.plan, self._begin_copies(job, images)
         number = plan.id.step, plan.id.attempt
-        request = protocol.Filling(rank=plan.rank, id=number, copies=copies)
+        request = protocol.FillStarted(rank=plan.rank, id=number, copies=copies)
         self._ask("filling", request, protocol.Empty)
 
-    def _seal(self, job: Job, filled: FilledPart) -> str | None:
+    def _seal(self, job: SaveRequest, filled: FilledPart) -> str | None:
         """Seals what is being copied; the tier, or None: it goes nowhere, or was not copied."""
         try:
             self._tell_filling(job, filled.draft.images)
@@ -414,7 +418,9 @@ class Saver:
             # The training thread may be at it still, in the slot and in the snapshot.
             filled.wait()
 
-    def _go_without_ram(self, job: Job, filled: ChunkBytes | None, reason: str) -> str | None:
+    def _go_without_ram(
+        self, job: SaveRequest, filled: ChunkBytes | None, reason: str
+    ) -> str | None:
         """Writes the part to the durable tier; `filled` has its chunks where the state is gone."""
         if self._link.place.ram_folder is not None:
             self._tell_no_ram(reason)
@@ -429,7 +435,7 @@ class Saver:
             self._parts.write(draft, self._durable, job.snapshot)
         return "durable"
 
-    def _want_slot(self, job: Job, images: PartImages | None) -> protocol.Slot:
+    def _want_slot(self, job: SaveRequest, images: PartImages | None) -> protocol.Slot:
         """A slot for these images of the part; without them there is no RAM tier."""
         plan = job.plan
         own = plan.layout if images is None else images.own
@@ -487,7 +493,7 @@ class Saver:
         )
         self._ask("abandoned", message, protocol.Empty)
 
-    def _give_up(self, job: Job, reason: str, *, is_lost: bool) -> None:
+    def _give_up(self, job: SaveRequest, reason: str, *, is_lost: bool) -> None:
         self._progress.fail(job.plan.id, reason)
         if is_lost:
             # Nobody is there to be told; the next agent sees by itself what is not whole.

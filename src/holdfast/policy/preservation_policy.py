@@ -212,7 +212,7 @@ class AnyPreservationPolicy(codec.BuiltIn, frozen=True):
         return [any(column) for column in zip(*answers, strict=True)]
 
 
-class SplitPolicy(NamedTuple):
+class SplitPreservationPolicy(NamedTuple):
     """A policy's shares, by who evaluates them; a checkpoint stays when any share keeps it."""
 
     by_agent: PreservationPolicy | None
@@ -222,13 +222,13 @@ class SplitPolicy(NamedTuple):
 _ByAgent = LatestN | EveryNSeconds | EveryNSteps | BestN | CustomSteps
 
 
-class _AnyMessage(codec.BuiltIn, frozen=True, tag="AnyPreservationPolicy"):
+class _AnyPreservationMessage(codec.BuiltIn, frozen=True, tag="AnyPreservationPolicy"):
     """An `AnyPreservationPolicy` as it arrives, with the types that a message can hold."""
 
     policies: tuple[_ByAgent, ...]
 
 
-_Message = _ByAgent | _AnyMessage
+_Message = _ByAgent | _AnyPreservationMessage
 _DECODER: msgspec.json.Decoder[_Message] = msgspec.json.Decoder(_Message)
 
 
@@ -257,7 +257,7 @@ def kept(
     return tuple(i in staying for i in range(len(ages)))
 
 
-def split(policy: PreservationPolicy) -> SplitPolicy:
+def split(policy: PreservationPolicy) -> SplitPreservationPolicy:
     """The shares of `policy`; a subclass of a built-in class is a user's own.
 
     Raises:
@@ -266,7 +266,7 @@ def split(policy: PreservationPolicy) -> SplitPolicy:
     arguments.policy("split", "policy", policy, _METHOD)
     built_in = [m for m in _members(policy) if type(m) in _ByAgent.__args__]
     others = [m for m in _members(policy) if type(m) not in _ByAgent.__args__]
-    return SplitPolicy(by_agent=_any_of(built_in), by_user=_any_of(others))
+    return SplitPreservationPolicy(by_agent=_any_of(built_in), by_user=_any_of(others))
 
 
 def encode(policy: PreservationPolicy) -> bytes:
@@ -285,7 +285,11 @@ def decode(data: bytes) -> PreservationPolicy:
         InvalidArgumentError: `data` is not the JSON of a built-in policy.
     """
     message = codec.decode(data, _DECODER)
-    return AnyPreservationPolicy(message.policies) if isinstance(message, _AnyMessage) else message
+    return (
+        AnyPreservationPolicy(message.policies)
+        if isinstance(message, _AnyPreservationMessage)
+        else message
+    )
 
 
 def _answers(

@@ -179,7 +179,7 @@ class AnySavePolicy(codec.BuiltIn, frozen=True):
         return any(_answer(policy, step, previous_steps, context) for policy in self.policies)
 
 
-class SplitPolicy(NamedTuple):
+class SplitSavePolicy(NamedTuple):
     """A policy's shares, by who evaluates them; the policy is true when any share is."""
 
     by_step: SaveDecisionPolicy | None
@@ -191,13 +191,13 @@ _ByStep = FixedIntervalPolicy | SpecificStepsPolicy
 _ByAgent = ContinuousCheckpointingPolicy | PreemptionCheckpointingPolicy
 
 
-class _AnyMessage(codec.BuiltIn, frozen=True, tag="AnySavePolicy"):
+class _AnySaveMessage(codec.BuiltIn, frozen=True, tag="AnySavePolicy"):
     """An `AnySavePolicy` as it arrives, with the types that a message can hold."""
 
     policies: tuple[_ByStep | _ByAgent, ...]
 
 
-_Message = _ByStep | _ByAgent | _AnyMessage
+_Message = _ByStep | _ByAgent | _AnySaveMessage
 _DECODER: msgspec.json.Decoder[_Message] = msgspec.json.Decoder(_Message)
 
 
@@ -217,7 +217,7 @@ def due(
     return _answer(policy, step, previous_steps, context)
 
 
-def split(policy: SaveDecisionPolicy) -> SplitPolicy:
+def split(policy: SaveDecisionPolicy) -> SplitSavePolicy:
     """The shares of `policy`; a subclass of a built-in class is a user's own.
 
     Raises:
@@ -226,7 +226,7 @@ def split(policy: SaveDecisionPolicy) -> SplitPolicy:
     arguments.policy("split", "policy", policy, _METHOD)
     members = _members(policy)
     step_kinds, agent_kinds = _ByStep.__args__, _ByAgent.__args__
-    return SplitPolicy(
+    return SplitSavePolicy(
         by_step=_any_of([m for m in members if type(m) in step_kinds]),
         by_agent=_any_of([m for m in members if type(m) in agent_kinds]),
         by_user=_any_of([m for m in members if type(m) not in step_kinds + agent_kinds]),
@@ -249,7 +249,7 @@ def decode(data: bytes) -> SaveDecisionPolicy:
         InvalidArgumentError: `data` is not the JSON of a built-in policy.
     """
     message = codec.decode(data, _DECODER)
-    return AnySavePolicy(message.policies) if isinstance(message, _AnyMessage) else message
+    return AnySavePolicy(message.policies) if isinstance(message, _AnySaveMessage) else message
 
 
 def _answer(

@@ -22,7 +22,7 @@ from holdfast.clock import Clock
 from holdfast.errors import InvalidArgumentError, StorageError
 from holdfast.format.buffers import Buffer
 from holdfast.store.contract import Reader, StoredObject
-from holdfast.store.direct_reader import (
+from holdfast.store.direct_io import (
     ALIGNMENT_BYTES,
     DIRECT_SIZE_MIN_BYTES,
     DirectReader,
@@ -31,7 +31,7 @@ from holdfast.store.direct_reader import (
     open_directly,
 )
 from holdfast.store.file_system import LOCAL, FileSystem
-from holdfast.store.files import ObjectFolder
+from holdfast.store.object_folder import ObjectFolder
 from holdfast.store.run_directory import RunDirectory
 
 STAGING_SIZE_BYTES = 4 * 1024 * 1024

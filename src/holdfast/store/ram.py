@@ -23,8 +23,8 @@ from holdfast.errors import InvalidArgumentError, StorageError
 from holdfast.format.buffers import Buffer
 from holdfast.store.contract import StoredObject
 from holdfast.store.file_system import LOCAL, FileSystem
-from holdfast.store.files import FileReader, ObjectFolder, translated
 from holdfast.store.mappings import ReadMappings
+from holdfast.store.object_folder import FileReader, ObjectFolder, translated
 from holdfast.store.slots import SLOTS
 
 IMAGE_SUFFIX = ".safetensors"
@@ -56,7 +56,7 @@ AnyPin = TypeVar("AnyPin", bound=Pin)
 class RamStore:
     """Objects below `root`, a folder on a tmpfs; images go into slots that `reserve` names.
 
-    Threads may share it but for `put` and `begin`; a `Filling` may be taken over by another one.
+    Threads may share it but for `put` and `begin`; a `SlotWriter` may be taken over by another one.
     """
 
     tier = name = "ram"
@@ -115,7 +115,7 @@ class RamStore:
         self._unmap(lambda slot: True)
         self._read.close()
 
-    def begin(self, size_bytes: int) -> Filling:
+    def begin(self, size_bytes: int) -> SlotWriter:
         """A slot of that size to fill, by whichever thread has the bytes; to be closed in any case.
 
         Raises:
@@ -127,7 +127,7 @@ class RamStore:
         with translated("fill", path):
             slot = self._map(name, size_bytes)
             slot.lock(self._clock)
-        return Filling(self._folder, path, slot)
+        return SlotWriter(self._folder, path, slot)
 
     def _fill_slot(self, unfinished: Path, size_bytes: int, blocks: Iterable[Buffer]) -> None:
         # Unlocked before the name is shown: that is one more name already, so it is not free.
@@ -232,7 +232,7 @@ class SlotReader:
         return self._lent
 
 
-class Filling:
+class SlotWriter:
     """A slot that is being filled: locked, so that it is nobody else's, until it is closed.
 
     Threads may use it one after another; several may fill a `target` of their own at once.

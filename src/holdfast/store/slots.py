@@ -25,8 +25,8 @@ from pathlib import Path
 from holdfast.clock import Clock
 from holdfast.errors import OutOfSpaceError
 from holdfast.store.file_system import LOCAL, FileSystem
-from holdfast.store.files import make_folder, translated
 from holdfast.store.memory_limit import memory_left_bytes
+from holdfast.store.object_folder import make_folder, translated
 
 SLOTS = "slots"
 _BLOCK_SIZE_BYTES = 512

@@ -36,7 +36,7 @@ from holdfast.testing.recording import (
     Log,
     Mark,
     NameChange,
-    Names,
+    NameTable,
     Operation,
     Resize,
     Sync,
@@ -120,7 +120,7 @@ def at_rest(state: CrashState, log: Log) -> Log:
         for name, node in state.tree.folders[folder].items():
             is_folder = node in state.tree.folders
             change = NameChange(folder=folder, name=name, node=node, is_folder=is_folder)
-            made.append(Names((change,)))
+            made.append(NameTable((change,)))
             if is_folder:
                 reached.append(node)
             else:
@@ -163,11 +163,11 @@ class _Disk:
 
     def do(self, operation: Operation) -> None:
         """Goes on by one operation; those outside the durable folders are none."""
-        if isinstance(operation, Names):
+        if isinstance(operation, NameTable):
             changes = tuple(c for c in operation.changes if c.folder in self._own)
             self._own |= {c.node for c in changes if c.node is not None}
             if changes:
-                self._pending.append(Names(changes))
+                self._pending.append(NameTable(changes))
         elif isinstance(operation, Write | Resize):
             if operation.node in self._own:
                 self._pending.append(operation)
@@ -197,12 +197,12 @@ class _Disk:
     def _sync(self, node: int) -> None:
         left: list[Operation] = []
         for operation in self._pending:
-            if isinstance(operation, Names):
+            if isinstance(operation, NameTable):
                 safe = tuple(c for c in operation.changes if c.folder == node)
                 rest = tuple(c for c in operation.changes if c.folder != node)
-                self._safe.apply(Names(safe))
+                self._safe.apply(NameTable(safe))
                 if rest:
-                    left.append(Names(rest))
+                    left.append(NameTable(rest))
             elif isinstance(operation, Write | Resize) and operation.node == node:
                 self._safe.apply(operation)
             else:
@@ -234,7 +234,7 @@ def _torn(write: Write) -> Write:
 
 
 def _told(operation: Operation) -> str:
-    if isinstance(operation, Names):
+    if isinstance(operation, NameTable):
         return " and ".join(_told_name(c) for c in operation.changes)
     if isinstance(operation, Write):
         return f"write of {len(operation.data)} bytes to node {operation.node}"

@@ -9,7 +9,7 @@ It stands between a store and the file system below it, and asks its plan before
         store.put(key, len(data), [data])           # its third write to an image fails
     assert plan.hits and not files.open_descriptors()
 
-To fail each operation of a call in its turn, run it once with `Plan(None)`, which fails nothing and
+To fail each operation of a call in its turn, run it once with `FailurePlan(None)`, which fails nothing and
 counts, then once for each number from 1 to `plan.seen`. A plan may be any function from an
 `Operation` to a `Fault` or None, and `files.plan` may be replaced at any time.
 
@@ -72,7 +72,7 @@ class Fault:
             raise ValueError(f"taken_bytes={self.taken_bytes}: expected 1 or more")
 
 
-class Plan:
+class FailurePlan:
     """Fails the operations from the `at`-th to the `until`-th (not included) of those that match.
 
     Args:

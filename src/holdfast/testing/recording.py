@@ -46,7 +46,7 @@ class NameChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class NameTable:
     """Names that change together: one, or in a rename the old and the new."""
 
     changes: tuple[NameChange, ...]
@@ -83,7 +83,7 @@ class Mark:
     value: object
 
 
-Operation = Names | Write | Resize | Sync | Mark
+Operation = NameTable | Write | Resize | Sync | Mark
 
 
 @dataclass(slots=True)
@@ -104,7 +104,7 @@ class Tree:
 
     def apply(self, operation: Operation) -> None:
         """Does what `operation` did."""
-        if isinstance(operation, Names):
+        if isinstance(operation, NameTable):
             for change in operation.changes:
                 self._rename(change)
         elif isinstance(operation, Write):
@@ -279,7 +279,7 @@ class RecordingFileSystem:
             is_folder = node in self._tree.folders
             change = NameChange(folder=folder, name=path.name, node=node, is_folder=is_folder)
             changes.append(change)
-        operation = Names(tuple(changes))
+        operation = NameTable(tuple(changes))
         self._tree.apply(operation)
         self._add(operation)
 

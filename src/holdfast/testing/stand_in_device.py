@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.adapt.jax_devices import Platform, XlaError, XlaMemory, serving
+from holdfast.adapt.jax.devices import Platform, XlaError, XlaMemory, serving
 from holdfast.errors import DeviceError
 
 STOP_SECS = 30.0
@@ -55,7 +55,7 @@ class StandInDevice:
         self._turn = threading.Condition()
         self._runs_below: int | None = None
 
-    # As `holdfast.adapt.device_runtime.DeviceRuntime`.
+    # As `holdfast.adapt.devices.runtime.DeviceRuntime`.
 
     def register(self, address: int, size_bytes: int, device: int) -> None:
         if self.refuses_to_register or not size_bytes:
@@ -76,7 +76,7 @@ class StandInDevice:
         self._streams.append(stream)
         return stream
 
-    # As `holdfast.adapt.jax_devices.DeviceMemory`.
+    # As `holdfast.adapt.jax.devices.DeviceMemory`.
 
     def stats(self, device: Any) -> Mapping[str, int] | None:
         if self.limit_bytes is None:

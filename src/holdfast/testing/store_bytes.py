@@ -17,7 +17,7 @@ import pytest
 from holdfast.errors import HoldfastError, ObjectNotFoundError, StorageError
 from holdfast.format.buffers import Buffer
 from holdfast.store.contract import Store
-from holdfast.store.direct_reader import ALIGNMENT_BYTES as ALIGNMENT
+from holdfast.store.direct_io import ALIGNMENT_BYTES as ALIGNMENT
 from holdfast.store.disk import STAGING_SIZE_BYTES
 
 STAGING = STAGING_SIZE_BYTES

@@ -1,0 +1,1 @@
+"""Accelerator runtimes, and transfers from their memory into the host's."""

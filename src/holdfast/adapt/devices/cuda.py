@@ -1,0 +1,145 @@
+"""NVIDIA's GPUs: registered memory, streams and copies by CUDA's runtime.
+
+Assumes the package `cuda-bindings`, which releases the interpreter lock during each call, and a
+driver; where either is missing, `open_cuda` says so. The calling thread's current device stays what
+it was: frameworks keep their own there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from holdfast.errors import DeviceError
+
+
+def open_cuda() -> CudaRuntime:
+    """CUDA's runtime.
+
+    Raises:
+        DeviceError: the bindings are not installed, or find no device that they can use.
+    """
+    try:
+        from cuda.bindings import runtime
+    except ImportError as error:
+        raise DeviceError(
+            "find CUDA: expected the package cuda-bindings, found none that can be imported "
+            f"({error}); install holdfast-checkpoint[cuda]"
+        ) from error
+    found = CudaRuntime(runtime)
+    if found.device_count() == 0:
+        raise DeviceError("find CUDA: expected a device, found none; see nvidia-smi")
+    return found
+
+
+class CudaRuntime:
+    """The calls of CUDA's runtime; see `holdfast.adapt.devices.runtime.DeviceRuntime`."""
+
+    def __init__(self, bindings: ModuleType | Any) -> None:
+        self._cuda = bindings
+
+    def device_count(self) -> int:
+        """How many devices this process sees.
+
+        Raises:
+            DeviceError: the driver is missing, or too old for the bindings.
+        """
+        return int(self._call("cudaGetDeviceCount"))
+
+    def register(self, address: int, size_bytes: int, device: int) -> None:
+        # Portable: registered for the contexts of all devices, not of this one alone.
+        with self._on(device):
+            flags = self._cuda.cudaHostRegisterPortable
+            self._call("cudaHostRegister", address, size_bytes, flags)
+
+    def unregister(self, address: int) -> None:
+        self._call("cudaHostUnregister", address)
+
+    def open_stream(self, device: int) -> CudaStream:
+        with self._on(device):
+            # Non-blocking: it does not wait for the legacy default stream.
+            handle = self._call("cudaStreamCreateWithFlags", self._cuda.cudaStreamNonBlocking)
+        return CudaStream(self, handle, device)
+
+    @contextlib.contextmanager
+    def _on(self, device: int) -> Iterator[None]:
+        before = self._call("cudaGetDevice")
+        self._call("cudaSetDevice", device)
+        try:
+            yield
+        finally:
+            self._call("cudaSetDevice", before)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        code, *results = getattr(self._cuda, name)(*arguments)
+        if code != self._cuda.cudaError_t.cudaSuccess:
+            # The runtime keeps the error for the next one who asks, who has nothing to do with it.
+            self._cuda.cudaGetLastError()
+            raise DeviceError(self._told(name, code))
+        return results[0] if results else None
+
+    def _told(self, name: str, code: Any) -> str:
+        _, said = self._cuda.cudaGetErrorString(code)
+        words = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
+        return f"{name}: expected success, found error {int(code)} ({words})"
+
+    # For its streams.
+
+    def enqueue(self, handle: Any, target: int, source: int, size_bytes: int) -> None:
+        """Queues a copy from a device to the host."""
+        kind = self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost
+        self._call("cudaMemcpyAsync", target, source, size_bytes, kind, handle)
+
+    def make_event(self, device: int) -> Any:
+        """An event, without timing: that is the cheap kind."""
+        with self._on(device):
+            return self._call("cudaEventCreateWithFlags", self._cuda.cudaEventDisableTiming)
+
+    def record(self, event: Any, handle: Any) -> None:
+        """Puts an event behind all that is queued."""
+        self._call("cudaEventRecord", event, handle)
+
+    def hold_back(self, handle: Any, event: Any) -> None:
+        """Has what is queued later wait for an event."""
+        self._call("cudaStreamWaitEvent", handle, event, 0)
+
+    def is_done(self, name: str, subject: Any) -> bool:
+        """Asks `cudaEventQuery` or `cudaStreamQuery`."""
+        (code,) = getattr(self._cuda, name)(subject)
+        if code == self._cuda.cudaError_t.cudaSuccess:
+            return True
+        if code == self._cuda.cudaError_t.cudaErrorNotReady:
+            return False
+        raise DeviceError(self._told(name, code))
+
+
+class CudaStream:
+    """A stream of our own; see `holdfast.adapt.devices.runtime.DeviceStream`."""
+
+    def __init__(self, runtime: CudaRuntime, handle: Any, device: int) -> None:
+        self._runtime = runtime
+        self._handle = handle
+        self._device = device
+        self._events: list[Any] = []
+
+    def copy(self, target: int, source: int, size_bytes: int) -> None:
+        self._runtime.enqueue(self._handle, target, source, size_bytes)
+
+    def mark(self) -> Any:
+        event = self._events.pop() if self._events else self._runtime.make_event(self._device)
+        self._runtime.record(event, self._handle)
+        return event
+
+    def wait_for(self, mark: Any) -> None:
+        self._runtime.hold_back(self._handle, mark)
+
+    def has_passed(self, mark: Any) -> bool:
+        return self._runtime.is_done("cudaEventQuery", mark)
+
+    def reuse(self, mark: Any) -> None:
+        self._events.append(mark)
+
+    def is_idle(self) -> bool:
+        return self._runtime.is_done("cudaStreamQuery", self._handle)

@@ -1,0 +1,203 @@
+"""Transfers: what devices copy into registered memory of the host, in the order of its places.
+
+Invariants:
+- The memory is busy until its streams are idle, also after a failure: whoever fills it anew before
+  that would have an old copy land in the new image.
+- Each device has streams of its own, so several devices copy at once; within one, copies keep their
+  order.
+- The streams of a device take turns. A GPU's copy engine stays with a stream for as long as that
+  has work, and one that took all would hold up a training that reads its loss until the last byte
+  is here: on an H100, 4 bytes waited 170 ms for 8 GiB. Between two turns it gets in, after 0.6 ms.
+
+Assumes that the source's bytes are there already and stay as they are: a stream of our own does not
+wait for what a framework has queued on its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from holdfast.adapt.contract import DeviceRange
+from holdfast.adapt.devices.runtime import DeviceRuntime, DeviceStream, Mark
+from holdfast.errors import DeviceError
+
+PIECE_SIZE_BYTES = 32 * 1024 * 1024
+"""How much at least is a turn, with a mark at its end: enough for the full rate, and soon over."""
+
+log = logging.getLogger(__name__)
+
+
+class Streams:
+    """Two streams for each device of a kind, opened when they are first needed."""
+
+    def __init__(self, runtime: DeviceRuntime) -> None:
+        self.runtime = runtime
+        self._streams: dict[int, tuple[DeviceStream, DeviceStream]] = {}
+        self.failure: DeviceError | None = None
+        """The first failure of any transfer; what comes after it had better take another way."""
+
+    def of(self, device: int) -> tuple[DeviceStream, DeviceStream]:
+        """The device's streams.
+
+        Raises:
+            DeviceError: the device gives none.
+        """
+        if device not in self._streams:
+            opened = self.runtime.open_stream(device), self.runtime.open_stream(device)
+            self._streams[device] = opened
+        return self._streams[device]
+
+
+class RegisteredMemory:
+    """Memory of the host, registered; see `holdfast.adapt.contract.PinnedMemory`."""
+
+    def __init__(self, streams: Streams, memory: memoryview, device: int) -> None:
+        """Registers `memory`.
+
+        Raises:
+            DeviceError: it cannot be.
+        """
+        self._streams = streams
+        self._bytes: np.ndarray | None = np.frombuffer(memory, np.uint8)
+        self._address = self._bytes.ctypes.data
+        self._transfer: QueuedTransfer | None = None
+        try:
+            streams.runtime.register(self._address, len(memory), device)
+        except DeviceError:
+            self._bytes = None
+            raise
+
+    @property
+    def is_busy(self) -> bool:
+        return self._transfer is not None and not self._transfer.is_over()
+
+    def start(self, ranges: Sequence[DeviceRange]) -> QueuedTransfer:
+        self._transfer = QueuedTransfer(self._streams, self._address, ranges)
+        return self._transfer
+
+    def close(self) -> None:
+        if self._bytes is None:
+            return
+        try:
+            self._streams.runtime.unregister(self._address)
+        except DeviceError as error:
+            log.warning("memory of the RAM tier stays locked until this process ends: %s", error)
+        # Unmapping needs that nothing views the memory any more.
+        self._bytes = None
+
+
+class _Piece:
+    """A queued copy: where it starts in the host's memory, and the mark behind it."""
+
+    __slots__ = ("mark", "start_bytes", "stream")
+
+    def __init__(self, start_bytes: int, stream: DeviceStream) -> None:
+        self.start_bytes = start_bytes
+        self.stream = stream
+        self.mark: Mark = None
+
+
+class _Turns:
+    """What one device copies, by its two streams in turn."""
+
+    def __init__(self, streams: tuple[DeviceStream, DeviceStream]) -> None:
+        self._stream, self._other = streams
+        self._unmarked: list[_Piece] = []
+        self._unmarked_bytes = 0
+        self.marks: list[tuple[DeviceStream, Mark]] = []
+
+    def copy(self, target: int, source: int, size_bytes: int, start_bytes: int) -> _Piece:
+        """Queues a copy."""
+        if self.marks and not self._unmarked:
+            # A turn begins where that of the other stream ends.
+            self._stream.wait_for(self.marks[-1][1])
+        self._stream.copy(target, source, size_bytes)
+        piece = _Piece(start_bytes, self._stream)
+        self._unmarked.append(piece)
+        self._unmarked_bytes += size_bytes
+        if self._unmarked_bytes >= PIECE_SIZE_BYTES:
+            self.end_turn()
+        return piece
+
+    def end_turn(self) -> None:
+        """Marks what was queued; it is the other stream's turn."""
+        if self._unmarked:
+            mark = self._stream.mark()
+            self.marks.append((self._stream, mark))
+            for piece in self._unmarked:
+                piece.mark = mark
+            self._unmarked, self._unmarked_bytes = [], 0
+            self._stream, self._other = self._other, self._stream
+
+
+class QueuedTransfer:
+    """Copies in their streams; see `holdfast.adapt.contract.Transfer`."""
+
+    def __init__(self, streams: Streams, address: int, ranges: Sequence[DeviceRange]) -> None:
+        self._pieces: list[_Piece] = []
+        self._passed = 0
+        self._turns: dict[int, _Turns] = {}
+        self._failure: DeviceError | None = None
+        self._is_over = False
+        self._streams = streams
+        try:
+            self._queue(address, ranges)
+        except DeviceError as error:
+            # What was queued before still runs.
+            self.fail(error)
+
+    def fail(self, error: DeviceError) -> None:
+        self._failure = self._failure or error
+        self._streams.failure = self._streams.failure or error
+
+    def _queue(self, address: int, ranges: Sequence[DeviceRange]) -> None:
+        for found in ranges:
+            if found.device not in self._turns:
+                self._turns[found.device] = _Turns(self._streams.of(found.device))
+            turns = self._turns[found.device]
+            for done in range(0, found.size_bytes, PIECE_SIZE_BYTES):
+                size = min(PIECE_SIZE_BYTES, found.size_bytes - done)
+                place = found.offset_bytes + done
+                piece = turns.copy(address + place, found.address + done, size, place)
+                self._pieces.append(piece)
+        for turns in self._turns.values():
+            turns.end_turn()
+
+    def has_arrived(self, stop_bytes: int) -> bool:
+        if self._failure is not None:
+            raise self._failure
+        while self._passed < len(self._pieces):
+            piece = self._pieces[self._passed]
+            if piece.start_bytes >= stop_bytes:
+                return True
+            try:
+                if not piece.stream.has_passed(piece.mark):
+                    return False
+            except DeviceError as error:
+                self.fail(error)
+                raise
+            self._passed += 1
+        return True
+
+    def is_over(self) -> bool:
+        used = [stream for device in self._turns for stream in self._streams.of(device)]
+        if not self._is_over and all(map(self._is_quiet, used)):
+            self._is_over = True
+            # Whatever did not fail has arrived.
+            self._passed = len(self._pieces)
+            for turns in self._turns.values():
+                for stream, mark in turns.marks:
+                    stream.reuse(mark)
+            self._turns = {}
+        return self._is_over
+
+    def _is_quiet(self, stream: DeviceStream) -> bool:
+        try:
+            return stream.is_idle()
+        except DeviceError as error:
+            # A device that failed runs nothing any more; and what it did not do is not forgotten.
+            self.fail(error)
+            return True

@@ -1,0 +1,1 @@
+"""JAX: trees, arrays, devices and processes."""

@@ -1,0 +1,93 @@
+"""The words that trainers and their agent share: 64-bit ints in one mapped file.
+
+Each word has one writer. An aligned word is read and written whole, so nobody sees half of one. The
+agent writes the attempt and the targets; each trainer writes the three words of its own seat.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+from holdfast.coordination.messages import TargetKind
+
+NEVER = 2**62
+"""A target that no step reaches."""
+
+ATTEMPT = 0
+TARGET_DURABLE = 1
+TARGET_RAM = 2
+TARGET_PREEMPTION = 3
+PREEMPTION_CONFIRMED = 4
+"""The preemption's target, once ranks that reach it may stop there."""
+WORD_OF = {
+    TargetKind.DURABLE: TARGET_DURABLE,
+    TargetKind.RAM: TARGET_RAM,
+    TargetKind.PREEMPTION: TARGET_PREEMPTION,
+}
+_FIRST_SEAT = 16
+_SEAT_WORDS = 3
+SEAT_COUNT = 1016
+_SIZE_BYTES = 8 * (_FIRST_SEAT + _SEAT_WORDS * SEAT_COUNT)
+
+NO_STEP = -1
+NO_COST = -1
+
+
+def step_word(seat: int) -> int:
+    """The index of the word with the step that the trainer in `seat` published last."""
+    return _FIRST_SEAT + _SEAT_WORDS * seat
+
+
+def notice_word(seat: int) -> int:
+    """The index of the word that is 1 once that trainer was told to stop soon."""
+    return step_word(seat) + 1
+
+
+def cost_word(seat: int) -> int:
+    """The index of the word with the training time that a checkpoint costs there, nanoseconds."""
+    return step_word(seat) + 2
+
+
+class ControlBlock:
+    """The mapped words; `values[i]` reads and writes one."""
+
+    def __init__(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            self._map = mmap.mmap(fd, _SIZE_BYTES)
+        finally:
+            os.close(fd)
+        self.values = memoryview(self._map).cast("q")
+
+    def close(self) -> None:
+        """Unmaps them."""
+        self.values.release()
+        self._map.close()
+
+
+def create_words(path: Path) -> ControlBlock:
+    """The words at `path`, made with no targets and no steps where there are none.
+
+    Raises:
+        OSError: there is no room for them.
+    """
+    # A file of another size is not ours: mapping it could kill whoever reads it.
+    if not path.exists() or path.stat().st_size != _SIZE_BYTES:
+        unfinished = path.with_suffix(".unfinished")
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(unfinished, flags, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, _SIZE_BYTES)
+        finally:
+            os.close(fd)
+        words = ControlBlock(unfinished)
+        for target in (*WORD_OF.values(), PREEMPTION_CONFIRMED):
+            words.values[target] = NEVER
+        for seat in range(SEAT_COUNT):
+            words.values[step_word(seat)] = NO_STEP
+            words.values[cost_word(seat)] = NO_COST
+        words.close()
+        unfinished.rename(path)
+    return ControlBlock(path)

@@ -1,0 +1,289 @@
+"""Carries out what the hosts' agreement wants, and tells it what comes of that.
+
+The agreement decides and does nothing; the agent does things and decides nothing of what several
+hosts have to agree on. One host is an agreement with itself.
+
+Invariants:
+- Facts are told one after another, each with the steps that are published at that moment.
+- Effects are done in their order. What takes time is a task, whose outcome is told as a fact.
+- A target is written before the published steps are read for its answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from typing import Any
+
+from holdfast.agent import control_block
+from holdfast.agent.agent_directory import GROUP
+from holdfast.agent.state import AgentState
+from holdfast.agent.storage_worker import StorageWorker
+from holdfast.agent.trainer_group import GroupRecord, write_record
+from holdfast.coordination import effects, inputs
+from holdfast.coordination.messages import TargetKind
+from holdfast.coordination.node import Node
+from holdfast.coordination.rank_runs import ranks_in
+from holdfast.coordination.settings import Settings
+from holdfast.coordination.turn import AgentIdentity
+from holdfast.peers.connection import PeerAddress
+from holdfast.peers.directory import PeerDirectory
+from holdfast.peers.sender import MessageSender
+from holdfast.peers.store import PeerStore
+
+log = logging.getLogger(__name__)
+
+
+class Coordinator:
+    """Owned by the agent's event loop. `on_effect` gets what concerns trainers and policies."""
+
+    def __init__(
+        self,
+        state: AgentState,
+        storing: StorageWorker,
+        peers: PeerDirectory,
+        on_effect: Callable[[effects.Effect], None],
+    ) -> None:
+        self._state = state
+        self._storing = storing
+        self._peers = peers
+        self._on_effect = on_effect
+        self._messenger: MessageSender | None = None
+        self._facts: deque[inputs.Fact] = deque()
+        self._is_telling = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._record: GroupRecord | None = None
+        self._seen: object = None
+        self._incarnation = 0
+        self._next_at_secs = 0.0
+        self._last_targets: dict[TargetKind, int] = {}
+        self.domain = state.config.host
+        self.settings = Settings()
+        self.agreement = self._anew()
+
+    def send_by(self, messenger: MessageSender) -> None:
+        """Messages to other hosts go out by that, from now on."""
+        self._messenger = messenger
+        for host, address in self._peers.addresses().items():
+            messenger.learn(host, address)
+
+    def begin_anew(self, found: inputs.Found, *, domain: str, settings: Settings) -> None:
+        """Begins with what stands here: when the agent starts, and where the run's layout changes.
+
+        What is under way for the machine before is not told to the new one.
+        """
+        for task in self._tasks:
+            task.cancel()
+        self._tasks.clear()
+        self._facts.clear()
+        self._last_targets.clear()
+        self._seen = None
+        self.domain, self.settings = domain, settings
+        self.agreement = self._anew()
+        self.tell(found)
+
+    def tell(self, fact: inputs.Fact) -> None:
+        """Tells the machine a fact, and does what it wants."""
+        self._facts.append(fact)
+        if self._is_telling:
+            return
+        self._is_telling = True
+        try:
+            while self._facts:
+                state, agreement = self._state, self.agreement
+                now_secs = state.clock.monotonic()
+                for effect in agreement.handle(self._facts.popleft(), now_secs, state.published()):
+                    self._do(effect)
+        finally:
+            self._is_telling = False
+        self._next_at_secs = self.agreement.next_at_secs(self._state.clock.monotonic())
+        self._know()
+        self._state.wake()
+
+    def want_durable(self) -> None:
+        """The newest checkpoint that stands here is to be durable, whatever the policies say."""
+        known = self.agreement.complete_ids() | self.agreement.member.holdings.complete_ids()
+        newest = max(known, key=lambda c: (c.attempt, c.step), default=None)
+        for held in self.agreement.member.holdings.states():
+            if held.id == newest:
+                for rank in ranks_in(held.own):
+                    self.tell(
+                        inputs.PartSealed(
+                            rank=rank,
+                            id=held.id,
+                            part_count=held.part_count,
+                            in_ram=True,
+                            is_due=True,
+                        )
+                    )
+
+    def tick(self) -> None:
+        """Tells that time has passed, where the machine waits for that."""
+        if self.next_in_secs() <= 0:
+            self.tell(inputs.Tick())
+
+    def next_in_secs(self) -> float:
+        """In how many seconds it wants to be told, if nothing happens before."""
+        return self._next_at_secs - self._state.clock.monotonic()
+
+    def last_target(self, kinds: Collection[TargetKind]) -> int:
+        """The step of the newest target of these kinds, reached or not; -1 where there was none."""
+        return max(
+            (s for k, s in self._last_targets.items() if k in kinds), default=control_block.NO_STEP
+        )
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is being done whose outcome it does not know yet."""
+        return bool(self._tasks)
+
+    async def rest(self) -> None:
+        """Waits for what is being done now."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    @property
+    def record(self) -> GroupRecord | None:
+        """What the next agent of this host will find."""
+        return self._record
+
+    def learn(self, addresses: Mapping[str, PeerAddress]) -> None:
+        """Somebody says that those hosts' agents are reached there; the newest address counts."""
+        known = self._peers.addresses()
+        for host, address in addresses.items():
+            if host not in known or address.since > known[host].since:
+                self.reached(host, address)
+
+    def reached(self, host: str, address: PeerAddress) -> None:
+        """That host's agent is reached there, as it says itself."""
+        if host != self._state.config.host:
+            self._peers.learn(host, address)
+            if self._messenger is not None:
+                self._messenger.learn(host, address)
+
+    def addresses(self) -> dict[str, PeerAddress]:
+        """Return where each known host's agent is reached."""
+        return self._peers.addresses()
+
+    def forget(self, host: str, before: PeerAddress | None) -> None:
+        """Replace the address of a host by the one that was known before; None: there was none."""
+        if before is not None:
+            self.reached(host, before)
+            return
+        self._peers.forget(host)
+        if self._messenger is not None:
+            self._messenger.forget(host)
+
+    def peer_stores(self) -> list[PeerStore]:
+        """The RAM of all hosts that are known."""
+        return [self._peers.store(host) for host in sorted(self._peers.addresses())]
+
+    def _anew(self) -> Node:
+        now = self._state.clock.now()
+        self._incarnation = max(self._incarnation + 1, int(now.timestamp() * 1000))
+        return Node(
+            AgentIdentity(
+                run=self._state.config.run_id,
+                host=self._state.config.host,
+                domain=self.domain,
+                incarnation=self._incarnation,
+                settings=self.settings,
+            )
+        )
+
+    def _do(self, effect: effects.Effect) -> None:
+        match effect:
+            case effects.Send():
+                if self._messenger is not None:
+                    self._messenger.send(effect.host, effect.message)
+            case effects.SetTarget():
+                self._state.words.values[control_block.WORD_OF[effect.kind]] = effect.step
+                self._last_targets[effect.kind] = effect.step
+                highest = self._state.published().highest
+                self._facts.append(inputs.TargetWritten(effect.kind, effect.step, highest))
+            case effects.ConfirmTarget():
+                self._state.words.values[control_block.PREEMPTION_CONFIRMED] = effect.step
+            case effects.ClearTarget():
+                self._state.words.values[control_block.WORD_OF[effect.kind]] = control_block.NEVER
+                if effect.kind is TargetKind.PREEMPTION:
+                    self._state.words.values[control_block.PREEMPTION_CONFIRMED] = (
+                        control_block.NEVER
+                    )
+            case effects.Drop():
+                self._storing.drop(effect.id)
+            case effects.Persist():
+                self._start(self._storing.persist(effect))
+            case effects.Commit():
+                self._start(self._storing.commit(effect))
+            case effects.Pull():
+                self._start(self._storing.pull(effect))
+            case effects.ListDurable():
+                self._start(self._storing.list_durable())
+            case effects.BeginAttempt():
+                self._start(self._storing.begin(effect))
+            case effects.RenewLease():
+                self._start(self._storing.renew_lease(effect))
+            case effects.ReleaseLease():
+                self._start(self._storing.release_lease(effect))
+            case effects.ReadLease():
+                self._start(self._storing.read_lease(effect))
+            case effects.LeaseAwaited():
+                log.warning(
+                    "attempt %d of host %s may live, and its agent does not answer: waiting at "
+                    "most %.0f s for its lease to run out",
+                    effect.attempt,
+                    effect.host,
+                    effect.secs,
+                )
+            case _:
+                if isinstance(effect, effects.AttemptJoined):
+                    # Steps may begin anew, below the targets of the attempt before.
+                    self._last_targets.clear()
+                self._on_effect(effect)
+
+    def _start(self, deed: Coroutine[Any, Any, inputs.Fact]) -> None:
+        task = asyncio.create_task(self._await(deed, self.agreement))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _await(self, deed: Coroutine[Any, Any, inputs.Fact], asked_by: Node) -> None:
+        outcome = await deed
+        if asked_by is self.agreement:
+            self.tell(outcome)
+
+    def _know(self) -> None:
+        """Keeps for the next agent what the machine cannot find out again."""
+        member, group = self.agreement.member, self._state.group
+        following, reign = member.following, member.reign
+        self._peers.leaders = following.successors
+        members = tuple(group.members[r] for r in sorted(group.members)) if group else ()
+        is_broken = group is not None and group.is_broken
+        ended = member.ended_attempt
+        seen = (reign, following.successors, members, is_broken, ended, self._peers.version)
+        if seen == self._seen:
+            return
+        self._seen = seen
+        known = self._peers.addresses()
+        record = None
+        if reign is not None:
+            origin = reign.origin
+            record = GroupRecord(
+                group=reign.group,
+                attempt=reign.attempt,
+                count=reign.rank_count,
+                members=members,
+                is_broken=is_broken,
+                leader=reign.successors[0] if reign.successors else "",
+                successors=following.successors,
+                origin=(origin.step, origin.attempt) if origin else None,
+                addresses={host: str(known[host]) for host in sorted(known)},
+                domain=self.domain,
+                copies=self.settings.copies,
+                heartbeat_secs=self.settings.heartbeat_secs,
+                ended_attempt=ended,
+            )
+        if record != self._record:
+            self._record = record
+            write_record(self._state.folder / GROUP, record)

@@ -1,0 +1,163 @@
+"""Finding the agent of a run on this host, or starting it, detached, in a session of its own."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from holdfast.agent.agent_directory import LOCK, agent_folders, make_private
+from holdfast.agent.client import answers
+from holdfast.agent.config import ALREADY_RUNNING, AgentConfig
+from holdfast.agent.control_block import SEAT_COUNT
+from holdfast.clock import Clock
+from holdfast.errors import AgentUnavailableError
+from holdfast.format.names import EVENTS
+
+START_SECS = 60.0
+POLL_SECS = 0.02
+REAP_SECS = 10.0
+ENDED_COUNT_MAX = 5
+"""How many agents in a row may end before they answer: one may be killed while it starts."""
+STDERR = "stderr"
+OWN_FILES_SIZE_BYTES = 64 * 1024 + 16 * SEAT_COUNT
+
+
+def find_agent(run_id: str, host: str) -> Path | None:
+    """The folder of the agent that serves the run on `host`, or None."""
+    return next((f for f in agent_folders(run_id, host) if answers(f)), None)
+
+
+def ensure_agent(config: AgentConfig, clock: Clock) -> tuple[Path, str | None]:
+    """The folder of the run's agent, which is started where none answers.
+
+    Returns:
+        The folder, and why it is not on the RAM tier's root, where it is not.
+
+    Raises:
+        AgentUnavailableError: it does not start; the message names its log.
+    """
+    found = find_agent(config.run_id, config.host)
+    if found is not None:
+        return found, None
+    deadline = clock.monotonic() + START_SECS
+    ended_count = 0
+    folder, reason, process = _start(config)
+    while clock.monotonic() < deadline and ended_count < ENDED_COUNT_MAX:
+        if answers(folder):
+            _reap(process)
+            return folder, reason
+        code = process.poll() if process is not None else ALREADY_RUNNING
+        if code == ALREADY_RUNNING:
+            # One on its way out held the lock or took the folder along, or one was just started.
+            clock.sleep(POLL_SECS * 5)
+            folder, reason, process = _start(config)
+        elif code is not None and not is_locked(folder):
+            # It ended before it answered, with its place or without it.
+            ended_count += 1
+            if ended_count < ENDED_COUNT_MAX:
+                folder, reason, process = _start(config)
+        clock.sleep(POLL_SECS)
+    _reap(process)
+    log = Path(config.run) / EVENTS / f"agent-{config.host}.log"
+    raise AgentUnavailableError(
+        f"start the agent of {config.run} in {folder}: none answered within {START_SECS:.0f} s "
+        f"({ended_count} ended before they did; exit code "
+        f"{process.returncode if process else None}): {_last_line(folder)}; see {log}"
+    )
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process is the agent of that folder, be it one that comes, answers or leaves."""
+    try:
+        fd = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        # An agent that starts in this very moment finds the lock taken; it is started anew.
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _reap(process: subprocess.Popen[bytes] | None) -> None:
+    """Waits for the process that was started; it ends when its agent, or another, has the place."""
+    if process is None:
+        return
+    try:
+        process.wait(REAP_SECS)
+    except subprocess.TimeoutExpired:
+        # Stopped, or its disk hangs; the agent that it may have begun is found by its lock.
+        process.kill()
+        process.wait()
+
+
+def _choose_folder(config: AgentConfig) -> tuple[Path, str | None]:
+    """The first folder that takes a few pages; the others' errors are told."""
+    reasons: list[str] = []
+    for folder in agent_folders(config.run_id, config.host):
+        try:
+            make_private(folder.parent)
+            make_private(folder)
+            probe = folder / f"probe-{os.getpid()}"
+            fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(fd, 0, OWN_FILES_SIZE_BYTES)
+            finally:
+                os.close(fd)
+                probe.unlink()
+        except FileNotFoundError:
+            # An agent on its way out took the folder along: it is made anew.
+            return folder, "; ".join(reasons) or None
+        except OSError as error:
+            reasons.append(f"{folder.parent}: {error.strerror}")
+        else:
+            return folder, "; ".join(reasons) or None
+    raise AgentUnavailableError(
+        f"start the agent of {config.run}: no folder takes its files ({'; '.join(reasons)}); set "
+        "HOLDFAST_RAM to one that does"
+    )
+
+
+def _start(config: AgentConfig) -> tuple[Path, str | None, subprocess.Popen[bytes] | None]:
+    folder, reason = _choose_folder(config)
+    try:
+        process = _spawn(msgspec.structs.replace(config, folder=str(folder)))
+    except FileNotFoundError:
+        process = None
+    return folder, reason, process
+
+
+def _spawn(config: AgentConfig) -> subprocess.Popen[bytes]:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with open(os.open(Path(config.folder) / STDERR, flags, 0o600), "ab") as stderr:
+        return subprocess.Popen(
+            [sys.executable, "-m", "holdfast.agent", msgspec.json.encode(config).decode()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            start_new_session=True,
+            cwd="/",
+            env=_environment(),
+        )
+
+
+def _environment() -> dict[str, str]:
+    """The trainer's, with the folders on the module path absolute: the agent's own is elsewhere."""
+    paths = [os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
+    return os.environ | ({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})
+
+
+def _last_line(folder: Path) -> str:
+    try:
+        lines = (folder / STDERR).read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return "no output"
+    return lines[-1] if lines else "no output"

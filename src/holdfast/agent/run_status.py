@@ -1,0 +1,311 @@
+"""What all hosts of a run are doing: each agent is asked for itself, all at the same time.
+
+One that does not answer within `ANSWER_SECS` is told as such, so that asking takes no longer than
+that, however many there are. What they say is put together by a pure function.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import ssl
+from collections.abc import Mapping
+from importlib import metadata
+
+import aiohttp
+import msgspec
+
+from holdfast.coordination.messages import MESSAGE_BYTES_MAX, Held, Name, check_held
+from holdfast.coordination.rank_runs import ranks_in
+from holdfast.coordination.survivability import (
+    HostSeen,
+    Lead,
+    Outlook,
+    Standing,
+    check_lead,
+    outlook,
+    standings,
+)
+from holdfast.errors import InvalidArgumentError
+from holdfast.format.json_codec import decode
+from holdfast.peers.connection import PeerAddress
+from holdfast.peers.directory import PeerDirectory
+from holdfast.peers.tls import asking_context
+from holdfast.peers.wire import STATUS, HttpRefusal, target_of
+
+ANSWER_SECS = 3.0
+CONNECTIONS_MAX = 256
+REASON_CHARS_MAX = 300
+
+
+class HostStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent says of itself and its host; `lead` where it leads the run.
+
+    Attributes:
+        attempt: the newest attempt that it knows.
+        leader: the host that it follows; None where it knows of none.
+        ranks: the trainers that live there.
+        ram_bytes: the memory that the RAM tier has; `ram_free_bytes`: how much more it may have.
+    """
+
+    host: Name
+    domain: Name
+    version: Name
+    pid: int
+    attempt: int
+    leader: Name | None
+    ranks: tuple[int, ...]
+    ram_bytes: int
+    ram_free_bytes: int
+    held: tuple[Held, ...]
+    lead: Lead | None
+
+
+Answers = Mapping[str, HostStatus | str]
+"""By host, what its agent says, or why it says nothing."""
+
+
+class HeldCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint that a host holds parts of: its own ranks' parts, and copies of others'."""
+
+    step: int
+    attempt: int
+    own: tuple[int, ...]
+    copies: tuple[int, ...]
+
+
+class JobHostStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One host of a job. What only its own agent knows is None where that does not answer.
+
+    Attributes:
+        problem: why there is no answer; empty where there is one.
+        silent_secs: how long ago its leader or the asking host heard of it; None: nobody knows.
+    """
+
+    host: str
+    domain: str
+    address: str | None
+    problem: str
+    silent_secs: float | None
+    version: str | None
+    pid: int | None
+    ranks: tuple[int, ...]
+    ram_bytes: int | None
+    ram_free_bytes: int | None
+    holds: tuple[HeldCheckpoint, ...]
+
+
+class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A run on all of its hosts, as one of them found it.
+
+    Attributes:
+        leader: the host whose agent leads; None where none is known.
+        leader_answers: where it does not, the rest but `hosts` is not known.
+        rank_count: how many trainers the attempt has.
+        newest: the newest checkpoint that is whole, wherever it stands.
+        newest_in_ram, newest_durable: the newest one that is whole in RAM, that is committed.
+        goes_on_from: from what the run would go on after how many losses; empty: from nothing.
+    """
+
+    attempt: int
+    leader: str | None
+    leader_answers: bool
+    rank_count: int | None
+    newest: Standing | None
+    newest_in_ram: Standing | None
+    newest_durable: Standing | None
+    goes_on_from: tuple[Outlook, ...]
+    hosts: tuple[JobHostStatus, ...]
+
+
+@functools.cache
+def installed_version() -> str:
+    """The version of Holdfast that this agent is of."""
+    try:
+        return metadata.version("holdfast-checkpoint")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def encode_status(status: HostStatus) -> bytes:
+    """The answer as JSON."""
+    return msgspec.json.encode(status)
+
+
+def decode_status(data: bytes) -> HostStatus:
+    """The answer in `data`, which came from another host.
+
+    Raises:
+        InvalidArgumentError: it is none of this version's.
+    """
+    try:
+        status = decode(data, HostStatus)
+        for held in status.held:
+            check_held(held)
+        if status.lead is not None:
+            check_lead(status.lead)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"what it says is not understood: {error}; do all hosts run one version?"
+        ) from error
+    return status
+
+
+async def ask_hosts(peers: PeerDirectory, own_host: str) -> dict[str, HostStatus | str]:
+    """Asks the agents of all hosts that are known here; takes at most `ANSWER_SECS`."""
+    known = peers.addresses()
+    if not known or peers.token is None:
+        return {}
+    connector = aiohttp.TCPConnector(limit=CONNECTIONS_MAX)
+    headers = {"Authorization": f"Bearer {peers.token}"}
+    tls = asking_context(peers.tls) if peers.tls is not None else None
+    target = target_of(peers.run_id, STATUS, own_host)
+    async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
+        tasks = {
+            host: asyncio.create_task(_ask(session, host, address, target, tls))
+            for host, address in known.items()
+        }
+        await asyncio.wait(tasks.values(), timeout=ANSWER_SECS)
+        for task in tasks.values():
+            task.cancel()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+    silent = f"no answer within {ANSWER_SECS:.0f} s"
+    return {host: silent if task.cancelled() else task.result() for host, task in tasks.items()}
+
+
+async def _ask(
+    session: aiohttp.ClientSession,
+    host: str,
+    address: PeerAddress,
+    target: str,
+    tls: ssl.SSLContext | None,
+) -> HostStatus | str:
+    scheme = "https" if tls is not None else "http"
+    try:
+        async with session.get(
+            f"{scheme}://{address.authority}{target}", ssl=tls or True
+        ) as answer:
+            data = bytearray()
+            async for piece in answer.content.iter_chunked(1 << 16):
+                data += piece
+                if len(data) > MESSAGE_BYTES_MAX:
+                    return f"what it says is larger than {MESSAGE_BYTES_MAX} bytes"
+            if answer.status != 200:
+                return _refusal(answer.status, bytes(data))
+            status = decode_status(bytes(data))
+    except InvalidArgumentError as error:
+        return str(error)[:REASON_CHARS_MAX]
+    except aiohttp.ClientConnectorError as error:
+        return f"not reached: {os.strerror(error.errno) if error.errno else error}"
+    except (aiohttp.ClientError, OSError) as error:
+        return f"it broke off: {error or type(error).__name__}"[:REASON_CHARS_MAX]
+    if status.host != host:
+        return f"at {address.authority} is the agent of host {status.host}"[:REASON_CHARS_MAX]
+    return status
+
+
+def _refusal(status: int, data: bytes) -> str:
+    try:
+        reason = decode(data, HttpRefusal).message
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        reason = repr(data[:100])
+    return f"it refuses (status {status}): {reason}"[:REASON_CHARS_MAX]
+
+
+def job_of(
+    own: HostStatus,
+    answers: Answers,
+    addresses: Mapping[str, str],
+    silent_secs: Mapping[str, float],
+) -> JobStatus:
+    """Puts together what the hosts say.
+
+    Args:
+        own: the host that asked.
+        answers: what the others say.
+        addresses: where their agents are reached.
+        silent_secs: how long ago the host that asked heard of others.
+    """
+    said = {own.host: own}
+    said |= {host: one for host, one in answers.items() if isinstance(one, HostStatus)}
+    attempt = max(one.attempt for one in said.values())
+    leads = [one for one in said.values() if one.lead is not None and one.lead.attempt == attempt]
+    leading = max(leads, key=lambda one: one.lead.term if one.lead else 0, default=None)
+    lead = leading.lead if leading is not None else None
+    seen = {one.host: one for one in lead.hosts} if lead is not None else {}
+    domains = {host: one.domain for host, one in said.items()}
+    whole = standings(lead, {h: one.held for h, one in said.items()}, domains) if lead else []
+    # A host of an earlier start that nobody hears of any more is none of this job's.
+    names = said.keys() | (seen.keys() if lead is not None else answers.keys())
+    return JobStatus(
+        attempt=attempt,
+        leader=leading.host if leading is not None else own.leader,
+        leader_answers=lead is not None,
+        rank_count=lead.rank_count if lead is not None else None,
+        newest=next(iter(whole), None),
+        newest_in_ram=next((one for one in whole if one.in_ram), None),
+        newest_durable=next((one for one in whole if one.durable), None),
+        goes_on_from=outlook(whole),
+        hosts=tuple(
+            _answering(said[host], addresses.get(host))
+            if host in said
+            else _silent(
+                host,
+                seen.get(host),
+                problem=str(answers.get(host, "where it is is not known")),
+                address=addresses.get(host),
+                own_silent_secs=silent_secs.get(host),
+            )
+            for host in sorted(names)
+        ),
+    )
+
+
+def _answering(said: HostStatus, address: str | None) -> JobHostStatus:
+    return JobHostStatus(
+        host=said.host,
+        domain=said.domain,
+        address=address,
+        problem="",
+        silent_secs=0.0,
+        version=said.version,
+        pid=said.pid,
+        ranks=said.ranks,
+        ram_bytes=said.ram_bytes,
+        ram_free_bytes=said.ram_free_bytes,
+        holds=tuple(_holding(held) for held in reversed(said.held)),
+    )
+
+
+def _silent(
+    host: str,
+    seen: HostSeen | None,
+    *,
+    problem: str,
+    address: str | None,
+    own_silent_secs: float | None,
+) -> JobHostStatus:
+    found = [own_silent_secs, seen.silent_secs if seen is not None else None]
+    return JobHostStatus(
+        host=host,
+        domain=seen.domain if seen is not None else host,
+        address=address,
+        problem=problem,
+        silent_secs=min((secs for secs in found if secs is not None), default=None),
+        version=None,
+        pid=None,
+        ranks=tuple(ranks_in(seen.ranks)) if seen is not None else (),
+        ram_bytes=None,
+        ram_free_bytes=None,
+        holds=(),
+    )
+
+
+def _holding(held: Held) -> HeldCheckpoint:
+    return HeldCheckpoint(
+        step=held.id.step,
+        attempt=held.id.attempt,
+        own=tuple(ranks_in(held.own)),
+        copies=tuple(ranks_in(held.replicas)),
+    )

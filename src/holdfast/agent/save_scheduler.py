@@ -1,0 +1,171 @@
+"""When to save: every reason becomes a wish, and the agreement sets the step for all ranks.
+
+The policies are asked on the host that leads; a notice to stop counts on each host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from holdfast.agent import control_block
+from holdfast.agent.coordinator import Coordinator
+from holdfast.agent.state import AgentState
+from holdfast.coordination import inputs
+from holdfast.coordination.effects import Reached
+from holdfast.coordination.messages import CheckpointStatus, TargetKind
+from holdfast.format.names import CheckpointId
+from holdfast.policy.contexts import CheckpointInfo, PreservationContext, SaveContext
+from holdfast.policy.preservation_policy import kept
+from holdfast.policy.save_decision_policy import SaveDecisionPolicy
+
+AWAITED_SECS = 2.0
+LOOK_SECS_MIN, LOOK_SECS_MAX = 0.02, 0.1
+LOOKS_PER_STEP = 8
+"""What trainers publish is looked at so often: it changes once a step, and each look costs them."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """How long a step takes, as the published steps tell."""
+
+    step_secs: float | None = None
+    _step: int = control_block.NO_STEP
+    _at_secs: float = 0.0
+
+    def see(self, step: int, now_secs: float) -> None:
+        """Takes the highest step that is published now."""
+        if step == self._step:
+            return
+        if self._step != control_block.NO_STEP and step > self._step:
+            self.step_secs = (now_secs - self._at_secs) / (step - self._step)
+        self._step, self._at_secs = step, now_secs
+
+
+class SaveScheduler:
+    """Asks the policies."""
+
+    def __init__(self, state: AgentState, agreeing: Coordinator) -> None:
+        self._state = state
+        self._agreeing = agreeing
+        self._pace = Pace()
+        self._last: dict[TargetKind, CheckpointInfo] = {}
+        self._awaited = control_block.NO_STEP, 0.0
+        """The last target, and until when one waits for its checkpoint to be told of."""
+        self._told = control_block.NO_STEP
+        """The highest step of this attempt whose checkpoint was told of."""
+        self._times: dict[CheckpointId, datetime] = {}
+
+    @property
+    def look_secs(self) -> float:
+        """How long after this tick the next one had better come."""
+        step_secs = self._pace.step_secs or 0.0
+        return min(max(step_secs / LOOKS_PER_STEP, LOOK_SECS_MIN), LOOK_SECS_MAX)
+
+    def tick(self) -> None:
+        """Wishes for whatever is due now."""
+        state, agreement = self._state, self._agreeing.agreement
+        group = state.group
+        if group is None or not group.present:
+            return
+        if agreement.wants_preserved:
+            self._preserve()
+        now_secs = state.clock.monotonic()
+        self._pace.see(state.published().highest, now_secs)
+        values = state.words.values
+        self._await_target(now_secs)
+        is_told = any(values[control_block.notice_word(m.seat)] for m in group.present)
+        if is_told and not agreement.member.words.is_confirmed(TargetKind.PREEMPTION):
+            self._agreeing.tell(inputs.Wish(TargetKind.PREEMPTION))
+        if agreement.may_decide:
+            self._decide(TargetKind.DURABLE, state.durable_policies.save, is_told)
+            self._decide(TargetKind.RAM, state.ram_policies.save, is_told)
+
+    def reached(self, effect: Reached) -> None:
+        """A checkpoint has come so far; policies see it as the previous one once it is complete."""
+        group = self._state.group
+        if group is not None and effect.id.attempt == group.attempt:
+            self._told = max(self._told, effect.id.step)
+        if effect.status is CheckpointStatus.COMPLETE:
+            now = self._times[effect.id] = self._state.clock.now()
+            info = CheckpointInfo(effect.id.step, now)
+            self._last[TargetKind.RAM] = info
+            if effect.is_due:
+                self._last[TargetKind.DURABLE] = info
+        self._preserve()
+
+    def begin_anew(self) -> None:
+        """Another attempt begins, whose checkpoints are all to come."""
+        self._last.clear()
+        self._awaited = control_block.NO_STEP, 0.0
+        self._told = control_block.NO_STEP
+
+    def _preserve(self) -> None:
+        """Tells what the RAM tier's policy keeps beside what the agreement keeps."""
+        if not self._state.knows_policies:
+            # An agent that was started anew: its trainers have not come back yet.
+            return
+        # One that hosts hold which are silent now counts as well: they may come back.
+        ids = sorted(self._agreeing.agreement.once_complete_ids())
+        self._times = {c: self._times.get(c, self._state.clock.now()) for c in ids}
+        policy = self._state.ram_policies.preserve
+        if policy is None:
+            self._agreeing.tell(inputs.Preserved(frozenset()))
+            return
+        by_step = {c.step: c for c in ids}
+        infos = [CheckpointInfo(c.step, self._times[c]) for c in by_step.values()]
+        flags = kept(policy, infos, context=PreservationContext(self._state.clock.now()))
+        preserved = {c for c, k in zip(by_step.values(), flags, strict=True) if k}
+        self._agreeing.tell(inputs.Preserved(frozenset(preserved)))
+
+    def _decide(self, kind: TargetKind, policy: SaveDecisionPolicy | None, is_told: bool) -> None:
+        agreement = self._agreeing.agreement
+        if policy is None or agreement.is_target_under_way(kind):
+            return
+        context = SaveContext(
+            now=self._state.clock.now(),
+            is_saving_in_progress=self._is_saving(kind),
+            reached_preemption=is_told
+            and not agreement.member.words.is_confirmed(TargetKind.PREEMPTION),
+            save_cost_secs=agreement.save_cost_secs(self._state.published()),
+        )
+        last = self._last.get(kind)
+        step = self._state.published().highest + 1
+        if policy.should_save(step, [last] if last else [], context=context):
+            self._agreeing.tell(inputs.Wish(kind))
+
+    def _await_target(self, now_secs: float) -> None:
+        """Notes that ranks will tell of the last target.
+
+        Ranks may read it, and its word be cleared, before a tick has seen that word.
+        """
+        values = self._state.words.values
+        target = self._agreeing.last_target((TargetKind.DURABLE, TargetKind.RAM))
+        is_set = (
+            min(values[control_block.TARGET_DURABLE], values[control_block.TARGET_RAM])
+            != control_block.NEVER
+        )
+        if is_set or target != self._awaited[0]:
+            self._awaited = target, now_secs + AWAITED_SECS
+
+    def _is_saving(self, kind: TargetKind) -> bool:
+        """Whether a checkpoint is in progress in that tier.
+
+        One that will be durable within about a step, if it takes as long as the last one, is in
+        progress no more: so the next one is sealed about then, and storage does not wait for the
+        training.
+        """
+        state, agreement = self._state, self._agreeing.agreement
+        if state.filling or agreement.is_sealing:
+            return True
+        target, until_secs = self._awaited
+        if target > self._told and state.clock.monotonic() < until_secs:
+            # Ranks are past the target, and have not told yet that they take a checkpoint.
+            return True
+        if kind is not TargetKind.DURABLE or not agreement.is_saving:
+            return False
+        step_secs = self._pace.step_secs
+        if state.durable_at_secs is None or step_secs is None:
+            return True
+        is_one = len(agreement.pending_ids()) == 1
+        return not is_one or state.durable_at_secs - state.clock.monotonic() > step_secs

@@ -1,0 +1,153 @@
+"""Saves under way, as the trainers of this host tell of them: slots, parts begun, sealed, given up.
+
+Each is a fact for the agreement, which alone decides what becomes of a checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from holdfast.agent import protocol
+from holdfast.agent.coordinator import Coordinator
+from holdfast.agent.protocol import Notice
+from holdfast.agent.retention import Retention
+from holdfast.agent.slot_allocator import CopyOf, User
+from holdfast.agent.state import AgentState
+from holdfast.agent.storage_worker import StorageWorker
+from holdfast.coordination import inputs
+from holdfast.errors import FencedError, InvalidArgumentError, OutOfSpaceError, StorageError
+from holdfast.format.names import CheckpointId
+
+
+class SaveTracker:
+    """What trainers do step by step."""
+
+    def __init__(
+        self, state: AgentState, agreeing: Coordinator, storing: StorageWorker, keeper: Retention
+    ) -> None:
+        self._state = state
+        self._agreeing = agreeing
+        self._storing = storing
+        self._keeper = keeper
+
+    async def want_slot(self, request: protocol.WantSlot) -> protocol.Slot:
+        """A slot for one image; none, with the reason, where RAM has no room for it."""
+        checkpoint = self._checked(request.id)
+        state = self._state
+        if request.copy_of is not None:
+            return await self._reserve(CopyOf(request.copy_of), request.size_bytes, 0)
+        self._begun(request.rank, checkpoint, request.copies)
+        if not state.has_ram:
+            return protocol.Slot(name=None, reason="the run has no RAM tier")
+        pending = self._agreeing.agreement.member.holdings.pending_count(checkpoint)
+        if pending >= protocol.pending_limit(request.size_bytes):
+            return protocol.Slot(name=None, reason="the durable tier is behind", busy=True)
+        return await self._reserve(request.rank, request.size_bytes, pending)
+
+    async def _reserve(self, user: User, size_bytes: int, pending: int) -> protocol.Slot:
+        loop = asyncio.get_running_loop()
+        try:
+            name = await loop.run_in_executor(None, self._state.desk.reserve, user, size_bytes)
+        except StorageError as error:
+            is_behind = isinstance(error, OutOfSpaceError) and pending > 0
+            return protocol.Slot(name=None, reason=str(error), busy=is_behind)
+        return protocol.Slot(name=name)
+
+    def filling(self, request: protocol.FillStarted) -> None:
+        """A trainer fills the slot that it had ready."""
+        self._begun(request.rank, self._checked(request.id), request.copies)
+
+    def copied(self, request: protocol.Copied) -> None:
+        """The copies of others' parts that a trainer makes have come as far as they will."""
+        checkpoint, state = self._checked(request.id), self._state
+        is_held = checkpoint in self._agreeing.agreement.member.holdings
+        for part in request.copies:
+            slot = state.desk.lend(checkpoint, part) if part in request.made and is_held else None
+            if not state.copies.end(checkpoint, part, slot):
+                state.desk.returned((checkpoint, part))
+                state.desk.returned(CopyOf(part))
+
+    async def want_spare(self, request: protocol.WantSpare) -> protocol.Slot:
+        """A slot for a next image; none where all would take more than two whole images a rank."""
+        state = self._state
+        group = state.group
+        if group is None or group.group != request.group or not state.has_ram:
+            return protocol.Slot(name=None, reason="not now")
+        loop = asyncio.get_running_loop()
+        try:
+            name = await loop.run_in_executor(
+                None,
+                state.desk.spare,
+                request.rank if request.copy_of is None else CopyOf(request.copy_of),
+                request.size_bytes,
+                request.whole_bytes,
+                len(group.members),
+            )
+        except StorageError as error:
+            return protocol.Slot(name=None, reason=str(error))
+        return protocol.Slot(name=name)
+
+    async def sealed(self, request: protocol.Sealed) -> None:
+        """A part is whole."""
+        checkpoint = self._checked(request.id)
+        state = self._state
+        self._ended(request.rank)
+        if request.again and await self._keeper.is_committed(checkpoint):
+            state.notices.post(Notice(kind="committed", id=request.id))
+            return
+        if request.again and request.tier == "ram":
+            # The agent before this one gave it up, or the tmpfs was cleared, before that was told.
+            listed = self._storing.in_ram().get(checkpoint)
+            if listed is None or request.rank not in listed.ranks:
+                reason = "its part is not in RAM any more"
+                state.notices.post(Notice(kind="failed", id=request.id, reason=reason))
+                return
+        self._agreeing.tell(
+            inputs.PartSealed(
+                rank=request.rank,
+                id=checkpoint,
+                part_count=request.part_count,
+                in_ram=request.tier == "ram",
+                is_due=request.durable,
+            )
+        )
+
+    async def abandoned(self, request: protocol.Abandoned) -> None:
+        """A trainer could not make its part, or goes on without: the checkpoint will not be."""
+        checkpoint = self._checked(request.id)
+        state, group = self._state, self._state.group
+        assert group is not None
+        if not request.skipped:
+            self._ended(request.rank)
+            state.events.write("failed", checkpoint, reason=request.reason, rank=request.rank)
+        self._agreeing.tell(
+            inputs.PartAbandoned(request.rank, checkpoint, group.count, request.reason)
+        )
+
+    def _begun(self, rank: int, checkpoint: CheckpointId, copies: tuple[int, ...]) -> None:
+        state = self._state
+        state.filling[rank] = checkpoint
+        state.desk.returned(rank)
+        is_held = self._agreeing.agreement.member.holdings.__contains__
+        for gone in state.copies.begin(rank, checkpoint, copies, is_held):
+            state.desk.returned(gone)
+        offered = self._agreeing.agreement.member.group
+        if offered is not None and offered.offers.get(rank, frozenset()) != frozenset(copies):
+            self._agreeing.tell(inputs.CopiesOffered(rank, frozenset(copies)))
+        self._agreeing.tell(inputs.PartBegun(rank, checkpoint))
+
+    def _ended(self, rank: int) -> None:
+        self._state.filling.pop(rank, None)
+        self._state.desk.returned(rank)
+
+    def _checked(self, found: tuple[int, int]) -> CheckpointId:
+        checkpoint = CheckpointId(*found)
+        group = self._state.group
+        if group is None or group.attempt != checkpoint.attempt:
+            raise FencedError(
+                f"save {checkpoint}: attempt {checkpoint.attempt} is not the run's present one; "
+                "stop this process"
+            )
+        if checkpoint.step < 0:
+            raise InvalidArgumentError(f"save {checkpoint}: the step is negative")
+        return checkpoint

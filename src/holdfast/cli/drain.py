@@ -1,0 +1,242 @@
+"""Which agents a command's processes work with, and waiting until these have made all durable.
+
+The invariant of `holdfast run`: where the command has ended well and something that it saved is not
+durable, somebody says so. Its trainers are told of every failure until they close their manager;
+what comes after that, or to trainers that never closed it, is told here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from holdfast.agent.agent_directory import agent_folders
+from holdfast.agent.client import AgentGoneError
+from holdfast.agent.config import AgentConfig
+from holdfast.agent.launch import ensure_agent, find_agent, is_locked
+from holdfast.agent.protocol import AgentStatus, HeldStatus
+from holdfast.cli import output
+from holdfast.cli.agents import living, status_of
+from holdfast.cli.runs import ram_store
+from holdfast.clock import Clock
+from holdfast.engine.lifecycle.catalog import list_checkpoints
+from holdfast.errors import AgentUnavailableError, HoldfastError
+from holdfast.format.json_codec import decode
+from holdfast.format.names import EVENTS
+from holdfast.store.disk import DiskStore
+
+POLL_SECS = 0.1
+QUIET_SECS = 1.0
+LEAVE_SECS = 20.0
+FAILING_SECS = 15.0
+"""How long a checkpoint that failed to become durable is waited for: the agent tries again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentOfRun:
+    """A run that the command works on, and where its agent lives."""
+
+    run: str
+    run_id: str
+    host: str
+
+
+class _Event(msgspec.Struct, frozen=True):
+    time: datetime
+    event: str
+    step: int | None = None
+    attempt: int | None = None
+    rank: int | None = None
+    reason: str = ""
+    file_attempt: int = 0
+
+
+class Agents:
+    """The agents that the command's processes are or were attached to."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._served: dict[tuple[str, str], AgentOfRun] = {}
+        """By run and host: the path changes where the run's directory is moved."""
+
+    def add(self, served: AgentOfRun) -> None:
+        """One that is known before any process is attached to it."""
+        self._served[served.run_id, served.host] = served
+
+    def notice(self, pid: int) -> None:
+        """Looks for agents whose trainers are the process `pid` or descend from it."""
+        for status in living():
+            served = AgentOfRun(run=status.run, run_id=status.run_id, host=status.host)
+            if served != self._served.get((served.run_id, served.host)) and any(
+                _descends(trainer.pid, pid) for trainer in status.trainers
+            ):
+                self.add(served)
+
+    def drain(self, secs: float, since: datetime, is_told_to_end: Callable[[], bool]) -> list[str]:
+        """Waits until all is durable; returns what is not, a line each.
+
+        Args:
+            secs: the longest wait, for all agents together.
+            since: what failed before does not count.
+            is_told_to_end: asked while waiting.
+        """
+        deadline = self._clock.monotonic() + secs
+        problems = []
+        for served in sorted(self._served.values(), key=lambda served: (served.run, served.host)):
+            waiting = _Waiting(served, self._clock)
+            problems += waiting.wait(deadline, is_told_to_end) or _untold(served, since)
+        return problems
+
+
+def _descends(pid: int, ancestor: int) -> bool:
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        return pid == ancestor or any(parent.pid == ancestor for parent in process.parents())
+    return False
+
+
+class _Waiting:
+    """The wait for one agent."""
+
+    def __init__(self, served: AgentOfRun, clock: Clock) -> None:
+        self._served = served
+        self._clock = clock
+        self._reasons: dict[tuple[int, int], str] = {}
+        self._newest: tuple[int, int] | None = None
+
+    def wait(self, deadline: float, is_told_to_end: Callable[[], bool]) -> list[str]:
+        """Waits until all is durable; returns a line for each checkpoint that is not."""
+        failing_until = float("inf")
+        tell_at = self._clock.monotonic() + QUIET_SECS
+        while True:
+            lines, is_failing = self._look()
+            if not lines:
+                return []
+            now = self._clock.monotonic()
+            if is_failing:
+                failing_until = min(failing_until, now + FAILING_SECS)
+            if now >= min(deadline, failing_until) or is_told_to_end():
+                return lines
+            if now >= tell_at:
+                output.note(f"holdfast run: waiting: {'; '.join(lines)}")
+                tell_at = float("inf")
+            self._clock.sleep(POLL_SECS)
+
+    def _look(self) -> tuple[list[str], bool]:
+        """A line for each checkpoint that is not durable now; whether any of them failed."""
+        try:
+            status = self._status()
+        except HoldfastError as error:
+            return [str(error)], True
+        undone = self._undone(status) if status is not None else []
+        for held in undone:
+            if held.failed is not None:
+                self._reasons[_age(held)] = held.failed
+        is_failing = any(_age(held) in self._reasons for held in undone)
+        return [self._line(held) for held in undone], is_failing
+
+    def _status(self) -> AgentStatus | None:
+        """The agent's status; None where it has left, with nothing left to do.
+
+        Raises:
+            HoldfastError: it is gone, its memory is not, and no other one stays.
+        """
+        until = self._clock.monotonic() + LEAVE_SECS
+        while self._clock.monotonic() < until:
+            folder = find_agent(self._served.run_id, self._served.host)
+            if folder is None and not self._is_leaving():
+                if not self._has_orphans():
+                    return None
+                config = AgentConfig(
+                    run=self._served.run,
+                    run_id=self._served.run_id,
+                    host=self._served.host,
+                    folder="",
+                )
+                folder, _ = ensure_agent(config, self._clock)
+            if folder is not None:
+                with contextlib.suppress(AgentGoneError):
+                    return status_of(folder)
+            self._clock.sleep(POLL_SECS)
+        raise AgentUnavailableError(
+            f"wait for the agent of {self._served.run}: its process lives, and has not answered "
+            f"for {LEAVE_SECS:.0f} s"
+        )
+
+    def _is_leaving(self) -> bool:
+        return any(map(is_locked, agent_folders(self._served.run_id, self._served.host)))
+
+    def _has_orphans(self) -> bool:
+        """Whether the host's memory holds what is not durable, and no agent is there for it."""
+        ram = ram_store(self._served.run_id, self._served.host, self._clock)
+        if ram is None:
+            return False
+        durable = list_checkpoints(DiskStore(Path(self._served.run), self._clock))
+        return any(
+            listing.is_complete and not (checkpoint in durable and durable[checkpoint].is_committed)
+            for checkpoint, listing in list_checkpoints(ram).items()
+        )
+
+    def _undone(self, status: AgentStatus) -> list[HeldStatus]:
+        """What has to become durable and is not; what trainers that live on add does not count."""
+        complete = [held for held in status.held if held.complete]
+        newest = max(complete, key=_age) if complete and not status.trainers else None
+        undone = [h for h in status.held if not h.committed and (h.durable_due or h is newest)]
+        if self._newest is None:
+            self._newest = max(map(_age, status.held), default=(0, 0))
+        return [held for held in undone if not status.trainers or _age(held) <= self._newest]
+
+    def _line(self, held: HeldStatus) -> str:
+        reason = self._reasons.get(_age(held), "it is still on its way")
+        return (
+            f"step {held.step} (attempt {held.attempt}) of {self._served.run} is not durable: "
+            f"{reason}"
+        )
+
+
+def _age(held: HeldStatus) -> tuple[int, int]:
+    return held.attempt, held.step
+
+
+def _untold(served: AgentOfRun, since: datetime) -> list[str]:
+    """What failed in attempts that began since then, where a trainer did not close its manager.
+
+    A trainer that did was told of it. A part that a trainer could not make (`rank` is set) is its
+    own affair.
+    """
+    events = [e for e in _events(served) if e.time >= since]
+    begun = [e.file_attempt for e in events if e.event == "attempt_started"]
+    if not begun or all(e.event != "trainer_lost" for e in events):
+        return []
+    durable = {(e.step, e.attempt) for e in events if e.event == "committed"}
+    failed = {
+        (e.step, e.attempt): e.reason
+        for e in events
+        if e.event == "failed" and e.rank is None and (e.attempt or 0) >= min(begun)
+    }
+    return [
+        f"step {step} (attempt {attempt}) of {served.run} did not become durable: {reason}"
+        for (step, attempt), reason in failed.items()
+        if (step, attempt) not in durable
+    ]
+
+
+def _events(served: AgentOfRun) -> list[_Event]:
+    found = []
+    pattern = "[0-9]" * 9 + f"-{glob.escape(served.host)}.jsonl"
+    for path in sorted((Path(served.run) / EVENTS).glob(pattern)):
+        number = path.name.partition("-")[0]
+        with contextlib.suppress(OSError):
+            for line in path.read_bytes().splitlines():
+                # The last line may be cut short, by a crash or a full disk.
+                with contextlib.suppress(msgspec.DecodeError):
+                    event = decode(line, _Event)
+                    found.append(msgspec.structs.replace(event, file_attempt=int(number)))
+    return found

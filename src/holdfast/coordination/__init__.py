@@ -1,0 +1,1 @@
+"""The hosts of a run agree: state machines without I/O, see docs/protocol.md."""

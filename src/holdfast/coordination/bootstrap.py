@@ -1,0 +1,413 @@
+"""How an attempt begins: on the host of rank 0, before anybody leads.
+
+It gathers what the hosts of its trainers hold, lists the durable tier, asks the agent that leads
+the newest attempt whether its trainers live, chooses what to go on from, and puts the attempt's
+record if there is none. The record decides: of two starts at once, one has it, and the other looks
+again. Where that agent does not answer, the attempt's lease is read (`lease`).
+
+Invariants:
+- Where the newest attempt's trainers live, nothing is begun unless a takeover was asked for.
+- Nothing is chosen before the hosts of all ranks have reported: the attempt cannot train without
+  them, and each may hold parts that no other host has.
+- Every wait has a bound: for hosts, for storage, for the other agent's answer, for a lease.
+- The hosts that it asked keep what they hold, for as long as it may still go on from that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from holdfast.coordination.effects import (
+    BeginAttempt,
+    GivenUp,
+    LeaseAwaited,
+    ListDurable,
+    ReadLease,
+)
+from holdfast.coordination.inputs import (
+    AttemptBegun,
+    AttemptTaken,
+    BeginFailed,
+    DurableListed,
+    LeaseNotRead,
+    LeaseRead,
+    LeaseSeen,
+    ListingFailed,
+)
+from holdfast.coordination.leadership import Leadership
+from holdfast.coordination.lease import LeaseVerdict, LeaseWatch
+from holdfast.coordination.messages import (
+    REASON_CHARS_MAX,
+    Alive,
+    HostState,
+    Probe,
+    Refusal,
+    Refused,
+    Report,
+    WhoHolds,
+)
+from holdfast.coordination.rank_group import RankGroup
+from holdfast.coordination.rank_runs import count_in, ranks_in, ranks_text
+from holdfast.coordination.restart_point import (
+    choose_checkpoint,
+    given_up,
+    limits_after,
+    newest_begun,
+)
+from holdfast.coordination.settings import LEASE_SECS, TRIES_MAX
+from holdfast.coordination.turn import AgentIdentity, Turn
+from holdfast.format.names import STEP_MAX, CheckpointId
+
+TAKEN_MAX = 20
+"""How many numbers others may take before a start gives up."""
+
+HOSTS_TOLD_MAX = 10
+
+
+class _Phase(Enum):
+    GATHER = auto()
+    LIST = auto()
+    PROBE = auto()
+    LEASE = auto()
+    BEGIN = auto()
+    DONE = auto()
+
+
+@dataclass(slots=True)
+class Bootstrap:
+    """One start. `reign` is there once the attempt has begun, `refusal` where it never will.
+
+    `branch_from` is the attempt whose own ranks go back to `origin`; 0 where trainers start.
+    """
+
+    identity: AgentIdentity
+    group: RankGroup
+    since_secs: float
+    branch_from: int = 0
+    origin: CheckpointId | None = None
+    hellos: dict[str, Report] = field(default_factory=dict)
+    reign: Leadership | None = None
+    listed: DurableListed | None = None
+    given_up: tuple[GivenUp, ...] = ()
+    refusal: str = ""
+    refusal_kind: Refusal = Refusal.BUSY
+    _phase: _Phase = _Phase.GATHER
+    _at_secs: float = 0.0
+    _is_asking: bool = False
+    _failures: int = 0
+    _taken: int = 0
+    _asked_for: BeginAttempt | None = None
+    _own_number: int = 0
+    _asked: set[str] = field(default_factory=set)
+    _ask_at_secs: float = float("inf")
+    _patient_until_secs: float | None = None
+    _watch: LeaseWatch | None = None
+    _looked_at_secs: float = 0.0
+
+    def takes(self, sender: str, group: str) -> bool:
+        """Whether a report is for this start: of its trainers' hosts, or of hosts that it asked."""
+        return not self.branch_from and (group == self.group.word or sender in self._asked)
+
+    def heard(self, sender: str, report: Report) -> None:
+        """Takes what a host holds."""
+        known = self.hellos.get(sender)
+        stamp = report.incarnation, report.seq
+        if known is None or stamp > (known.incarnation, known.seq):
+            self.hellos[sender] = report
+
+    def work(self, turn: Turn, living: RankGroup | None) -> None:
+        """Does the next step; `living` are the trainers that work on the run on this host."""
+        if self._phase is _Phase.GATHER:
+            self._gather(turn)
+        if self._phase is _Phase.LIST and not self._is_asking and turn.now_secs >= self._at_secs:
+            self._is_asking = True
+            turn.act(ListDurable())
+        if self._phase is _Phase.PROBE:
+            self._probe(turn, living)
+        if self._phase is _Phase.LEASE and not self._is_asking and turn.now_secs >= self._at_secs:
+            self._look_at_lease(turn)
+        if self._phase is _Phase.BEGIN and not self._is_asking and turn.now_secs >= self._at_secs:
+            self._begin(turn)
+        if self._phase is not _Phase.DONE and turn.now_secs >= self._ask_at_secs:
+            # Storage may be slow to say whether the attempt stands that goes on from it.
+            self._ask(turn)
+
+    def next_at_secs(self, now_secs: float) -> float:
+        """When it has something to do by itself."""
+        if self._phase is _Phase.GATHER:
+            return self.since_secs + self.identity.settings.reporting_secs
+        if self._phase is _Phase.DONE:
+            return float("inf")
+        return self._ask_at_secs if self._is_asking else min(self._at_secs, self._ask_at_secs)
+
+    def waits_for(self, now_secs: float) -> str:
+        """Return what it waits for now, for users."""
+        match self._phase:
+            case _Phase.GATHER:
+                return self._missing_text()
+            case _Phase.LIST:
+                return "storage has not listed the durable tier"
+            case _Phase.PROBE | _Phase.LEASE if self.listed is not None:
+                attempt = f"attempt {self.listed.newest_attempt} of host {self.listed.leader}"
+                if self._watch is None or self._watch.lease is None:
+                    return f"it is not known whether {attempt} lives"
+                left_secs = max(self._watch.over_at_secs - now_secs, 0.0)
+                return (
+                    f"the agent of {attempt} does not answer, and its lease runs out in at most "
+                    f"{left_secs:.0f} s"
+                )
+            case _:
+                return "storage has not answered whether the attempt's record is written"
+
+    # Outcomes.
+
+    def listed_durable(self, fact: DurableListed) -> None:
+        """The durable tier was listed."""
+        if self._phase is not _Phase.LIST:
+            return
+        self._is_asking, self.listed = False, fact
+        self._phase, self._at_secs = _Phase.PROBE, float("-inf")
+        # A record of this host's whose writing seemed to fail may be this start's own.
+        is_own = fact.newest_attempt == self._own_number and fact.leader == self.identity.host
+        if self.branch_from and fact.newest_attempt != self.branch_from and not is_own:
+            self._refuse(f"attempt {fact.newest_attempt} has taken the run over", Refusal.BUSY)
+
+    def listing_failed(self, turn: Turn, fact: ListingFailed) -> None:
+        """It could not be."""
+        self._failed(turn, fact.reason)
+
+    def awaits(self, asked: BeginAttempt) -> bool:
+        """Whether it has asked for that record, and not heard yet.
+
+        A start before this one may have asked for the same number, for another record.
+        """
+        return self._phase is _Phase.BEGIN and asked == self._asked_for
+
+    def may_have(self, attempt: int) -> bool:
+        """Whether it waits for that attempt's record, which may stand already."""
+        is_waiting = self._phase is _Phase.BEGIN and self._is_asking
+        return is_waiting and self._asked_for is not None and self._asked_for.attempt == attempt
+
+    def attempt_begun(self, fact: AttemptBegun) -> None:
+        """The record stands: this start has the number."""
+        if self.awaits(fact.asked):
+            self._reign(fact.asked.attempt)
+
+    def attempt_taken(self, fact: AttemptTaken) -> None:
+        """Somebody else has the number: whoever that is may live."""
+        if not self.awaits(fact.asked):
+            return
+        self._is_asking = False
+        self._taken += 1
+        if self._taken >= TAKEN_MAX:
+            self._refuse(f"{TAKEN_MAX} numbers in a row were taken by others", Refusal.BUSY)
+            return
+        self._phase, self._at_secs = _Phase.LIST, float("-inf")
+
+    def begin_failed(self, turn: Turn, fact: BeginFailed) -> None:
+        """It is not known whether the record stands; its number is not asked for again."""
+        if self.awaits(fact.asked):
+            self._phase = _Phase.LIST
+            # The record may be this start's own, which is then no other attempt in the way.
+            self._own_number = fact.asked.attempt
+            self._failed(turn, fact.reason)
+
+    def heard_alive(self, message: Alive) -> None:
+        """The agent that leads the newest attempt has answered."""
+        is_asked = self._phase in (_Phase.PROBE, _Phase.LEASE)
+        if is_asked and message.group == self.group.word:
+            if message.is_living:
+                self._refuse(f"attempt {message.attempt} is live on other hosts", Refusal.BUSY)
+            else:
+                self._go_on()
+
+    def lease_read(self, turn: Turn, fact: LeaseRead) -> None:
+        """Judge the lease of the newest attempt."""
+        watch, listed = self._watch, self.listed
+        is_newest = listed is not None and fact.attempt == listed.newest_attempt
+        if self._phase is not _Phase.LEASE or watch is None or not is_newest:
+            return
+        self._is_asking = False
+        is_first = watch.lease is None
+        match watch.look(self._looked_at_secs, turn.now_secs, fact.lease):
+            case LeaseVerdict.DEAD:
+                self._go_on()
+            case LeaseVerdict.LIVE if fact.lease is not None:
+                self._refuse(_live_text(fact.attempt, fact.lease), Refusal.BUSY)
+            case _:
+                self._at_secs = watch.next_look_at_secs
+                if is_first and listed is not None:
+                    secs = watch.over_at_secs - turn.now_secs
+                    turn.act(LeaseAwaited(fact.attempt, listed.leader, secs))
+
+    def lease_not_read(self, turn: Turn, fact: LeaseNotRead) -> None:
+        """Try again to read the lease; after some failures the start is refused."""
+        if self._phase is _Phase.LEASE:
+            self._failed(turn, fact.reason)
+
+    def _states(self) -> list[HostState]:
+        return [report.state for report in self.hellos.values()]
+
+    def _own_states(self) -> list[HostState]:
+        """What the hosts of this start's ranks have reported."""
+        return [state for state in self._states() if state.group == self.group.word]
+
+    def _gather(self, turn: Turn) -> None:
+        joined = sum(count_in(state.ranks) for state in self._own_states())
+        if self.branch_from or joined >= self.group.rank_count:
+            self._phase = _Phase.LIST
+        elif turn.now_secs >= self.since_secs + self.identity.settings.reporting_secs:
+            secs = self.identity.settings.reporting_secs
+            self._refuse(f"{self._missing_text()} within {secs:.0f} s", Refusal.UNREACHED)
+
+    def _missing_text(self) -> str:
+        """Name the ranks that have not reported, and their hosts where they are known."""
+        own = self._own_states()
+        missing = set(range(self.group.rank_count)).difference(
+            rank for state in own for rank in ranks_in(state.ranks)
+        )
+        reported = {
+            host
+            for host, report in self.hellos.items()
+            if report.state.group == self.group.word and report.state.ranks
+        }
+        hosts = sorted(set(self.group.hosts) - reported)
+        where = f" of {_hosts_text(hosts)}" if hosts else ""
+        if not missing:
+            return "all ranks have reported"
+        have = "has" if len(missing) == 1 else "have"
+        return f"{ranks_text(missing)}{where} {have} not reported to host {self.identity.host}"
+
+    def _probe(self, turn: Turn, living: RankGroup | None) -> None:
+        assert self.listed is not None
+        leader, newest = self.listed.leader, self.listed.newest_attempt
+        is_own = newest in (0, self.branch_from)
+        if not is_own and not self.group.takeover and leader == self.identity.host:
+            is_same = living is not None and living.attempt == newest
+            if living is not None and is_same and living.is_living:
+                self._refuse(f"attempt {newest} is live on this host", Refusal.BUSY)
+                return
+            is_own = True
+        if is_own or self.group.takeover:
+            self._go_on()
+        elif self._at_secs == float("-inf"):
+            self._at_secs = turn.now_secs + self.identity.settings.probe_secs
+            self._ask_leader(turn)
+        elif turn.now_secs < self._at_secs:
+            return
+        elif any(state.ended_attempt == newest for state in self._own_states()):
+            # Without those ranks it cannot go on, whoever else of it lives.
+            self._go_on()
+        else:
+            # Its host is gone, or cut off, or another one that cannot be asked.
+            self._phase, self._at_secs = _Phase.LEASE, float("-inf")
+            self._watch = LeaseWatch(turn.now_secs)
+
+    def _ask_leader(self, turn: Turn) -> None:
+        assert self.listed is not None
+        newest = self.listed.newest_attempt
+        probe = Probe(run=self.identity.run, attempt=newest, group=self.group.word)
+        turn.send(self.listed.leader, probe)
+
+    def _look_at_lease(self, turn: Turn) -> None:
+        assert self.listed is not None
+        self._is_asking, self._looked_at_secs = True, turn.now_secs
+        turn.act(ReadLease(self.listed.newest_attempt))
+        self._ask_leader(turn)
+
+    def _go_on(self) -> None:
+        """The newest attempt does not stand in the way."""
+        self._phase, self._at_secs = _Phase.BEGIN, float("-inf")
+        self._is_asking, self._watch = False, None
+
+    def _begin(self, turn: Turn) -> None:
+        assert self.listed is not None
+        if not self.branch_from:
+            states = self._states()
+            self.origin = choose_checkpoint(states, self.listed)
+            begun = newest_begun(states, self.listed)
+            is_partly_there = begun is not None and (
+                self.origin is None or begun.step > self.origin.step
+            )
+            if is_partly_there and self._ask_others(turn):
+                return
+            self.given_up = given_up(states, self.listed, self.origin, self._silent())
+        self._is_asking = True
+        number = self.listed.newest_attempt + 1
+        self._asked_for = BeginAttempt(number, self.origin, self.group.word)
+        turn.act(self._asked_for)
+
+    def _ask_others(self, turn: Turn) -> bool:
+        """Asks hosts of the attempt before, which may hold the rest; whether to wait for them."""
+        if self._patient_until_secs is None:
+            self._patient_until_secs = turn.now_secs + self.identity.settings.probe_secs
+        silent = self._silent()
+        if not silent or turn.now_secs >= self._patient_until_secs:
+            return False
+        self._asked |= silent
+        self._ask(turn)
+        beat_secs = self.identity.settings.heartbeat_secs
+        self._at_secs = min(turn.now_secs + beat_secs / 2, self._patient_until_secs)
+        return True
+
+    def _silent(self) -> set[str]:
+        """Hosts of the attempt before that may hold something and have not reported."""
+        return {peer for state in self._states() for peer in state.peers} - self.hellos.keys()
+
+    def _ask(self, turn: Turn) -> None:
+        """Asks them what they hold; until it has begun, they give nothing up."""
+        attempt = self.listed.newest_attempt if self.listed is not None else 0
+        for host in sorted(self._asked):
+            ask = WhoHolds(run=self.identity.run, attempt=attempt, group=self.group.word)
+            turn.send(host, ask)
+        self._ask_at_secs = turn.now_secs + self.identity.settings.storage_retry_secs
+
+    def _reign(self, attempt: int) -> None:
+        assert self.listed is not None
+        self._phase, self._is_asking = _Phase.DONE, False
+        self.reign = Leadership(
+            attempt=attempt,
+            group=self.group.word,
+            rank_count=self.group.rank_count,
+            origin=self.origin,
+            limits=limits_after(self.listed.limits, attempt, self.origin, STEP_MAX),
+            successors=(self.identity.host,),
+        )
+
+    def _failed(self, turn: Turn, reason: str) -> None:
+        self._is_asking = False
+        self._failures += 1
+        self._at_secs = turn.now_secs + self.identity.settings.storage_retry_secs
+        if self._failures >= TRIES_MAX:
+            self._refuse(reason, Refusal.STORAGE)
+
+    def _refuse(self, reason: str, kind: Refusal) -> None:
+        self._phase, self.refusal, self.refusal_kind = _Phase.DONE, reason, kind
+
+
+def _hosts_text(hosts: list[str]) -> str:
+    """Names of hosts, for users; of many only the first ones."""
+    told = ", ".join(hosts[:HOSTS_TOLD_MAX])
+    more = f" and {len(hosts) - HOSTS_TOLD_MAX} more" if len(hosts) > HOSTS_TOLD_MAX else ""
+    return f"host{'s' if len(hosts) > 1 else ''} {told}{more}"
+
+
+def _live_text(attempt: int, lease: LeaseSeen) -> str:
+    return (
+        f"attempt {attempt} is live on host {lease.host} (process {lease.pid}), which has just "
+        f"renewed its lease; it would be taken over {LEASE_SECS:.0f} s after the last renewal"
+    )
+
+
+def tell_refused(turn: Turn, starting: Bootstrap) -> None:
+    """Tells the hosts of a start's trainers that it does not begin."""
+    refused = Refused(
+        run=starting.identity.run,
+        attempt=starting.listed.newest_attempt if starting.listed else 0,
+        group=starting.group.word,
+        reason=starting.refusal[:REASON_CHARS_MAX],
+        kind=starting.refusal_kind,
+    )
+    for host in sorted({*starting.hellos, starting.identity.host}):
+        turn.send(host, refused)

@@ -1,0 +1,330 @@
+"""The leader's ledger: the checkpoints of all hosts, and what may become of each.
+
+Invariants:
+- A part is never counted for another step or attempt than its own.
+- RAM of what was complete is given up only for a newer checkpoint of the present attempt that was
+  protected: each of its parts stood in `required` failure domains, or was durable.
+- What is to be durable keeps its RAM until it is committed or has failed.
+- What was to be durable and stands on an abandoned branch is given up as soon as that is known.
+- What is still open is given up only where it is certain that it never can be whole: a rank has
+  gone past it or is gone without its part, or a newer one is protected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Set
+
+from holdfast.coordination.checkpoint_entry import CheckpointEntry
+from holdfast.coordination.messages import CheckpointStatus, CheckpointVerdict, Held
+from holdfast.coordination.rank_runs import ranks_in
+from holdfast.coordination.settings import OUTCOMES_MAX
+from holdfast.format.names import STEP_MAX, CheckpointId
+
+DELETED = "it was deleted"
+
+
+class CheckpointTable:
+    """All entries, by id; `domains` are those of the hosts that were heard of."""
+
+    def __init__(self, attempt: int, limits: Mapping[int, int]) -> None:
+        self.attempt = attempt
+        self.limits = {**limits, attempt: STEP_MAX}
+        self.required = 0
+        self.may_recycle = False
+        self.knows_timeline = False
+        self.fresh_above: int | None = None
+        """Above that step all was begun after this leader, so that no other attempt counts on it.
+        Where it may not recycle yet, it may recycle that."""
+        self.preserved: frozenset[CheckpointId] | None = None
+        """What the RAM tier's policy keeps; None until it was asked."""
+        self.domains: dict[str, str] = {}
+        self.entries: dict[CheckpointId, CheckpointEntry] = {}
+        self.is_changed = False
+        self.news: list[tuple[CheckpointEntry, CheckpointStatus]] = []
+        self.floor: CheckpointId | None = None
+        self._committed: set[CheckpointId] = set()
+        self._newest_committed = (0, -1)
+        self._durable: dict[CheckpointId, frozenset[int]] = {}
+        self._outcomes: dict[CheckpointId, CheckpointVerdict] = {}
+        self._deleted: dict[CheckpointId, None] = {}
+
+    def __iter__(self) -> Iterator[CheckpointEntry]:
+        return iter(sorted(self.entries.values(), key=lambda entry: entry.age))
+
+    @property
+    def deleted(self) -> Set[CheckpointId]:
+        """What was removed, as far back as it is remembered."""
+        return self._deleted.keys()
+
+    def on_timeline(self, checkpoint: CheckpointId) -> bool:
+        """Whether it stands on the present timeline."""
+        return checkpoint.step <= self.limits.get(checkpoint.attempt, -1)
+
+    # What hosts hold.
+
+    def take(
+        self, host: str, old: Mapping[CheckpointId, Held], new: Mapping[CheckpointId, Held]
+    ) -> None:
+        """Takes what `host` holds now in the place of what it held."""
+        for checkpoint in {**old, **new}:
+            before, after = old.get(checkpoint), new.get(checkpoint)
+            if before == after:
+                continue
+            entry = self._entry_for(after) if after is not None else self.entries.get(checkpoint)
+            if entry is not None:
+                self._apply(entry, host, before, after)
+
+    def count_anew(self) -> None:
+        """Counts all copies again: it is known now how many are required."""
+        for entry in self.entries.values():
+            for rank in range(entry.part_count):
+                entry.count(rank, self.required, self.domains)
+            self._advance(entry)
+
+    def list_durable(
+        self, committed: Iterable[CheckpointId], parts: Mapping[CheckpointId, frozenset[int]]
+    ) -> None:
+        """Takes what a listing of the durable tier shows."""
+        self._add_committed(committed)
+        self._durable.update(parts)
+        for entry in self.entries.values():
+            self._take_durable(entry)
+
+    @property
+    def newest_committed(self) -> CheckpointId | None:
+        """The newest one on the timeline whose manifest stands, whoever holds it."""
+        attempt, step = self._newest_committed
+        return CheckpointId(step, attempt) if attempt else None
+
+    # What becomes of them.
+
+    def newest_complete(self) -> CheckpointEntry | None:
+        """The newest on the timeline whose parts all stand somewhere now.
+
+        None where a newer one is committed, though nobody holds it.
+        """
+        whole = [
+            e
+            for e in self.entries.values()
+            if (e.is_complete or e.is_committed) and not e.dropped and self.on_timeline(e.id)
+        ]
+        newest = max(whole, key=lambda e: e.age, default=None)
+        if newest is not None and self._newest_committed > newest.age:
+            return None
+        return newest
+
+    def open_entries(self) -> list[CheckpointEntry]:
+        """Those of the present attempt that are still to become complete."""
+        return [e for e in self.entries.values() if e.is_open and e.id.attempt == self.attempt]
+
+    def pending(self) -> list[CheckpointEntry]:
+        """Those on their way to the durable tier, the oldest first."""
+        return [e for e in self if e.is_pending and e.was_complete and self.on_timeline(e.id)]
+
+    def drop(self, entry: CheckpointEntry, reason: str) -> None:
+        """It never can be whole."""
+        entry.dropped = reason
+        self._tell(entry, CheckpointStatus.DROPPED)
+
+    def delete(self, checkpoint: CheckpointId) -> None:
+        """It was removed; what is newest after it keeps its RAM from here on."""
+        if checkpoint in self._deleted:
+            return
+        self._deleted[checkpoint] = None
+        while len(self._deleted) > OUTCOMES_MAX:
+            del self._deleted[next(iter(self._deleted))]
+        self._committed.discard(checkpoint)
+        on_timeline = [_age(c) for c in self._committed if self.on_timeline(c)]
+        self._newest_committed = max(on_timeline, default=(0, -1))
+        entry = self.entries.get(checkpoint)
+        if entry is not None:
+            self.drop(entry, DELETED)
+        else:
+            # A host that was silent may still hold it.
+            self._remember(CheckpointVerdict(checkpoint, CheckpointStatus.DROPPED, True, DELETED))
+        left = [
+            e.id
+            for e in self.entries.values()
+            if e.was_protected and not e.dropped and e.id.attempt == self.attempt
+        ]
+        self.floor = max(left, key=_age, default=None)
+
+    def commit(self, entry: CheckpointEntry) -> None:
+        """Its manifest stands."""
+        entry.is_committed, entry.failure = True, ""
+        self._add_committed((entry.id,))
+        for rank in range(entry.part_count):
+            entry.durable.add(rank)
+            entry.count(rank, self.required, self.domains)
+        self._advance(entry)
+        self._tell(entry, CheckpointStatus.COMMITTED)
+
+    def fail(self, entry: CheckpointEntry, reason: str, now_secs: float) -> None:
+        """It cannot be made durable."""
+        entry.failure, entry.failed_at_secs = reason, now_secs
+        self._tell(entry, CheckpointStatus.FAILED)
+
+    def settle(self) -> None:
+        """Gives up what nobody goes on from or is overtaken, and forgets what nobody holds."""
+        if self.knows_timeline:
+            # It never can be committed: whoever waits for that is told, and it holds up nothing.
+            for entry in list(self.entries.values()):
+                if entry.is_pending and not self.on_timeline(entry.id):
+                    self.drop(entry, "it stands on an abandoned branch")
+        floor = self.floor
+        if floor is not None:
+            for entry in list(self.entries.values()):
+                is_past = entry.age < _age(floor) and self._may_recycle(entry)
+                if is_past and entry.is_open:
+                    self.drop(entry, f"a newer checkpoint, {floor}, is complete")
+        for entry in list(self.entries.values()):
+            # A newest one, or one to be preserved, that nobody holds now may come back with the
+            # hosts that were cut off.
+            is_past = entry.age < _age(floor) and not self._is_preserved(entry)
+            # What is forgotten may go where a silent host still holds it: one that is open was
+            # dropped before, and a leader that may not recycle it does not forget it.
+            is_past &= self._may_recycle(entry)
+            is_past |= bool(entry.dropped)
+            # What is due is remembered until it has failed, because its hosts may come back.
+            if is_past and not any(entry.holders.values()) and not entry.is_pending:
+                self._forget(entry)
+
+    def verdict(self, checkpoint: CheckpointId) -> CheckpointVerdict:
+        """What the hosts that hold it are told."""
+        entry = self.entries.get(checkpoint)
+        if entry is None:
+            known = self._outcomes.get(checkpoint)
+            return known or CheckpointVerdict(
+                checkpoint, CheckpointStatus.DROPPED, True, "it is not known any more"
+            )
+        reason = entry.dropped or entry.failure
+        return CheckpointVerdict(checkpoint, entry.status, self._may_go(entry), reason)
+
+    def _may_go(self, entry: CheckpointEntry) -> bool:
+        if entry.dropped:
+            return True
+        if self.floor is None or not self._may_recycle(entry) or entry.age >= _age(self.floor):
+            return False
+        return not (self._is_preserved(entry) or entry.is_pending)
+
+    def _may_recycle(self, entry: CheckpointEntry) -> bool:
+        if self.may_recycle or self.fresh_above is None:
+            return self.may_recycle
+        return entry.id.attempt == self.attempt and entry.id.step > self.fresh_above
+
+    def _is_preserved(self, entry: CheckpointEntry) -> bool:
+        if self.preserved is None:
+            # A leader that was started anew has not heard the policy yet.
+            return True
+        return entry.id in self.preserved and self.on_timeline(entry.id)
+
+    def _add_committed(self, checkpoints: Iterable[CheckpointId]) -> None:
+        for checkpoint in checkpoints:
+            if checkpoint in self._deleted:
+                # The listing was begun before.
+                continue
+            self._committed.add(checkpoint)
+            if self.on_timeline(checkpoint):
+                self._newest_committed = max(self._newest_committed, _age(checkpoint))
+
+    def _entry_for(self, held: Held) -> CheckpointEntry | None:
+        entry = self.entries.get(held.id)
+        if entry is None and held.id not in self._outcomes:
+            entry = self.entries[held.id] = CheckpointEntry(held.id, held.part_count)
+            self._take_durable(entry)
+        if entry is not None and entry.part_count != held.part_count:
+            # Two plans of one step: no parts of the two may be put together.
+            if not entry.dropped:
+                counts = f"{entry.part_count} and of {held.part_count}"
+                self.drop(entry, f"ranks made it of {counts} parts")
+            return None
+        return entry
+
+    def _apply(
+        self, entry: CheckpointEntry, host: str, before: Held | None, after: Held | None
+    ) -> None:
+        had = _parts(before)
+        has = _parts(after)
+        for rank in had.keys() - has.keys():
+            entry.is_stale = True
+            entry.holders.get(rank, {}).pop(host, None)
+        for rank, is_own in has.items():
+            entry.holders.setdefault(rank, {})[host] = is_own
+        touched = set(had) ^ set(has)
+        if after is not None:
+            written = set(ranks_in(after.written))
+            touched |= written - entry.durable
+            entry.durable |= written
+            entry.is_stale |= after.is_due and not entry.is_due
+            entry.is_due |= after.is_due
+            self._take_troubles(entry, host, after)
+        for rank in touched:
+            entry.count(rank, self.required, self.domains)
+        if touched:
+            self._advance(entry)
+
+    def _take_troubles(self, entry: CheckpointEntry, host: str, held: Held) -> None:
+        if held.abandoned and entry.is_open:
+            self.drop(entry, held.abandoned)
+        if held.round > entry.round:
+            # A leader before this one has begun it anew more often.
+            entry.round, entry.is_stale = held.round, True
+            entry.failures.clear()
+        if held.failure and held.round == entry.round:
+            if entry.failures.get(host) != held.failure:
+                entry.failures[host] = held.failure
+                entry.is_stale = True
+        elif entry.failures.pop(host, None) is not None:
+            entry.is_stale = True
+
+    def _take_durable(self, entry: CheckpointEntry) -> None:
+        found = self._durable.get(entry.id, frozenset()) - entry.durable
+        entry.durable |= found
+        for rank in found:
+            entry.count(rank, self.required, self.domains)
+        if found:
+            self._advance(entry)
+        if entry.id in self._committed and not entry.is_committed:
+            self.commit(entry)
+
+    def _advance(self, entry: CheckpointEntry) -> None:
+        if entry.dropped:
+            return
+        if entry.is_complete and not entry.was_complete:
+            entry.was_complete = True
+            self._tell(entry, CheckpointStatus.COMPLETE)
+        if self.required and entry.was_complete and not entry.exposed and not entry.was_protected:
+            entry.was_protected = True
+            if entry.id.attempt == self.attempt and entry.age > _age(self.floor):
+                self.floor = entry.id
+            self._tell(entry, CheckpointStatus.PROTECTED)
+        if not entry.thin or not entry.exposed or len(entry.durable) == entry.part_count:
+            entry.is_stale = True
+
+    def _tell(self, entry: CheckpointEntry, status: CheckpointStatus) -> None:
+        entry.is_stale = True
+        self.news.append((entry, status))
+        self.is_changed = True
+
+    def _forget(self, entry: CheckpointEntry) -> None:
+        del self.entries[entry.id]
+        reason = entry.dropped or entry.failure
+        self._remember(CheckpointVerdict(entry.id, entry.status, True, reason))
+        self.is_changed = True
+
+    def _remember(self, verdict: CheckpointVerdict) -> None:
+        self._outcomes[verdict.id] = verdict
+        while len(self._outcomes) > OUTCOMES_MAX:
+            del self._outcomes[next(iter(self._outcomes))]
+
+
+def _age(checkpoint: CheckpointId | None) -> tuple[int, int]:
+    return (checkpoint.attempt, checkpoint.step) if checkpoint is not None else (0, -1)
+
+
+def _parts(held: Held | None) -> dict[int, bool]:
+    """The ranks whose part stands in RAM there, and whether it was made there."""
+    if held is None:
+        return {}
+    replicas = dict.fromkeys(ranks_in(held.replicas), False)
+    return replicas | dict.fromkeys(ranks_in(held.own), True)

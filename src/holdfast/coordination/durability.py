@@ -1,0 +1,217 @@
+"""The leader's work on what is complete: copies in other domains, the durable tier, the commit.
+
+Invariants:
+- Nothing is written before storage was listed, or could not be for `TRIES_MAX` times: what stands
+  there is not written again.
+- One commit is under way at a time, the oldest first.
+- What fails is tried `TRIES_MAX` times by whoever has it, then told; once the trainers are gone the
+  newest complete checkpoint is tried again and again, for as long as its agents live.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.coordination.checkpoint_entry import CheckpointEntry
+from holdfast.coordination.checkpoint_table import CheckpointTable
+from holdfast.coordination.effects import Commit, ListDurable
+from holdfast.coordination.inputs import CommitFailed
+from holdfast.coordination.replica_placement import Ring, assign_pulls
+from holdfast.coordination.settings import TRIES_MAX, Settings
+from holdfast.coordination.turn import Turn
+from holdfast.format.names import CheckpointId
+
+if TYPE_CHECKING:
+    from holdfast.coordination.leader import Leader
+
+
+class Durability:
+    """What a leader makes durable."""
+
+    def __init__(self, settings: Settings, ledger: CheckpointTable) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self._committing: CheckpointId | None = None
+        self._tries = 0
+        self._commit_at_secs = 0.0
+        self._is_listing = False
+        self._list_at_secs = 0.0
+        self._has_listed = False
+        self._listing_failures = 0
+        self._may_write = False
+        self._ring: Ring | None = None
+        self._have_hosts_changed = True
+
+    @property
+    def committing(self) -> CheckpointId | None:
+        """Whose manifest is being written."""
+        return self._committing
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is on its way, and the newest complete checkpoint is durable."""
+        newest = self._ledger.newest_complete()
+        is_safe = newest is None or newest.is_committed
+        return self._has_listed and is_safe and not self._ledger.pending()
+
+    def listed(self, turn: Turn) -> None:
+        """The durable tier was listed."""
+        self._is_listing, self._has_listed = False, True
+        self._let_write()
+        self._list_at_secs = turn.now_secs + self._settings.lost_secs
+
+    def listing_failed(self, turn: Turn) -> None:
+        """It could not be; it is tried again."""
+        self._is_listing = False
+        self._list_at_secs = turn.now_secs + self._settings.storage_retry_secs
+        self._listing_failures += 1
+        if self._listing_failures == TRIES_MAX:
+            # Whoever waits is to be told, by a write that fails too.
+            self._let_write()
+
+    def committed(self, checkpoint: CheckpointId) -> None:
+        """A manifest stands."""
+        self._committing, self._tries = None, 0
+        self._ledger.is_changed = True
+        entry = self._ledger.entries.get(checkpoint)
+        if entry is not None:
+            self._ledger.commit(entry)
+
+    def commit_failed(self, turn: Turn, fact: CommitFailed) -> None:
+        """A manifest could not be written, or it is not known whether it was."""
+        self._committing = None
+        self._ledger.is_changed = True
+        self._tries += 1
+        self._commit_at_secs = turn.now_secs + self._settings.storage_retry_secs
+        entry = self._ledger.entries.get(fact.id)
+        if entry is not None and (self._tries >= TRIES_MAX or fact.newer_attempt):
+            self._tries = 0
+            self._ledger.fail(entry, fact.reason, turn.now_secs)
+
+    def hosts_changed(self) -> None:
+        """A host came or is gone: who copies from whom is to be decided anew."""
+        self._have_hosts_changed = True
+
+    def work(self, turn: Turn, leader: Leader) -> None:
+        """Orders what is to be copied and written, and commits what is durable."""
+        if not self._has_listed or self._is_stuck(leader):
+            self._list(turn)
+        if not leader.is_whole and self._has_listed:
+            self._want_newest(turn)
+        if self._have_hosts_changed:
+            self._have_hosts_changed = False
+            self._ring = leader.ring()
+            for entry in self._ledger.entries.values():
+                entry.is_stale = True
+        for entry in list(self._ledger.entries.values()):
+            if entry.is_stale or entry.missing:
+                entry.is_stale = False
+                self._order_pulls(entry)
+                self._order_writes(turn, entry)
+        self._commit(turn)
+
+    def next_at_secs(self, now_secs: float) -> float:
+        """When storage is to be asked again."""
+        times = (self._commit_at_secs, self._list_at_secs)
+        return min((at_secs for at_secs in times if at_secs > now_secs), default=float("inf"))
+
+    def _let_write(self) -> None:
+        if not self._may_write:
+            self._may_write = True
+            for entry in self._ledger.entries.values():
+                entry.is_stale = True
+
+    def _is_stuck(self, leader: Leader) -> bool:
+        """Whether a part is missing that a host which is gone may have made durable."""
+        entries = self._ledger.entries.values()
+        return not leader.is_whole and any(e.is_pending and e.missing for e in entries)
+
+    def _list(self, turn: Turn) -> None:
+        if not self._is_listing and turn.now_secs >= self._list_at_secs:
+            self._is_listing = True
+            turn.act(ListDurable())
+
+    def _want_newest(self, turn: Turn) -> None:
+        """No trainer will go on from RAM for long: the newest one is to be durable."""
+        newest = self._ledger.newest_complete()
+        if newest is None or newest.is_committed:
+            return
+        if not newest.is_due:
+            newest.is_due = newest.is_stale = True
+            self._ledger.is_changed = True
+        retry_at_secs = newest.failed_at_secs + self._settings.storage_retry_secs
+        if newest.failure and turn.now_secs >= retry_at_secs:
+            newest.failure = ""
+            newest.round += 1
+            newest.failures.clear()
+            newest.is_stale = True
+            self._ledger.is_changed = True
+
+    def _order_pulls(self, entry: CheckpointEntry) -> None:
+        required = self._ledger.required
+        wanted = entry.was_complete and entry.is_complete and entry.thin and not entry.dropped
+        # Of an older attempt only what the present one may have to go back to is copied.
+        newest = self._ledger.newest_complete()
+        is_newest = newest is None or entry.age >= newest.age
+        pulls: dict[str, list[tuple[int, str]]] = {}
+        if wanted and is_newest and required > 1 and self._ring is not None:
+            pulls = assign_pulls(
+                {rank: _own_first(entry, rank) for rank in entry.thin},
+                entry.thin,
+                required,
+                self._ring,
+            )
+        if pulls != entry.pulls:
+            entry.pulls = pulls
+            self._ledger.is_changed = True
+
+    def _order_writes(self, turn: Turn, entry: CheckpointEntry) -> None:
+        writes: dict[str, list[int]] = {}
+        is_wanted = entry.is_pending and entry.was_complete and self._ledger.on_timeline(entry.id)
+        # Before a listing it is not known what an agent before this one has made durable.
+        is_wanted = is_wanted and self._may_write
+        if is_wanted and not entry.is_complete:
+            self._wait_for_lost(turn, entry)
+        elif is_wanted:
+            entry.incomplete_since_secs = None
+            for rank in range(entry.part_count):
+                if rank in entry.durable:
+                    continue
+                able = [h for h in _own_first(entry, rank) if h not in entry.failures]
+                if not able:
+                    self._ledger.fail(entry, next(iter(entry.failures.values())), turn.now_secs)
+                    writes = {}
+                    break
+                writes.setdefault(able[0], []).append(rank)
+        if writes != entry.writes:
+            entry.writes = writes
+            self._ledger.is_changed = True
+
+    def _wait_for_lost(self, turn: Turn, entry: CheckpointEntry) -> None:
+        """It was complete and is not any more: its hosts may come back, but not for ever."""
+        if entry.incomplete_since_secs is None:
+            entry.incomplete_since_secs = turn.now_secs
+        elif turn.now_secs - entry.incomplete_since_secs >= 2 * self._settings.lost_secs:
+            ranks = sorted(entry.missing)[:8]
+            reason = f"the parts of ranks {ranks} were lost with their hosts"
+            self._ledger.fail(entry, reason, turn.now_secs)
+
+    def _commit(self, turn: Turn) -> None:
+        if self._committing is not None or turn.now_secs < self._commit_at_secs:
+            return
+        entry = self._next_to_commit()
+        if entry is not None:
+            self._committing = entry.id
+            turn.act(Commit(entry.id, entry.part_count))
+
+    def _next_to_commit(self) -> CheckpointEntry | None:
+        for entry in self._ledger.pending():
+            if len(entry.durable) == entry.part_count:
+                return entry
+        return None
+
+
+def _own_first(entry: CheckpointEntry, rank: int) -> list[str]:
+    """The hosts that hold a part, the one that made it first."""
+    holders = entry.holders.get(rank, {})
+    return sorted(holders, key=lambda host: (not holders[host], host))

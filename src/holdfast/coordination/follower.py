@@ -1,0 +1,467 @@
+"""A member: what every host does, the leader's too.
+
+It tells its leader all that stands here (`Report`), and does what the leader wants (`Orders`).
+
+Invariants:
+- Nothing that an older attempt wants is done once a newer one is known.
+- Between the report to an attempt that begins and its beginning, nothing is dropped: the new
+  attempt counts on what it was told.
+- A report that was not acknowledged is told again; where the leader is silent, to its successor.
+"""
+
+from __future__ import annotations
+
+from holdfast.coordination.effects import AttemptJoined, Fenced, Gone, GroupRefused, RanksEnded
+from holdfast.coordination.election import Election
+from holdfast.coordination.host_inventory import HostInventory
+from holdfast.coordination.inputs import (
+    BranchWanted,
+    CopiesOffered,
+    Found,
+    PartAbandoned,
+    PartBegun,
+    PartSealed,
+    RankJoined,
+    RankLeft,
+    RankLost,
+    TargetWritten,
+)
+from holdfast.coordination.leadership import Leadership
+from holdfast.coordination.messages import (
+    NO_STEP,
+    BranchWish,
+    HostState,
+    Leaving,
+    Newer,
+    Orders,
+    RankProgress,
+    Refusal,
+    Refused,
+    Report,
+    TargetKind,
+)
+from holdfast.coordination.rank_group import RankGroup, found_group, joined_group
+from holdfast.coordination.rank_runs import ranks_in, runs_of
+from holdfast.coordination.restart_point import limits_after
+from holdfast.coordination.settings import DELETED_MAX
+from holdfast.coordination.target_cells import TargetCells
+from holdfast.coordination.turn import AgentIdentity, Channel, Turn
+from holdfast.format.names import STEP_MAX, CheckpointId
+
+LOOK_SECS = 0.05
+"""How often the published steps are looked at while a target waits for ranks."""
+
+
+class Follower:
+    """One host's part in a run."""
+
+    def __init__(self, identity: AgentIdentity) -> None:
+        self._identity = identity
+        self._settings = identity.settings
+        self.attempt = 0
+        self.reign: Leadership | None = None
+        self.group: RankGroup | None = None
+        self.wanting: dict[str, RankGroup] = {}
+        """Trainers here whose attempt has not begun, by their words, in the order of coming."""
+        self.following = Election(identity.settings)
+        self.holdings = HostInventory(identity.settings)
+        self.words = TargetCells()
+        self._wishes: set[TargetKind] = set()
+        self._branch: BranchWish | None = None
+        self._seq = 0
+        self._channel = Channel()
+        self._acked = (0, 0, 0)
+        self._frozen_until_secs = float("-inf")
+        self._is_changed = True
+        self._settled = False
+        self._deleted: dict[CheckpointId, bool] = {}
+        """What was removed here, and whether nobody holds it any more."""
+        self.ended_attempt = 0
+        """The newest attempt of which a rank has ended here."""
+        self.start_waits_for = ""
+        """What the start on this host waits for; empty where there is none."""
+
+    def adopt(self, turn: Turn, found: Found) -> None:
+        """Takes over from an agent before this one."""
+        self.attempt = found.attempt
+        self.group = found_group(found)
+        self.ended_attempt = found.ended_attempt
+        self.holdings.adopt(found)
+        self.words.adopt(turn, found)
+        successors = found.successors or ((found.leader,) if found.leader else ())
+        self.following.turn_to(found.attempt, successors, 0, turn.now_secs)
+        if successors:
+            self._know_reign(found.group, found.rank_count, found.origin)
+        if self.group is not None:
+            for rank in self.group.ranks:
+                step = self.holdings.highest_sealed(found.attempt, rank)
+                self.group.begun[rank] = self.group.sealed[rank] = step
+
+    @property
+    def begins_here(self) -> RankGroup | None:
+        """The first of those that want to begin whose attempt this host begins."""
+        host = self._identity.host
+        return next((group for group in self.wanting.values() if group.leader == host), None)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether, as far as its leader knows, no checkpoint needs this host's RAM any more."""
+        return self._settled or len(self.holdings) == 0
+
+    # What happens here.
+
+    def joined(self, turn: Turn, fact: RankJoined) -> None:
+        """A trainer is attached; its group begins an attempt, or is in one already."""
+        self._is_changed = True
+        if self.group is not None and self.group.word == fact.group:
+            self.group.ranks.add(fact.rank)
+            return
+        for word in [word for word in self.wanting if fact.takeover and word != fact.group]:
+            self._refuse(turn, word, "another start took its place", Refusal.BUSY)
+        if fact.group not in self.wanting:
+            # Others that want to begin are not in its way: two hosts may hear of two starts in
+            # different orders, and each would lose a rank. The attempt's record decides.
+            self.wanting[fact.group] = joined_group(fact, turn.now_secs)
+        self.wanting[fact.group].ranks.add(fact.rank)
+
+    def left(self, fact: RankLeft | RankLost) -> None:
+        """A trainer is gone; lost where it did not say so."""
+        self._is_changed = True
+        if self.group is not None and self.group.word == fact.group:
+            self.ended_attempt = self.attempt
+        for group in (self.group, self.wanting.get(fact.group)):
+            if group is not None and group.word == fact.group and fact.rank in group.ranks:
+                group.ranks.discard(fact.rank)
+                group.offers.pop(fact.rank, None)
+                group.is_broken |= isinstance(fact, RankLost)
+                (group.lost if isinstance(fact, RankLost) else group.left).add(fact.rank)
+        self.wanting = {word: group for word, group in self.wanting.items() if group.ranks}
+
+    def begun(self, fact: PartBegun) -> None:
+        """A rank has read its target, and takes a checkpoint."""
+        if self.group is not None and fact.id.attempt == self.group.attempt:
+            self._is_changed = True
+            begun = self.group.begun
+            begun[fact.rank] = max(begun.get(fact.rank, NO_STEP), fact.id.step)
+
+    def offered(self, fact: CopiesOffered) -> None:
+        """A rank here makes copies of others' parts."""
+        if self.group is not None:
+            self._is_changed = True
+            self.group.offers[fact.rank] = fact.parts
+
+    def sealed(self, turn: Turn, fact: PartSealed | PartAbandoned) -> None:
+        """A rank's part is whole, or will never be."""
+        self._is_changed = True
+        group = self.group
+        if group is None or fact.id.attempt != group.attempt:
+            if fact.id not in self.holdings:
+                reason = f"attempt {fact.id.attempt} is not the present one here"
+                self.holdings.refuse(turn, fact.id, reason)
+            return
+        for steps in (group.begun, group.sealed):
+            steps[fact.rank] = max(steps.get(fact.rank, NO_STEP), fact.id.step)
+        if isinstance(fact, PartSealed):
+            self.holdings.sealed(turn, fact)
+        else:
+            self.holdings.abandoned(turn, fact)
+
+    def wished(self, kind: TargetKind) -> None:
+        """Somebody here wants a checkpoint."""
+        if self.group is not None and kind not in self._wishes:
+            self._wishes.add(kind)
+            self._is_changed = True
+
+    def branch_wanted(self, fact: BranchWanted) -> None:
+        """The ranks here went back; each of them says so."""
+        if self.group is not None and fact.attempt == self.group.attempt:
+            self._branch = BranchWish(fact.attempt, fact.origin)
+            self._is_changed = True
+
+    def target_written(self, fact: TargetWritten) -> None:
+        """The word stands, and the steps were read after that."""
+        self._is_changed = True
+        if self.words.written(fact) and fact.kind is not TargetKind.PREEMPTION:
+            self._wishes.discard(fact.kind)
+
+    def deleted(self, turn: Turn, checkpoint: CheckpointId) -> None:
+        """Somebody here has removed it; the leader is told, and those that lead after it."""
+        is_gone = self._deleted.pop(checkpoint, False) or self.following.leader is None
+        self._deleted[checkpoint] = is_gone
+        while len(self._deleted) > DELETED_MAX:
+            del self._deleted[next(iter(self._deleted))]
+        self._is_changed = True
+        if is_gone:
+            turn.act(Gone(checkpoint))
+
+    def changed(self) -> None:
+        """What is held has changed."""
+        self._is_changed = True
+
+    def leave(self, turn: Turn) -> None:
+        """Says that this host's RAM goes."""
+        leader = self.following.leader
+        if leader is not None:
+            leaving = Leaving(
+                run=self._identity.run,
+                attempt=self.attempt,
+                incarnation=self._identity.incarnation,
+            )
+            turn.send(leader, leaving)
+
+    # What others say.
+
+    def ordered(self, turn: Turn, sender: str, orders: Orders) -> None:
+        """Does what a leader wants, if it is the present one."""
+        if orders.attempt < self.attempt or (
+            orders.attempt == self.attempt == self.following.attempt
+            and orders.term < self.following.term
+        ):
+            self.tell_newer(turn, sender)
+            return
+        if not self.following.takes(orders, turn.now_secs):
+            return
+        if self.attempt < orders.attempt or orders.group in self.wanting:
+            self._enter(turn, orders)
+        self._know_reign(orders.group, orders.rank_count, orders.origin)
+        self._channel.acked = max(self._channel.acked, min(orders.ack, self._channel.version))
+        command = orders.command
+        if command.targets is not None:
+            if self.group is not None and self.group.word == orders.group:
+                self.words.obey(turn, command.targets)
+            if self.words.is_confirmed(TargetKind.PREEMPTION):
+                self._wishes.discard(TargetKind.PREEMPTION)
+        self.holdings.obey(turn, command)
+        for checkpoint in command.gone:
+            if self._deleted.get(checkpoint) is False:
+                self._deleted[checkpoint] = True
+                turn.act(Gone(checkpoint))
+        self._tell_ended(turn, orders)
+        self._settled = command.is_settled
+        self._is_changed = True
+
+    def heard_newer(self, turn: Turn, message: Newer) -> None:
+        """A newer attempt has begun, or a later term leads this one."""
+        if message.attempt > self.attempt:
+            reason = f"attempt {message.attempt} is led by {message.leader}"
+            self.fence(turn, message.attempt, reason)
+            self.following.turn_to(message.attempt, (message.leader,), 0, turn.now_secs)
+        elif message.attempt == self.attempt and message.term > self.following.term:
+            successors = self.following.successors
+            if message.leader in successors:
+                self.following.turn_to(self.attempt, successors, message.term, turn.now_secs)
+                self._is_changed = True
+
+    def refused(self, turn: Turn, message: Refused) -> None:
+        """The attempt that trainers here wanted does not begin."""
+        if message.group in self.wanting:
+            self._refuse(turn, message.group, message.reason, message.kind)
+
+    def tell_held(self, turn: Turn, starter: str) -> None:
+        """Tells a start what stands here; until it has begun, nothing is dropped."""
+        self._frozen_until_secs = turn.now_secs + self._settings.gather_secs
+        held = Channel()
+        held.put(self._state(None, is_for_start=True))
+        turn.send(starter, self._report(turn, held))
+
+    def tell_newer(self, turn: Turn, host: str) -> None:
+        """Tells somebody who is behind what is known here."""
+        leader = self.following.leader
+        if leader is not None and self.following.attempt == self.attempt and host != turn.host:
+            newer = Newer(
+                run=self._identity.run,
+                attempt=self.attempt,
+                leader=leader,
+                term=self.following.term,
+            )
+            turn.send(host, newer)
+
+    # By itself.
+
+    def work(self, turn: Turn) -> None:
+        """Looks at the words, begins what is due, and tells what has changed."""
+        now_secs = turn.now_secs
+        for word, wanting in list(self.wanting.items()):
+            if now_secs - wanting.since_secs >= self._settings.joining_secs:
+                self._refuse(turn, word, self._late_text(wanting), Refusal.UNREACHED)
+        group = self.group
+        if self.words.is_waiting and group is not None:
+            self.words.look(group.ranks, group.begun, turn.published.lowest)
+            self._is_changed = True
+        if self.following.next_if_silent(now_secs):
+            self._is_changed = True
+        is_frozen = bool(self.wanting) or now_secs < self._frozen_until_secs
+        if self.holdings.work(turn, is_frozen):
+            self._is_changed = True
+        self._tell(turn)
+
+    def next_at_secs(self, now_secs: float) -> float:
+        """When it has something to do by itself, if nothing happens before."""
+        times = [self.holdings.next_at_secs(now_secs)]
+        if self.following.leader is not None:
+            times.append(self._channel.due_at_secs(self._settings))
+            times.append(self.following.silent_at_secs())
+        for group in self.wanting.values():
+            times.append(group.hello.due_at_secs(self._settings))
+            times.append(group.since_secs + self._settings.joining_secs)
+        if self.words.is_waiting:
+            times.append(now_secs + LOOK_SECS)
+        return min(times)
+
+    def _tell(self, turn: Turn) -> None:
+        """Reports to the leader, and to those of attempts that begin, what is new or due."""
+        targets = [(self.following.leader, self._channel, self.group)]
+        targets += [(group.leader, group.hello, group) for group in self.wanting.values()]
+        for host, channel, group in targets:
+            if host is None:
+                continue
+            is_hello = channel is not self._channel
+            is_new = self._is_changed and channel.put(self._state(group, is_for_start=is_hello))
+            if (
+                is_new
+                or self._owes_ack(channel)
+                or turn.now_secs >= channel.due_at_secs(self._settings)
+            ):
+                channel.sent_at_secs = turn.now_secs
+                turn.send(host, self._report(turn, channel))
+        self._is_changed = False
+
+    def _owes_ack(self, channel: Channel) -> bool:
+        """Whether the leader's last orders are to be acknowledged."""
+        if channel is not self._channel:
+            return False
+        heard = self.following.term, self.following.incarnation, self.following.ack
+        if heard == self._acked:
+            return False
+        return self.following.incarnation > 0
+
+    def _report(self, turn: Turn, channel: Channel) -> Report:
+        self._seq += 1
+        following = self.following
+        assert isinstance(channel.content, HostState)
+        is_hello = channel is not self._channel
+        if not is_hello:
+            self._acked = following.term, following.incarnation, following.ack
+        return Report(
+            run=self._identity.run,
+            attempt=self.attempt,
+            incarnation=self._identity.incarnation,
+            seq=self._seq,
+            version=channel.version,
+            term=following.term,
+            leader_incarnation=following.incarnation,
+            ack=following.ack,
+            # Those of trainers that are about to begin another attempt say nothing of it.
+            published=NO_STEP if is_hello else turn.published.highest,
+            is_hello=is_hello,
+            state=channel.content,
+            save_cost_secs=None if is_hello else turn.published.save_cost_secs,
+        )
+
+    def _state(self, group: RankGroup | None, *, is_for_start: bool) -> HostState:
+        held = self.holdings.states(with_status=is_for_start)
+        ended_attempt = self.ended_attempt if is_for_start else 0
+        if group is None:
+            return HostState(
+                group="",
+                domain=self._identity.domain,
+                held=held,
+                peers=self.following.successors,
+                deleted=tuple(self._deleted),
+                ended_attempt=ended_attempt,
+            )
+        is_present = group is self.group
+        sealed_ranks: dict[int, list[int]] = {}
+        for rank, step in group.sealed.items():
+            sealed_ranks.setdefault(step, []).append(rank)
+        return HostState(
+            group=group.word,
+            domain=self._identity.domain,
+            rank_count=group.rank_count,
+            ranks=runs_of(group.ranks),
+            is_broken=group.is_broken,
+            offers=runs_of(group.offered),
+            left=runs_of(group.left),
+            lost=runs_of(group.lost),
+            progress=tuple(
+                RankProgress(runs_of(ranks), step) for step, ranks in sorted(sealed_ranks.items())
+            ),
+            targets=self.words.states() if is_present else (),
+            wishes=tuple(sorted(self._wishes)) if is_present else (),
+            held=held,
+            branch=self._branch if is_present else None,
+            peers=() if is_present else self.following.successors,
+            deleted=tuple(self._deleted),
+            ended_attempt=ended_attempt,
+        )
+
+    def _late_text(self, wanting: RankGroup) -> str:
+        """Name what the trainers of `wanting` have waited for in vain."""
+        awaited = f"host {wanting.leader}, where rank 0 is, has not begun it"
+        if wanting.leader == self._identity.host and self.start_waits_for:
+            awaited = self.start_waits_for
+        return f"{awaited} within {self._settings.joining_secs:.0f} s"
+
+    def _tell_ended(self, turn: Turn, orders: Orders) -> None:
+        """Tells the trainers here of ranks on other hosts that are gone."""
+        group = self.group
+        if group is None or group.word != orders.group:
+            return
+        for ended in orders.command.ended:
+            new = [rank for rank in ranks_in(ended.ranks) if rank not in group.told_ended]
+            # Of those on this host they heard at once.
+            if new and ended.host != self._identity.host:
+                group.told_ended.update(new)
+                turn.act(RanksEnded(group.word, ended.host, tuple(new), ended.is_lost))
+
+    def _know_reign(self, group: str, rank_count: int, origin: CheckpointId | None) -> None:
+        """Keeps what a successor has to know to lead in the leader's place."""
+        attempt = self.following.attempt
+        limits = limits_after({}, attempt, origin, STEP_MAX)
+        self.reign = Leadership(
+            attempt=attempt,
+            group=group,
+            rank_count=rank_count,
+            origin=origin,
+            limits=limits,
+            successors=self.following.successors,
+        )
+
+    def _enter(self, turn: Turn, orders: Orders) -> None:
+        """A newer attempt has begun: of the trainers here, or of others."""
+        wanting = self.wanting.pop(orders.group, None)
+        if wanting is not None:
+            self.fence(turn, orders.attempt, "another start has taken its place")
+            self.group = wanting
+        elif self.group is None or self.group.word != orders.group:
+            self.fence(turn, orders.attempt, "trainers on other hosts have taken the run over")
+        self.attempt = orders.attempt
+        self.words.reset(turn)
+        self.holdings.release()
+        self._wishes.clear()
+        self._branch = None
+        self._is_changed = True
+        self._frozen_until_secs = float("-inf")
+        if self.group is not None:
+            self.group.begin(orders.attempt, orders.origin)
+            turn.act(AttemptJoined(orders.group, orders.attempt, orders.origin, orders.successors))
+
+    def fence(self, turn: Turn, attempt: int, reason: str) -> None:
+        """A newer attempt has begun, of other trainers: those here must stop.
+
+        Who leads it is asked of those that led before, until it is known.
+        """
+        self.attempt = attempt
+        self.following.turn_to(attempt, self.following.successors, 0, turn.now_secs)
+        self._is_changed = True
+        group, self.group = self.group, None
+        self.words.reset(turn)
+        self.holdings.release()
+        self._wishes.clear()
+        self._branch = None
+        if group is not None and group.ranks:
+            turn.act(Fenced(group.word, attempt, reason))
+
+    def _refuse(self, turn: Turn, word: str, reason: str, kind: Refusal) -> None:
+        del self.wanting[word]
+        turn.act(GroupRefused(word, reason, kind))

@@ -1,0 +1,336 @@
+"""What one host holds, and what it does with it at its leader's word.
+
+Invariants:
+- Nothing is dropped without a verdict that says so.
+- Parts are written oldest first, one checkpoint at a time; at most `PULLS_MAX` pulls are under way.
+- At most `HELD_MAX` checkpoints are cared for; a part that comes on top of them is given up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from holdfast.coordination.effects import Drop, Persist, Pull, Tell
+from holdfast.coordination.inputs import (
+    Found,
+    PartAbandoned,
+    PartSealed,
+    PartsWritten,
+    PullFailed,
+    ReplicaSealed,
+    WriteFailed,
+)
+from holdfast.coordination.messages import (
+    REASON_CHARS_MAX,
+    CheckpointStatus,
+    Command,
+    Held,
+    PullOrder,
+    WriteOrder,
+)
+from holdfast.coordination.rank_runs import ranks_in, runs_of
+from holdfast.coordination.settings import HELD_MAX, PULLS_MAX, TRIES_MAX, Settings
+from holdfast.coordination.turn import Turn
+from holdfast.format.names import CheckpointId
+
+COMPLETE = (
+    CheckpointStatus.COMPLETE,
+    CheckpointStatus.PROTECTED,
+    CheckpointStatus.COMMITTED,
+    CheckpointStatus.FAILED,
+)
+"""What is said of checkpoints that were complete."""
+_FINAL = (CheckpointStatus.COMMITTED, CheckpointStatus.FAILED, CheckpointStatus.DROPPED)
+_NOTIFIED = (CheckpointStatus.PROTECTED, *_FINAL)
+"""What the ranks here are notified of."""
+
+
+@dataclass(slots=True)
+class _Holding:
+    id: CheckpointId
+    part_count: int
+    is_due: bool = False
+    own: set[int] = field(default_factory=set)
+    replicas: set[int] = field(default_factory=set)
+    written: set[int] = field(default_factory=set)
+    failure: str = ""
+    round: int = 0
+    tries: int = 0
+    abandoned: str = ""
+    told: CheckpointStatus | None = None
+    status: CheckpointStatus = CheckpointStatus.OPEN
+    reason: str = ""
+
+    def as_held(self, *, with_status: bool) -> Held:
+        return Held(
+            id=self.id,
+            part_count=self.part_count,
+            is_due=self.is_due,
+            own=runs_of(self.own),
+            replicas=runs_of(self.replicas),
+            written=runs_of(self.written),
+            failure=self.failure,
+            round=self.round,
+            abandoned=self.abandoned,
+            status=self.status if with_status else CheckpointStatus.OPEN,
+        )
+
+
+class HostInventory:
+    """The checkpoints in one host's care."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._held: dict[CheckpointId, _Holding] = {}
+        self._writes: tuple[WriteOrder, ...] = ()
+        self._pull_orders: tuple[PullOrder, ...] = ()
+        self._writing: CheckpointId | None = None
+        self._write_at_secs = 0.0
+        self._pulling: set[tuple[CheckpointId, int]] = set()
+        self._unwanted: set[tuple[CheckpointId, int]] = set()
+        self._pull_at_secs: dict[tuple[CheckpointId, int], float] = {}
+        self._may_go: dict[CheckpointId, str] = {}
+
+    def adopt(self, found: Found) -> None:
+        """Takes what an agent before this one left in RAM."""
+        newest_first = sorted(found.ram, key=lambda c: (c.attempt, c.step), reverse=True)
+        for checkpoint in newest_first[:HELD_MAX]:
+            listed = found.ram[checkpoint]
+            replicas = set(found.replicas.get(checkpoint, ()))
+            holding = _Holding(checkpoint, listed.part_count, checkpoint in found.due)
+            holding.own, holding.replicas = set(listed.ranks) - replicas, replicas
+            self._held[checkpoint] = holding
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, checkpoint: CheckpointId) -> bool:
+        return checkpoint in self._held
+
+    @property
+    def under_way(self) -> int:
+        """How many effects have not come back."""
+        return len(self._pulling) + len(self._unwanted) + (self._writing is not None)
+
+    def pending_count(self, but: CheckpointId) -> int:
+        """How many checkpoints, but one, stand here that are still to become durable."""
+        waiting = (h for h in self._held.values() if h.is_due and h.told not in _FINAL)
+        return sum(h.id != but for h in waiting)
+
+    def states(self, *, with_status: bool = False) -> tuple[Held, ...]:
+        """Return what is reported, the oldest first; `with_status` to a start, not to a leader."""
+        return tuple(
+            self._held[checkpoint].as_held(with_status=with_status)
+            for checkpoint in sorted(self._held)
+        )
+
+    def verdict(self, checkpoint: CheckpointId) -> tuple[CheckpointStatus, str]:
+        """How far a checkpoint has come, as its leader told last, and why no further."""
+        holding = self._held.get(checkpoint)
+        return (
+            (holding.status, holding.reason) if holding is not None else (CheckpointStatus.OPEN, "")
+        )
+
+    def complete_ids(self) -> set[CheckpointId]:
+        """Those held here whose parts all stand somewhere, as their leader told last."""
+        return {h.id for h in self._held.values() if h.status in COMPLETE}
+
+    def parts(self, checkpoint: CheckpointId) -> set[int]:
+        """The ranks whose part stands in RAM here."""
+        holding = self._held.get(checkpoint)
+        return holding.own | holding.replicas if holding is not None else set()
+
+    def highest_sealed(self, attempt: int, rank: int) -> int:
+        """The highest step of `attempt` whose part of `rank` stands here; -1 where none does."""
+        return max(
+            (h.id.step for h in self._held.values() if _has_own(h, attempt, rank)), default=-1
+        )
+
+    # What happens here.
+
+    def sealed(self, turn: Turn, fact: PartSealed) -> None:
+        """Takes a part that a rank here has made."""
+        refusal = CheckpointStatus.FAILED if fact.is_due else CheckpointStatus.DROPPED
+        holding = self._holding(turn, fact.id, fact.part_count, refusal)
+        if holding is None:
+            return
+        (holding.own if fact.in_ram else holding.written).add(fact.rank)
+        holding.is_due |= fact.is_due
+
+    def abandoned(self, turn: Turn, fact: PartAbandoned) -> None:
+        """Notes that a rank could not make its part."""
+        holding = self._holding(turn, fact.id, fact.part_count)
+        if holding is not None:
+            holding.abandoned = _short(fact.reason)
+
+    def refuse(
+        self,
+        turn: Turn,
+        checkpoint: CheckpointId,
+        reason: str,
+        status: CheckpointStatus = CheckpointStatus.DROPPED,
+    ) -> None:
+        """Gives a part up that may not be held."""
+        turn.act(Drop(checkpoint, reason))
+        turn.act(Tell(checkpoint, status, reason))
+
+    def replica_sealed(self, turn: Turn, fact: ReplicaSealed) -> None:
+        """Takes a copy of another host's part, if it is still wanted."""
+        part = fact.id, fact.rank
+        self._pulling.discard(part)
+        self._pull_at_secs.pop(part, None)
+        if part in self._unwanted:
+            self._unwanted.discard(part)
+            if fact.id not in self._held:
+                turn.act(Drop(fact.id, "it was given up while it was pulled"))
+                return
+        holding = self._holding(turn, fact.id, fact.part_count)
+        if holding is not None and fact.rank not in holding.own:
+            holding.replicas.add(fact.rank)
+
+    def pull_failed(self, turn: Turn, fact: PullFailed) -> None:
+        """Notes it, to try again later if it is still wanted."""
+        part = fact.id, fact.rank
+        self._pulling.discard(part)
+        if part in self._unwanted:
+            self._unwanted.discard(part)
+        else:
+            self._pull_at_secs[part] = turn.now_secs + self._settings.storage_retry_secs
+
+    def parts_written(self, fact: PartsWritten) -> None:
+        """Notes what is durable."""
+        self._writing = None
+        holding = self._held.get(fact.id)
+        if holding is not None:
+            holding.written |= fact.ranks
+            holding.tries = 0
+
+    def write_failed(self, turn: Turn, fact: WriteFailed) -> None:
+        """Notes it; the leader is told after some tries."""
+        self._writing = None
+        holding = self._held.get(fact.id)
+        if holding is None:
+            return
+        holding.tries += 1
+        self._write_at_secs = turn.now_secs + self._settings.storage_retry_secs
+        if holding.tries >= TRIES_MAX or fact.newer_attempt:
+            holding.failure, holding.tries = _short(fact.reason) or "it failed", 0
+
+    # What the leader wants.
+
+    def obey(self, turn: Turn, command: Command) -> None:
+        """Takes the leader's word."""
+        self._may_go.clear()
+        for verdict in command.verdicts:
+            holding = self._held.get(verdict.id)
+            if holding is None:
+                continue
+            holding.status, holding.reason = verdict.status, verdict.reason
+            if verdict.status in _NOTIFIED and verdict.status is not holding.told:
+                holding.told = verdict.status
+                turn.act(Tell(holding.id, verdict.status, verdict.reason, holding.is_due))
+            if verdict.may_go:
+                self._may_go[verdict.id] = verdict.reason or "newer checkpoints stand"
+        self._writes, self._pull_orders = command.writes, command.pulls
+        wanted = {(o.id, rank) for o in command.pulls for rank in ranks_in(o.ranks)}
+        self._pull_at_secs = {p: at for p, at in self._pull_at_secs.items() if p in wanted}
+
+    def release(self) -> None:
+        """What was ordered does not count any more: another attempt has begun."""
+        self._writes, self._pull_orders = (), ()
+        self._may_go.clear()
+
+    def work(self, turn: Turn, is_frozen: bool) -> bool:
+        """Begins what is due now, and gives up what may go, but not while `is_frozen`.
+
+        Whether something was given up.
+        """
+        has_dropped = False
+        if not is_frozen:
+            for checkpoint in [c for c in self._may_go if c != self._writing]:
+                self._drop(turn, checkpoint, self._may_go.pop(checkpoint))
+                has_dropped = True
+        self._pull(turn)
+        if self._writing is None and turn.now_secs >= self._write_at_secs:
+            self._write(turn)
+        return has_dropped
+
+    def next_at_secs(self, now_secs: float) -> float:
+        """When something that failed is to be tried again."""
+        soonest_secs = float("inf")
+        if self._writes and self._writing is None and self._write_at_secs > now_secs:
+            soonest_secs = self._write_at_secs
+        for at_secs in self._pull_at_secs.values():
+            if now_secs < at_secs < soonest_secs:
+                soonest_secs = at_secs
+        return soonest_secs
+
+    def _drop(self, turn: Turn, checkpoint: CheckpointId, reason: str) -> None:
+        holding = self._held.pop(checkpoint, None)
+        if holding is None:
+            return
+        # A leader may have learned too late that it is due here: no verdict names its end.
+        is_awaited = holding.is_due or holding.status is CheckpointStatus.OPEN
+        if is_awaited and holding.told not in _FINAL:
+            turn.act(Tell(checkpoint, CheckpointStatus.DROPPED, reason))
+        elif holding.told is None:
+            turn.act(Tell(checkpoint, CheckpointStatus.PROTECTED, reason))
+        for part in [part for part in self._pulling if part[0] == checkpoint]:
+            self._pulling.discard(part)
+            self._unwanted.add(part)
+        turn.act(Drop(checkpoint, reason))
+
+    def _write(self, turn: Turn) -> None:
+        for order in self._writes:
+            holding = self._held.get(order.id)
+            if holding is None:
+                continue
+            if order.round > holding.round:
+                holding.round, holding.failure, holding.tries = order.round, "", 0
+            here = (holding.own | holding.replicas) - holding.written
+            ranks = here.intersection(ranks_in(order.ranks))
+            if ranks and not holding.failure:
+                self._writing = order.id
+                turn.act(Persist(order.id, frozenset(ranks)))
+                return
+
+    def _pull(self, turn: Turn) -> None:
+        for order in self._pull_orders:
+            for rank in ranks_in(order.ranks):
+                if len(self._pulling) + len(self._unwanted) >= PULLS_MAX:
+                    return
+                part = order.id, rank
+                if part in self._pulling or part in self._unwanted:
+                    continue
+                if turn.now_secs < self._pull_at_secs.get(part, turn.now_secs):
+                    continue
+                holding = self._holding(turn, order.id, order.part_count)
+                if holding is None or rank in holding.replicas or rank in holding.own:
+                    continue
+                self._pull_at_secs.pop(part, None)
+                self._pulling.add(part)
+                turn.act(Pull(order.id, rank, holding.part_count, order.source))
+
+    def _holding(
+        self,
+        turn: Turn,
+        checkpoint: CheckpointId,
+        part_count: int,
+        refusal: CheckpointStatus = CheckpointStatus.DROPPED,
+    ) -> _Holding | None:
+        holding = self._held.get(checkpoint)
+        if holding is None:
+            if len(self._held) >= HELD_MAX:
+                reason = f"{HELD_MAX} checkpoints wait here for other ranks or for storage"
+                self.refuse(turn, checkpoint, reason, refusal)
+                return None
+            holding = self._held[checkpoint] = _Holding(checkpoint, part_count)
+        return holding
+
+
+def _has_own(holding: _Holding, attempt: int, rank: int) -> bool:
+    return holding.id.attempt == attempt and rank in holding.own
+
+
+def _short(reason: str) -> str:
+    return reason[:REASON_CHARS_MAX]

@@ -1,0 +1,493 @@
+"""The leader: on the host of rank 0, and on a successor while that one is silent.
+
+It knows what all hosts hold, from their reports, and tells each what to do. It keeps nothing that
+its followers could not tell a leader that comes after it.
+
+Invariants:
+- A target is proposed only while all ranks of the attempt live, and agreed by all their hosts.
+- RAM is given up only by a leader that has heard of all ranks, so that it knows how many copies
+  there can be, and that has begun the attempt or seen in storage that none is newer. What was begun
+  after it had heard of all ranks it gives up without that: no other attempt was told of it.
+- A manifest is wanted only once all parts were told to be durable; the store looks again.
+- A successor that leads in the place of rank 0's host makes durable and commits, nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from holdfast.coordination.checkpoint_table import CheckpointTable
+from holdfast.coordination.durability import Durability
+from holdfast.coordination.effects import Reached
+from holdfast.coordination.election import term_above
+from holdfast.coordination.host_view import HostView
+from holdfast.coordination.inputs import DurableListed
+from holdfast.coordination.leadership import Leadership
+from holdfast.coordination.messages import (
+    NO_STEP,
+    BranchWish,
+    Command,
+    Ended,
+    HostState,
+    Leaving,
+    Orders,
+    PullOrder,
+    Report,
+    WriteOrder,
+)
+from holdfast.coordination.rank_runs import ranks_in, runs_of
+from holdfast.coordination.replica_placement import Ring, successors_of
+from holdfast.coordination.save_targets import Ranks, TargetAgreement
+from holdfast.coordination.settings import ENDED_MAX, PRESERVED_MAX, SUCCESSORS_MAX
+from holdfast.coordination.turn import AgentIdentity, Turn
+from holdfast.format.names import CheckpointId
+
+PASSED = "the ranks did not meet at one step"
+"""Why a checkpoint is dropped that some ranks have passed without a part."""
+
+
+class Leader:
+    """Leads one attempt."""
+
+    def __init__(self, identity: AgentIdentity, reign: Leadership, *, is_new: bool) -> None:
+        self._identity = identity
+        self._settings = identity.settings
+        self.reign = reign
+        self.term = reign.term
+        self.ledger = CheckpointTable(reign.attempt, reign.limits)
+        self.targets = TargetAgreement()
+        self.views = {host: HostView(host, is_lost=True) for host in reign.successors}
+        self._durability = Durability(identity.settings, self.ledger)
+        self._successors = reign.successors
+        self._knows_targets = self._knows_newest = self.ledger.knows_timeline = is_new
+        self._has_been_whole = False
+        self._living_count = 0
+        self._broken: set[str] = set()
+        self._branch: BranchWish | None = None
+        self._refused_branch = False
+        self._ended: dict[tuple[str, bool], Ended] = {}
+        self._known_gone: set[CheckpointId] = set()
+        self._seq = 0
+        self._look_at_secs = 0.0
+        self._retry_at_secs = 0.0
+        self._dirty: set[str] = set()
+        self._rank_hosts: frozenset[str] = frozenset()
+        self._begun_at_secs: float | None = None
+        self._copied: CheckpointId | None = None
+        self._copied_since_secs = 0.0
+        self._is_copying = False
+
+    # What is asked of it.
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all ranks of the attempt live, so that a checkpoint can become complete."""
+        return self._living_count == self.reign.rank_count and not self._broken
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a rank is gone that was there."""
+        return bool(self._broken)
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a checkpoint is on its way: to all ranks, to its copies, or to be durable."""
+        return self.is_sealing or bool(self.ledger.pending())
+
+    @property
+    def is_sealing(self) -> bool:
+        """Whether a checkpoint is on its way into RAM: to all ranks, or to its copies."""
+        return self._is_copying or bool(self.ledger.open_entries())
+
+    @property
+    def save_cost_secs(self) -> float | None:
+        """What a checkpoint costs the dearest rank of all hosts; None until one is known."""
+        heard = (self.views[host] for host in self._rank_hosts if not self.views[host].is_lost)
+        costs = [view.save_cost_secs for view in heard]
+        return max((cost for cost in costs if cost is not None), default=None)
+
+    @property
+    def wants_preserved(self) -> bool:
+        """Whether it knows all checkpoints, and not which the RAM tier's policy keeps."""
+        is_asking = self.reign.is_first and self._has_been_whole
+        return is_asking and self.ledger.preserved is None
+
+    @property
+    def wanted_branch(self) -> BranchWish | None:
+        """The attempt that the ranks want to begin from here, if they went back."""
+        return self._branch
+
+    @property
+    def ledger_size(self) -> int:
+        """How many checkpoints it cares for."""
+        return len(self.ledger.entries)
+
+    # What it hears.
+
+    def inherit(self, turn: Turn, before: Leader) -> None:
+        """Goes on with the hosts of the attempt that this one branches from."""
+        for host, old in before.views.items():
+            if old.state is not None:
+                view = self.views[host] = HostView(host, old.incarnation, old.seq, old.version)
+                view.heard_at_secs = turn.now_secs
+                self._take_state(view, old.state, is_present=False)
+                self._dirty.add(host)
+
+    def preserve(self, checkpoints: frozenset[CheckpointId]) -> None:
+        """The newest of these keep their RAM, beside what has to keep it."""
+        if not self._has_been_whole:
+            # Hosts that have not reported yet hold checkpoints that nobody has asked about.
+            return
+        newest_first = sorted(checkpoints, key=lambda c: (c.attempt, c.step), reverse=True)
+        self.ledger.preserved = frozenset(newest_first[:PRESERVED_MAX])
+        self.ledger.is_changed = True
+
+    def forget_branch(self) -> None:
+        """The branch that was wanted does not begin."""
+        self._branch = None
+        self._refused_branch = True
+
+    def heard(self, turn: Turn, sender: str, report: Report) -> None:
+        """Takes a report."""
+        view = self.views.get(sender)
+        if view is None:
+            view = self.views[sender] = HostView(sender)
+        elif view.is_stale(report, self._settings.lost_secs, turn.now_secs):
+            return
+        if report.term > self.term:
+            self.outbid(report.term)
+        is_new_version = report.version != view.version or report.incarnation != view.incarnation
+        view.take(report, turn.now_secs)
+        is_following = (report.term, report.leader_incarnation) == (
+            self.term,
+            self._identity.incarnation,
+        )
+        if is_following:
+            view.channel.acked = max(view.channel.acked, report.ack)
+        if view.is_lost or is_following != view.is_following or view.state != report.state:
+            view.is_lost, view.is_following = False, is_following
+            self._take_state(view, report.state, is_present=report.attempt == self.reign.attempt)
+        if is_new_version or turn.now_secs >= view.channel.due_at_secs(self._settings):
+            view.is_owed = True
+            self._dirty.add(sender)
+
+    def outbid(self, term: int) -> None:
+        """Takes a term above `term`, which somebody else has, or had, or waits for."""
+        if term >= self.term and self._identity.host in self._successors:
+            self.term = term_above(self._successors, self._identity.host, term)
+            self._dirty.update(self.views)
+            for view in self.views.values():
+                view.is_following, view.is_owed = False, True
+                view.channel.acked = 0
+
+    def left(self, sender: str, message: Leaving) -> None:
+        """A host's agent goes, and its RAM."""
+        view = self.views.get(sender)
+        if view is not None and view.incarnation == message.incarnation:
+            self._forget(view)
+
+    def listed(self, turn: Turn, fact: DurableListed) -> None:
+        """Takes what the durable tier holds."""
+        if fact.newest_attempt == self.reign.attempt:
+            self.ledger.limits.update(fact.limits)
+            self._knows_newest = self.ledger.knows_timeline = True
+            self._check_may_recycle()
+        parts = {c: listed.ranks for c, listed in fact.parts.items()}
+        self.ledger.list_durable(fact.committed, parts)
+        self._durability.listed(turn)
+
+    @property
+    def durability(self) -> Durability:
+        """What is made durable, and the outcomes of that."""
+        return self._durability
+
+    # By itself.
+
+    def work(self, turn: Turn) -> None:
+        """Decides what is to be done now, and tells the hosts."""
+        if self._begun_at_secs is None:
+            self._begun_at_secs = turn.now_secs
+        if turn.now_secs >= self._look_at_secs:
+            self._look_at_secs = turn.now_secs + self._settings.heartbeat_secs / 2
+            self._look_for_lost(turn)
+        self._decide_targets(turn)
+        self._durability.work(turn, self)
+        self.ledger.settle()
+        self._look_at_copies(turn)
+        for entry, status in self.ledger.news:
+            reason = entry.dropped or entry.failure
+            turn.act(Reached(entry.id, status, entry.is_due, reason))
+        self.ledger.news.clear()
+        if self.ledger.is_changed or self.targets.is_changed:
+            self.ledger.is_changed = self.targets.is_changed = False
+            self._dirty.update(self.views)
+        self._tell(turn)
+
+    def next_at_secs(self, now_secs: float) -> float:
+        """When it has something to do by itself."""
+        storage_at_secs = self._durability.next_at_secs(now_secs)
+        return min(self._look_at_secs, self._retry_at_secs, storage_at_secs)
+
+    def ring(self) -> Ring:
+        """The hosts that were heard of; those that had ranks of this attempt take copies."""
+        here = {h: v for h, v in self.views.items() if v.state is not None and not v.is_lost}
+        domains = {host: self.ledger.domains[host] for host in here}
+        takers = {host: view.offers for host, view in here.items() if view.homes}
+        return Ring(domains, takers)
+
+    def _take_state(self, view: HostView, state: HostState, *, is_present: bool) -> None:
+        host = view.host
+        if view.state is None or view.state.offers != state.offers:
+            self._durability.hosts_changed()
+        self.ledger.domains[host] = state.domain
+        self._living_count -= len(view.ranks)
+        before = view.take_state(state, self.reign.group)
+        self._living_count += len(view.ranks)
+        self._note_ended(view, state)
+        if view.homes - view.ranks or (state.group == self.reign.group and state.is_broken):
+            self._broken.add(host)
+        else:
+            self._broken.discard(host)
+        if bool(view.ranks) != (host in self._rank_hosts):
+            # A silent host counts: its ranks go on, and have still to meet the targets.
+            rank_hosts = (v.host for v in self.views.values() if v.ranks or (v.is_lost and v.homes))
+            self._rank_hosts = frozenset(rank_hosts)
+        for checkpoint in state.deleted:
+            self.ledger.delete(checkpoint)
+        self.ledger.take(host, before, view.held)
+        if not self.ledger.deleted.isdisjoint(before.keys() - view.held.keys()):
+            # Whoever waits until nobody holds it is on another host.
+            self.ledger.is_changed = True
+        view.is_present = is_present
+        self._drop_missed([view])
+        if self.is_whole and not self._has_been_whole:
+            self._know_all()
+        if view.is_following and self._knows_targets:
+            for kind in state.wishes:
+                self.targets.wish(kind)
+            self.targets.heard(host, state.targets, self._ranks)
+        branch = state.branch
+        if branch is not None and branch.attempt == self.reign.attempt and view.is_following:
+            self._branch = branch if not self._refused_branch else None
+
+    def _note_ended(self, view: HostView, state: HostState) -> None:
+        """Notes what ranks are gone, for all others, which may wait for them."""
+        if state.group == self.reign.group:
+            view.left.update(ranks_in(state.left))
+            view.homes.update(ranks_in(state.lost))
+        # An agent that is started anew, and finds no rank alive, says nothing of them.
+        lost = view.homes - view.ranks - view.left
+        for is_lost, ranks in ((False, view.left), (True, lost)):
+            key = view.host, is_lost
+            ended = Ended(view.host, runs_of(ranks), is_lost)
+            is_new = bool(ranks) and self._ended.get(key) != ended
+            if is_new and (key in self._ended or len(self._ended) < ENDED_MAX):
+                self._ended[key] = ended
+                self.ledger.is_changed = True
+
+    def _know_all(self) -> None:
+        """All ranks are there: it is known in how many domains a part can stand."""
+        self._has_been_whole = True
+        if self.reign.is_first:
+            self.ledger.fresh_above = self._ranks().highest
+        rank_hosts = [v for v in self.views.values() if v.ranks]
+        rank_hosts.sort(key=lambda v: min(v.ranks))
+        domains = {v.host: self.ledger.domains[v.host] for v in rank_hosts}
+        self.ledger.required = min(self._settings.copies, len(set(domains.values())))
+        self._check_may_recycle()
+        if self.reign.is_first and self._identity.host in domains:
+            self._successors = successors_of(self._identity.host, domains, SUCCESSORS_MAX)
+        self.ledger.count_anew()
+
+    def _check_may_recycle(self) -> None:
+        """An agent that was started anew may have missed that another attempt has begun."""
+        knows_enough = self._has_been_whole and self._knows_newest
+        self.ledger.may_recycle = self.reign.is_first and knows_enough
+        self.ledger.is_changed = True
+
+    def _drop_missed(self, views: Collection[HostView]) -> None:
+        """Drop the open checkpoints that ranks of `views` have passed without making their part.
+
+        A report is compared with the open checkpoints when it arrives. A checkpoint may be reported
+        after that, by a host that was silent or is far behind, and the ranks that passed it may
+        have nothing new to report: so all views are compared again every half heartbeat.
+        """
+        open_entries = self.ledger.open_entries()
+        if not open_entries:
+            return
+        # Where a host is silent, it may have a copy of what is gone here.
+        are_all_heard = self._has_been_whole and not any(v.is_lost for v in self.views.values())
+        gone: set[int] = set()
+        last_steps: dict[int, int] = {}
+        for view in views:
+            if view.state is None or not view.is_present:
+                continue
+            if are_all_heard:
+                gone |= view.homes - view.ranks
+            if view.state.group == self.reign.group:
+                for progress in view.state.progress:
+                    last_steps.update(dict.fromkeys(ranks_in(progress.ranks), progress.step))
+        for entry in open_entries:
+            if any(last_steps.get(rank, NO_STEP) >= entry.id.step for rank in entry.missing):
+                self.ledger.drop(entry, PASSED)
+            elif not entry.missing.isdisjoint(gone):
+                self.ledger.drop(entry, "a rank ended before it made its part")
+
+    def _decide_targets(self, turn: Turn) -> None:
+        if not self.reign.is_first:
+            return
+        if not self.is_whole:
+            if self._has_been_whole:
+                self.targets.give_up()
+            return
+        if not self._knows_targets:
+            rank_views = [v for v in self.views.values() if v.ranks]
+            if not all(view.is_following for view in rank_views):
+                return
+            self._knows_targets = True
+            states = [(v.host, s) for v in rank_views if v.state for s in v.state.targets]
+            self.targets.recover(states)
+            for view in rank_views:
+                assert view.state is not None
+                for kind in view.state.wishes:
+                    self.targets.wish(kind)
+                self.targets.heard(view.host, view.state.targets, self._ranks)
+        own = self.views.get(self._identity.host)
+        if own is not None:
+            own.published = max(own.published, turn.published.highest)
+        self.targets.propose(self._ranks)
+
+    def _ranks(self) -> Ranks:
+        origin = self.reign.origin
+        highest = max((self.views[host].published for host in self._rank_hosts), default=NO_STEP)
+        return Ranks(self._rank_hosts, max(highest, origin.step if origin else NO_STEP))
+
+    def _look_for_lost(self, turn: Turn) -> None:
+        oldest = turn.now_secs - self._settings.lost_secs
+        for view in self.views.values():
+            # Where this agent stood still, its own host has not gone away.
+            is_silent = view.heard_at_secs < oldest and view.host != self._identity.host
+            if not view.is_lost and is_silent:
+                view.is_lost = True
+                if view.ranks:
+                    self._broken.add(view.host)
+                self._forget(view)
+            if view.is_lost and (view.homes or view.host in self._successors):
+                # It may follow a successor by now, and will say so.
+                view.channel.put(self._command(view))
+                self._send(turn, view)
+        self._drop_missed(self.views.values())
+        begun_at_secs = turn.now_secs if self._begun_at_secs is None else self._begun_at_secs
+        has_gathered = turn.now_secs - begun_at_secs >= self._settings.gather_secs
+        if not self.reign.is_first or not has_gathered:
+            return
+        for entry in list(self.ledger.entries.values()):
+            if entry.is_open and entry.id.attempt < self.reign.attempt:
+                self.ledger.drop(entry, "its attempt is over")
+
+    def _look_at_copies(self, turn: Turn) -> None:
+        """Whether copies are on their way; a peer that cannot be reached holds nothing up."""
+        newest = self.ledger.newest_complete()
+        exposed = None
+        if (
+            newest is not None
+            and newest.id.attempt == self.reign.attempt
+            and self.ledger.required > 0
+            and newest.id != self.ledger.floor
+            and not newest.was_protected
+        ):
+            exposed = newest.id
+        if exposed != self._copied:
+            self._copied, self._copied_since_secs = exposed, turn.now_secs
+        waited_secs = turn.now_secs - self._copied_since_secs
+        self._is_copying = exposed is not None and waited_secs < self._settings.lost_secs
+
+    def _forget(self, view: HostView) -> None:
+        """Its RAM is not counted on any more. Its ranks are not known to be gone."""
+        self.ledger.take(view.host, view.held, {})
+        self._living_count -= len(view.ranks)
+        view.held, view.ranks = {}, frozenset()
+        view.state = None
+        view.is_lost = True
+        self.ledger.is_changed = True
+        self._durability.hosts_changed()
+
+    # What it tells.
+
+    def _tell(self, turn: Turn) -> None:
+        if turn.now_secs >= self._retry_at_secs:
+            self._retry_at_secs = turn.now_secs + self._settings.retry_secs
+            for view in self.views.values():
+                is_due = turn.now_secs >= view.channel.due_at_secs(self._settings)
+                if is_due and view.channel.acked < view.channel.version and not view.is_lost:
+                    self._send(turn, view)
+        dirty, self._dirty = self._dirty, set()
+        # Sets of names have no order that two runs of one seed share.
+        for host in sorted(dirty):
+            view = self.views[host]
+            if view.is_lost:
+                continue
+            is_new = view.channel.put(self._command(view))
+            if is_new or view.is_owed:
+                self._send(turn, view)
+
+    def _send(self, turn: Turn, view: HostView) -> None:
+        view.channel.sent_at_secs = turn.now_secs
+        view.is_owed = False
+        turn.send(view.host, self._orders(view))
+
+    def _orders(self, view: HostView) -> Orders:
+        self._seq += 1
+        assert isinstance(view.channel.content, Command)
+        return Orders(
+            run=self._identity.run,
+            attempt=self.reign.attempt,
+            group=self.reign.group,
+            term=self.term,
+            incarnation=self._identity.incarnation,
+            seq=self._seq,
+            version=view.channel.version,
+            ack=view.version,
+            origin=self.reign.origin,
+            rank_count=self.reign.rank_count,
+            successors=self._successors,
+            command=view.channel.content,
+        )
+
+    def _command(self, view: HostView) -> Command:
+        writes, pulls = [], []
+        for entry in self.ledger:
+            ranks = entry.writes.get(view.host)
+            if ranks:
+                writes.append(WriteOrder(entry.id, runs_of(ranks), entry.round))
+            by_source: dict[str, list[int]] = {}
+            for rank, source in entry.pulls.get(view.host, ()):
+                by_source.setdefault(source, []).append(rank)
+            for source, pulled in sorted(by_source.items()):
+                pulls.append(PullOrder(entry.id, entry.part_count, runs_of(pulled), source))
+        return Command(
+            targets=self.targets.targets() if self._knows_targets else None,
+            verdicts=tuple(self.ledger.verdict(checkpoint) for checkpoint in view.held),
+            writes=tuple(writes),
+            pulls=tuple(pulls),
+            is_settled=self._durability.is_settled,
+            gone=self._gone(view),
+            ended=tuple(self._ended.values()),
+        )
+
+    def _gone(self, view: HostView) -> tuple[CheckpointId, ...]:
+        """Of what was removed on a host, that of which nobody holds or commits anything.
+
+        A successor does not say so: where the network is cut, it may see some hosts alone.
+        """
+        if view.state is None or not (self.reign.is_first and self._has_been_whole):
+            return ()
+        new = set(view.state.deleted) - self._known_gone
+        if new and any(other.is_lost and other.homes for other in self.views.values()):
+            # A host of the attempt is silent, and may come back with it.
+            new.clear()
+        for checkpoint in new:
+            is_held = any(checkpoint in other.held for other in self.views.values())
+            if not is_held and checkpoint != self._durability.committing:
+                self._known_gone.add(checkpoint)
+        return tuple(c for c in view.state.deleted if c in self._known_gone)

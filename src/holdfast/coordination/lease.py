@@ -1,0 +1,103 @@
+"""The lease of an attempt: written by the host that leads it, read by starts on other hosts.
+
+A start that cannot ask the agent of the newest attempt reads the lease to learn whether the
+attempt lives. The lease decides nothing else: attempts are fenced by their records, so a lease
+that is wrong costs a wait or a takeover, and never a checkpoint.
+
+Invariants:
+- A lease is renewed only while trainers of its attempt are attached to the host that leads it and
+  none of its ranks, on any host, is known to have ended.
+- At most one request for a lease is under way on a host; one that hangs stops the renewing alone.
+- Ages are differences of two times of one file system. No two hosts' clocks are compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from holdfast.coordination.effects import ReleaseLease, RenewLease
+from holdfast.coordination.inputs import LeaseSeen
+from holdfast.coordination.settings import LEASE_LOOK_SECS, LEASE_RENEW_SECS, LEASE_SECS
+from holdfast.coordination.turn import Turn
+
+
+@dataclass(slots=True)
+class LeaseRenewal:
+    """The lease that one host writes. `held` is the attempt whose lease may be there; 0: none."""
+
+    incarnation: int
+    held: int = 0
+    _counter: int = 0
+    _due_at_secs: float = float("-inf")
+    _is_writing: bool = False
+
+    def work(self, turn: Turn, attempt: int) -> None:
+        """Renews the lease of `attempt`, and releases that of another one.
+
+        Args:
+            turn: the present turn.
+            attempt: the one that this host leads and whose trainers live; 0 where there is none.
+        """
+        if self._is_writing:
+            return
+        if self.held not in (0, attempt):
+            turn.act(ReleaseLease(self.held))
+            self.held, self._is_writing = 0, True
+            self._due_at_secs = float("-inf")
+        elif attempt and turn.now_secs >= self._due_at_secs:
+            self._counter += 1
+            turn.act(RenewLease(attempt, self.incarnation, self._counter))
+            self.held, self._is_writing = attempt, True
+            self._due_at_secs = turn.now_secs + LEASE_RENEW_SECS
+
+    def written(self) -> None:
+        """Note the end of the last request, which may have failed."""
+        self._is_writing = False
+
+    def next_at_secs(self) -> float:
+        """Return when the lease is to be renewed."""
+        return self._due_at_secs if self.held and not self._is_writing else float("inf")
+
+
+class LeaseVerdict(Enum):
+    """What a start makes of a lease."""
+
+    DEAD = auto()
+    LIVE = auto()
+    UNKNOWN = auto()
+
+
+@dataclass(slots=True)
+class LeaseWatch:
+    """One start's wait for the lease of another host's attempt."""
+
+    since_secs: float
+    lease: LeaseSeen | None = None
+    over_at_secs: float = float("-inf")
+    next_look_at_secs: float = float("-inf")
+
+    def look(self, asked_at_secs: float, now_secs: float, lease: LeaseSeen | None) -> LeaseVerdict:
+        """Judge what was read.
+
+        Args:
+            asked_at_secs: when reading it was asked for.
+            now_secs: the present time.
+            lease: what was read; None where the attempt has no lease.
+
+        Returns:
+            `LIVE` once the lease was renewed since the first look, `DEAD` where it has run out or
+            is gone. Else `UNKNOWN`; the next look is due at `next_look_at_secs`.
+        """
+        if lease is None or lease.age_secs >= LEASE_SECS:
+            return LeaseVerdict.DEAD
+        if self.lease is None:
+            # A time of a broken clock that lies ahead prolongs the wait to no more than a lease.
+            self.over_at_secs = now_secs + min(LEASE_SECS - lease.age_secs, LEASE_SECS)
+            self.lease = lease
+        elif lease.stamp != self.lease.stamp:
+            return LeaseVerdict.LIVE
+        elif asked_at_secs >= self.over_at_secs:
+            return LeaseVerdict.DEAD
+        self.next_look_at_secs = min(now_secs + LEASE_LOOK_SECS, self.over_at_secs)
+        return LeaseVerdict.UNKNOWN

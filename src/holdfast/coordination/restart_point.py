@@ -1,0 +1,115 @@
+"""What a new attempt goes on from: pure functions.
+
+A checkpoint can be restored where it is committed, or where each of its parts stands in some host's
+RAM or is durable. The newest such one on the timeline is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from holdfast.coordination.effects import GivenUp
+from holdfast.coordination.host_inventory import COMPLETE
+from holdfast.coordination.inputs import DurableListed
+from holdfast.coordination.messages import HostState
+from holdfast.coordination.rank_runs import ranks_in, ranks_text
+from holdfast.format.names import CheckpointId
+
+
+@dataclass(slots=True)
+class _Stand:
+    """Where one checkpoint stands."""
+
+    part_count: int
+    ranks: set[int] = field(default_factory=set)
+    has_other_count: bool = False
+
+    def add(self, part_count: int, ranks: Iterable[int]) -> None:
+        self.has_other_count |= part_count != self.part_count
+        self.ranks.update(ranks)
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.ranks) == self.part_count and not self.has_other_count
+
+
+def choose_checkpoint(states: Iterable[HostState], durable: DurableListed) -> CheckpointId | None:
+    """The newest checkpoint on the timeline that RAM, peers and the durable tier have whole."""
+    states = list(states)
+    whole = {c for c in durable.committed if _counts(c, durable.limits)}
+    whole -= {c for state in states for c in state.deleted}
+    whole |= {c for c, stand in _stands(states, durable).items() if stand.is_whole}
+    # Where a step stands on the timeline twice, the newest attempt's counts.
+    return max(whole, key=lambda c: (c.step, c.attempt), default=None)
+
+
+def newest_begun(states: Iterable[HostState], durable: DurableListed) -> CheckpointId | None:
+    """The newest on the timeline of which anything stands, be it whole or not."""
+    return max(_stands(states, durable), key=lambda c: (c.step, c.attempt), default=None)
+
+
+def given_up(
+    states: Iterable[HostState],
+    durable: DurableListed,
+    origin: CheckpointId | None,
+    silent: Iterable[str],
+) -> tuple[GivenUp, ...]:
+    """Return the checkpoints newer than `origin` that hosts report to have been complete.
+
+    Args:
+        states: what hosts have reported.
+        durable: what the durable tier holds.
+        origin: the checkpoint that was chosen.
+        silent: the hosts that may hold something and have not reported, for the reason.
+    """
+    states, silent = list(states), sorted(silent)
+    statuses = {
+        held.id: held.status for state in states for held in state.held if held.status in COMPLETE
+    }
+    found = []
+    for checkpoint, stand in sorted(_stands(states, durable).items()):
+        is_newer = origin is None or checkpoint > origin
+        if checkpoint in statuses and is_newer and not stand.is_whole:
+            missing = ranks_text(set(range(stand.part_count)) - stand.ranks)
+            reason = f"no host that has reported holds the parts of {missing}"
+            if silent:
+                reason += f"; no report came from {', '.join(silent)}"
+            found.append(GivenUp(checkpoint, statuses[checkpoint], reason))
+    return tuple(found)
+
+
+def _stands(states: Iterable[HostState], durable: DurableListed) -> dict[CheckpointId, _Stand]:
+    states = list(states)
+    deleted = {c for state in states for c in state.deleted}
+    stands: dict[CheckpointId, _Stand] = {}
+    for checkpoint, part_count, ranks in _found(states, durable):
+        if _counts(checkpoint, durable.limits) and checkpoint not in deleted:
+            stand = stands.setdefault(checkpoint, _Stand(part_count))
+            stand.add(part_count, ranks)
+    return stands
+
+
+def _found(
+    states: Iterable[HostState], durable: DurableListed
+) -> Iterator[tuple[CheckpointId, int, Iterable[int]]]:
+    for checkpoint, listed in durable.parts.items():
+        yield checkpoint, listed.part_count, listed.ranks
+    for state in states:
+        for held in state.held:
+            yield held.id, held.part_count, (*ranks_in(held.own), *ranks_in(held.replicas))
+
+
+def _counts(checkpoint: CheckpointId, limits: Mapping[int, int]) -> bool:
+    return checkpoint.step <= limits.get(checkpoint.attempt, -1)
+
+
+def limits_after(
+    limits: Mapping[int, int], attempt: int, origin: CheckpointId | None, step_max: int
+) -> dict[int, int]:
+    """The timeline once `attempt` has begun from `origin`: for each attempt its last step."""
+    after = {attempt: step_max}
+    if origin is not None:
+        after.update({a: step for a, step in limits.items() if a < origin.attempt})
+        after[origin.attempt] = origin.step
+    return after

@@ -1,0 +1,170 @@
+"""The leader's targets: one step that all ranks will save, for each kind of wish.
+
+A target is proposed above all steps that were published as far as is known, and each host accepts
+it only if no rank there has come to it. Then it is agreed: every rank meets it. Where one host
+refuses, the target is proposed anew, further ahead. Ranks that have saved a target that came to
+nothing made parts that are dropped; nothing that was made of two steps can be put together, because
+parts are put together by step.
+
+A rank that is to stop at a target waits there until it is agreed, or another one is proposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from holdfast.coordination.messages import NO_STEP, TargetKind, TargetProposal, TargetState
+from holdfast.coordination.settings import MARGIN_MAX
+
+FIRST_MARGIN = 1
+EASE_AFTER = 16
+"""So many targets are met in a row before a small margin is lowered by a step."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    """One kind's target. `step` is None where none is under way."""
+
+    is_wanted: bool = False
+    step: int | None = None
+    basis: int = NO_STEP
+    is_agreed: bool = False
+    highest: int = NO_STEP
+    last_step: int = NO_STEP
+    accepted: set[str] = field(default_factory=set)
+    served: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """The hosts that have ranks, and the highest step that was published there, as far as known."""
+
+    hosts: frozenset[str]
+    highest: int
+
+
+class TargetAgreement:
+    """Proposes, counts what the hosts say, and proposes further ahead."""
+
+    def __init__(self) -> None:
+        self._slots = {kind: _Slot() for kind in TargetKind}
+        self._margin = FIRST_MARGIN
+        self._met_count = 0
+        self.is_changed = False
+
+    def targets(self) -> tuple[TargetProposal, ...]:
+        """What the words are to say."""
+        return tuple(
+            TargetProposal(kind, slot.step, slot.is_agreed)
+            for kind, slot in self._slots.items()
+            if slot.step is not None
+        )
+
+    def agreed(self, kind: TargetKind) -> int | None:
+        """The target of `kind` that every host has accepted."""
+        slot = self._slots[kind]
+        return slot.step if slot.is_agreed else None
+
+    def is_under_way(self, kind: TargetKind) -> bool:
+        """Whether a target of `kind` is proposed or agreed, and not yet reached by all ranks."""
+        return self._slots[kind].step is not None
+
+    def wish(self, kind: TargetKind) -> None:
+        """Somebody wants a checkpoint."""
+        slot = self._slots[kind]
+        if slot.step is None:
+            slot.is_wanted = True
+
+    def give_up(self) -> None:
+        """Not all ranks are there: no target can be met. One that is agreed stands."""
+        for slot in self._slots.values():
+            if slot.step is not None and not slot.is_agreed:
+                slot.step = None
+                self.is_changed = True
+
+    def recover(self, states: Iterable[tuple[str, TargetState]]) -> None:
+        """Goes on with what a leader before this one had proposed, as all hosts tell it."""
+        told = list(states)
+        for kind, slot in self._slots.items():
+            steps = [state.step for _, state in told if state.kind is kind]
+            confirmed = [s.step for _, s in told if s.kind is kind and s.is_confirmed]
+            if not steps:
+                continue
+            slot.step = confirmed[0] if confirmed else max(steps)
+            slot.last_step = max(steps)
+            slot.is_agreed = bool(confirmed)
+            slot.basis = slot.step - 1
+            self.is_changed = True
+
+    def heard(self, host: str, states: Iterable[TargetState], look: Callable[[], Ranks]) -> None:
+        """Takes what a host made of the targets; `look` counts the hosts, which takes a while."""
+        for state in states:
+            slot = self._slots[state.kind]
+            if state.step != slot.step:
+                continue
+            slot.highest = max(slot.highest, state.highest)
+            if state.is_accepted is False and not slot.is_agreed:
+                shortfall = max(0, state.highest - state.step + 1)
+                self._margin = min(MARGIN_MAX, 2 * self._margin + shortfall)
+                ranks = look()
+                self._propose(state.kind, Ranks(ranks.hosts, max(ranks.highest, state.highest)))
+                continue
+            hosts = look().hosts
+            if state.is_accepted:
+                slot.accepted.add(host)
+            if state.is_served:
+                slot.served.add(host)
+            if not slot.is_agreed and _has_all(slot.accepted, hosts):
+                self._agree(slot)
+            is_over = slot.is_agreed and _has_all(slot.served, hosts)
+            if is_over and state.kind is not TargetKind.PREEMPTION:
+                slot.step, slot.is_agreed = None, False
+                self.is_changed = True
+
+    def propose(self, look: Callable[[], Ranks]) -> None:
+        """Proposes what is wanted; all ranks of the attempt live."""
+        for kind, slot in self._slots.items():
+            if not slot.is_wanted or slot.step is not None:
+                continue
+            if kind is TargetKind.RAM and self.is_under_way(TargetKind.DURABLE):
+                continue
+            self._propose(kind, look())
+
+    def _propose(self, kind: TargetKind, ranks: Ranks) -> None:
+        slot = self._slots[kind]
+        # Alone on one host, the steps are read anew at every proposal: nothing can be late.
+        margin = self._margin if len(ranks.hosts) > 1 else 0
+        step = max(ranks.highest + 1 + margin, slot.last_step + 1)
+        for other in self._slots.values():
+            # One checkpoint serves all that is wanted about now.
+            if other is not slot and other.step is not None and other.step > step:
+                step = other.step
+        slot.step = slot.last_step = step
+        slot.basis, slot.highest, slot.is_agreed = ranks.highest, NO_STEP, False
+        slot.accepted.clear()
+        slot.served.clear()
+        self.is_changed = True
+
+    def _agree(self, slot: _Slot) -> None:
+        slot.is_agreed, slot.is_wanted = True, False
+        if slot is not self._slots[TargetKind.RAM]:
+            self._slots[TargetKind.RAM].is_wanted = False
+        self._ease(used=max(0, slot.highest - slot.basis))
+        self.is_changed = True
+
+    def _ease(self, used: int) -> None:
+        """Lowers the margin slowly: one that is too low costs parts that are saved for nothing."""
+        if 2 * used >= self._margin:
+            self._met_count = 0
+            return
+        self._met_count += 1
+        if self._margin >= 8:
+            self._margin -= self._margin // 8
+        elif self._met_count >= EASE_AFTER:
+            self._margin -= 1
+            self._met_count = 0
+
+
+def _has_all(told: set[str], hosts: frozenset[str]) -> bool:
+    return len(told) >= len(hosts) and told >= hosts

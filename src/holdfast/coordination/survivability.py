@@ -1,0 +1,195 @@
+"""Where a run's checkpoints stand now, and how many lost hosts each would survive.
+
+Its leader knows which checkpoints count and what of them is durable; what stands in RAM is what
+those hosts hold that answer now. So a host that is gone is not counted on, though its leader still
+waits for a word from it. Pure functions, and what hosts tell each other for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from holdfast.coordination.leader import Leader
+from holdfast.coordination.messages import Attempt, Count, Held, Name, Number, check_runs
+from holdfast.coordination.rank_runs import Runs, ranks_in, runs_of
+from holdfast.coordination.replica_placement import failures_survived
+from holdfast.format.names import CheckpointId
+
+KNOWN_MAX = 64
+"""The newest checkpoints that a leader tells of; there are hardly ever more."""
+
+
+class HostSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """One host, as its leader knows it; `silent_secs` since its last word, None where none came."""
+
+    host: Name
+    domain: Name
+    ranks: Runs
+    silent_secs: float | None
+
+
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint of the timeline that some host holds, or held; `durable` are ranks."""
+
+    id: CheckpointId
+    part_count: Count
+    durable: Runs
+    is_committed: bool
+
+
+class Lead(msgspec.Struct, frozen=True, kw_only=True):
+    """What a leader knows. `newest_committed` is the newest one on the timeline."""
+
+    attempt: Attempt
+    term: Number
+    rank_count: Count
+    hosts: tuple[HostSeen, ...]
+    known: tuple[Known, ...]
+    newest_committed: CheckpointId | None
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one checkpoint stands that is whole.
+
+    Attributes:
+        in_ram: each of its parts stands in the memory of a host that answers.
+        durable: it is committed.
+        domains: in how many failure domains' memory each part stands, the least of them.
+        survives: how many failure domains may still be lost; None: any number, it is durable.
+    """
+
+    step: int
+    attempt: int
+    in_ram: bool
+    durable: bool
+    domains: int
+    survives: int | None
+
+
+class Outlook(msgspec.Struct, frozen=True, kw_only=True):
+    """The run goes on from this checkpoint where up to `lost_domains_max` more are lost.
+
+    None: however many. A newer checkpoint comes first, and survives fewer.
+    """
+
+    lost_domains_max: int | None
+    step: int
+    attempt: int
+
+
+def survey(leader: Leader, now_secs: float) -> Lead:
+    """What a leader tells."""
+    ledger = leader.ledger
+    seen = []
+    for view in leader.views.values():
+        heard_at_secs = view.heard_at_secs
+        seen.append(
+            HostSeen(
+                host=view.host,
+                domain=ledger.domains.get(view.host, view.host),
+                ranks=runs_of(view.homes),
+                silent_secs=max(0.0, now_secs - heard_at_secs) if heard_at_secs else None,
+            )
+        )
+    counting = [e for e in ledger if not e.dropped and ledger.on_timeline(e.id)]
+    return Lead(
+        attempt=leader.reign.attempt,
+        term=leader.term,
+        rank_count=leader.reign.rank_count,
+        hosts=tuple(seen),
+        known=tuple(
+            Known(
+                id=entry.id,
+                part_count=entry.part_count,
+                durable=runs_of(entry.durable),
+                is_committed=entry.is_committed,
+            )
+            for entry in counting[-KNOWN_MAX:]
+        ),
+        newest_committed=ledger.newest_committed,
+    )
+
+
+def check_lead(lead: Lead) -> None:
+    """Checks what types do not tell.
+
+    Raises:
+        ValueError: it is longer than any may be, or its runs are none.
+    """
+    if len(lead.known) > KNOWN_MAX:
+        raise ValueError(f"{len(lead.known)} checkpoints, at most {KNOWN_MAX} are told")
+    for known in lead.known:
+        check_runs(known.durable, known.part_count)
+    for seen in lead.hosts:
+        check_runs(seen.ranks, lead.rank_count)
+
+
+def standings(
+    lead: Lead, held: Mapping[str, Sequence[Held]], domains: Mapping[str, str]
+) -> list[Standing]:
+    """The checkpoints that are whole now, the newest first.
+
+    Args:
+        lead: what the leader knows.
+        held: what each host that answers holds.
+        domains: the failure domain of each of them.
+    """
+    found = []
+    for known in lead.known:
+        parts = _domains_by_part(known, held, domains)
+        durable = set(ranks_in(known.durable))
+        is_durable = known.is_committed or len(durable) == known.part_count
+        at_risk = [] if is_durable else [p for rank, p in enumerate(parts) if rank not in durable]
+        survives = failures_survived(at_risk)
+        if survives is None or survives >= 0:
+            least = min((len(part) for part in parts), default=0)
+            found.append(
+                Standing(
+                    step=known.id.step,
+                    attempt=known.id.attempt,
+                    in_ram=least > 0,
+                    durable=known.is_committed,
+                    domains=least,
+                    survives=survives,
+                )
+            )
+    newest = lead.newest_committed
+    if newest is not None and newest not in {known.id for known in lead.known}:
+        found.append(
+            Standing(
+                step=newest.step,
+                attempt=newest.attempt,
+                in_ram=False,
+                durable=True,
+                domains=0,
+                survives=None,
+            )
+        )
+    return sorted(found, key=lambda one: (one.attempt, one.step), reverse=True)
+
+
+def outlook(whole: Sequence[Standing]) -> tuple[Outlook, ...]:
+    """What a run goes on from, the more is lost the older; `whole` is the newest first."""
+    found: list[Outlook] = []
+    for one in whole:
+        last = found[-1].lost_domains_max if found else -1
+        if last is None:
+            break
+        if one.survives is None or one.survives > last:
+            found.append(Outlook(lost_domains_max=one.survives, step=one.step, attempt=one.attempt))
+    return tuple(found)
+
+
+def _domains_by_part(
+    known: Known, held: Mapping[str, Sequence[Held]], domains: Mapping[str, str]
+) -> list[set[str]]:
+    """For each part the failure domains in whose memory it stands."""
+    parts: list[set[str]] = [set() for _ in range(known.part_count)]
+    for host, checkpoints in held.items():
+        for one in checkpoints:
+            if one.id == known.id and one.part_count == known.part_count:
+                for rank in (*ranks_in(one.own), *ranks_in(one.replicas)):
+                    parts[rank].add(domains[host])
+    return parts

@@ -1,0 +1,1 @@
+"""A run, its attempts and its checkpoints: opening, commit, recovery, retention."""

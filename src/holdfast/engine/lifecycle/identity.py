@@ -1,0 +1,140 @@
+"""Whether a directory is the run that its record names, or a copy of it.
+
+A run's record says where the run is: the inode and the path of its directory. A copy carries the
+original's record, and so is found in another place than its record says. It becomes a run of its
+own, with a new id; its attempts and checkpoints stay as they are and can be restored.
+
+Invariants:
+- Opening a copy changes nothing of the original.
+- However many processes open one copy at once, they end with one id: it is drawn once, by
+  put-if-absent of an object that names the copy's place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from enum import Enum
+from pathlib import Path
+
+import xxhash
+
+from holdfast.clock import Clock
+from holdfast.engine.lifecycle.run import read_run
+from holdfast.errors import HoldfastError
+from holdfast.format.names import COPIES, RUN_FILE
+from holdfast.format.records import RunPlace, RunRecord
+from holdfast.format.sealed import seal, unseal
+from holdfast.store.disk import DiskStore
+from holdfast.store.mounts import has_lasting_inodes
+from holdfast.store.run_directory import RunDirectory
+
+log = logging.getLogger(__name__)
+
+
+class Finding(Enum):
+    """What a directory is to the run that its record names."""
+
+    SAME = "same"
+    """The run's directory, where the record says; or the record does not say where."""
+    MOVED = "moved"
+    """The run's directory, elsewhere than the record says."""
+    COPY = "copy"
+    """Another directory, with a copy of the run's record."""
+
+
+def judge(
+    recorded: RunPlace | None, found: RunPlace, *, inodes_last: bool, other_inode: int | None
+) -> Finding:
+    """Decide whether the directory `found` is the run that its record says is at `recorded`.
+
+    Args:
+        recorded: where the record says that the run is; None where it does not say.
+        found: the directory that holds the record.
+        inodes_last: whether its file system numbers inodes for good (`has_lasting_inodes`).
+        other_inode: the inode of another directory at the recorded path that has a record of the
+            same run; None where there is none.
+    """
+    if recorded is None:
+        return Finding.SAME
+    if inodes_last:
+        # Inodes are numbered for each file system: of two with one number, as two mount points
+        # have, the one at the recorded path is the original.
+        is_copy = found.inode != recorded.inode or other_inode == recorded.inode
+    else:
+        is_copy = found.path != recorded.path and other_inode is not None
+    if is_copy:
+        return Finding.COPY
+    return Finding.SAME if found == recorded else Finding.MOVED
+
+
+def place_of(directory: RunDirectory) -> RunPlace | None:
+    """Return where a directory is now; None where there is none."""
+    path, identity = directory.current(), directory.identity
+    return RunPlace(inode=identity[1], path=str(path)) if identity is not None else None
+
+
+def find(store: DiskStore, record: RunRecord, clock: Clock) -> Finding:
+    """Return what the store's directory is to the run that its `record` names; only reads."""
+    found = place_of(store.directory)
+    if found is None or record.place is None:
+        return Finding.SAME
+    return judge(
+        record.place,
+        found,
+        inodes_last=has_lasting_inodes(Path(found.path)),
+        other_inode=_other_inode(store.directory, record, record.place, clock),
+    )
+
+
+def settle(store: DiskStore, record: RunRecord, clock: Clock) -> RunRecord:
+    """Return the record of the run that the store's directory is, written anew where need be.
+
+    Raises:
+        StorageError: it cannot be written; the call may be repeated.
+    """
+    finding, place = find(store, record, clock), place_of(store.directory)
+    if finding is Finding.SAME or place is None:
+        return record
+    if finding is Finding.MOVED:
+        settled = RunRecord(
+            run_id=record.run_id, time=record.time, place=place, copied_from=record.copied_from
+        )
+    else:
+        settled = _record_of_copy(store, record, place, clock)
+        log.warning(
+            "%s is a copy of run %s: it goes on as run %s, with all that was copied",
+            place.path,
+            record.run_id,
+            settled.run_id,
+        )
+    data = seal(settled)
+    store.put(RUN_FILE, len(data), [data])
+    return settled
+
+
+def _record_of_copy(
+    store: DiskStore, original: RunRecord, place: RunPlace, clock: Clock
+) -> RunRecord:
+    """Return the copy's own record, which the first process to get here has drawn."""
+    word = xxhash.xxh3_128_hexdigest(f"{original.run_id} {place.inode} {place.path}".encode())
+    key = f"{COPIES}/{word}.json"
+    drawn = RunRecord(
+        run_id=clock.token(), time=clock.now(), place=place, copied_from=original.run_id
+    )
+    store.put_if_absent(key, seal(drawn))
+    return unseal(store.get(key), RunRecord, key)
+
+
+def _other_inode(
+    directory: RunDirectory, record: RunRecord, recorded: RunPlace, clock: Clock
+) -> int | None:
+    path = Path(recorded.path)
+    # What cannot be looked at, or is no run, is not the original.
+    with contextlib.suppress(HoldfastError, OSError):
+        if not directory.is_at(path):
+            other = DiskStore(path, clock)
+            if read_run(other, str(path)).run_id == record.run_id:
+                return os.stat(path).st_ino
+    return None

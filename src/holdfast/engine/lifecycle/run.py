@@ -1,0 +1,107 @@
+"""A run: one training effort in one durable directory."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from datetime import datetime
+
+import msgspec
+
+from holdfast.engine.lifecycle.attempts import attempt_numbers, read_attempt
+from holdfast.errors import CheckpointDamagedError, NotARunError, ObjectNotFoundError, StorageError
+from holdfast.format.names import RUN_FILE
+from holdfast.format.records import RunPlace, RunRecord
+from holdfast.format.sealed import seal, unseal
+from holdfast.store.contract import Store
+
+log = logging.getLogger(__name__)
+
+
+def read_run(store: Store, where: str) -> RunRecord:
+    """The record of the run in `store`; `where` is what a person calls the place.
+
+    Where the record is bad or gone, what it said is taken from the attempts, which say it too.
+
+    Raises:
+        NotARunError: there is no run.
+        NewerFormatError: it is of a newer format version.
+    """
+    try:
+        return read_run_record(store, where)
+    except ObjectNotFoundError:
+        problem = f"expected a run, with a file {RUN_FILE}, found none; check the path"
+    except (CheckpointDamagedError, StorageError) as error:
+        problem = f"its {RUN_FILE} is not a run's record: {error}"
+    found = _as_attempts_say(store)
+    if found is None:
+        raise NotARunError(f"open {where}: {problem}")
+    log.warning("%s: %s; the run's attempts tell its id", where, problem)
+    return found
+
+
+def read_run_record(store: Store, where: str) -> RunRecord:
+    """The run's record itself.
+
+    Raises:
+        ObjectNotFoundError, CheckpointDamagedError, NewerFormatError.
+    """
+    return unseal(store.get(RUN_FILE), RunRecord, f"{where}/{RUN_FILE}")
+
+
+def mend_run(store: Store, place: RunPlace | None = None) -> Iterator[str]:
+    """Writes the run's record anew where it is bad and the attempts tell it; yields its key.
+
+    `place` is where the run is, which no attempt tells.
+    """
+    try:
+        read_run_record(store, "")
+    except (CheckpointDamagedError, StorageError):
+        found = _as_attempts_say(store)
+        if found is not None:
+            data = seal(msgspec.structs.replace(found, place=place))
+            store.put(RUN_FILE, len(data), [data])
+            yield RUN_FILE
+
+
+def _as_attempts_say(store: Store) -> RunRecord | None:
+    """The run's record: the id of the newest attempt, and the time of the oldest, that can be read.
+
+    In a run that began as a copy, the attempts that were copied have the original's id.
+    """
+    oldest = newest = None
+    for number in attempt_numbers(store):
+        with contextlib.suppress(CheckpointDamagedError, StorageError):
+            newest = read_attempt(store, number)
+            oldest = oldest or newest
+    if oldest is None or newest is None:
+        return None
+    return RunRecord(run_id=newest.run_id, time=oldest.time)
+
+
+def create_run(
+    store: Store, where: str, run_id: str, time: datetime, place: RunPlace | None = None
+) -> RunRecord:
+    """Makes a run in `store`, or reads the one that another process made first."""
+    store.put_if_absent(RUN_FILE, seal(RunRecord(run_id=run_id, time=time, place=place)))
+    return read_run(store, where)
+
+
+def check_run(store: Store, where: str, run_id: str) -> None:
+    """Checks that the store is still that run's, before something is put there for good.
+
+    Raises:
+        StorageError: it holds another run, or none.
+    """
+    try:
+        found = read_run(store, where).run_id
+    except NotARunError as error:
+        raise StorageError(
+            f"write to {where}: expected run {run_id}, found none ({error}); nothing is written"
+        ) from error
+    if found != run_id:
+        raise StorageError(
+            f"write to {where}: expected run {run_id}, found run {found}; nothing is written, stop "
+            "this process"
+        )

@@ -1,0 +1,1 @@
+"""Which rank writes which bytes."""

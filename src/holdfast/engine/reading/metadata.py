@@ -1,0 +1,90 @@
+"""What a checkpoint says of itself, without its bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from holdfast.engine.reading.sources import CheckpointSources
+from holdfast.format.dtypes import item_size_bytes
+from holdfast.format.grid import grid_shape
+from holdfast.format.part_layout import image_sizes_bytes
+from holdfast.format.paths import path_name
+from holdfast.format.records import PartRecord, decode_metrics
+from holdfast.format.values import decode_value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayMetadata:
+    """One array: `shape` and `dtype` as stored, and how many chunks there are along each axis."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    grid: tuple[int, ...]
+    size_bytes: int
+    prng_impl: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptMetadata:
+    """The images that a checkpoint keeps of the one of `step`, of the same attempt."""
+
+    step: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointMetadata:
+    """One checkpoint; `arrays` and `values` by name (`params/dense/kernel`).
+
+    `size_bytes` is that of all its images; `written_bytes` of those that were written for it. The
+    others are in `kept`: images of earlier checkpoints, with what has not changed since.
+    """
+
+    step: int
+    attempt: int
+    time: datetime
+    metrics: dict[str, float] | None
+    arrays: dict[str, ArrayMetadata]
+    values: dict[str, object]
+    process_count: int
+    size_bytes: int
+    written_bytes: int
+    kept: tuple[KeptMetadata, ...]
+
+
+def metadata_of(sources: CheckpointSources) -> CheckpointMetadata:
+    """The metadata of a checkpoint that can be read."""
+    spec = sources.spec
+    parts = [copies[0].part for copies in sources.parts]
+    return CheckpointMetadata(
+        step=sources.id.step,
+        attempt=sources.id.attempt,
+        time=spec.time,
+        metrics=decode_metrics(spec.metrics),
+        arrays={
+            array.name: ArrayMetadata(
+                shape=array.shape,
+                dtype=array.dtype,
+                grid=grid_shape(array.shape, array.chunk_shape),
+                size_bytes=math.prod(array.shape) * item_size_bytes(array.dtype),
+                prng_impl=array.prng_impl,
+            )
+            for array in spec.arrays
+        },
+        values={path_name(value.path): decode_value(value.value) for value in spec.values},
+        process_count=len(sources.parts),
+        size_bytes=sum(sum(image_sizes_bytes(part)) for part in parts),
+        written_bytes=sum(part.image_size_bytes for part in parts),
+        kept=_kept(parts),
+    )
+
+
+def _kept(parts: Sequence[PartRecord]) -> tuple[KeptMetadata, ...]:
+    sizes_bytes: dict[int, int] = {}
+    for image in (image for part in parts for image in part.kept):
+        step = image.origin.step
+        sizes_bytes[step] = sizes_bytes.get(step, 0) + image.image_size_bytes
+    return tuple(KeptMetadata(step=s, size_bytes=sizes_bytes[s]) for s in sorted(sizes_bytes))

@@ -1,0 +1,289 @@
+"""Restoring: fills buffers with regions of a checkpoint's arrays, from the nearest good copies.
+
+Every block is checked before anything of it counts. A bad block sends the reader to the part's next
+copy; where there is none, the restore fails with the file, the byte range and both digests. Only
+the blocks that hold a wanted element are read, each once, however many buffers it serves.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from holdfast.engine.reading.sources import CheckpointSources, PartSource
+from holdfast.engine.saving.part import check_block
+from holdfast.errors import CheckpointDamagedError, StorageError
+from holdfast.format.digests import BLOCK_SIZE_BYTES, block_ranges
+from holdfast.format.dtypes import item_size_bytes
+from holdfast.format.grid import (
+    Region,
+    chunks_overlapping,
+    intersection,
+    rectangles,
+    region_shape,
+    slices_within,
+)
+from holdfast.format.layout import Chunk
+from holdfast.format.placement import RestoreTarget
+from holdfast.store.contract import Reader
+
+THREAD_COUNT = 4
+REASONS_MAX = 100
+
+
+@dataclass(slots=True)
+class RestoreTally:
+    """What was read from where, and what was passed over on the way; several threads add to it."""
+
+    bytes_by_tier: dict[str, int] = field(default_factory=dict)
+    passed_over: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def pass_over(self, reason: str) -> None:
+        """Notes a copy, or a block of one, that was bad; each reason once, and not without end."""
+        with self.lock:
+            if reason not in self.passed_over and len(self.passed_over) < REASONS_MAX:
+                self.passed_over.append(reason)
+
+    def add(self, tier: str, size_bytes: int) -> None:
+        """Counts bytes that were read and found good."""
+        with self.lock:
+            self.bytes_by_tier[tier] = self.bytes_by_tier.get(tier, 0) + size_bytes
+
+
+def fill_targets(sources: CheckpointSources, targets: Sequence[RestoreTarget]) -> RestoreTally:
+    """Fills all `targets`.
+
+    Raises:
+        CheckpointDamagedError: no good copy of a block that is needed; the buffers hold anything.
+        StorageError: likewise, where the last copy could not be read.
+    """
+    tally = RestoreTally(passed_over=list(sources.passed_over))
+    wanted = _chunks_wanted(sources, targets)
+    # The threads end before the images are closed, also after an error.
+    with ExitStack() as images, ThreadPoolExecutor(THREAD_COUNT, "holdfast-restore") as pool:
+        ranks = {rank for rank, _, _ in wanted}
+        readers = {rank: _PartReader(sources.parts[rank], tally, images) for rank in ranks}
+        jobs = [
+            pool.submit(
+                readers[rank].fill, chunk, sources.spec.arrays[chunk.array_index].dtype, of_chunk
+            )
+            for rank, chunk, of_chunk in wanted
+        ]
+        try:
+            for job in jobs:
+                job.result()
+        except (CheckpointDamagedError, StorageError) as error:
+            raise _with_all_told(error, tally.passed_over) from error
+        finally:
+            for job in jobs:
+                job.cancel()
+    return tally
+
+
+def _with_all_told(
+    error: CheckpointDamagedError | StorageError, passed_over: Sequence[str]
+) -> CheckpointDamagedError | StorageError:
+    """The error of the last copy, with what was wrong with those before it."""
+    told = [reason for reason in passed_over if reason not in str(error)]
+    if not told:
+        return error
+    return CheckpointDamagedError(f"{error}; passed over before: {'; '.join(told)}")
+
+
+def _chunks_wanted(
+    sources: CheckpointSources, targets: Iterable[RestoreTarget]
+) -> list[tuple[int, Chunk, list[RestoreTarget]]]:
+    """Each chunk that serves a target: (the rank that owns it, the chunk, its targets).
+
+    Only the parts of these ranks are laid out.
+    """
+    by_chunk: dict[tuple[int, int], list[RestoreTarget]] = {}
+    for target in targets:
+        spec = sources.spec.arrays[target.array_index]
+        for index in chunks_overlapping(spec.shape, spec.chunk_shape, target.region):
+            by_chunk.setdefault((target.array_index, index), []).append(target)
+    return [
+        (rank, chunk, by_chunk[chunk.array_index, chunk.chunk_index])
+        for rank in sorted({sources.owner(*chunk) for chunk in by_chunk})
+        for chunk in sources.chunks(rank)
+        if (chunk.array_index, chunk.chunk_index) in by_chunk
+    ]
+
+
+class _PartReader:
+    """Reads chunks of one part; moves on to the next copy of it when one turns out bad.
+
+    Threads share it. Each block is read from the first copy that has it whole; an image of a copy
+    that cannot be read at all is not asked again. Copies and their images are counted from 0.
+    """
+
+    def __init__(self, copies: Sequence[PartSource], tally: RestoreTally, stack: ExitStack) -> None:
+        self._copies = copies
+        self._layouts = [copy.layout for copy in copies]
+        self._tally = tally
+        self._stack = stack
+        self._open: dict[tuple[int, int], Reader] = {}
+        self._unreadable: set[tuple[int, int]] = set()
+
+    def fill(self, chunk: Chunk, dtype: str, targets: Sequence[RestoreTarget]) -> None:
+        """Gives a chunk to its targets."""
+        if not self._lend(chunk, targets):
+            self._fill(chunk, dtype, targets)
+
+    def _lend(self, chunk: Chunk, targets: Sequence[RestoreTarget]) -> bool:
+        """Gives the only target the memory of the nearest copy itself, if it is all good."""
+        if len(targets) != 1 or not chunk.size_bytes:
+            return False
+        (target,) = targets
+        if target.take is None or target.region != (chunk.start, chunk.stop):
+            return False
+        image, placed = self._layouts[0].places[chunk.ordinal]
+        try:
+            with self._tally.lock:
+                lent = None if (0, image) in self._unreadable else self._reader(0, image).lend()
+            if lent is None:
+                return False
+            data = lent[placed.offset_bytes : placed.offset_bytes + placed.size_bytes]
+            self._check_lent(image, placed, data)
+        except (CheckpointDamagedError, StorageError) as error:
+            # The way by copies finds the bad block again, and another copy of it.
+            self._tally.pass_over(str(error))
+            return False
+        flat = np.frombuffer(data, target.buffer.dtype)
+        target.take(flat.reshape(target.buffer.shape))
+        return True
+
+    def _check_lent(self, image: int, placed: Chunk, data: memoryview) -> None:
+        copy = self._copies[0]
+        where = f"{copy.store.name}: {copy.image_keys[image]}"
+        for number, (start, stop) in enumerate(block_ranges(placed.size_bytes)):
+            offset = placed.offset_bytes + start
+            right = copy.part.blocks[placed.first_block + number]
+            check_block(data[start:stop], right, where, offset)
+        self._tally.add(copy.store.tier, placed.size_bytes)
+
+    def _fill(self, chunk: Chunk, dtype: str, targets: Sequence[RestoreTarget]) -> None:
+        region = (chunk.start, chunk.stop)
+        item = item_size_bytes(dtype)
+        whole = _whole_buffer(region, targets)
+        scratch = None if whole is not None else memoryview(bytearray(_scratch_size_bytes(chunk)))
+        for number, (start, stop) in enumerate(block_ranges(chunk.size_bytes)):
+            if whole is not None:
+                self._read_block(chunk, number, start, whole[start:stop])
+                continue
+            assert scratch is not None
+            pieces = list(_pieces(region, start // item, stop // item, targets))
+            if pieces:
+                block = scratch[: stop - start]
+                self._read_block(chunk, number, start, block)
+                elements = np.frombuffer(block, np.uint8).reshape(-1, item)
+                for flat, shape, destination in pieces:
+                    part = elements[flat : flat + math.prod(shape)]
+                    destination[...] = part.view(destination.dtype).reshape(shape)
+        if whole is not None:
+            first = next(t for t in targets if t.region == region and t.buffer.flags.c_contiguous)
+            for target in targets:
+                shared = intersection(target.region, region)
+                if target is not first and shared is not None:
+                    target.buffer[slices_within(shared, target.region)] = first.buffer[
+                        slices_within(shared, region)
+                    ]
+
+    def _read_block(self, chunk: Chunk, number: int, start: int, block: memoryview) -> None:
+        for index, copy in enumerate(self._copies):
+            image, placed = self._layouts[index].places[chunk.ordinal]
+            if (index, image) in self._unreadable:
+                continue
+            offset = placed.offset_bytes + start
+            where = f"{copy.store.name}: {copy.image_keys[image]}"
+            try:
+                with self._tally.lock:
+                    reader = self._reader(index, image)
+                reader.read_into(offset, block)
+                check_block(block, copy.part.blocks[chunk.first_block + number], where, offset)
+            except (CheckpointDamagedError, StorageError) as error:
+                self._tally.pass_over(str(error))
+                if isinstance(error, StorageError):
+                    self._unreadable.add((index, image))
+                if index + 1 >= len(self._copies):
+                    raise
+            else:
+                self._tally.add(copy.store.tier, len(block))
+                return
+        raise CheckpointDamagedError(
+            f"read {self._copies[0].image_keys[0]}: no good copy is left: "
+            f"{self._tally.passed_over[-1]}"
+        )
+
+    def _reader(self, index: int, image: int) -> Reader:
+        """The open image; asked for under the lock."""
+        if (index, image) not in self._open:
+            copy = self._copies[index]
+            opened: AbstractContextManager[Reader] = copy.store.open(copy.image_keys[image])
+            self._open[index, image] = self._stack.enter_context(opened)
+        return self._open[index, image]
+
+
+def _scratch_size_bytes(chunk: Chunk) -> int:
+    return min(chunk.size_bytes, BLOCK_SIZE_BYTES)
+
+
+def _whole_buffer(region: Region, targets: Sequence[RestoreTarget]) -> memoryview | None:
+    """The bytes of a target that is just this chunk, so that it can be read in place."""
+    for target in targets:
+        if target.region == region and target.buffer.flags.c_contiguous:
+            return target.buffer.reshape(-1).view(np.uint8).data
+    return None
+
+
+def _pieces(
+    chunk: Region, start: int, stop: int, targets: Sequence[RestoreTarget]
+) -> Iterable[tuple[int, tuple[int, ...], np.ndarray]]:
+    """What elements [start, stop) of a chunk give to the targets.
+
+    Each is (the first element, counted from `start`; the shape of the run; where it goes), a run
+    being contiguous in the chunk. Rows of the last axis are the runs where a target takes part of
+    them, so that what is copied is always a plain reshape.
+    """
+    for target in targets:
+        shared = intersection(chunk, target.region)
+        if shared is None:
+            continue
+        within = tuple(
+            tuple(x - o for x, o in zip(bound, chunk[0], strict=True)) for bound in shared
+        )
+        shape = region_shape(chunk)
+        for rectangle in rectangles(shape, start, stop):
+            hit = intersection(rectangle, (within[0], within[1])) if shape else rectangle
+            if hit is None:
+                continue
+            yield from _runs(shape, hit, start, chunk, target)
+
+
+def _runs(
+    shape: tuple[int, ...], hit: Region, start: int, chunk: Region, target: RestoreTarget
+) -> Iterable[tuple[int, tuple[int, ...], np.ndarray]]:
+    extent = region_shape(hit)
+    # The axes from `cut` on are taken whole, so that all below them is one contiguous run.
+    cut = len(shape)
+    while cut > 0 and extent[cut - 1] == shape[cut - 1]:
+        cut -= 1
+    lead = max(cut - 1, 0)
+    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    for index in np.ndindex(*extent[:lead]):
+        lower = tuple(a + i for a, i in zip(hit[0], index, strict=False)) + hit[0][lead:]
+        upper = tuple(a + 1 for a in lower[:lead]) + hit[1][lead:]
+        flat = sum(a * s for a, s in zip(lower, strides, strict=True)) - start
+        absolute = (
+            tuple(a + o for a, o in zip(lower, chunk[0], strict=True)),
+            tuple(b + o for b, o in zip(upper, chunk[0], strict=True)),
+        )
+        view = target.buffer[slices_within(absolute, target.region)]
+        yield flat, region_shape((lower, upper)), view

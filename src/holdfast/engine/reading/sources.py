@@ -1,0 +1,295 @@
+"""Where one checkpoint can be read from: for each part, its copies in the order of nearness.
+
+A checkpoint can be read when the durable tier has its manifest, or when the tiers together have all
+its parts sealed. A copy whose record is not the one that was committed is no copy.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from holdfast.engine.lifecycle.catalog import PEER, Listing, Listings, has_all_parts
+from holdfast.engine.lifecycle.commit import parse_part
+from holdfast.engine.saving.part_layouts import PartLayouts
+from holdfast.errors import (
+    CheckpointDamagedError,
+    HoldfastError,
+    NewerFormatError,
+    StepUncommittedError,
+    StorageError,
+)
+from holdfast.format.check import check_manifest
+from holdfast.format.layout import Chunk
+from holdfast.format.names import CheckpointId, image_key, manifest_key, part_key
+from holdfast.format.part_layout import PartLayout, image_keys, image_sizes_bytes
+from holdfast.format.paths import path_name
+from holdfast.format.records import CheckpointSpec, Manifest, PartRecord
+from holdfast.format.sealed import record_digest, unseal
+from holdfast.store.contract import Store
+
+log = logging.getLogger(__name__)
+
+_newer_peers: set[str] = set()
+"""The peers of which it was told that their format is newer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartSource:
+    """One copy of one part; `layouts` are those of the checkpoint's parts."""
+
+    store: Store
+    part: PartRecord
+    layouts: PartLayouts
+
+    @property
+    def layout(self) -> PartLayout:
+        """Where its chunks stand in its images; made when it is first asked for.
+
+        Raises:
+            CheckpointDamagedError: the record says other sizes than the arrays make.
+        """
+        return self.layouts.of(self.part)
+
+    @property
+    def image_keys(self) -> tuple[str, ...]:
+        """The keys of its images in the store, the own one first."""
+        return image_keys(self.part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSources:
+    """A checkpoint that can be read. `parts[r]` are the copies of rank r's part, nearest first."""
+
+    id: CheckpointId
+    spec: CheckpointSpec
+    parts: tuple[tuple[PartSource, ...], ...]
+    layouts: PartLayouts
+    passed_over: tuple[str, ...]
+
+    def chunks(self, rank: int) -> tuple[Chunk, ...]:
+        """The chunks of that rank, in the order of the layout of all of them."""
+        return self.layouts.whole(rank).chunks
+
+    def owner(self, array_index: int, chunk_index: int) -> int:
+        """The rank that has a chunk."""
+        return self.layouts.owned.owner(array_index, chunk_index)
+
+
+def find_sources(
+    checkpoint: CheckpointId, stores: Sequence[Store], listings: Listings
+) -> CheckpointSources:
+    """Finds and reads the records of `checkpoint`; `stores` from the nearest to the durable one.
+
+    Raises:
+        StepUncommittedError: it was begun, and neither committed nor complete in RAM.
+        CheckpointDamagedError: a record, or every copy of a part, is damaged or missing.
+        StorageError: its manifest cannot be read, and it is not complete in RAM.
+        NewerFormatError: this host's RAM, or the durable tier, has it in a newer format. What a
+            peer has so is passed over, and told in the log once for each peer.
+    """
+    listed = [(store, listings[store.name].get(checkpoint, Listing())) for store in stores]
+    parts, passed_over = [], []
+    try:
+        manifest = _read_manifest(checkpoint, listed)
+    except (CheckpointDamagedError, StorageError) as error:
+        # The commit record is for the durable tier; what is whole in RAM needs none.
+        if not any(listing.is_complete and not listing.is_committed for _, listing in listed):
+            raise
+        manifest = None
+        passed_over.append(str(error))
+    part_count = len(manifest.parts) if manifest else _part_count(checkpoint, listed)
+    for rank in range(part_count):
+        copies = []
+        for store, listing in listed:
+            if _is_listed(checkpoint, rank, part_count, listing):
+                try:
+                    part = _read_part(checkpoint, rank, part_count, store, manifest)
+                    _check_kept_listed(part, listing)
+                    copies.append((store, part))
+                except (CheckpointDamagedError, StorageError) as error:
+                    passed_over.append(f"{store.name}: {error}")
+                except NewerFormatError as error:
+                    if store.tier != PEER:
+                        raise
+                    passed_over.append(f"{store.name}: {error}")
+                    _warn_of_newer(store, error)
+        if not copies:
+            raise CheckpointDamagedError(_no_copy(checkpoint, rank, part_count, passed_over))
+        _check_length(copies, listings)
+        parts.append(copies)
+    spec = manifest.checkpoint if manifest else parts[0][0][1].checkpoint
+    if spec is None:
+        raise CheckpointDamagedError(f"read {checkpoint}: rank 0's part says nothing of it")
+    found = [part for copies in parts for _, part in copies]
+    for part in found:
+        _check_values(part, spec)
+    layouts = PartLayouts(spec.arrays)
+    layouts.check_all(found)
+    return CheckpointSources(
+        id=checkpoint,
+        spec=spec,
+        parts=tuple(
+            tuple(PartSource(store=store, part=part, layouts=layouts) for store, part in copies)
+            for copies in parts
+        ),
+        layouts=layouts,
+        passed_over=tuple(passed_over),
+    )
+
+
+def _warn_of_newer(store: Store, error: NewerFormatError) -> None:
+    if store.name not in _newer_peers:
+        _newer_peers.add(store.name)
+        log.warning("%s is passed over, its Holdfast is newer than this one: %s", store.name, error)
+
+
+def part_source(
+    store: Store, part: PartRecord, spec: CheckpointSpec, layouts: PartLayouts
+) -> PartSource:
+    """A copy of a part that is there by itself; `layouts` are those of `spec`.
+
+    Raises:
+        CheckpointDamagedError: the part does not go with what the checkpoint is said to hold.
+    """
+    _check_values(part, spec)
+    layouts.check_counts(part)
+    layouts.of(part)
+    return PartSource(store=store, part=part, layouts=layouts)
+
+
+def _is_listed(checkpoint: CheckpointId, rank: int, part_count: int, listing: Listing) -> bool:
+    keys = part_key(checkpoint, rank, part_count), image_key(checkpoint, rank, part_count)
+    return all(key.rpartition("/")[2] in listing.sizes_bytes for key in keys)
+
+
+def _check_kept_listed(part: PartRecord, listing: Listing) -> None:
+    for key in image_keys(part)[1:]:
+        if key.rpartition("/")[2] not in listing.sizes_bytes:
+            raise CheckpointDamagedError(f"read {key}: the part keeps this image, it is missing")
+
+
+def _sizes_bytes(part: PartRecord, listing: Listing) -> list[tuple[str, int, int]]:
+    """(key, size as listed, size as the record says) of each image."""
+    keys = image_keys(part)
+    found = (listing.sizes_bytes[key.rpartition("/")[2]] for key in keys)
+    return list(zip(keys, found, image_sizes_bytes(part), strict=True))
+
+
+def _check_length(copies: Sequence[tuple[Store, PartRecord]], listings: Listings) -> None:
+    """Checks that the images of one copy are long enough, before memory is taken for the bytes."""
+    told: list[str] = []
+    for store, part in copies:
+        sizes = _sizes_bytes(part, listings[store.name][part.id])
+        short = [
+            f"{store.name}: {key}: bytes [{found}, {size}) are missing; the file is cut off"
+            for key, found, size in sizes
+            if found < size
+        ]
+        if not short:
+            return
+        told += short
+    raise CheckpointDamagedError(f"read {copies[0][1].id}: {'; '.join(told)}")
+
+
+def _check_values(part: PartRecord, spec: CheckpointSpec) -> None:
+    """Checks that a part has the values that the checkpoint is said to hold."""
+    where = f"read part {part.rank} of {part.id}"
+    if part.rank == 0 and part.checkpoint != spec:
+        raise CheckpointDamagedError(f"{where}: it speaks of another state than the manifest")
+    found, expected = {value.path for value in part.values}, set(spec.process_values)
+    if found != expected or len(part.values) != len(expected):
+        raise CheckpointDamagedError(
+            f"{where}: it has values of {sorted(map(path_name, found))[:10]}, expected one of each "
+            f"of {sorted(map(path_name, expected))[:10]}"
+        )
+
+
+def _no_copy(checkpoint: CheckpointId, rank: int, part_count: int, seen: Sequence[str]) -> str:
+    reasons = "; ".join(seen) or "its record or its image is missing"
+    return f"read {checkpoint}: no good copy of part {rank} of {part_count}: {reasons}"
+
+
+def _read_manifest(
+    checkpoint: CheckpointId, listed: Sequence[tuple[Store, Listing]]
+) -> Manifest | None:
+    for store, listing in listed:
+        if listing.is_committed:
+            key = manifest_key(checkpoint)
+            manifest = unseal(store.get(key), Manifest, key)
+            check_manifest(manifest, key)
+            if manifest.id != checkpoint:
+                raise CheckpointDamagedError(f"read {key}: it is the manifest of {manifest.id}")
+            return manifest
+    return None
+
+
+def _part_count(checkpoint: CheckpointId, listed: Sequence[tuple[Store, Listing]]) -> int:
+    together: dict[int, int] = {}
+    for _, listing in listed:
+        together |= listing.parts
+    if not has_all_parts(together):
+        expected = max(together.values(), default=0)
+        raise StepUncommittedError(
+            f"restore step {checkpoint.step}: attempt {checkpoint.attempt} began to save it and "
+            f"did not finish ({len(together)} of {expected or '?'} parts); choose another step"
+        )
+    return len(together)
+
+
+def _read_part(
+    checkpoint: CheckpointId, rank: int, part_count: int, store: Store, manifest: Manifest | None
+) -> PartRecord:
+    key = part_key(checkpoint, rank, part_count)
+    data = store.get(key)
+    if manifest is not None:
+        expected, found = manifest.parts[rank].record_digest, record_digest(data)
+        if expected != found:
+            raise CheckpointDamagedError(
+                f"read {key}: bytes [0, {len(data)}) have digest {found}, expected {expected}; it "
+                "is not the record that was committed"
+            )
+    part = parse_part(data, key, checkpoint, rank, part_count)
+    if manifest is not None:
+        said, own = manifest.parts[rank], part.image_size_bytes
+        kept = sum(image.image_size_bytes for image in part.kept)
+        if (own, kept) != (said.image_size_bytes, said.kept_size_bytes):
+            raise CheckpointDamagedError(
+                f"read {key}: its image has {own} bytes, and those that it keeps {kept}; the "
+                f"manifest says {said.image_size_bytes} and {said.kept_size_bytes}"
+            )
+    return part
+
+
+def readable(listings: Listings) -> list[CheckpointId]:
+    """What is committed, or complete over all tiers, as far as names tell; ascending."""
+    every = sorted({checkpoint for tier in listings.values() for checkpoint in tier})
+    found = []
+    for checkpoint in every:
+        seen = [tier[checkpoint] for tier in listings.values() if checkpoint in tier]
+        together: dict[int, int] = {}
+        for listing in seen:
+            together |= listing.parts
+        # A committed one that lost a part is damaged, which is to be told, not passed over.
+        if has_all_parts(together) or any(listing.is_committed for listing in seen):
+            found.append(checkpoint)
+    return found
+
+
+def is_sound(checkpoint: CheckpointId, stores: Sequence[Store], listings: Listings) -> bool:
+    """Whether its records are whole and its images as long as they should be; reads no image."""
+    try:
+        sources = find_sources(checkpoint, stores, listings)
+    except HoldfastError:
+        return False
+    return all(
+        any(
+            all(
+                found == size
+                for _, found, size in _sizes_bytes(copy.part, listings[copy.store.name][checkpoint])
+            )
+            for copy in copies
+        )
+        for copies in sources.parts
+    )

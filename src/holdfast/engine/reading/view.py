@@ -1,0 +1,94 @@
+"""A run's checkpoints as they can be read now, from every tier of this host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from holdfast.clock import Clock
+from holdfast.engine.lifecycle.attempts import read_attempts
+from holdfast.engine.lifecycle.catalog import Listings, list_stores
+from holdfast.engine.reading.sources import CheckpointSources, find_sources, is_sound, readable
+from holdfast.errors import StepNotFoundError, StepUncommittedError
+from holdfast.format.names import CheckpointId
+from holdfast.format.timeline import last_steps, on_timeline
+from holdfast.store.contract import Store
+from holdfast.store.ram import RamStore
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What the stores held at one moment; `timeline` by ascending step, as far as names tell.
+
+    `unlisted` tells of peers that could not say what they hold.
+    """
+
+    stores: tuple[Store, ...]
+    listings: Listings
+    timeline: tuple[CheckpointId, ...]
+    limits: dict[int, int]
+    unlisted: tuple[str, ...] = ()
+
+    def sound(self) -> list[CheckpointId]:
+        """The checkpoints of the timeline whose records are whole and images complete."""
+        return [c for c in self.timeline if is_sound(c, self.stores, self.listings)]
+
+    def newest_sound(self) -> CheckpointId | None:
+        """The newest of them."""
+        newest_first = reversed(self.timeline)
+        return next((c for c in newest_first if is_sound(c, self.stores, self.listings)), None)
+
+    def find(self, step: int) -> CheckpointId:
+        """The checkpoint of `step` on the timeline.
+
+        Raises:
+            StepUncommittedError: a save of it was begun and not finished.
+            StepNotFoundError: it was never saved on this timeline; what was is told.
+        """
+        for checkpoint in self.timeline:
+            if checkpoint.step == step:
+                return checkpoint
+        begun = {c for tier in self.listings.values() for c in tier if c.step == step}
+        if any(c.step <= self.limits.get(c.attempt, -1) for c in begun):
+            raise StepUncommittedError(
+                f"find step {step}: its save was begun and never committed; choose another step"
+            )
+        steps = [c.step for c in self.timeline]
+        shown = ", ".join(map(str, steps[-10:]))
+        raise StepNotFoundError(
+            f"find step {step}: it is not among the {len(steps)} saved steps of this timeline"
+            + (f" (the last ones: {shown})" if steps else "")
+            + (f"; attempt {max(begun).attempt} saved it on an abandoned branch" if begun else "")
+        )
+
+    def sources(self, checkpoint: CheckpointId) -> CheckpointSources:
+        """Where it can be read from; errors as `find_sources`."""
+        found = find_sources(checkpoint, self.stores, self.listings)
+        return replace(found, passed_over=self.unlisted + found.passed_over)
+
+
+@dataclass(frozen=True, slots=True)
+class RamTiers:
+    """The RAM that can be read from here: this host's, None where there is none, and its peers'."""
+
+    folder: Path | None
+    peers: Sequence[Store]
+    clock: Clock
+
+    def stores(self) -> list[Store]:
+        """The nearest first."""
+        own = [RamStore(self.folder, _reads_only, self.clock)] if self.folder is not None else []
+        return [*own, *self.peers]
+
+
+def _reads_only(size_bytes: int) -> str:
+    raise AssertionError("a view of the RAM tier does not write")
+
+
+def look(stores: Sequence[Store], durable: Store) -> View:
+    """What the stores hold now; `durable` also tells the timeline."""
+    listings, unlisted = list_stores(stores)
+    attempts = read_attempts(durable)
+    timeline = on_timeline(readable(listings), attempts)
+    return View(tuple(stores), listings, tuple(timeline), last_steps(attempts), unlisted)

@@ -1,0 +1,235 @@
+"""Which images of the part before a new part keeps: what did not change is not written again.
+
+An image is kept whole: in the new checkpoint's folder it gets one more name. A chunk did not change
+where its array is the very same object and of a kind that cannot change, or where its digests are
+the same again. Those are taken before anything is copied, and only of chunks that had the same ones
+in the last two saves: what changes all the time is not read for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import msgspec
+
+from holdfast.engine.saving.part import ChunkBytes, PartImages, PartPlan, all_anew
+from holdfast.errors import StorageError
+from holdfast.format.digests import block_count, block_ranges, digest
+from holdfast.format.layout import Chunk, ImageLayout, partial_layout
+from holdfast.format.names import image_key, kept_image_key
+from holdfast.format.ranges import members, ranges_of
+from holdfast.format.records import KeptImage, PartRecord
+from holdfast.store.contract import Store
+
+KEPT_COUNT_MAX = 4
+USED_SIZE_MIN_BYTES = 1024 * 1024
+USED_SHARE_MIN = 0.5
+"""Below this share of its bytes an image is not worth the room that the others take."""
+
+TOGETHER_SIZE_MIN_BYTES = 64 * 1024 * 1024
+THREADS_MAX = 4
+
+Mark = weakref.ReferenceType[object] | None
+"""Leads to the array that a chunk is of, if that is of a kind that cannot change."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealedPart:
+    """A part that was sealed in the tier `tier`, as far as the next one may keep of it.
+
+    `marks` are those of its arrays; `steady` are the ordinals of the chunks whose digests were the
+    same in the save before.
+    """
+
+    tier: str
+    record: PartRecord
+    whole: ImageLayout
+    own: ImageLayout
+    marks: Sequence[Mark]
+    steady: frozenset[int]
+
+
+def remember(
+    tier: str,
+    record: PartRecord,
+    plan: PartPlan,
+    images: PartImages,
+    marks: Sequence[Mark],
+    before: SealedPart | None,
+    *,
+    is_readable: bool,
+) -> SealedPart:
+    """What is to be known of a part that was just sealed; `before` is the last one.
+
+    `is_readable`: the bytes of such a state can be digested before they are copied.
+    """
+    steady: frozenset[int] = frozenset()
+    if before is not None and before.whole is plan.layout:
+        old_marks = before.marks
+        steady = frozenset(
+            chunk.ordinal
+            for chunk in plan.layout.chunks
+            if chunk.size_bytes
+            and (is_readable or _is_same(old_marks[chunk.array_index], marks[chunk.array_index]))
+            and _blocks(record, chunk) == _blocks(before.record, chunk)
+        )
+    return SealedPart(
+        tier=tier, record=record, whole=plan.layout, own=images.own, marks=marks, steady=steady
+    )
+
+
+def choose(
+    plan: PartPlan,
+    before: SealedPart | None,
+    marks: Sequence[Mark],
+    chunk_bytes: ChunkBytes | None,
+) -> PartImages:
+    """The images of a new part: what it keeps of `before`, and its own for all the rest.
+
+    Without `chunk_bytes` nothing is digested: the same objects alone are unchanged.
+    """
+    if before is None or not _may_serve(before, plan):
+        return all_anew(plan)
+    old_marks = before.marks
+
+    def is_same(chunk: Chunk) -> bool:
+        return _is_same(old_marks[chunk.array_index], marks[chunk.array_index])
+
+    return _images_of_part(plan, before, _still_good(before, is_same, chunk_bytes))
+
+
+def size_of_next_bytes(before: SealedPart, plan: PartPlan) -> int:
+    """How large the next part's own image will be if what was steady stays so."""
+    found = _still_good(before, lambda chunk: chunk.ordinal in before.steady, None)
+    return _images_of_part(plan, before, found).own.size_bytes
+
+
+def link_kept(store: Store, plan: PartPlan, images: PartImages, before: SealedPart) -> None:
+    """Gives each kept image its name in the folder of the new checkpoint.
+
+    Raises:
+        StorageError: the checkpoint before was dropped meanwhile, or the store fails; none of them
+            has a name there.
+    """
+    last, rank, count = before.record.id, plan.rank, plan.part_count
+    try:
+        for image in images.kept:
+            source = kept_image_key(last, rank, count, image.origin)
+            if image.origin == last:
+                source = image_key(last, rank, count)
+            store.link(source, kept_image_key(plan.id, rank, count, image.origin))
+    except StorageError:
+        unlink_kept(store, plan, images)
+        raise
+
+
+def unlink_kept(store: Store, plan: PartPlan, images: PartImages) -> None:
+    """Takes these names away again, for a part that was not made; what fails is left behind."""
+    for image in images.kept:
+        with contextlib.suppress(StorageError):
+            store.delete(kept_image_key(plan.id, plan.rank, plan.part_count, image.origin))
+
+
+def _may_serve(before: SealedPart, plan: PartPlan) -> bool:
+    is_earlier = before.record.step < plan.id.step
+    return before.whole is plan.layout and before.record.attempt == plan.id.attempt and is_earlier
+
+
+def _images(before: SealedPart) -> Iterator[KeptImage]:
+    """The images of a part as a later one would speak of them, with all that was used of them."""
+    record = before.record
+    ordinals = ranges_of(chunk.ordinal for chunk in before.own.chunks)
+    yield from record.kept
+    if ordinals:
+        yield KeptImage(
+            id=(record.step, record.attempt),
+            image_size_bytes=record.image_size_bytes,
+            header_digest=record.header_digest,
+            laid=ordinals,
+            used=ordinals,
+        )
+
+
+def _still_good(
+    before: SealedPart, is_same: Callable[[Chunk], bool], chunk_bytes: ChunkBytes | None
+) -> list[tuple[int, KeptImage]]:
+    """The images that are worth keeping for what is unchanged in them, and its size.
+
+    With `chunk_bytes` the steady chunks are digested that are not the same anyway, all bytes of
+    them, where that could make an image worth it.
+    """
+    found = []
+    for image in _images(before):
+        chunks = [before.whole.chunks[ordinal] for ordinal in members(image.used)]
+        unchanged = [chunk for chunk in chunks if is_same(chunk)]
+        if chunk_bytes is not None and len(unchanged) < len(chunks):
+            same = {chunk.ordinal for chunk in unchanged}
+            steady = [c for c in chunks if c.ordinal in before.steady and c.ordinal not in same]
+            if _is_worth(_size_bytes(unchanged) + _size_bytes(steady), image):
+                unchanged += _equal(steady, chunk_bytes, before.record)
+        size_bytes = _size_bytes(unchanged)
+        if _is_worth(size_bytes, image):
+            used = ranges_of(sorted(chunk.ordinal for chunk in unchanged))
+            found.append((size_bytes, msgspec.structs.replace(image, used=used)))
+    return found
+
+
+def _equal(chunks: Sequence[Chunk], chunk_bytes: ChunkBytes, record: PartRecord) -> list[Chunk]:
+    """Those of `chunks` with the digests of `record`; all cores look, since a step may wait."""
+
+    def is_equal(chunk: Chunk) -> bool:
+        return _has_digests(chunk, chunk_bytes, _blocks(record, chunk))
+
+    if _size_bytes(chunks) < TOGETHER_SIZE_MIN_BYTES:
+        return [chunk for chunk in chunks if is_equal(chunk)]
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, THREADS_MAX), "holdfast-digest") as pool:
+        return [c for c, equal in zip(chunks, pool.map(is_equal, chunks), strict=True) if equal]
+
+
+def _images_of_part(
+    plan: PartPlan, before: SealedPart, found: list[tuple[int, KeptImage]]
+) -> PartImages:
+    best = sorted(found, key=lambda entry: entry[0], reverse=True)[:KEPT_COUNT_MAX]
+    if not best:
+        return all_anew(plan)
+    kept = tuple(sorted((image for _, image in best), key=lambda image: image.id))
+    kept_blocks = {
+        ordinal: _blocks(before.record, plan.layout.chunks[ordinal])
+        for image in kept
+        for ordinal in members(image.used)
+    }
+    rest = [c.ordinal for c in plan.layout.chunks if c.ordinal not in kept_blocks]
+    own = before.own
+    if rest != [chunk.ordinal for chunk in own.chunks]:
+        own = partial_layout(plan.spec.arrays, plan.layout, rest)
+    return PartImages(own=own, kept=kept, kept_blocks=kept_blocks)
+
+
+def _is_worth(used_bytes: int, image: KeptImage) -> bool:
+    return used_bytes >= max(USED_SIZE_MIN_BYTES, USED_SHARE_MIN * image.image_size_bytes)
+
+
+def _is_same(before: Mark, now: Mark) -> bool:
+    if before is None or now is None:
+        return False
+    array = now()
+    return array is not None and before() is array
+
+
+def _has_digests(chunk: Chunk, chunk_bytes: ChunkBytes, expected: Sequence[str]) -> bool:
+    data = chunk_bytes(chunk)
+    ranges = zip(block_ranges(chunk.size_bytes), expected, strict=True)
+    return all(digest(data[start:stop]) == right for (start, stop), right in ranges)
+
+
+def _blocks(record: PartRecord, chunk: Chunk) -> tuple[str, ...]:
+    return record.blocks[chunk.first_block : chunk.first_block + block_count(chunk.size_bytes)]
+
+
+def _size_bytes(chunks: Sequence[Chunk]) -> int:
+    return sum(chunk.size_bytes for chunk in chunks)

@@ -1,0 +1,171 @@
+"""Saving: one rank's share of a checkpoint, written to a store as an image and its part record.
+
+The part record is written last: where it exists, the part's images are whole. Images of earlier
+checkpoints that it keeps were linked before (`holdfast.engine.saving.incremental`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from holdfast.errors import CheckpointDamagedError
+from holdfast.format.buffers import Buffer
+from holdfast.format.digests import block_count, block_ranges, digest
+from holdfast.format.layout import Chunk, ImageLayout
+from holdfast.format.names import CheckpointId, image_key, part_key
+from holdfast.format.part_layout import PartLayout, image_sizes_bytes
+from holdfast.format.records import CheckpointSpec, KeptImage, PartRecord, SavedValue
+from holdfast.format.sealed import seal
+from holdfast.store.contract import Store
+
+ChunkBytes = Callable[[Chunk], memoryview]
+"""The bytes of one chunk, contiguous, in C order, little-endian."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartPlan:
+    """What a part is before its bytes are known; `layout` is that of all of its chunks."""
+
+    run_id: str
+    id: CheckpointId
+    rank: int
+    part_count: int
+    layout: ImageLayout
+    spec: CheckpointSpec
+    process_values: tuple[SavedValue, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartImages:
+    """The images that a part will consist of: its own, and those of earlier checkpoints.
+
+    `kept_blocks` are the digests of each chunk that is taken from one of those, by its ordinal.
+    """
+
+    own: ImageLayout
+    kept: tuple[KeptImage, ...] = ()
+    kept_blocks: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+
+
+def all_anew(plan: PartPlan) -> PartImages:
+    """One image with all chunks."""
+    return PartImages(own=plan.layout)
+
+
+def write_part(
+    store: Store, plan: PartPlan, chunk_bytes: ChunkBytes, images: PartImages | None = None
+) -> PartRecord:
+    """Writes the image, digesting each block as it passes, then the record that seals it.
+
+    Without `images` all chunks are written anew.
+
+    Raises:
+        OutOfSpaceError, StorageError: nothing of it is visible as a part.
+    """
+    images = images or all_anew(plan)
+    blocks: list[str] = []
+    key = image_key(plan.id, plan.rank, plan.part_count)
+    store.put(key, images.own.size_bytes, _image_blocks(images.own, chunk_bytes, blocks))
+    return put_record(store, plan, images, blocks)
+
+
+def put_record(
+    store: Store, plan: PartPlan, images: PartImages, own_blocks: Sequence[str]
+) -> PartRecord:
+    """Writes the record that seals the images, which show already.
+
+    `own_blocks` are the digests of the own image's blocks.
+
+    Raises:
+        OutOfSpaceError, StorageError: the image is not visible as a part.
+    """
+    record = PartRecord(
+        run_id=plan.run_id,
+        step=plan.id.step,
+        attempt=plan.id.attempt,
+        rank=plan.rank,
+        part_count=plan.part_count,
+        image_size_bytes=images.own.size_bytes,
+        header_digest=digest(images.own.header),
+        blocks=_all_blocks(plan.layout, images, own_blocks),
+        kept=images.kept,
+        values=plan.process_values,
+        checkpoint=plan.spec if plan.rank == 0 else None,
+    )
+    data = seal(record)
+    store.put(part_key(plan.id, plan.rank, plan.part_count), len(data), [data])
+    return record
+
+
+def _all_blocks(
+    whole: ImageLayout, images: PartImages, own_blocks: Sequence[str]
+) -> tuple[str, ...]:
+    """The digests of all of the rank's chunks, in the order of the layout of all of them."""
+    if not images.kept:
+        return tuple(own_blocks)
+    rest = iter(own_blocks)
+    found: list[str] = []
+    for chunk in whole.chunks:
+        kept = images.kept_blocks.get(chunk.ordinal)
+        found += islice(rest, block_count(chunk.size_bytes)) if kept is None else kept
+    return tuple(found)
+
+
+def _image_blocks(
+    layout: ImageLayout, chunk_bytes: ChunkBytes, digests: list[str]
+) -> Iterator[Buffer]:
+    yield layout.header
+    for chunk in layout.chunks:
+        if chunk.size_bytes:
+            data = chunk_bytes(chunk)
+            for start, stop in block_ranges(chunk.size_bytes):
+                block = data[start:stop]
+                yield block
+                # The store has just read it: it is in the cache.
+                digests.append(digest(block))
+
+
+def check_layout(part: PartRecord, layout: PartLayout) -> None:
+    """Checks that a part is of the sizes, and has the digests, that the arrays call for.
+
+    Raises:
+        CheckpointDamagedError: it is not.
+    """
+    found = (*image_sizes_bytes(part), len(part.blocks))
+    expected = (*(image.size_bytes for image in layout.images), layout.block_count)
+    if found != expected:
+        raise CheckpointDamagedError(
+            f"read part {part.rank} of {part.id}: its record says {_sizes_text(found)}, the arrays "
+            f"make {_sizes_text(expected)}"
+        )
+
+
+def _sizes_text(sizes: Sequence[int]) -> str:
+    *images, blocks = sizes
+    return f"{' and '.join(map(str, images))} bytes and {blocks} blocks"
+
+
+def check_block(data: Buffer, expected: str, where: str, offset_bytes: int) -> None:
+    """Checks one block against its digest.
+
+    Raises:
+        CheckpointDamagedError: says the file, the byte range, and both digests.
+    """
+    stop_bytes = offset_bytes + len(data)
+    check_digest(digest(data), (offset_bytes, stop_bytes, expected), where)
+
+
+def check_digest(found: str, expected: tuple[int, int, str], where: str) -> None:
+    """Checks the digest of a range; `expected` is (start, stop, digest).
+
+    Raises:
+        CheckpointDamagedError: as `check_block`.
+    """
+    start, stop, right = expected
+    if found != right:
+        raise CheckpointDamagedError(
+            f"read {where}: bytes [{start}, {stop}) have digest {found}, expected {right}; the "
+            "bytes were changed after they were written"
+        )

@@ -1,0 +1,115 @@
+"""The layouts of a checkpoint's parts, each made when it is first asked for.
+
+Of thousands of parts a reader needs few, and laying one out takes longer than reading its record.
+That a record goes with the arrays is checked for all parts, as far as that needs no layout.
+What is left, how long the headers are, is checked of each part that is laid out.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from holdfast.engine.saving.part import check_layout
+from holdfast.errors import CheckpointDamagedError
+from holdfast.format.check import check_kept_chunks
+from holdfast.format.layout import DATA_ALIGNMENT_BYTES, ImageLayout, image_layout
+from holdfast.format.ownership import Ownership
+from holdfast.format.part_layout import PartLayout, part_layout
+from holdfast.format.records import ArraySpec, KeptImage, PartRecord
+
+
+class PartLayouts:
+    """The layouts of the parts of one checkpoint of `arrays`; threads share them."""
+
+    def __init__(self, arrays: Sequence[ArraySpec], before: PartLayouts | None = None) -> None:
+        """`before` are those of another checkpoint: what the same arrays make is made once."""
+        self._arrays: Sequence[ArraySpec] = arrays
+        if before is None or before._arrays != arrays:
+            self._lock = threading.Lock()
+            self._whole: dict[int, PartLayout] = {}
+            self.owned = Ownership(arrays)
+        else:
+            self._lock = before._lock
+            self._whole, self.owned = before._whole, before.owned
+        self._kept: dict[tuple[int, tuple[KeptImage, ...]], PartLayout] = {}
+
+    def of(self, part: PartRecord) -> PartLayout:
+        """The layout of a part that was checked.
+
+        Raises:
+            CheckpointDamagedError: its record says other sizes than the arrays make.
+        """
+        with self._lock:
+            found = self._of(part.rank, part.kept)
+        check_layout(part, found)
+        return found
+
+    def whole(self, rank: int) -> ImageLayout:
+        """The layout of all chunks of a rank, whichever images they stand in."""
+        with self._lock:
+            return self._whole_of(rank).images[0]
+
+    def _of(self, rank: int, kept: tuple[KeptImage, ...]) -> PartLayout:
+        whole = self._whole_of(rank)
+        if not kept:
+            return whole
+        key = rank, kept
+        if key not in self._kept:
+            self._kept[key] = part_layout(self._arrays, rank, kept, whole.images[0])
+        return self._kept[key]
+
+    def _whole_of(self, rank: int) -> PartLayout:
+        """Where all of a rank's chunks stand in one image."""
+        if rank not in self._whole:
+            laid = image_layout(self._arrays, rank, self.owned)
+            self._whole[rank] = part_layout(self._arrays, rank, (), laid)
+        return self._whole[rank]
+
+    def check_counts(self, part: PartRecord) -> None:
+        """Checks a part before anything is laid out: of chunks with bytes each has a block.
+
+        Raises:
+            CheckpointDamagedError: it has too few, or keeps chunks that it does not have.
+        """
+        least = self.owned.block_count_min(part.rank)
+        if len(part.blocks) < least:
+            raise CheckpointDamagedError(
+                f"{_where(part)}: it has {len(part.blocks)} blocks, expected at least {least}"
+            )
+        check_kept_chunks(part, self.owned, f"part {part.rank} of {part.id}")
+
+    def check_all(self, parts: Sequence[PartRecord]) -> None:
+        """Checks all parts of the checkpoint against the arrays, without laying them out.
+
+        Raises:
+            CheckpointDamagedError: one does not have the blocks or the bytes that they make.
+        """
+        for part in parts:
+            self.check_counts(part)
+        # What follows looks at every chunk, and those are no more than the blocks just counted.
+        for part in parts:
+            self._check_sizes(part)
+
+    def _check_sizes(self, part: PartRecord) -> None:
+        sizes, rank = self.owned.sizes, part.rank
+        has_chunks = rank < len(sizes.data_bytes)
+        blocks = int(sizes.block_counts[rank]) if has_chunks else 0
+        if len(part.blocks) != blocks:
+            raise CheckpointDamagedError(
+                f"{_where(part)}: its record says {len(part.blocks)} blocks, the arrays make "
+                f"{blocks} blocks"
+            )
+        data_bytes = int(sizes.data_bytes[rank]) if has_chunks else 0
+        header_bytes = part.image_size_bytes - data_bytes
+        # With kept images the own one has less; which chunks those are only a layout tells.
+        is_whole = header_bytes >= DATA_ALIGNMENT_BYTES and not header_bytes % DATA_ALIGNMENT_BYTES
+        if not part.kept and not is_whole:
+            raise CheckpointDamagedError(
+                f"{_where(part)}: its record says {part.image_size_bytes} bytes, the arrays make "
+                f"{data_bytes} bytes and a header of a multiple of {DATA_ALIGNMENT_BYTES}"
+            )
+
+
+def _where(part: PartRecord) -> str:
+    return f"read part {part.rank} of {part.id}"

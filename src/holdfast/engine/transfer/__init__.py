@@ -1,0 +1,1 @@
+"""Sealed parts, from one store to another."""

@@ -1,0 +1,182 @@
+"""Copying a sealed part from one store to another, every byte checked on its way.
+
+The bytes are the same in every tier, so nothing is laid out anew: the image is read from its start
+in pieces of one size, each at an aligned place, while the piece before it is being written. A block
+may reach over pieces; its digest is taken as they pass. What turns out bad after some of it was
+handed to the target shows nowhere, since an object shows whole or not at all.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+from holdfast.engine.saving.part import check_digest
+from holdfast.engine.saving.part_layouts import PartLayouts
+from holdfast.errors import StorageError
+from holdfast.format.buffers import Buffer
+from holdfast.format.digests import RunningDigest, digest
+from holdfast.format.names import CHECKPOINTS, image_key, part_key
+from holdfast.format.part_layout import PartLayout, expected_digests, image_keys
+from holdfast.format.records import KeptImage, PartRecord
+from holdfast.store.contract import Reader, Store
+
+PIECE_SIZE_BYTES = 8 * 1024 * 1024
+SEEN_SIZE_BYTES = 32 * 1024 * 1024
+"""A piece that is written from where it stands takes no memory, so there are fewer of them."""
+FIRST_SIZE_BYTES = 4 * 1024 * 1024
+"""Nothing is written before the digests of the first piece were looked at."""
+
+log = logging.getLogger(__name__)
+
+
+def copy_part(source: Store, target: Store, part: PartRecord, layouts: PartLayouts) -> None:
+    """Copies a sealed part to another store, its images first.
+
+    Where the target has a kept image already it gets one more name there, and is not copied.
+
+    Raises:
+        CheckpointDamagedError: a block of the source is not what was sealed; the target has no
+        part. OutOfSpaceError, StorageError: likewise no part.
+    """
+    layouts.check_counts(part)
+    layout = layouts.of(part)
+    there = KeptElsewhere(target, part)
+    for number, key in reversed([*enumerate(image_keys(part))]):
+        if number == 0 or not there.link(number, layout):
+            expected = expected_digests(part, layout, number)
+            _copy_image(source, target, key, expected, layout.images[number].size_bytes)
+    record_key = part_key(part.id, part.rank, part.part_count)
+    data = source.get(record_key)
+    target.put(record_key, len(data), [data])
+
+
+def _copy_image(
+    source: Store,
+    target: Store,
+    key: str,
+    expected: Iterable[tuple[int, int, str]],
+    size_bytes: int,
+) -> None:
+    with source.open(key) as image, ThreadPoolExecutor(1, "holdfast-copy") as pool:
+        pieces = _CheckedPieces(image, key, without_holes(expected, size_bytes))
+        target.put(key, size_bytes, pieces.read_ahead(pool, size_bytes))
+
+
+def without_holes(
+    ranges: Iterable[tuple[int, int, str]], size_bytes: int
+) -> Iterator[tuple[int, int, str]]:
+    """`ranges`, and what lies between and behind them with an empty digest."""
+    end = 0
+    for start, stop, right in ranges:
+        if end < start:
+            yield end, start, ""
+        yield start, stop, right
+        end = stop
+    if end < size_bytes:
+        yield end, size_bytes, ""
+
+
+class KeptElsewhere:
+    """The kept images of a part that stand in a store already, under the name of any checkpoint.
+
+    A (step, attempt) is written once, so the name tells which image it is. Where it was tried more
+    than once, in more than one place, the tries may differ in what they kept: the header tells.
+    """
+
+    def __init__(self, store: Store, part: PartRecord) -> None:
+        self._store = store
+        self._part = part
+        self._listed: list[str] | None = None
+
+    def link(self, number: int, layout: PartLayout) -> bool:
+        """Gives image `number` of the part its name; False where the store does not have it."""
+        key = image_keys(self._part)[number]
+        header_size_bytes = len(layout.images[number].header)
+        for found in self._places(self._part.kept[number - 1], key):
+            try:
+                if self._is_image(found, self._part.kept[number - 1], header_size_bytes):
+                    self._store.link(found, key)
+                    return True
+            except StorageError as error:
+                log.debug("%s is not linked: %s", key, error)
+        return False
+
+    def _places(self, image: KeptImage, key: str) -> Iterator[str]:
+        # First where an earlier try to copy this part left it.
+        yield key
+        yield image_key(image.origin, self._part.rank, self._part.part_count)
+        if self._listed is None:
+            self._listed = [stored.key for stored in self._store.list(CHECKPOINTS)]
+        name = key.rpartition("/")[2]
+        yield from (k for k in reversed(self._listed) if k.rpartition("/")[2] == name)
+
+    def _is_image(self, key: str, image: KeptImage, header_size_bytes: int) -> bool:
+        with self._store.open(key) as reader:
+            if reader.size_bytes != image.image_size_bytes:
+                return False
+            header = memoryview(bytearray(header_size_bytes))
+            reader.read_into(0, header)
+            return digest(header) == image.header_digest
+
+
+class _CheckedPieces:
+    """Reads pieces of an image one after another; checks each digest when its last byte came by."""
+
+    def __init__(self, image: Reader, key: str, expected: Iterator[tuple[int, int, str]]) -> None:
+        self._image = image
+        self._key = key
+        self._expected = expected
+        self._range = next(expected)
+        self._digest = RunningDigest()
+
+    def read_ahead(self, pool: ThreadPoolExecutor, size_bytes: int) -> Iterator[Buffer]:
+        """The pieces in order; each is good until the next but one is asked for."""
+        is_seen = self._image.view() is not None
+        piece_bytes = SEEN_SIZE_BYTES if is_seen else PIECE_SIZE_BYTES
+        pages: list[memoryview] = []
+        ahead = None
+        starts = (0, *range(FIRST_SIZE_BYTES, size_bytes, piece_bytes))
+        for number, (start, upto) in enumerate(pairwise((*starts, size_bytes))):
+            reading = pool.submit(self._read, start, upto, pages, number)
+            if ahead is not None:
+                yield ahead
+            ahead = reading.result()
+        if ahead is not None:
+            yield ahead
+
+    def _read(self, start: int, upto: int, pages: list[memoryview], number: int) -> memoryview:
+        view = self._image.view()
+        if view is not None:
+            # It is written from where it stands. Nobody changes it: the image is open.
+            piece = view[start:upto]
+        else:
+            if not pages:
+                # Pages of their own are aligned, so a store can write them past the page cache.
+                pages += [memoryview(mmap.mmap(-1, PIECE_SIZE_BYTES)) for _ in range(2)]
+            piece = pages[number % 2][: upto - start]
+            self._image.read_into(start, piece)
+        self._check(start, piece)
+        return piece
+
+    def _check(self, start: int, piece: memoryview) -> None:
+        done, stop = start, start + len(piece)
+        while done < stop:
+            first, last, right = self._range
+            upto = min(stop, last)
+            data = piece[done - start : upto - start]
+            is_whole = (done, upto) == (first, last)
+            if not is_whole:
+                self._digest.update(data)
+            if upto == last:
+                # What this part does not use has no digest in its record.
+                if right:
+                    found = digest(data) if is_whole else self._digest.hexdigest()
+                    check_digest(found, self._range, self._key)
+                if not is_whole:
+                    self._digest = RunningDigest()
+                self._range = next(self._expected, (stop, stop, ""))
+            done = upto

@@ -1,0 +1,162 @@
+"""Pulling a part out of a peer's RAM into this host's: straight into a slot, over several streams.
+
+Where a rank here has copied what it holds of the image into the slot already, blocks that are right
+stay, and the others are pulled.
+
+Every digest is checked in the slot before the image gets its name, and the part record, which was
+checked first, comes last. So a peer that dies midway or has a bad block leaves nothing that shows,
+and a slot that is free again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from holdfast.engine.saving.part import check_block
+from holdfast.engine.saving.part_layouts import PartLayouts
+from holdfast.engine.transfer.copy import KeptElsewhere, without_holes
+from holdfast.errors import CheckpointDamagedError, HoldfastError, StorageError
+from holdfast.format.digests import digest
+from holdfast.format.names import part_key
+from holdfast.format.part_layout import PartLayout, expected_digests, image_keys
+from holdfast.format.records import PartRecord
+from holdfast.format.sealed import unseal
+from holdfast.store.contract import Reader, Store
+from holdfast.store.ram import RamStore, SlotWriter
+
+STREAM_COUNT = 4
+SPAN_SIZE_BYTES = 16 * 1024 * 1024
+
+Digests = Sequence[tuple[int, int, str]]
+"""(start, stop, digest) of neighbouring ranges of an image."""
+
+
+def pull_part(
+    source: Store,
+    target: RamStore,
+    part: PartRecord,
+    layouts: PartLayouts,
+    *,
+    is_filled: bool = False,
+) -> int:
+    """Brings a sealed part into `target`, its image first.
+
+    Where `is_filled`, the slot that `target` reserves has some of the image in it.
+
+    Returns:
+        How many bytes of images came from the source.
+
+    Raises:
+        CheckpointDamagedError: the source has another record, or a block that is not what was
+            sealed; the target has no part.
+        OutOfSpaceError, StorageError: likewise no part.
+    """
+    layouts.check_counts(part)
+    layout = layouts.of(part)
+    record_key = part_key(part.id, part.rank, part.part_count)
+    record = source.get(record_key)
+    if unseal(record, PartRecord, record_key) != part:
+        raise CheckpointDamagedError(f"read {source.name}: {record_key}: it is another part's")
+    try:
+        pulled_bytes = _pull_images(source, target, part, layout, is_filled)
+        target.put(record_key, len(record), [record])
+    except HoldfastError:
+        # A name without a record would hold memory that nobody gives back.
+        for key in image_keys(part):
+            with contextlib.suppress(StorageError):
+                target.delete(key)
+        raise
+    return pulled_bytes
+
+
+def _pull_images(
+    source: Store, target: RamStore, part: PartRecord, layout: PartLayout, is_filled: bool
+) -> int:
+    there = KeptElsewhere(target, part)
+    pulled_bytes = 0
+    for number, key in reversed([*enumerate(image_keys(part))]):
+        if number == 0 or not there.link(number, layout):
+            size_bytes = layout.images[number].size_bytes
+            expected = without_holes(expected_digests(part, layout, number), size_bytes)
+            with source.open(key) as image, contextlib.closing(target.begin(size_bytes)) as filling:
+                bring = _Bringing(filling, image, f"{source.name}: {key}", is_filled and not number)
+                bring.all(_spans(expected))
+                filling.show(key)
+            pulled_bytes += bring.pulled_bytes
+    return pulled_bytes
+
+
+def _spans(expected: Iterator[tuple[int, int, str]]) -> Iterator[Digests]:
+    """Neighbouring ranges in lots of about `SPAN_SIZE_BYTES`: each is one request."""
+    span: list[tuple[int, int, str]] = []
+    for one in expected:
+        span.append(one)
+        if one[1] - span[0][0] >= SPAN_SIZE_BYTES:
+            yield span
+            span = []
+    if span:
+        yield span
+
+
+class _Bringing:
+    """One image on its way into a slot, over several streams."""
+
+    def __init__(self, filling: SlotWriter, image: Reader, where: str, is_filled: bool) -> None:
+        self._filling = filling
+        self._image = image
+        self._where = where
+        self._is_filled = is_filled
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self.pulled_bytes = 0
+
+    def all(self, spans: Iterator[Digests]) -> None:
+        """Fills the slot; the streams have ended when this returns or raises."""
+        with ThreadPoolExecutor(STREAM_COUNT, "holdfast-pull") as pool:
+            try:
+                for job in [pool.submit(self._stream, spans) for _ in range(STREAM_COUNT)]:
+                    job.result()
+            finally:
+                self._stopping.set()
+
+    def _stream(self, spans: Iterator[Digests]) -> None:
+        while not self._stopping.is_set():
+            with self._lock:
+                span = next(spans, None)
+            if span is None:
+                return
+            for missing in self._missing(span) if self._is_filled else [span]:
+                self._bring(missing)
+
+    def _missing(self, span: Digests) -> Iterator[Digests]:
+        """The neighbouring ranges of a span that are not in the slot yet."""
+        missing: list[tuple[int, int, str]] = []
+        for start, stop, expected in span:
+            if self._is_there(start, stop, expected):
+                if missing:
+                    yield missing
+                missing = []
+            else:
+                missing.append((start, stop, expected))
+        if missing:
+            yield missing
+
+    def _is_there(self, start: int, stop: int, expected: str) -> bool:
+        with self._filling.target(start, stop) as block:
+            # What this part does not use has no digest in its record, and is as good as any.
+            return not expected or digest(block) == expected
+
+    def _bring(self, span: Digests) -> None:
+        start, stop = span[0][0], span[-1][1]
+        with self._filling.target(start, stop) as memory:
+            self._image.read_into(start, memory)
+            for first, last, expected in span:
+                # What this part does not use has no digest in its record.
+                if expected:
+                    with memory[first - start : last - start] as block:
+                        check_block(block, expected, self._where, first)
+        with self._lock:
+            self.pulled_bytes += stop - start

@@ -1,0 +1,112 @@
+"""Opening a run: its directory is made or checked, and all ranks see that they opened the same."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.clock import Clock
+from holdfast.engine.lifecycle.identity import place_of, settle
+from holdfast.engine.lifecycle.run import create_run, read_run
+from holdfast.errors import InvalidArgumentError, NotARunError
+from holdfast.format.json_codec import decode
+from holdfast.format.names import RUN_FILE
+from holdfast.job.rendezvous import Rendezvous, json_text
+from holdfast.job.shared_root import Sighting, check_shared, look_for
+from holdfast.store.disk import DiskStore
+from holdfast.store.file_system import LOCAL
+from holdfast.store.object_folder import UNFINISHED, make_folder, translated
+
+OPEN_SECS = 600.0
+"""How long the processes wait for each other: one may have more to load than another."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRun:
+    """A run that is open. `group` is the word that the processes of this start share."""
+
+    directory: Path
+    run_id: str
+    group: str
+    durable: DiskStore
+
+
+def run_directory(directory: object) -> Path:
+    """The absolute path of a run's directory.
+
+    Raises:
+        InvalidArgumentError: it is no path, or a URL of a store that there is no support for.
+    """
+    if not isinstance(directory, str | os.PathLike) or not str(directory):
+        raise InvalidArgumentError(
+            f"open a run: expected a path, found {directory!r} ({type(directory).__name__})"
+        )
+    text = os.fspath(directory)
+    if re.match(r"[a-z0-9]+://", str(text)):
+        raise InvalidArgumentError(
+            f"open {text}: this version keeps runs on file systems; give a path"
+        )
+    return Path(os.path.abspath(str(text)))
+
+
+def open_run(directory: object, decisions: Rendezvous, clock: Clock) -> OpenRun:
+    """Opens the run in `directory` on all processes; rank 0 makes it where there is none.
+
+    Raises:
+        NotARunError, NewerFormatError, StorageError: told by name, and raised by all processes;
+            nothing was changed, save that rank 0 may have made the run and others do not see it.
+        InvalidArgumentError: as `run_directory`, and as `Rendezvous.decide`.
+        ProcessLostError: as `Rendezvous.decide`.
+    """
+    with decisions.telling("open the run"):
+        path = run_directory(directory)
+    durable = DiskStore(path, clock)
+
+    def opened(_: list[str]) -> str:
+        return f"{_open_or_create(path, durable, clock)} {clock.token()}"
+
+    run_id, _, group = decisions.decide("open the run", "", opened, OPEN_SECS).partition(" ")
+    if decisions.count > 1:
+        _find_on_all_hosts(run_id, durable, decisions, clock)
+    return OpenRun(directory=path, run_id=run_id, group=group, durable=durable)
+
+
+def _find_on_all_hosts(
+    run_id: str, durable: DiskStore, decisions: Rendezvous, clock: Clock
+) -> None:
+    def judge(values: list[str]) -> str:
+        check_shared(run_id, [decode(value, Sighting) for value in values])
+        return ""
+
+    with decisions.telling("find the run"):
+        seen = json_text(look_for(run_id, durable, clock))
+    decisions.decide("find the run", seen, judge, OPEN_SECS)
+
+
+def _open_or_create(directory: Path, durable: DiskStore, clock: Clock) -> str:
+    with translated("open", directory):
+        if directory.exists() and not directory.is_dir():
+            raise NotARunError(f"open {directory}: expected a directory, found a file")
+        # A crash while the run was made may leave its record unfinished, and nothing else.
+        is_new = not directory.exists() or all(map(_is_unfinished, directory.iterdir()))
+    if is_new:
+        with translated("create", directory):
+            make_folder(LOCAL, directory, directory.parent, durable=True)
+        place = place_of(durable.directory)
+        record = create_run(durable, str(directory), clock.token(), clock.now(), place)
+        return settle(durable, record, clock).run_id
+    try:
+        return settle(durable, read_run(durable, str(directory)), clock).run_id
+    except NotARunError as error:
+        if (directory / RUN_FILE).exists():
+            raise
+        raise NotARunError(
+            f"open {directory}: it holds files and no {RUN_FILE}, so it is not a run; give a new "
+            "directory, or the run's own"
+        ) from error
+
+
+def _is_unfinished(path: Path) -> bool:
+    return path.name.startswith(".") and path.name.endswith(UNFINISHED)

@@ -1,0 +1,359 @@
+"""The trainer's link to its host's agent: calls, notices, and a new agent for one that is gone.
+
+Invariant: a checkpoint that was accepted stays in `Progress` until the agent has told that it is
+durable or has failed. A new agent is told of each of them again.
+
+An agent that does not answer any more is taken for gone (`agent.client` says when). Where it lives
+all the same, as one that was stopped, no other can take its place: calls raise until it goes on,
+and the watcher tries again every `RETRY_SECS` for as long as the manager is open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from holdfast.agent import protocol
+from holdfast.agent.agent_directory import WORDS
+from holdfast.agent.client import AgentClient, AgentGoneError
+from holdfast.agent.config import AgentConfig
+from holdfast.agent.control_block import ControlBlock, cost_word, notice_word, step_word
+from holdfast.agent.launch import ensure_agent
+from holdfast.clock import Clock
+from holdfast.errors import (
+    AgentUnavailableError,
+    FencedError,
+    HoldfastError,
+    StepNotFoundError,
+)
+from holdfast.store.run_directory import RunDirectory
+
+TRIES_MAX = 5
+WATCH_CALL_SECS = 60.0
+RETRY_SECS = 1.0
+JOIN_SECS = 0.02
+
+log = logging.getLogger(__name__)
+Answer = TypeVar("Answer", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentPlace:
+    """Where the agent put this trainer."""
+
+    folder: Path
+    words: ControlBlock
+    attempt: int
+    origin: tuple[int, int] | None
+    seat: int
+    ram_folder: Path | None
+    cursor: int
+    """Where the notices begin that concern this trainer's group."""
+
+    @property
+    def step_word(self) -> int:
+        return step_word(self.seat)
+
+    @property
+    def notice_word(self) -> int:
+        return notice_word(self.seat)
+
+    @property
+    def cost_word(self) -> int:
+        return cost_word(self.seat)
+
+
+class AgentSession:
+    """One trainer's link. `place` is replaced as a whole, under the lock."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        attach: protocol.Attach,
+        clock: Clock,
+        on_notice: Callable[[protocol.Notice], None],
+        on_return: Callable[[], None],
+        directory: RunDirectory,
+    ) -> None:
+        self._config = config
+        self._directory = directory
+        self._attach = attach
+        self._clock = clock
+        self._on_notice = on_notice
+        self._on_return = on_return
+        self._lock = threading.RLock()
+        self._clients = threading.local()
+        self._all_clients: list[AgentClient] = []
+        self._is_closed = False
+        self._generation = 0
+        self._is_return_due = False
+        self._branching: protocol.Branch | None = None
+        self._lost_at = -1.0
+        self._lost: AgentUnavailableError | None = None
+        self._watch_client: AgentClient | None = None
+        self._pending: Callable[[], tuple[protocol.Id, ...]] = tuple
+        self.place = self._join()
+        self._watcher = threading.Thread(target=self._watch, name="holdfast-watch", daemon=True)
+
+    @property
+    def group(self) -> str:
+        """The word that the processes of this start share."""
+        return self._attach.group
+
+    @property
+    def rank(self) -> int:
+        """This trainer's rank among them."""
+        return self._attach.rank
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it is the only trainer of its job."""
+        return self._attach.count == 1
+
+    def start(self, pending: Callable[[], tuple[protocol.Id, ...]]) -> None:
+        """Begins to follow the agent's notices.
+
+        `pending` returns the saves that were reported as sealed and have not ended. One that the
+        agent does not know comes back as a notice of kind `unknown`.
+        """
+        self._pending = pending
+        self._watcher.start()
+
+    def call(self, name: str, message: msgspec.Struct, kind: type[Answer]) -> Answer:
+        """Calls the agent; where it is gone, starts another, joins it and calls that.
+
+        Raises:
+            AgentUnavailableError: no agent can be started, or each one dies.
+            HoldfastError: the agent's own answer.
+        """
+        for _ in range(TRIES_MAX):
+            generation = self._generation
+            try:
+                return self._client().call(name, message, kind)
+            except AgentGoneError as error:
+                gone = error
+                self._rejoin(generation)
+        raise AgentUnavailableError(
+            f"call the agent of {self._config.run}: {TRIES_MAX} agents in a row went away "
+            f"({gone}); see its log in {self._config.run}/events"
+        )
+
+    def renew(self) -> AgentPlace:
+        """Asks the agent for this trainer's attempt: a branch of its own group moves it on.
+
+        Raises:
+            FencedError: another group has taken the run over.
+        """
+        with self._lock:
+            return self._take(self.call("attach", self._rejoining(), protocol.Attached))
+
+    def branch(self, origin: tuple[int, int] | None) -> AgentPlace:
+        """Begins a new attempt from `origin`, together with the other ranks."""
+        with self._lock:
+            request = protocol.Branch(
+                group=self._attach.group,
+                rank=self._attach.rank,
+                attempt=self.place.attempt,
+                origin=origin,
+            )
+            self._branching = request
+            return self._branch(request)
+
+    def finish_branch(self) -> None:
+        """Finish a branch whose caller was interrupted: the agent may have begun it.
+
+        Raises:
+            FencedError: another group has taken the run over.
+        """
+        with self._lock:
+            if self._branching is not None:
+                # Where the origin is gone, the timeline stays as it is.
+                with contextlib.suppress(StepNotFoundError):
+                    self._branch(self._branching)
+
+    def _branch(self, request: protocol.Branch) -> AgentPlace:
+        try:
+            place = self._take(self.call("branch", request, protocol.Attached))
+        except HoldfastError:
+            self._branching = None
+            raise
+        self._branching = None
+        return place
+
+    def tell(self, event: str, **data: object) -> None:
+        """Adds a line to the run's events."""
+        self.call("report", protocol.EventReport(event=event, data=data), protocol.Empty)
+
+    def close(self) -> None:
+        """Leaves the agent in good order and ends the watching."""
+        self._is_closed = True
+        detach = protocol.Detach(group=self._attach.group, rank=self._attach.rank)
+        # An agent that is gone needs no telling; one that comes after it sees the process.
+        with contextlib.suppress(AgentGoneError, HoldfastError):
+            self._client().call("detach", detach, protocol.Empty)
+        # The watcher may be about to ask once more, so it is interrupted until it has ended. Where
+        # it looks for another agent it ends after `starting.START_SECS`.
+        while self._watcher.is_alive():
+            if self._watch_client is not None:
+                self._watch_client.abort()
+            self._watcher.join(JOIN_SECS)
+        # The other threads that called have ended.
+        for client in self._all_clients:
+            client.close()
+        self.place.words.close()
+
+    def sockets(self) -> list[int]:
+        """Return the descriptors of the connections to the agent."""
+        clients = [*self._all_clients, *([self._watch_client] if self._watch_client else [])]
+        found = (client.fileno() for client in clients)
+        return [fd for fd in found if fd is not None]
+
+    def _client(self) -> AgentClient:
+        known: tuple[int, AgentClient] | None = getattr(self._clients, "known", None)
+        if known is None or known[0] != self._generation:
+            if known is not None and known[1] in self._all_clients:
+                known[1].close()
+                self._all_clients.remove(known[1])
+            known = (self._generation, AgentClient(self.place.folder))
+            self._clients.known = known
+            self._all_clients.append(known[1])
+        return known[1]
+
+    def _rejoining(self) -> protocol.Attach:
+        place = self.place
+        return msgspec.structs.replace(self._attach, attempt=place.attempt, origin=place.origin)
+
+    def _join(self) -> AgentPlace:
+        for _ in range(TRIES_MAX):
+            # Where the directory is gone, no agent is started for what is at its path now.
+            path = self._directory.current()
+            self._config = self._config.moved_to(path)
+            self._attach = msgspec.structs.replace(
+                self._attach, run=str(path), directory=self._directory.word
+            )
+            folder, reason = ensure_agent(self._config, self._clock)
+            if reason is not None:
+                log.warning("the agent, and RAM checkpoints with it, are in %s: %s", folder, reason)
+            client = AgentClient(folder)
+            try:
+                attached = client.call("attach", self._attach, protocol.Attached)
+                for warning in attached.warnings:
+                    log.warning("%s: %s", self._config.run, warning)
+                return _place(folder, attached)
+            except (AgentGoneError, FileNotFoundError) as error:
+                # It left between its answer and the call: the next one is started.
+                gone = error
+            finally:
+                client.close()
+        raise AgentUnavailableError(f"join the agent in {folder}: {gone}")
+
+    def _rejoin(self, generation: int) -> None:
+        asked_at = self._clock.monotonic()
+        with self._lock:
+            if self._is_closed:
+                raise AgentUnavailableError("the manager is closed")
+            if self._generation == generation:
+                self._join_another(asked_at)
+        self._return()
+
+    def _join_another(self, asked_at: float) -> None:
+        if self._lost is not None and self._lost_at >= asked_at:
+            # Another thread looked while this one waited: one look serves all who wait.
+            raise AgentUnavailableError(str(self._lost))
+        log.warning("the agent of %s is gone; starting another", self._config.run)
+        old = self.place
+        self._attach = self._rejoining()
+        try:
+            place = self._join()
+        except AgentUnavailableError as error:
+            self._lost, self._lost_at = error, self._clock.monotonic()
+            raise
+        # What this trainer said of itself may not have reached the new words.
+        values = place.words.values
+        values[place.step_word] = old.words.values[old.step_word]
+        values[place.notice_word] = old.words.values[old.notice_word]
+        values[place.cost_word] = old.words.values[old.cost_word]
+        self.place, self._is_return_due = place, True
+        self._generation += 1
+
+    def _return(self) -> None:
+        """Tell a new agent what is under way.
+
+        Where an exception interrupts the thread that joined it, the watcher does so: it finds its
+        own connection broken, and comes here after the one that joined.
+        """
+        if self._is_return_due:
+            self._on_return()
+            self._is_return_due = False
+
+    def _take(self, attached: protocol.Attached) -> AgentPlace:
+        self.place = replace(
+            self.place, attempt=attached.attempt, origin=attached.origin, seat=attached.seat
+        )
+        return self.place
+
+    def _watch(self) -> None:
+        cursor, generation = 0, -1
+        while not self._is_closed:
+            if generation != self._generation:
+                cursor, generation = self.place.cursor, self._generation
+                if self._watch_client is not None:
+                    self._watch_client.close()
+                self._watch_client = AgentClient(self.place.folder, WATCH_CALL_SECS)
+            request = protocol.Watch(
+                group=self._attach.group,
+                rank=self._attach.rank,
+                cursor=cursor,
+                pending=self._pending(),
+            )
+            try:
+                assert self._watch_client is not None
+                answer = self._watch_client.call("watch", request, protocol.Notices)
+            except (AgentGoneError, AgentUnavailableError):
+                if not self._is_closed and not self._recover(generation):
+                    return
+                continue
+            cursor = answer.cursor
+            for notice in answer.notices:
+                self._on_notice(notice)
+            for unknown in answer.unknown:
+                self._on_notice(protocol.Notice(kind="unknown", id=unknown))
+        if self._watch_client is not None:
+            self._watch_client.close()
+
+    def _recover(self, generation: int) -> bool:
+        try:
+            self._rejoin(generation)
+        except FencedError as error:
+            notice = protocol.Notice(kind="fenced", reason=str(error), data=self._attach.group)
+            self._on_notice(notice)
+            return False
+        except HoldfastError as error:
+            if self._is_closed:
+                return False
+            log.warning("no agent for %s: %s", self._config.run, error)
+            if self._directory.is_gone():
+                self._on_notice(protocol.Notice(kind="lost", reason=str(error)))
+                return False
+            self._on_notice(protocol.Notice(kind="unavailable", reason=str(error)))
+            self._clock.sleep(RETRY_SECS)
+        return True
+
+
+def _place(folder: Path, attached: protocol.Attached) -> AgentPlace:
+    return AgentPlace(
+        folder=folder,
+        words=ControlBlock(folder / WORDS),
+        attempt=attached.attempt,
+        origin=attached.origin,
+        seat=attached.seat,
+        ram_folder=Path(attached.ram_folder) if attached.ram_folder else None,
+        cursor=attached.cursor,
+    )

@@ -1,0 +1,198 @@
+"""How a run ends with its last step durable: what each rank has of it, and what all do then.
+
+All ranks do the same: where one of them did something else, the parts would never be a checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+
+import msgspec
+
+from holdfast.agent.protocol import Empty, Sealed
+from holdfast.engine.reading.view import View
+from holdfast.errors import InvalidArgumentError, SaveFailedError
+from holdfast.format.json_codec import decode
+from holdfast.format.names import CheckpointId
+from holdfast.job.rendezvous import Rendezvous, json_text
+from holdfast.manager.restore_votes import Votes
+from holdfast.manager.restorer import Restorer
+
+FINISH_SECS = 3600.0
+"""How long the ranks wait for the slowest one, which may be several steps behind."""
+
+SEAL_SECS = 600.0
+
+FINISH = "finish the run"
+RAM, DURABLE = "ram", "durable"
+
+
+class Having(Enum):
+    """What a rank has of the last step, the least first."""
+
+    NOTHING = 0
+    IN_RAM = 1
+    """A part that was sealed in RAM, or is on its way there, and is not to become durable."""
+    DURABLE = 2
+    """A part that is durable, or on its way there; or the run was preempted before that step."""
+
+
+class FinishPlan(Enum):
+    """What every rank does."""
+
+    NOTHING = 0
+    MAKE_DURABLE = 1
+    """Have the agent make the part durable that is in RAM."""
+    SAVE = 2
+    SAVE_AGAIN = 3
+    """Save over what some of the ranks have, as a branch of the run."""
+
+
+def having_of(
+    checkpoint: CheckpointId, rank: int, view: View, *, is_accepted: bool, is_due: bool
+) -> Having:
+    """Return what this rank has of the last step.
+
+    Args:
+        checkpoint: the last step, in the present attempt.
+        rank: this rank.
+        view: what can be read now.
+        is_accepted: a save of the step was taken in this attempt, and is sealed unless it failed.
+        is_due: that save is on its way to the durable tier.
+    """
+    durable = view.listings[DURABLE]
+    on_timeline = [c for c in view.timeline if c.step == checkpoint.step]
+    if is_due or any(c in durable and durable[c].is_committed for c in on_timeline):
+        return Having.DURABLE
+    in_ram = view.listings.get(RAM, {}).get(checkpoint)
+    if is_accepted and in_ram is not None and rank in in_ram.parts:
+        return Having.IN_RAM
+    return Having.NOTHING
+
+
+class Ending(msgspec.Struct, frozen=True, array_like=True):
+    """One rank's step, and what it has of it."""
+
+    step: int
+    having: Having
+
+
+def plan_of(endings: Sequence[Ending]) -> FinishPlan:
+    """Return what all ranks do; `endings` is in the order of ranks.
+
+    Raises:
+        InvalidArgumentError: they were given different steps.
+    """
+    for rank, ending in enumerate(endings):
+        if ending.step != endings[0].step:
+            raise InvalidArgumentError(
+                f"finish step {endings[0].step}: expected the same step on every rank, found "
+                f"{ending.step} on rank {rank}"
+            )
+    found = {ending.having for ending in endings}
+    if found == {Having.DURABLE}:
+        return FinishPlan.NOTHING
+    if found == {Having.NOTHING}:
+        return FinishPlan.SAVE
+    return FinishPlan.SAVE_AGAIN if Having.NOTHING in found else FinishPlan.MAKE_DURABLE
+
+
+class Agreed(msgspec.Struct, frozen=True):
+    """What rank 0 answers."""
+
+    plan: FinishPlan
+
+
+def agreed_plan(decisions: Rendezvous, votes: Votes, ending: Ending) -> FinishPlan:
+    """Return what all ranks do, once each has reported what it has.
+
+    Raises:
+        InvalidArgumentError: the ranks were given different steps.
+        ProcessLostError: another rank has ended, or did not come.
+    """
+
+    def judged(values: list[str]) -> str:
+        return json_text(Agreed(plan_of([decode(value, Ending) for value in values])))
+
+    answer = decisions.decide(FINISH, json_text(ending), judged, FINISH_SECS, lambda: votes.trouble)
+    return decode(answer, Agreed).plan
+
+
+class Finisher:
+    """Ends a run. Owned by the training thread."""
+
+    def __init__(self, decisions: Rendezvous, votes: Votes, restorer: Restorer) -> None:
+        self._decisions = decisions
+        self._votes = votes
+        self._restorer = restorer
+
+    def finish(self, step: int, save: Callable[[int], bool]) -> bool:
+        """Make `step` durable; `save` saves it whatever the policies say.
+
+        Returns:
+            Whether it was not durable, nor on its way, before.
+        """
+        restorer = self._restorer
+        if restorer.steps.is_preempted_before(step):
+            return False
+        restorer.progress.wait(lambda sealed, finished: sealed, SEAL_SECS)
+        checkpoint = CheckpointId(step, restorer.link.place.attempt)
+        with self._decisions.telling(FINISH):
+            having = having_of(
+                checkpoint,
+                restorer.link.rank,
+                restorer.look(),
+                is_accepted=step in restorer.steps.accepted,
+                is_due=restorer.progress.is_becoming_durable(checkpoint),
+            )
+        match agreed_plan(self._decisions, self._votes, Ending(step, having)):
+            case FinishPlan.NOTHING:
+                return False
+            case FinishPlan.MAKE_DURABLE:
+                if having is Having.IN_RAM:
+                    self._make_durable(checkpoint)
+                return True
+            case FinishPlan.SAVE:
+                restorer.check_order(step, force=True)
+            case FinishPlan.SAVE_AGAIN:
+                restorer.branch_at(step)
+        return self._save(step, save)
+
+    def close(self, *, warns: bool) -> None:
+        """Warn, where `warns`, if the run ends well and leaves its last step behind."""
+        place, steps = self._restorer.link.place, self._restorer.steps
+        is_preempted = steps.preempted_at is not None or place.words.values[place.notice_word]
+        if warns and not is_preempted and self._restorer.link.rank == 0:
+            steps.warn_unfinished()
+
+    def _save(self, step: int, save: Callable[[int], bool]) -> bool:
+        """Save it although an earlier save has failed; then raise what that has met."""
+        place, failure = self._restorer.link.place, None
+        self._restorer.steps.last = place.words.values[place.step_word] = step
+        while True:
+            try:
+                is_taken = save(step)
+                break
+            except SaveFailedError as error:
+                # Each failure is raised once, so this ends.
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return is_taken
+
+    def _make_durable(self, checkpoint: CheckpointId) -> None:
+        """Have the agent make this rank's part durable, which is in RAM."""
+        link, progress = self._restorer.link, self._restorer.progress
+        sealed = Sealed(
+            rank=link.rank,
+            id=(checkpoint.step, checkpoint.attempt),
+            part_count=self._decisions.count,
+            tier="ram",
+            durable=True,
+            again=True,
+        )
+        progress.accept(checkpoint, durable=True, by_step=True)
+        progress.seal(checkpoint, sealed)
+        link.call("sealed", sealed, Empty)
+        progress.reported(checkpoint)

@@ -1,0 +1,187 @@
+"""A user's own policies: they run here, on a background thread of rank 0's trainer.
+
+A save policy is asked for each published step in turn; its yes becomes a target step at the agent.
+A preservation policy is asked when the agent says that something could be removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from holdfast.agent import protocol
+from holdfast.clock import Clock
+from holdfast.engine.reading.metadata import metadata_of
+from holdfast.engine.reading.view import View
+from holdfast.errors import HoldfastError
+from holdfast.format.records import decode_metrics
+from holdfast.job.options import Options
+from holdfast.manager.agent_session import AgentSession
+from holdfast.policy import preservation_policy, save_decision_policy
+from holdfast.policy.contexts import CheckpointInfo, PreservationContext, SaveContext
+from holdfast.policy.preservation_policy import PreservationPolicy, kept
+from holdfast.policy.save_decision_policy import SaveDecisionPolicy, due
+
+POLL_SECS = 0.005
+CATCH_UP_STEPS_MAX = 10_000
+CLOSE_SECS = 60.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserPolicies:
+    """The shares of the policies that are a user's own."""
+
+    durable: SaveDecisionPolicy | None
+    ram: SaveDecisionPolicy | None
+    preservation: PreservationPolicy | None
+    history: list[CheckpointInfo] = field(default_factory=list)
+
+    @property
+    def asks_to_save(self) -> bool:
+        """Whether a save policy is among them, which wants to see what was saved."""
+        return self.durable is not None or self.ram is not None
+
+    @property
+    def is_any(self) -> bool:
+        """Whether there is anything to ask."""
+        return any(p is not None for p in (self.durable, self.ram, self.preservation))
+
+
+def user_policies(options: Options, rank: int) -> UserPolicies:
+    """The shares that are a user's own; rank 0 alone evaluates them."""
+    if rank != 0:
+        return UserPolicies(durable=None, ram=None, preservation=None)
+    ram = options.ram.save_decision_policy if options.ram is not None else None
+    return UserPolicies(
+        durable=save_decision_policy.split(options.save).by_user,
+        ram=save_decision_policy.split(ram).by_user if ram is not None else None,
+        preservation=preservation_policy.split(options.preservation).by_user,
+    )
+
+
+def history(view: View) -> list[CheckpointInfo]:
+    """The checkpoints of the timeline, as policies see them."""
+    found = [metadata_of(view.sources(checkpoint)) for checkpoint in view.sound()]
+    return [CheckpointInfo(one.step, one.time, one.metrics) for one in found]
+
+
+class UserPolicyThread:
+    """Asks them. `published` gives the last step; `is_saving` and `is_preempted` the context."""
+
+    def __init__(
+        self,
+        policies: UserPolicies,
+        link: AgentSession,
+        clock: Clock,
+        published: Callable[[], int],
+        context: Callable[[], tuple[bool, bool]],
+        on_error: Callable[[HoldfastError], None],
+    ) -> None:
+        self._policies = policies
+        self._link = link
+        self._clock = clock
+        self._published = published
+        self._context = context
+        self._on_error = on_error
+        self._asked = published()
+        self._lock = threading.Lock()
+        self._to_judge: list[dict[str, Any]] | None = None
+        self._unanswered: list[dict[str, Any]] = []
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="holdfast-policies", daemon=True)
+        self._thread.start()
+
+    def notice(self, notice: protocol.Notice) -> None:
+        """Takes what the agent tells; called on the watcher's thread."""
+        with self._lock:
+            if notice.kind == "judge":
+                self._to_judge = notice.data
+            elif notice.kind == "committed" and notice.data is not None:
+                self._policies.history.append(_info(notice.data))
+                self._policies.history.sort(key=lambda info: info.step)
+
+    def close(self) -> None:
+        """Ends the thread, after a last judgement that is due.
+
+        A policy of the user's own that does not return in `CLOSE_SECS` is left behind, with what
+        it has not judged; the thread ends with the process.
+        """
+        self._closed.set()
+        self._thread.join(CLOSE_SECS)
+        if self._thread.is_alive():
+            log.warning("a policy of the user's own did not return in %.0f s", CLOSE_SECS)
+
+    def _run(self) -> None:
+        while not self._closed.wait(POLL_SECS):
+            self._act()
+        self._act()
+
+    def _act(self) -> None:
+        try:
+            self._ask_to_save()
+            self._judge()
+        except HoldfastError as error:
+            log.warning("a policy of the user's own failed: %s", error)
+            self._on_error(error)
+        except Exception as error:
+            # The user's code runs here; its error is the trainer's to see.
+            log.warning("a policy of the user's own failed", exc_info=True)
+            self._on_error(HoldfastError(f"a policy of your own raised {error!r}"))
+        if self._unanswered:
+            # Where the policy fails all are kept. The agent is answered for those that wait, after
+            # the error is queued, so that a wait raises it.
+            unanswered, self._unanswered = self._unanswered, []
+            with contextlib.suppress(HoldfastError):
+                self._answer(unanswered, (True,) * len(unanswered))
+
+    def _ask_to_save(self) -> None:
+        published = self._published()
+        steps = range(max(self._asked + 1, published - CATCH_UP_STEPS_MAX), published + 1)
+        self._asked = published
+        for is_durable, policy in ((True, self._policies.durable), (False, self._policies.ram)):
+            if policy is not None and any(self._is_due(policy, step) for step in steps):
+                request = protocol.RequestSave(durable=is_durable, reason=type(policy).__name__)
+                self._link.call("request", request, protocol.Requested)
+
+    def _is_due(self, policy: SaveDecisionPolicy, step: int) -> bool:
+        is_saving, is_preempted = self._context()
+        context = SaveContext(
+            now=self._clock.now(),
+            is_saving_in_progress=is_saving,
+            reached_preemption=is_preempted,
+        )
+        with self._lock:
+            history = tuple(self._policies.history)
+        return due(policy, step, history, context=context)
+
+    def _judge(self) -> None:
+        with self._lock:
+            to_judge, self._to_judge = self._to_judge, None
+        if to_judge is None or self._policies.preservation is None:
+            return
+        infos = [_info(entry) for entry in to_judge]
+        context = PreservationContext(self._clock.now())
+        self._unanswered = to_judge
+        keep = kept(self._policies.preservation, infos, context=context)
+        self._unanswered = []
+        self._answer(to_judge, keep)
+
+    def _answer(self, judged: Sequence[Mapping[str, Any]], keep: Sequence[bool]) -> None:
+        ids = tuple(
+            (entry["id"][0], entry["id"][1])
+            for entry, is_kept in zip(judged, keep, strict=True)
+            if is_kept
+        )
+        self._link.call("judged", protocol.Judged(keep=ids), protocol.Empty)
+
+
+def _info(entry: Mapping[str, Any]) -> CheckpointInfo:
+    time = datetime.fromisoformat(entry["time"])
+    return CheckpointInfo(entry["id"][0], time, decode_metrics(entry["metrics"]))

@@ -1,0 +1,1 @@
+"""The RAM of a run's other hosts, over HTTP."""

@@ -1,0 +1,122 @@
+"""Where an agent serves its peers, and what it asks of them: the settings, checked.
+
+It listens on loopback unless an address or an interface is named, and never on all of them. The
+token comes from a file, because a command line is everybody's to see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+
+import msgspec
+import psutil
+
+from holdfast.errors import InvalidArgumentError, StorageError
+from holdfast.peers.tls import PeerTls
+from holdfast.peers.wire import check_token
+
+LOOPBACK = "127.0.0.1"
+TOKEN_FILE_SIZE_MAX_BYTES = 4096
+BACKLOG = 64
+
+
+class PeerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How an agent serves its peers. `address` may name an interface; port 0 takes a free one."""
+
+    token_file: str
+    address: str = LOOPBACK
+    port: int = 0
+    tls: PeerTls | None = None
+
+
+def read_token(path: str) -> str:
+    """The token in a file; white space around it does not count.
+
+    Raises:
+        StorageError: there is no such file, or others may read it though it is this user's.
+        InvalidArgumentError: what is in it cannot be a token.
+    """
+    try:
+        with open(path, "rb") as file:
+            state = os.fstat(file.fileno())
+            data = file.read(TOKEN_FILE_SIZE_MAX_BYTES)
+    except OSError as error:
+        raise StorageError(f"read the peers' token {path}: {error.strerror}") from error
+    # One that the system put there for this process, as a mounted secret, has the system's mode.
+    if state.st_uid == os.geteuid() and state.st_mode & 0o077:
+        raise StorageError(
+            f"read the peers' token {path}: expected a file of this user alone, found mode "
+            f"{state.st_mode & 0o777:o}; chmod it to 600, and make a new token"
+        )
+    return check_token(data.decode("ascii", "replace").strip(), path)
+
+
+def make_token(path: str, token: str) -> None:
+    """Writes the run's token where none stands yet; it is this user's alone.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    unfinished = f"{path}.{token[:8]}.unfinished"
+    try:
+        if os.path.lexists(path):
+            return
+        with open(os.open(unfinished, flags, 0o600), "wb") as file:
+            file.write(token.encode("ascii"))
+            file.flush()
+            os.fsync(file.fileno())
+        # Of two at once one stays; nobody reads half of it.
+        with contextlib.suppress(FileExistsError):
+            os.link(unfinished, path)
+        os.unlink(unfinished)
+    except OSError as error:
+        raise StorageError(f"write the peers' token {path}: {error.strerror}") from error
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """A socket that listens on one address: the given one, or the first one of that interface.
+
+    Raises:
+        InvalidArgumentError: it is neither, or means every interface.
+        StorageError: the system refuses it, as where the port is taken.
+    """
+    host = _host(address)
+    family = socket.AF_INET6 if host.version == 6 else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((str(host), port))
+        listener.listen(BACKLOG)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise StorageError(
+            f"serve peers at {host}, port {port}: {error}; choose another address or port"
+        ) from error
+    listener.setblocking(False)
+    return listener
+
+
+def _host(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    with contextlib.suppress(ValueError):
+        host = ipaddress.ip_address(address)
+        if host.is_unspecified:
+            raise InvalidArgumentError(
+                f"serve peers at {address}: that is every interface; name the one that is meant"
+            )
+        return host
+    interfaces = psutil.net_if_addrs()
+    families = (socket.AF_INET, socket.AF_INET6)
+    found = [a for a in interfaces.get(address, ()) if a.family in families]
+    for one in sorted(found, key=lambda a: families.index(a.family)):
+        # A link-local address means nothing without its interface.
+        host = ipaddress.ip_address(one.address.partition("%")[0])
+        if not host.is_link_local:
+            return host
+    raise InvalidArgumentError(
+        f"serve peers at {address}: expected an address, or an interface that has one, of "
+        f"{sorted(interfaces)}"
+    )

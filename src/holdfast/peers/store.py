@@ -1,0 +1,170 @@
+"""A peer's RAM tier, read over HTTP: what another host's agent holds of this run.
+
+A peer's memory is its own: nothing is written or deleted here. Bytes come straight into the memory
+that is to hold them, on a connection a thread. What comes is not to be trusted: sizes and ranges
+are compared with what was asked for, and digests are the engine's to check.
+
+While a reader is open its connections keep the object open over there. A peer gives that up where
+nothing is asked for some seconds, and then a read may fail because the object is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import NoReturn
+
+import msgspec
+
+from holdfast.clock import Clock
+from holdfast.errors import InvalidArgumentError, StorageError
+from holdfast.format.buffers import Buffer
+from holdfast.format.json_codec import decode
+from holdfast.format.sealed import RECORD_SIZE_MAX_BYTES
+from holdfast.peers.client import Connections, Peer, PeerAccess
+from holdfast.peers.connection import BadAnswerError, PeerBounds, PeerConnection
+from holdfast.peers.wire import (
+    NAMES,
+    NAMES_SIZE_MAX_BYTES,
+    OBJECTS,
+    ObjectNames,
+    content_range,
+    target_of,
+)
+from holdfast.store.contract import Reader, StoredObject, check_key
+
+
+class PeerStore:
+    """The reading half of the contract over a peer's RAM tier; threads may share it.
+
+    Raises:
+        InvalidArgumentError: the token cannot be one.
+        StorageError: the TLS files are not what they should be.
+    """
+
+    tier = "peer"
+
+    def __init__(self, access: PeerAccess, clock: Clock, bounds: PeerBounds | None = None) -> None:
+        self.name = f"peer {access.address.authority}"
+        self._run_id = access.run_id
+        self._peer = Peer(access, clock, bounds or PeerBounds())
+        self._connections = Connections(self._peer)
+
+    def __repr__(self) -> str:
+        return f"PeerStore({self.name})"
+
+    def get(self, key: str) -> bytes:
+        def use(connection: PeerConnection, answer: http.client.HTTPResponse) -> bytes:
+            return connection.receive_bytes(answer, RECORD_SIZE_MAX_BYTES)
+
+        return self._connections.ask("GET", target_of(self._run_id, OBJECTS, key), use)
+
+    @contextlib.contextmanager
+    def open(self, key: str) -> Iterator[Reader]:
+        with contextlib.closing(Connections(self._peer)) as connections:
+            yield _PeerReader(connections, target_of(self._run_id, OBJECTS, key))
+
+    def list(self, prefix: str) -> Iterator[StoredObject]:
+        def use(connection: PeerConnection, answer: http.client.HTTPResponse) -> ObjectNames:
+            return _names(connection.receive_bytes(answer, NAMES_SIZE_MAX_BYTES), prefix)
+
+        found = self._connections.ask("GET", target_of(self._run_id, NAMES, prefix), use)
+        return (StoredObject(key, size_bytes) for key, size_bytes in found.objects)
+
+    def close(self) -> None:
+        """Closes the connections that no reader has."""
+        self._connections.close()
+
+    def put(self, key: str, size_bytes: int, blocks: Iterable[Buffer]) -> None:
+        self._refuse("put", key)
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        self._refuse("put", key)
+
+    def link(self, source_key: str, key: str) -> None:
+        self._refuse("link", key)
+
+    def delete(self, *keys: str) -> None:
+        self._refuse("delete", *keys)
+
+    def discard_unfinished(self, prefix: str) -> None:
+        self._refuse("clean up", prefix)
+
+    def _refuse(self, action: str, *keys: str) -> NoReturn:
+        named = ", ".join(map(check_key, keys))
+        raise StorageError(
+            f"{action} {named} at {self.name}: a peer's memory is its own; it can be read"
+        )
+
+
+class _PeerReader:
+    """An object of a peer, open for ranged reads by any thread."""
+
+    def __init__(self, connections: Connections, target: str) -> None:
+        def use(connection: PeerConnection, answer: http.client.HTTPResponse) -> tuple[int, str]:
+            size, tag = answer.getheader("Content-Length", ""), answer.getheader("ETag")
+            if not (size.isascii() and size.isdecimal()) or tag is None or not tag.isascii():
+                raise BadAnswerError(f"expected a size and a tag, found {size!r} and {tag!r}")
+            connection.receive(answer, memoryview(b""))
+            return int(size), tag
+
+        self._connections = connections
+        self._target = target
+        self._size_bytes, self._tag = connections.ask("HEAD", target, use)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size_bytes
+
+    def read_into(self, offset_bytes: int, target: memoryview) -> None:
+        with target.cast("B") as view:
+            self._read_into(offset_bytes, view)
+
+    def _read_into(self, offset_bytes: int, target: memoryview) -> None:
+        stop = offset_bytes + len(target)
+        where = f"{self._target} bytes [{offset_bytes}, {stop})"
+        if stop > self._size_bytes:
+            raise StorageError(
+                f"read {self._connections.peer.name}: {where}: the object ends at "
+                f"{self._size_bytes}"
+            )
+        if not len(target):
+            return
+        expected = (content_range(offset_bytes, stop, self._size_bytes), str(len(target)))
+
+        def use(connection: PeerConnection, answer: http.client.HTTPResponse) -> None:
+            found = answer.getheader("Content-Range"), answer.getheader("Content-Length")
+            if found != expected or answer.chunked:
+                raise BadAnswerError(f"expected the range and size {expected}, found {found}")
+            connection.receive(answer, target)
+
+        headers = {"Range": f"bytes={offset_bytes}-{stop - 1}", "If-Match": self._tag}
+        self._connections.ask("GET", self._target, use, headers, where)
+
+    def view(self) -> memoryview | None:
+        return None
+
+    def lend(self) -> memoryview | None:
+        return None
+
+
+def _names(data: bytes, prefix: str) -> ObjectNames:
+    """The names in an answer, checked.
+
+    Raises:
+        BadAnswerError: they are not names below `prefix` in their order.
+    """
+    try:
+        names = decode(data, ObjectNames)
+        for key, size_bytes in names.objects:
+            check_key(key)
+            if not key.startswith(f"{prefix}/") or size_bytes < 0:
+                raise BadAnswerError(f"{key[:200]!r} of {size_bytes} bytes is not below {prefix}")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, InvalidArgumentError) as error:
+        raise BadAnswerError(f"expected names below {prefix}: {error}") from error
+    keys = [key for key, _ in names.objects]
+    if any(a >= b for a, b in itertools.pairwise(keys)):
+        raise BadAnswerError(f"expected names below {prefix} in their order, each once")
+    return names

@@ -1,0 +1,141 @@
+"""What a peer is asked and what it answers: HTTP targets, ranges, and two small JSON bodies.
+
+    GET, HEAD /RUN_ID/objects/KEY       the bytes of one object, whole or one range of them
+    GET       /RUN_ID/names/PREFIX      a `ObjectNames`
+    GET       /RUN_ID/status/HOST       what this agent says of itself; HOST's agent asks
+    POST      /RUN_ID/messages/HOST     one message of the hosts' agreement, from HOST's agent
+
+Both ends read these from the other one, so what is parsed here is matched whole or refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from holdfast.errors import InvalidArgumentError
+from holdfast.peers.connection import PeerAddress, parse_address
+from holdfast.store.contract import check_key
+
+OBJECTS = "objects"
+NAMES = "names"
+MESSAGES = "messages"
+STATUS = "status"
+ADDRESS_HEADER = "Holdfast-Address"
+"""Where the agent that sends a message is answered."""
+HOSTS_HEADER = "Holdfast-Hosts"
+"""Where other hosts' agents are reached, as far as that agent knows."""
+HOSTS_SIZE_MAX_BYTES = 4000
+ATTEMPT_HEADER = "Holdfast-Attempt"
+ERROR_HEADER = "Holdfast-Error"
+"""Names the class of the error in a refusal: the answer to HEAD has no body."""
+NAMES_SIZE_MAX_BYTES = 64 * 1024 * 1024
+
+TOKEN_LENGTH_MIN = 32
+_TOKEN = re.compile(r"[!-~]{32,256}")
+_RANGE = re.compile(r"bytes=([0-9]{1,19})-([0-9]{1,19})")
+
+
+class ObjectNames(msgspec.Struct, frozen=True):
+    """(key, size in bytes) of each object below a prefix, in the order of the keys."""
+
+    objects: tuple[tuple[str, int], ...]
+
+
+class HttpRefusal(msgspec.Struct, frozen=True):
+    """Why there is no answer."""
+
+    message: str
+
+
+def target_of(run_id: str, kind: str, key: str) -> str:
+    """The request's target for an object, or for the names below a prefix.
+
+    Raises:
+        InvalidArgumentError: `key` is none.
+    """
+    check_key(key)
+    try:
+        return f"/{run_id}/{kind}/{quote(key, safe='/')}"
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(f"key {key!r}: expected one that UTF-8 can encode") from error
+
+
+def parse_target(target: str) -> tuple[str, str, str]:
+    """(run id, kind, key) of a request's target, decoded once.
+
+    Raises:
+        InvalidArgumentError: it is no such target, or its key could lead outside of the store.
+    """
+    try:
+        decoded = unquote(target, errors="strict")
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(f"target {target[:200]!r}: it is not UTF-8") from error
+    root, run_id, kind, key = (*decoded.split("/", 3), "", "", "", "")[:4]
+    if root or kind not in (OBJECTS, NAMES, STATUS, MESSAGES):
+        raise InvalidArgumentError(
+            f"target {target[:200]!r}: expected /RUN_ID/{OBJECTS}/KEY, /RUN_ID/{NAMES}/PREFIX, "
+            f"/RUN_ID/{STATUS}/HOST or /RUN_ID/{MESSAGES}/HOST"
+        )
+    return run_id, kind, check_key(key)
+
+
+def hosts_text(addresses: Mapping[str, PeerAddress]) -> str:
+    """What `HOSTS_HEADER` says of these hosts: of those whose agents started last, if not of all.
+
+    An agent that was started anew is reached elsewhere than the others think.
+    """
+    newest_first = sorted(addresses.items(), key=lambda item: (-item[1].since, item[0]))
+    told, size_bytes = [], 0
+    for host, address in newest_first:
+        one = f"{quote(host, safe='')}={quote(str(address), safe='')}"
+        size_bytes += len(one) + 1
+        if size_bytes > HOSTS_SIZE_MAX_BYTES:
+            break
+        told.append(one)
+    return ",".join(told)
+
+
+def parse_hosts(header: str) -> dict[str, PeerAddress]:
+    """The addresses that `hosts_text` told of.
+
+    Raises:
+        InvalidArgumentError: it is no such text.
+    """
+    pairs = [one.partition("=") for one in header.split(",")] if header else []
+    return {unquote(host): parse_address(unquote(address)) for host, _, address in pairs}
+
+
+def parse_range(header: str, size_bytes: int) -> tuple[int, int] | None:
+    """The half-open range that a `Range` header asks for; None where the object has none such.
+
+    Raises:
+        InvalidArgumentError: it is not one range with both ends.
+    """
+    match = _RANGE.fullmatch(header)
+    if match is None:
+        raise InvalidArgumentError(f"range {header[:100]!r}: expected bytes=FIRST-LAST")
+    start, stop = int(match[1]), int(match[2]) + 1
+    return (start, stop) if start < stop <= size_bytes else None
+
+
+def content_range(start: int, stop: int, size_bytes: int) -> str:
+    """The `Content-Range` of a half-open range."""
+    return f"bytes {start}-{stop - 1}/{size_bytes}"
+
+
+def check_token(token: str, where: str) -> str:
+    """`token`, if it can be one: long enough, and fit for a header.
+
+    Raises:
+        InvalidArgumentError: it cannot; the message does not show it.
+    """
+    if _TOKEN.fullmatch(token) is None:
+        raise InvalidArgumentError(
+            f"{where}: expected a token of {TOKEN_LENGTH_MIN} to 256 visible ASCII characters, "
+            f"found {len(token)} characters"
+        )
+    return token

@@ -1,0 +1,115 @@
+"""The agent's deeds at its stores: which of them wait for which."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from holdfast.agent.config import AgentConfig
+from holdfast.agent.retention import Retention
+from holdfast.agent.state import AgentState, open_state
+from holdfast.agent.storage_worker import StorageWorker
+from holdfast.clock import SystemClock
+from holdfast.coordination import effects, inputs
+from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt
+from holdfast.engine.lifecycle.catalog import list_checkpoints
+from holdfast.engine.lifecycle.commit import remove
+from holdfast.peers.directory import PeerDirectory
+from holdfast.store.file_system import LOCAL
+from tests.engine.making import RUN_ID, TIME, Made, memory_folder
+
+WAIT_SECS = 10.0
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[AgentState]:
+    with memory_folder() as folder:
+        config = AgentConfig(run=str(tmp_path), run_id=RUN_ID, host="a", folder=folder)
+        made = open_state(config, SystemClock(), LOCAL)
+        start = AttemptStart(run_id=RUN_ID, origin=None, host="a", pid=1, time=TIME)
+        begin_attempt(made.durable, 1, start)
+        yield made
+        made.ram.close()
+
+
+@pytest.fixture
+def told() -> list[int]:
+    """The steps whose manifests were written."""
+    return []
+
+
+@pytest.fixture
+def storing(state: AgentState, told: list[int]) -> Iterator[StorageWorker]:
+    peers = PeerDirectory(RUN_ID, SystemClock())
+    made = StorageWorker(state, peers, lambda manifest, secs: told.append(manifest.step))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def made(state: AgentState) -> Made:
+    """A checkpoint whose only part is durable."""
+    made = Made()
+    made.add(("w",), np.arange(8))
+    made.write(state.durable)
+    return made
+
+
+def test_a_commit_does_not_wait_for_the_bytes_of_the_next_checkpoint(
+    storing: StorageWorker, made: Made, told: list[int]
+) -> None:
+    """They may take as long as the ones before: what is durable would count that much later."""
+    is_written = threading.Event()
+
+    async def both() -> inputs.CommitWritten | inputs.CommitFailed:
+        writing = asyncio.create_task(storing.write(is_written.wait, WAIT_SECS))
+        await asyncio.sleep(0)
+        try:
+            async with asyncio.timeout(WAIT_SECS / 2):
+                return await storing.commit(effects.Commit(made.id, 1))
+        finally:
+            is_written.set()
+            await writing
+
+    assert asyncio.run(both()) == inputs.CommitWritten(made.id)
+    assert told == [made.id.step]
+
+
+def test_what_is_being_removed_is_not_committed(
+    state: AgentState, storing: StorageWorker, made: Made, told: list[int]
+) -> None:
+    async def both() -> inputs.CommitWritten | inputs.CommitFailed:
+        with storing.alone_with(made.id):
+            committing = asyncio.create_task(storing.commit(effects.Commit(made.id, 1)))
+            await asyncio.sleep(0.2)
+            assert not committing.done()
+            (listing,) = list_checkpoints(state.durable).values()
+            remove(state.durable, made.id, listing)
+        return await committing
+
+    assert isinstance(asyncio.run(both()), inputs.CommitFailed)
+    assert not told
+    assert not list_checkpoints(state.durable)
+
+
+def test_a_removal_waits_for_the_commit_of_what_it_removes(
+    state: AgentState, storing: StorageWorker, made: Made
+) -> None:
+    agreeing: Any = SimpleNamespace(agreement=SimpleNamespace(attempt=1))
+    keeper = Retention(state, storing, agreeing)
+    with ThreadPoolExecutor(1) as pool:
+        with storing.alone_with(made.id):
+            removing = pool.submit(keeper._remove_everywhere, made.id)
+            with pytest.raises(TimeoutError):
+                removing.result(0.2)
+            assert list_checkpoints(state.durable)
+        removing.result(WAIT_SECS)
+    assert not list_checkpoints(state.durable)

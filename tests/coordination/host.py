@@ -1,0 +1,486 @@
+"""One host of the simulator: its RAM, words and processes, and the shell that carries out effects.
+
+The machine of an agent dies with the agent; RAM, words and the group's file stay, until the host
+itself is lost.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from holdfast.coordination import effects as ef
+from holdfast.coordination import inputs as fa
+from holdfast.coordination.messages import AnyMessage, TargetKind
+from holdfast.coordination.node import Node
+from holdfast.coordination.turn import AgentIdentity
+from holdfast.format.names import CheckpointId
+
+if TYPE_CHECKING:
+    from tests.coordination.trainer import Trainer
+    from tests.coordination.world import World
+
+NEVER = 1 << 62
+MESSAGES_MAX = 4
+"""The newest messages that wait in the sockets of an agent that is stopped."""
+TICK_SECS_MIN = 0.001
+
+
+@dataclass
+class GroupFile:
+    """What an agent leaves for the next one on its host."""
+
+    group: str
+    attempt: int
+    leader: str
+    successors: tuple[str, ...]
+    origin: CheckpointId | None
+    rank_count: int
+    is_broken: bool = False
+    lost: set[int] = field(default_factory=set)
+    ended_attempt: int = 0
+
+
+@dataclass
+class Host:
+    world: World
+    name: str
+    domain: str
+    is_up: bool = True
+    agent: Node | None = None
+    life: int = 0
+    is_halted: bool = False
+    """Its agent was stopped: what comes to it waits, messages not for long."""
+    waiting: list[fa.Fact] = field(default_factory=list)
+    ram: dict[CheckpointId, dict[int, bool]] = field(default_factory=dict)
+    counts: dict[CheckpointId, int] = field(default_factory=dict)
+    words: dict[TargetKind, int] = field(default_factory=dict)
+    confirmed: int | None = None
+    trainers: dict[tuple[str, int], Trainer] = field(default_factory=dict)
+    file: GroupFile | None = None
+    save_cost_secs: float | None = None
+    armed_at: float = math.inf
+    busy: set[str] = field(default_factory=set)
+    deleting: set[CheckpointId] = field(default_factory=set)
+    kept_steps: set[int] = field(default_factory=set)
+    is_asking: bool = False
+    ended: list[tuple[str, int, str]] = field(default_factory=list)
+    is_paused: bool = False
+    paused_at: float = 0.0
+    backlog: list[tuple[int, fa.Fact]] = field(default_factory=list)
+    given_up: list[ef.GivenUp] = field(default_factory=list)
+    awaited: list[ef.LeaseAwaited] = field(default_factory=list)
+
+    # The agent's life.
+
+    def start_agent(self) -> None:
+        if self.agent is not None or not self.is_up:
+            return
+        world = self.world
+        self.life += 1
+        self.armed_at = math.inf
+        incarnation = 1 + int(world.now * 1000) + self.life
+        self.agent = Node(
+            AgentIdentity(
+                run="run",
+                host=self.name,
+                domain=self.domain,
+                incarnation=incarnation,
+                settings=world.settings,
+            )
+        )
+        self.tell(self._found())
+        for trainer in list(self.trainers.values()):
+            trainer.agent_returned()
+        for checkpoint in sorted(self.deleting):
+            self.delete(checkpoint)
+
+    def pause(self) -> None:
+        """All processes of the host stand still; what is sent to them waits, or is lost."""
+        self.is_paused, self.paused_at = True, self.world.now
+
+    def unpause(self) -> None:
+        self.is_paused = False
+        if self.world.now - self.paused_at >= self.world.settings.lost_secs:
+            self.world.oracle.was_lost(self)
+        backlog, self.backlog = self.backlog, []
+        for life, fact in backlog:
+            self._tell_life(life, fact)
+
+    def kill_agent(self) -> None:
+        self.world.oracle.agent_lost(self)
+        self.agent = None
+        self.life += 1
+        self.busy.clear()
+        self.is_halted = False
+        self.waiting.clear()
+
+    def halt(self) -> None:
+        """Its agent's process is stopped (SIGSTOP); the trainers go on."""
+        self.is_halted = self.agent is not None
+
+    def go_on(self) -> None:
+        """It goes on with what has come meanwhile; senders of messages gave up long ago."""
+        if not self.is_halted:
+            return
+        self.is_halted = False
+        waiting, self.waiting = self.waiting, []
+        newest = [f for f in waiting if isinstance(f, fa.Received)][-MESSAGES_MAX:]
+        for fact in waiting:
+            if not isinstance(fact, fa.Received) or any(fact is one for one in newest):
+                self.tell(fact)
+        self.tell(fa.Tick())
+
+    def delete(self, checkpoint: CheckpointId) -> None:
+        """Somebody removes a checkpoint here; he asks again where the agent ends meanwhile."""
+        self.deleting.add(checkpoint)
+        self.world.oracle.deleted(checkpoint)
+        self._remove(checkpoint)
+        self.tell(fa.Deleted(checkpoint))
+
+    def _remove(self, checkpoint: CheckpointId) -> None:
+        self.world.storage.remove(checkpoint)
+        self.ram.pop(checkpoint, None)
+
+    def crash(self) -> None:
+        self.kill_agent()
+        self.is_up = self.is_paused = False
+        self.backlog.clear()
+        for trainer in list(self.trainers.values()):
+            trainer.die(tell=False)
+        self.trainers.clear()
+        self.world.oracle.ram_lost(self)
+        self.ram.clear()
+        self.counts.clear()
+        self.words.clear()
+        self.deleting.clear()
+        self.confirmed = self.file = None
+
+    def reboot(self) -> None:
+        self.is_up = True
+        self.start_agent()
+
+    def _found(self) -> fa.Found:
+        file = self.file
+        ram = {
+            c: fa.Listed(part_count=self.counts[c], ranks=frozenset(parts))
+            for c, parts in self.ram.items()
+        }
+        replicas = {
+            c: frozenset(r for r, is_own in parts.items() if not is_own)
+            for c, parts in self.ram.items()
+        }
+        if file is None:
+            return fa.Found(ram=ram, replicas=replicas)
+        mine = [t for t in self.trainers.values() if t.group == file.group and t.is_attached]
+        due = {c for t in mine for c, is_due in t.outstanding.items() if is_due}
+        return fa.Found(
+            ram=ram,
+            replicas=replicas,
+            due=frozenset(due),
+            attempt=file.attempt,
+            group=file.group,
+            rank_count=file.rank_count,
+            ranks=frozenset(t.rank for t in mine),
+            is_broken=file.is_broken,
+            lost=frozenset(file.lost),
+            leader=file.leader,
+            successors=file.successors,
+            origin=file.origin,
+            targets={k: s for k, s in self.words.items() if s != NEVER} if mine else {},
+            is_confirmed=self.confirmed is not None,
+            ended_attempt=file.ended_attempt,
+        )
+
+    # What the agent is told.
+
+    def published(self) -> fa.Published:
+        file, steps = self.file, []
+        for trainer in self.trainers.values():
+            if file is not None and trainer.group == file.group and trainer.is_attached:
+                steps.append(trainer.step)
+        if not steps:
+            return fa.Published()
+        return fa.Published(max(steps), min(steps), self.save_cost_secs)
+
+    def tell(self, fact: fa.Fact) -> None:
+        """Tells the agent, if it lives, and does what it wants."""
+        if self.agent is None:
+            return
+        if self.is_paused:
+            self.backlog.append((self.life, fact))
+            return
+        if self.is_halted:
+            self.waiting.append(fact)
+            return
+        life = self.life
+        wanted = self.agent.handle(fact, self.world.now, self.published())
+        for effect in wanted:
+            # An agent may die between any two deeds.
+            if self.life != life:
+                return
+            self.do(effect)
+        if self.life == life:
+            if self.agent is not None and self.agent.wants_preserved and not self.is_asking:
+                self.is_asking = True
+                self.world.at(self.world.rng.random() * 0.1, self._ask_policy)
+            self.world.oracle.looked(self)
+            self._arm()
+
+    def _ask_policy(self) -> None:
+        """The RAM tier's policy is rank 0's, which tells it when it has come back to its agent."""
+        self.is_asking = False
+        if self.agent is not None and self.agent.wants_preserved and self.trainers:
+            kept = {c for c in self.agent.once_complete_ids() if c.step in self.kept_steps}
+            self.tell(fa.Preserved(frozenset(kept)))
+
+    def later(self, secs: float, fact: fa.Fact) -> None:
+        """Tells the agent of now after a while, if it lives then."""
+        self.world.at(secs, self._tell_life, self.life, fact)
+
+    def _tell_life(self, life: int, fact: fa.Fact) -> None:
+        if life == self.life:
+            self.tell(fact)
+
+    def _arm(self) -> None:
+        assert self.agent is not None
+        at = max(self.agent.next_at_secs(self.world.now), self.world.now + TICK_SECS_MIN)
+        if at < self.armed_at or self.armed_at <= self.world.now:
+            self.armed_at = at
+            self.world.at(at - self.world.now, self._tick, self.life, at)
+
+    def _tick(self, life: int, at: float) -> None:
+        if life == self.life and self.armed_at == at:
+            self.armed_at = math.inf
+            self.tell(fa.Tick())
+
+    # What it wants.
+
+    def do(self, effect: ef.Effect) -> None:
+        world, rng = self.world, self.world.rng
+        match effect:
+            case ef.Send():
+                world.network.send(self.name, effect.host, effect.message)
+            case ef.SetTarget():
+                self.words[effect.kind] = effect.step
+                world.at(rng.random() * 0.002, self._look, self.life, effect)
+            case ef.ConfirmTarget():
+                self.confirmed = effect.step
+            case ef.ClearTarget():
+                self.words[effect.kind] = NEVER
+                if effect.kind is TargetKind.PREEMPTION:
+                    self.confirmed = None
+            case ef.Persist():
+                self._claim("persist")
+                world.at(world.storage_secs(), self._check_fence, self.life, effect)
+            case ef.Commit():
+                self._claim(f"commit {effect.id.attempt} {self.agent.attempt}")
+                world.oracle.commit_wanted(self, effect)
+                world.at(world.storage_secs(), self._check_fence, self.life, effect)
+            case ef.Pull():
+                world.at(0.01 + rng.random() * 0.2, self._pull, self.life, effect)
+            case ef.Drop():
+                world.oracle.dropped(self, effect)
+                self.ram.pop(effect.id, None)
+                for trainer in list(self.trainers.values()):
+                    trainer.released(effect.id)
+            case ef.Gone():
+                if effect.id in self.deleting:
+                    self.deleting.discard(effect.id)
+                    self._remove(effect.id)
+                    world.oracle.gone(effect.id)
+            case ef.ListDurable():
+                world.at(world.storage_secs(), self._list, self.life)
+            case ef.BeginAttempt():
+                world.at(world.storage_secs(), self._begin, self.life, effect)
+            case ef.RenewLease() | ef.ReleaseLease():
+                self._claim("lease")
+                world.at(world.storage_secs(), self._write_lease, self.life, effect)
+            case ef.ReadLease():
+                world.at(world.storage_secs(), self._read_lease, self.life, effect)
+            case ef.LeaseAwaited():
+                self.awaited.append(effect)
+            case ef.GivenUp():
+                self.given_up.append(effect)
+                world.oracle.given_up(effect)
+            case ef.Reached():
+                world.oracle.reached(self, effect)
+            case _:
+                self._do_for_trainers(effect)
+
+    def _do_for_trainers(self, effect: ef.Effect) -> None:
+        match effect:
+            case ef.AttemptJoined():
+                assert self.agent is not None
+                job = self.world.jobs[effect.group]
+                self.file = GroupFile(
+                    effect.group,
+                    effect.attempt,
+                    job.leader,
+                    effect.successors,
+                    effect.origin,
+                    job.rank_count,
+                    ended_attempt=self.file.ended_attempt if self.file is not None else 0,
+                )
+                self.world.oracle.joined(self, effect)
+                for trainer in list(self.trainers.values()):
+                    if trainer.group == effect.group:
+                        trainer.attempt_joined(effect.attempt, effect.origin)
+            case ef.Tell():
+                self.world.oracle.told(self, effect)
+                for trainer in list(self.trainers.values()):
+                    trainer.notified(effect)
+            case ef.GroupRefused():
+                self.world.group_refused(effect)
+            case ef.Fenced():
+                for trainer in list(self.trainers.values()):
+                    if trainer.group == effect.group:
+                        trainer.fenced()
+            case ef.RanksEnded():
+                self.ended.extend((effect.group, rank, effect.host) for rank in effect.ranks)
+
+    def _claim(self, what: str) -> None:
+        assert what not in self.busy, f"two of {what} at a time on {self.name}"
+        self.busy.add(what)
+
+    def _release(self, is_commit: bool) -> None:
+        kind = "commit" if is_commit else "persist"
+        for what in [w for w in self.busy if w.startswith(kind)]:
+            self.busy.discard(what)
+
+    def _look(self, life: int, effect: ef.SetTarget) -> None:
+        if life == self.life:
+            self.tell(fa.TargetWritten(effect.kind, effect.step, self.published().highest))
+
+    # Storage: what is checked and what is put are two requests, with time between them.
+
+    def _check_fence(self, life: int, effect: ef.Persist | ef.Commit) -> None:
+        world = self.world
+        newer = world.storage.forbids(effect.id)
+        is_bad = world.rng.random() < world.storage_failures or world.are_writes_refused
+        if newer or is_bad:
+            reason = f"attempt {newer} has taken the run over" if newer else "the disk is full"
+            self._storage_failed(life, effect, reason, newer)
+        else:
+            world.at(world.storage_secs(), self._put, life, effect)
+
+    def _storage_failed(
+        self, life: int, effect: ef.Persist | ef.Commit, reason: str, newer: int
+    ) -> None:
+        if life != self.life:
+            return
+        is_commit = isinstance(effect, ef.Commit)
+        self._release(is_commit)
+        failed = fa.CommitFailed if is_commit else fa.WriteFailed
+        self.tell(failed(effect.id, reason, newer))
+
+    def _put(self, life: int, effect: ef.Persist | ef.Commit) -> None:
+        """A request that was sent arrives, though its agent may be dead by now."""
+        world, storage = self.world, self.world.storage
+        fact: fa.Fact
+        if isinstance(effect, ef.Persist):
+            held = self.ram.get(effect.id, {}) if self.is_up else {}
+            if not effect.ranks <= held.keys():
+                self._storage_failed(life, effect, "its RAM is gone", 0)
+                return
+            for rank in effect.ranks:
+                token = effect.id.step, effect.id.attempt, rank
+                storage.put_part(effect.id, rank, self.counts[effect.id], token)
+            world.oracle.written(effect.id)
+            fact = fa.PartsWritten(effect.id, effect.ranks)
+        elif world.oracle.is_deleted(effect.id) and not storage.is_whole(effect.id):
+            self._storage_failed(life, effect, "parts are missing", 0)
+            return
+        else:
+            world.oracle.committing(effect)
+            storage.manifests.setdefault(effect.id, effect.part_count)
+            world.oracle.committed(effect)
+            fact = fa.CommitWritten(effect.id)
+        if world.rng.random() < world.storage_failures / 2:
+            self._storage_failed(life, effect, "no answer", 0)
+        elif life == self.life:
+            self._release(isinstance(effect, ef.Commit))
+            self.tell(fact)
+
+    def _list(self, life: int) -> None:
+        if life != self.life:
+            return
+        world = self.world
+        if world.rng.random() < world.storage_failures:
+            self.tell(fa.ListingFailed("no answer"))
+        else:
+            self.tell(world.storage.listing())
+
+    def _write_lease(self, life: int, effect: ef.RenewLease | ef.ReleaseLease) -> None:
+        """A request that was sent arrives, though its agent may be dead by now."""
+        world = self.world
+        if world.rng.random() >= world.storage_failures:
+            if isinstance(effect, ef.RenewLease):
+                stamp = f"{effect.incarnation}.{effect.counter}"
+                world.storage.leases[effect.attempt] = self.name, stamp, world.now
+            else:
+                world.storage.leases.pop(effect.attempt, None)
+        if life == self.life:
+            self.busy.discard("lease")
+            self.tell(fa.LeaseWritten(effect.attempt))
+
+    def _read_lease(self, life: int, effect: ef.ReadLease) -> None:
+        world = self.world
+        if life != self.life:
+            return
+        if world.rng.random() < world.storage_failures:
+            self.tell(fa.LeaseNotRead(effect.attempt, "no answer"))
+        else:
+            self.tell(fa.LeaseRead(effect.attempt, world.storage.lease(effect.attempt, world.now)))
+
+    def _begin(self, life: int, effect: ef.BeginAttempt) -> None:
+        world = self.world
+        if life != self.life:
+            return
+        if world.rng.random() < world.storage_failures:
+            if world.rng.random() < 0.5:
+                self._put_attempt(effect)
+            self.tell(fa.BeginFailed(effect, "no answer"))
+        elif self._put_attempt(effect):
+            self.later(world.answer_secs, fa.AttemptBegun(effect))
+        else:
+            self.tell(fa.AttemptTaken(effect))
+
+    def _put_attempt(self, effect: ef.BeginAttempt) -> bool:
+        oracle = self.world.oracle
+        oracle.beginning(self, effect)
+        self.world.storage.leases[effect.attempt] = self.name, "begun", self.world.now
+        is_put = self.world.storage.begin(effect.attempt, self.name, effect.origin)
+        if is_put:
+            oracle.begun(self, effect)
+        return is_put
+
+    def _pull(self, life: int, effect: ef.Pull) -> None:
+        world = self.world
+        if life != self.life or self.agent is None:
+            return
+        source = world.hosts[effect.source]
+        is_there = (
+            source.is_up
+            and source.agent is not None
+            and world.network.reaches(self.name, source.name)
+            and source.agent.serves(self.agent.attempt)
+            and effect.rank in source.ram.get(effect.id, {})
+            and world.rng.random() >= world.pull_failures
+        )
+        if not is_there:
+            self.tell(fa.PullFailed(effect.id, effect.rank))
+            return
+        self.hold(effect.id, effect.rank, effect.part_count, is_own=False)
+        self.tell(fa.ReplicaSealed(effect.id, effect.rank, effect.part_count))
+
+    def hold(self, checkpoint: CheckpointId, rank: int, count: int, *, is_own: bool) -> None:
+        """A part stands in this host's RAM."""
+        self.ram.setdefault(checkpoint, {})[rank] = is_own
+        self.counts[checkpoint] = count
+        self.world.oracle.stands(self, checkpoint, rank, count)
+
+    def receive(self, sender: str, message: AnyMessage) -> None:
+        if self.agent is not None and not self.is_paused:
+            self.tell(fa.Received(sender, message))

@@ -1,0 +1,465 @@
+"""The oracle: what was promised, judged from what truly happened and not from what machines think.
+
+It sees every part that comes to stand somewhere, every loss, and every deed, and knows nothing of
+how the machines decide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from holdfast.coordination import effects as ef
+from holdfast.coordination.messages import CheckpointStatus, TargetKind
+from holdfast.coordination.settings import HELD_MAX, PULLS_MAX
+from holdfast.format.names import CheckpointId
+
+if TYPE_CHECKING:
+    from tests.coordination.host import Host
+    from tests.coordination.jobs import Job
+    from tests.coordination.trainer import Trainer
+    from tests.coordination.world import World
+
+IN_FLIGHT_A_HOST_MAX = 400
+SAVE_SECS = 60.0
+"""A save ends within this time in calm, once all ranks have come to its step."""
+LOOK_AT_SAVES_SECS = 5.0
+
+
+class BrokenPromiseError(AssertionError):
+    """A promise was broken; the message tells which."""
+
+
+def age(checkpoint: CheckpointId) -> tuple[int, int]:
+    return checkpoint.attempt, checkpoint.step
+
+
+@dataclass
+class Truth:
+    """What truly became of one checkpoint.
+
+    `ever`: for each rank the domains in which its part ever stood; `written`: the ranks whose parts
+    were ever durable, though a delete that the leader has not heard of may have removed them.
+    """
+
+    part_count: int
+    required: int
+    ever: dict[int, set[str]] = field(default_factory=dict)
+    written: set[int] = field(default_factory=set)
+    was_complete: bool = False
+    was_protected: bool = False
+    protected_at: float | None = None
+    is_abandoned: bool = False
+    told: set[CheckpointStatus] = field(default_factory=set)
+    is_due: bool = False
+
+
+@dataclass
+class Obligation:
+    """All ranks of a job are to save this step."""
+
+    job: Job
+    attempt: int
+    step: int
+    kind: TargetKind
+
+
+@dataclass
+class Oracle:
+    world: World
+    truths: dict[CheckpointId, Truth] = field(default_factory=dict)
+    losses: list[tuple[float, str]] = field(default_factory=list)
+    obligations: list[Obligation] = field(default_factory=list)
+    agreed: set[tuple[str, int, int, TargetKind]] = field(default_factory=set)
+    stops: dict[str, set[int]] = field(default_factory=dict)
+    relied_on: dict[int, tuple[CheckpointId, frozenset[str], str]] = field(default_factory=dict)
+    required: dict[int, int] = field(default_factory=dict)
+    are_deleted: dict[CheckpointId, bool] = field(default_factory=dict)
+    commits: int = 0
+    passed_at: dict[CheckpointId, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def fail(self, promise: str, what: str) -> None:
+        raise BrokenPromiseError(f"{promise}: at {self.world.now:.3f} s: {what}")
+
+    def count(self, what: str) -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    # What stands where.
+
+    def stands(self, host: Host, checkpoint: CheckpointId, rank: int, count: int) -> None:
+        truth = self.truths.get(checkpoint)
+        if truth is None:
+            required = self.required.get(checkpoint.attempt, self.world.settings.copies)
+            truth = self.truths[checkpoint] = Truth(count, required)
+        truth.ever.setdefault(rank, set()).add(host.domain)
+        self._look(checkpoint, truth)
+
+    def _look(self, checkpoint: CheckpointId, truth: Truth) -> None:
+        truth.written.update(self.world.storage.parts.get(checkpoint, {}))
+        if len(truth.ever.keys() | truth.written) == truth.part_count:
+            truth.was_complete = True
+            truth.was_protected |= all(
+                rank in truth.written or len(truth.ever.get(rank, ())) >= truth.required
+                for rank in range(truth.part_count)
+            )
+            if truth.protected_at is None and self.is_protected_now(checkpoint):
+                truth.protected_at = self.world.now
+
+    def written(self, checkpoint: CheckpointId) -> None:
+        truth = self.truths.get(checkpoint)
+        if truth is not None:
+            self._look(checkpoint, truth)
+
+    def is_protected_now(self, checkpoint: CheckpointId) -> bool:
+        truth = self.truths[checkpoint]
+        durable = self.world.storage.parts.get(checkpoint, {})
+        standing = self.standing(checkpoint)
+        return all(
+            rank in durable or len(standing.get(rank, ())) >= truth.required
+            for rank in range(truth.part_count)
+        )
+
+    def is_copied_now(self, checkpoint: CheckpointId) -> bool:
+        truth = self.truths[checkpoint]
+        standing = self.standing(checkpoint)
+        return all(len(standing.get(r, ())) >= truth.required for r in range(truth.part_count))
+
+    def standing(self, checkpoint: CheckpointId) -> dict[int, set[str]]:
+        """For each rank the domains in which its part stands now."""
+        found: dict[int, set[str]] = {}
+        for host in self.world.hosts.values():
+            for rank in host.ram.get(checkpoint, ()):
+                found.setdefault(rank, set()).add(host.domain)
+        return found
+
+    def is_whole_now(self, checkpoint: CheckpointId) -> bool:
+        storage = self.world.storage
+        if checkpoint in storage.manifests:
+            return True
+        truth = self.truths.get(checkpoint)
+        if truth is None:
+            return False
+        ranks = set(self.standing(checkpoint)) | set(storage.parts.get(checkpoint, ()))
+        return len(ranks) == truth.part_count
+
+    def ram_lost(self, host: Host) -> None:
+        self.losses.append((self.world.now, host.domain))
+
+    def losses_since(self, at: float) -> int:
+        return len({domain for when, domain in self.losses if when >= at})
+
+    def abandoned(self, checkpoint: CheckpointId) -> None:
+        if checkpoint in self.truths:
+            self.truths[checkpoint].is_abandoned = True
+
+    # I9: what somebody deletes.
+
+    def deleted(self, checkpoint: CheckpointId) -> None:
+        self.abandoned(checkpoint)
+        self.are_deleted.setdefault(checkpoint, False)
+        self.count("deletes")
+
+    def is_deleted(self, checkpoint: CheckpointId) -> bool:
+        return checkpoint in self.are_deleted
+
+    def is_overtaken(self, checkpoint: CheckpointId) -> bool:
+        """Whether it was given up for a newer one that was deleted after that."""
+        return any(
+            age(c) > age(checkpoint) and self.truths[c].was_protected
+            for c in self.are_deleted
+            if c in self.truths
+        )
+
+    def gone(self, checkpoint: CheckpointId) -> None:
+        """Whoever deleted it is told that it is gone; in calm all hosts of the attempt are heard.
+
+        A host that had no part in the attempt may not have been heard of yet.
+        """
+        self.count("gone")
+        if not self.world.is_calm:
+            return
+        self.are_deleted[checkpoint] = True
+        job = self.world.job
+        hosts = {t.host.name: t.host for t in job.living} if job is not None else {}
+        holders = [name for name, host in hosts.items() if checkpoint in host.ram]
+        if holders or checkpoint in self.world.storage.manifests:
+            self.fail("I9", f"{checkpoint} is called gone; it stands on {holders}, or is committed")
+
+    # I1, I2: commits.
+
+    def commit_wanted(self, host: Host, effect: ef.Commit) -> None:
+        if self.is_deleted(effect.id):
+            # It was removed a moment ago; the store looks again.
+            return
+        parts = self.world.storage.parts.get(effect.id, {})
+        if set(parts) != set(range(effect.part_count)):
+            missing = sorted(set(range(effect.part_count)) - set(parts))
+            self.fail("I1", f"{host.name} commits {effect.id} without the parts of {missing}")
+        if host.agent is not None and host.agent.attempt > effect.id.attempt:
+            known = host.agent.leader
+            if known is None or not known.ledger.on_timeline(effect.id):
+                self.fail("I2", f"{host.name} knows a newer attempt and commits {effect.id}")
+
+    def committing(self, effect: ef.Commit) -> None:
+        for rank, token in self.world.storage.parts[effect.id].items():
+            if token != (effect.id.step, effect.id.attempt, rank):
+                self.fail("I1", f"{effect.id} is committed with a part of {token}")
+        known = self.world.storage.manifests.get(effect.id, effect.part_count)
+        if known != effect.part_count:
+            self.fail("I1", f"{effect.id} is committed twice, of {known} and {effect.part_count}")
+
+    def committed(self, effect: ef.Commit) -> None:
+        self.commits += 1
+        self.count("commits")
+        truth = self.truths.get(effect.id)
+        if truth is not None:
+            truth.was_complete = truth.was_protected = True
+            truth.protected_at = (
+                self.world.now if truth.protected_at is None else truth.protected_at
+            )
+
+    # I3: drops.
+
+    def dropped(self, host: Host, effect: ef.Drop) -> None:
+        world, checkpoint = self.world, effect.id
+        self.count("drops")
+        if checkpoint not in host.ram:
+            return
+        truth = self.truths[checkpoint]
+        if not self.is_whole_now(checkpoint) or truth.is_abandoned:
+            return
+        if not world.storage.on_timeline(checkpoint):
+            return
+        newer = [
+            t
+            for c, t in self.truths.items()
+            if age(c) > age(checkpoint) and t.was_protected and c.attempt >= checkpoint.attempt
+        ]
+        if not newer and checkpoint.attempt == world.storage.newest:
+            self.fail("I3", f"{host.name} drops {checkpoint} ({effect.reason}), none newer stands")
+        is_over = checkpoint in world.storage.manifests or truth.told & {
+            CheckpointStatus.FAILED,
+            CheckpointStatus.DROPPED,
+            CheckpointStatus.COMMITTED,
+        }
+        if truth.is_due and not is_over and self.is_whole_now(checkpoint):
+            self.fail("I3", f"{host.name} drops {checkpoint}, which is not durable yet")
+        origin, hosts, group = self.relied_on.get(world.storage.newest, (None, frozenset(), ""))
+        job = world.jobs.get(group)
+        # Of a start that died between its record and its first word nobody knows.
+        is_orphan = job is None or job.is_broken or bool(job.refused)
+        if checkpoint == origin and host.name in hosts and not is_orphan:
+            has_newer = any(
+                t.was_protected and c.attempt >= world.storage.newest
+                for c, t in self.truths.items()
+            )
+            if not has_newer:
+                self.fail("I2", f"{host.name} drops {checkpoint}, the newest attempt's origin")
+
+    def told(self, host: Host, effect: ef.Tell) -> None:
+        truth = self.truths.get(effect.id)
+        if truth is not None:
+            truth.told.add(effect.status)
+        self.count(f"told {effect.status}")
+        is_there = effect.id in self.world.storage.manifests or self.is_deleted(effect.id)
+        if effect.status is CheckpointStatus.COMMITTED and not is_there:
+            self.fail("I1", f"{effect.id} is told to be committed, and is not")
+
+    def reached(self, host: Host, effect: ef.Reached) -> None:
+        self.count(effect.status)
+        truth = self.truths.get(effect.id)
+        if self.is_deleted(effect.id):
+            # What its hosts told of it may have been removed since.
+            return
+        if effect.status in (CheckpointStatus.COMPLETE, CheckpointStatus.PROTECTED):
+            if truth is None or not truth.was_complete:
+                self.fail("I1", f"{effect.id} is called {effect.status}; parts never stood")
+            elif effect.status is CheckpointStatus.PROTECTED and not truth.was_protected:
+                leader = host.agent.leader if host.agent is not None else None
+                if leader is None or leader.reign.attempt != effect.id.attempt:
+                    # Another attempt, of fewer hosts, asks for fewer copies.
+                    return
+                self.fail("I3", f"{effect.id} is called protected; it never was")
+
+    # I4: what an attempt goes on from.
+
+    def beginning(self, host: Host, effect: ef.BeginAttempt) -> None:
+        """Judged before the record is put, on the timeline until then."""
+        if effect.attempt in self.world.storage.attempts or not self.world.is_calm:
+            return
+        expected = self.expected()
+        job = self.world.jobs[effect.group]
+        if job.is_rewind or expected is None:
+            return
+        if effect.origin is None or (effect.origin.step, effect.origin.attempt) < (
+            expected.step,
+            expected.attempt,
+        ):
+            self.fail("I4", f"attempt {effect.attempt} from {effect.origin}, not from {expected}")
+
+    def expected(self) -> CheckpointId | None:
+        """The newest that has to be found: committed, or protected and not lost too often since."""
+        world = self.world
+        found = [
+            c
+            for c, t in self.truths.items()
+            if world.storage.on_timeline(c)
+            and (
+                c in world.storage.manifests
+                or (
+                    t.protected_at is not None
+                    and not t.is_abandoned
+                    and self.losses_since(t.protected_at) < t.required
+                    and not any(n.was_protected and age(o) > age(c) for o, n in self.truths.items())
+                )
+            )
+        ]
+        return max(found, key=lambda c: (c.step, c.attempt), default=None)
+
+    def begun(self, host: Host, effect: ef.BeginAttempt) -> None:
+        self.count("attempts")
+        if effect.origin is None:
+            return
+        if self.are_deleted.get(effect.origin):
+            self.fail("I9", f"attempt {effect.attempt} begins from {effect.origin}, deleted")
+        if not self.is_whole_now(effect.origin) and self.world.is_calm:
+            self.fail("I4", f"attempt {effect.attempt} begins from {effect.origin}, not whole")
+        agent = host.agent
+        assert agent is not None
+        if agent.starting is not None:
+            hosts = frozenset(
+                h
+                for h, report in agent.starting.hellos.items()
+                if any(held.id == effect.origin for held in report.state.held)
+            )
+            self.relied_on[effect.attempt] = effect.origin, hosts, effect.group
+
+    def given_up(self, effect: ef.GivenUp) -> None:
+        """What is named as given up had been whole, and is not."""
+        self.count("given up")
+        truth = self.truths.get(effect.id)
+        if truth is None or not truth.was_complete:
+            self.fail("I4", f"{effect.id} is given up as {effect.status}, and never was complete")
+
+    def joined(self, host: Host, effect: ef.AttemptJoined) -> None:
+        domains = {t.host.domain for t in self.world.jobs[effect.group].trainers}
+        self.required[effect.attempt] = min(self.world.settings.copies, len(domains))
+        record = self.world.storage.attempts.get(effect.attempt)
+        if record is None:
+            self.fail("I2", f"{host.name} joins attempt {effect.attempt}, which has no record")
+        origin = (effect.origin.step, effect.origin.attempt) if effect.origin else None
+        if record is not None and record.origin != origin:
+            self.fail("I2", f"{host.name} joins attempt {effect.attempt} from {origin}")
+
+    # I5, I7: targets.
+
+    def looked(self, host: Host) -> None:
+        """After each turn of a machine: what it has agreed, and how much it holds."""
+        agent = host.agent
+        if agent is None:
+            return
+        self._bounds(host)
+        leader = agent.leader
+        if leader is None or not leader.reign.is_first:
+            return
+        for kind in TargetKind:
+            step = leader.targets.agreed(kind)
+            key = leader.reign.group, leader.reign.attempt, step, kind
+            if step is None or key in self.agreed:
+                continue
+            self.agreed.add(key)
+            self.count("agreed")
+            if leader.reign.attempt != self.world.storage.newest:
+                continue
+            job = self.world.jobs[leader.reign.group]
+            self.obligations.append(Obligation(job, leader.reign.attempt, step, kind))
+            for trainer in job.living:
+                # A rank that has just published may still be about to read.
+                if trainer.step > step:
+                    self._check(self.obligations[-1], trainer)
+
+    def read(self, trainer: Trainer, step: int) -> None:
+        """A rank has read its words at `step`, and begun its part if it was due."""
+        for obligation in self.obligations:
+            if obligation.job is trainer.job and step >= obligation.step:
+                self._check(obligation, trainer)
+
+    def _check(self, obligation: Obligation, trainer: Trainer) -> None:
+        if not trainer.attempt == obligation.attempt == self.world.storage.newest:
+            return
+        wanted = CheckpointId(obligation.step, obligation.attempt)
+        if wanted not in trainer.begun:
+            self.fail(
+                "I5",
+                f"rank {trainer.rank} of {trainer.group} is at {trainer.step} and did not save "
+                f"{wanted}, which was agreed ({obligation.kind})",
+            )
+
+    def agent_lost(self, host: Host) -> None:
+        """A leader that comes after it may agree on another step, but for one to stop at."""
+        self.obligations = [
+            o
+            for o in self.obligations
+            if o.job.leader != host.name or o.kind is TargetKind.PREEMPTION
+        ]
+
+    def was_lost(self, host: Host) -> None:
+        """A host stood still for so long that its leader counted on its ranks no more.
+
+        A target that they have not reached is taken back then, and the checkpoint is dropped.
+        """
+        self.obligations = [
+            o
+            for o in self.obligations
+            if o.kind is TargetKind.PREEMPTION or all(t.host is not host for t in o.job.trainers)
+        ]
+
+    def stopped(self, trainer: Trainer, *, is_late: bool) -> None:
+        self.count("stops late" if is_late else "stops")
+        if is_late:
+            if self.world.is_calm:
+                self.fail("I5", f"rank {trainer.rank} waited for a verdict for too long")
+            return
+        steps = self.stops.setdefault(f"{trainer.group}.{trainer.attempt}", set())
+        steps.add(trainer.step)
+        if len(steps) > 1:
+            self.fail("I7", f"ranks of {trainer.group} stop at {sorted(steps)}")
+
+    # I10: every save ends.
+
+    def look_at_saves(self) -> None:
+        """In calm: a save of a living rank ends soon after all ranks have come to its step."""
+        world = self.world
+        living = world.job.living if world.job is not None else []
+        lowest = min((trainer.step for trainer in living), default=-1)
+        for trainer in living:
+            for checkpoint, accepted_at in trainer.accepted_at.items():
+                if checkpoint.attempt == trainer.attempt and checkpoint.step > lowest:
+                    continue
+                since = self.passed_at.setdefault(checkpoint, max(accepted_at, world.now))
+                if world.now - since > SAVE_SECS:
+                    self.fail(
+                        "I10",
+                        f"rank {trainer.rank} of {trainer.group} has accepted {checkpoint} "
+                        f"{world.now - accepted_at:.0f} s ago and is not notified of its end",
+                    )
+        world.at(LOOK_AT_SAVES_SECS, self.look_at_saves)
+
+    def begin_calm(self) -> None:
+        """Faults have stopped: from now on saves end in bounded time."""
+        self.look_at_saves()
+
+    # I8: bounds.
+
+    def _bounds(self, host: Host) -> None:
+        agent, world = host.agent, self.world
+        assert agent is not None
+        if len(agent.member.holdings) > HELD_MAX:
+            self.fail("I8", f"{host.name} holds {len(agent.member.holdings)} checkpoints")
+        if agent.member.holdings.under_way > PULLS_MAX + 1:
+            self.fail("I8", f"{host.name} has {agent.member.holdings.under_way} deeds under way")
+        if agent.leader is not None and agent.leader.ledger_size > 2 * HELD_MAX:
+            self.fail("I8", f"{host.name} cares for {agent.leader.ledger_size} checkpoints")
+        if world.network.in_flight > IN_FLIGHT_A_HOST_MAX * len(world.hosts):
+            self.fail("I8", f"{world.network.in_flight} messages are in flight")

@@ -1,0 +1,247 @@
+"""Rules of the protocol, each broken on purpose: what the simulator has to notice."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.coordination import checkpoint_entry as entry
+from holdfast.coordination import save_targets
+from holdfast.coordination.bootstrap import Bootstrap
+from holdfast.coordination.checkpoint_table import CheckpointTable
+from holdfast.coordination.durability import Durability
+from holdfast.coordination.election import Election
+from holdfast.coordination.follower import Follower
+from holdfast.coordination.host_view import HostView
+from holdfast.coordination.leader import Leader
+from holdfast.coordination.messages import TargetKind
+from holdfast.coordination.target_cells import TargetCells
+from holdfast.coordination.turn import Channel
+
+Patch = Callable[[object, str, Any], None]
+Breach = Callable[[Patch], None]
+
+
+def accept_without_looking(patch: Patch) -> None:
+    written = TargetCells.written
+
+    def blind(self: TargetCells, fact: Any) -> bool:
+        return written(self, type(fact)(fact.kind, fact.step, -1))
+
+    patch(TargetCells, "written", blind)
+
+
+def agree_before_all_accept(patch: Patch) -> None:
+    patch(save_targets, "_has_all", lambda told, hosts: bool(told))
+
+
+def recycle_once_complete(patch: Patch) -> None:
+    def count(self: entry.CheckpointEntry, rank: int, required: int, domains: Any) -> None:
+        _count(self, rank, min(required, 1), domains)
+
+    _count = entry.CheckpointEntry.count
+    patch(entry.CheckpointEntry, "count", count)
+
+
+def drop_all_but_the_newest_part(patch: Patch) -> None:
+    verdict = CheckpointTable.verdict
+
+    def hasty(self: CheckpointTable, checkpoint: Any) -> Any:
+        found = verdict(self, checkpoint)
+        newest = max(self.entries, key=lambda c: (c.attempt, c.step), default=checkpoint)
+        return type(found)(found.id, found.status, found.id != newest, found.reason)
+
+    patch(CheckpointTable, "verdict", hasty)
+
+
+def never_tell_again(patch: Patch) -> None:
+    patch(Channel, "due_at_secs", lambda self, settings: float("inf"))
+
+
+def obey_older_attempts(patch: Patch) -> None:
+    ordered = Follower.ordered
+
+    def gullible(self: Follower, turn: Any, sender: str, orders: Any) -> None:
+        if orders.attempt < self.attempt:
+            self.holdings.obey(turn, orders.command)
+        else:
+            ordered(self, turn, sender, orders)
+
+    patch(Follower, "ordered", gullible)
+
+
+def believe_overtaken_reports(patch: Patch) -> None:
+    patch(HostView, "is_stale", lambda self, report, lost_secs, now_secs: False)
+
+
+def obey_overtaken_orders(patch: Patch) -> None:
+    def takes(self: Election, orders: Any, now_secs: float) -> bool:
+        self.attempt, self.successors = orders.attempt, orders.successors
+        self.term, self.incarnation, self.seq = orders.term, orders.incarnation, orders.seq
+        self.ack, self.heard_at_secs = orders.version, now_secs
+        return True
+
+    patch(Election, "takes", takes)
+
+
+def commit_without_the_last_part(patch: Patch) -> None:
+    def next_to_commit(self: Durability) -> Any:
+        for found in self._ledger.pending():
+            if len(found.durable) >= max(1, found.part_count - 1):
+                return found
+        return None
+
+    patch(Durability, "_next_to_commit", next_to_commit)
+
+
+def count_parts_of_other_steps(patch: Patch) -> None:
+    take = CheckpointTable.take
+
+    def mixed(self: CheckpointTable, host: str, old: Any, new: Any) -> None:
+        take(self, host, old, new)
+        ids = sorted(new)
+        for older, newer in itertools.pairwise(ids):
+            known = self.entries.get(older)
+            other = self.entries.get(newer)
+            if known is not None and other is not None and known.part_count == other.part_count:
+                for rank, holders in known.holders.items():
+                    other.holders.setdefault(rank, {}).update(holders)
+                    other.count(rank, self.required, self.domains)
+                self._advance(other)
+
+    patch(CheckpointTable, "take", mixed)
+
+
+def drop_while_an_attempt_begins(patch: Patch) -> None:
+    from holdfast.coordination.host_inventory import HostInventory
+
+    work = HostInventory.work
+    patch(HostInventory, "work", lambda self, turn, is_frozen: work(self, turn, False))
+
+
+def never_take_the_lead_back(patch: Patch) -> None:
+    patch(Leader, "outbid", lambda self, term: None)
+
+
+def keep_words_of_the_attempt_before(patch: Patch) -> None:
+    patch(TargetCells, "reset", lambda self, turn: self._words.clear())
+
+
+def go_on_from_the_newest_committed(patch: Patch) -> None:
+    from holdfast.coordination import bootstrap
+
+    def choose(states: Any, durable: Any) -> Any:
+        found = [c for c in durable.committed if c.step <= durable.limits.get(c.attempt, -1)]
+        return max(found, key=lambda c: (c.step, c.attempt), default=None)
+
+    patch(bootstrap, "choose_checkpoint", choose)
+
+
+def begin_before_all_hosts_have_reported(patch: Patch) -> None:
+    from holdfast.coordination import bootstrap
+
+    gather = Bootstrap._gather
+
+    def hasty(self: Bootstrap, turn: Any) -> None:
+        if turn.now_secs >= self.since_secs + 10:
+            self._phase = bootstrap._Phase.LIST
+        else:
+            gather(self, turn)
+
+    patch(Bootstrap, "_gather", hasty)
+
+
+def keep_what_ranks_have_missed(patch: Patch) -> None:
+    patch(Leader, "_drop_missed", lambda self, views: None)
+
+
+def look_at_a_host_only_when_it_reports(patch: Patch) -> None:
+    drop_missed = Leader._drop_missed
+    patch(
+        Leader,
+        "_drop_missed",
+        lambda self, views: drop_missed(self, views) if isinstance(views, list) else None,
+    )
+
+
+def forget_the_ranks_of_silent_hosts(patch: Patch) -> None:
+    forget = Leader._forget
+
+    def forget_all(self: Leader, view: Any) -> None:
+        forget(self, view)
+        self._rank_hosts -= {view.host}
+
+    patch(Leader, "_forget", forget_all)
+
+
+def never_pull(patch: Patch) -> None:
+    patch(Durability, "_order_pulls", lambda self, entry: None)
+
+
+def call_deleted_what_hosts_still_hold(patch: Patch) -> None:
+    patch(Leader, "_gone", lambda self, view: view.state.deleted if view.state else ())
+
+
+def forget_what_was_deleted(patch: Patch) -> None:
+    def delete(self: CheckpointTable, checkpoint: Any) -> None:
+        self._deleted[checkpoint] = None
+
+    patch(CheckpointTable, "delete", delete)
+
+
+def join_without_a_record(patch: Patch) -> None:
+    def begin(self: Bootstrap, turn: Any) -> None:
+        self._reign(self.listed.newest_attempt + 1 if self.listed else 1)
+
+    patch(Bootstrap, "_begin", begin)
+
+
+def stop_before_it_is_agreed(patch: Patch) -> None:
+    obey = TargetCells.obey
+
+    def eager(self: TargetCells, turn: Any, wanted: Any) -> None:
+        eager_ones = [
+            type(t)(t.kind, t.step, True) if t.kind is TargetKind.PREEMPTION else t for t in wanted
+        ]
+        obey(self, turn, eager_ones)
+
+    patch(TargetCells, "obey", eager)
+
+
+def forget_what_failed(patch: Patch) -> None:
+    def failed(self: Durability, turn: Any, fact: Any) -> None:
+        self._tries += 1
+
+    patch(Durability, "commit_failed", failed)
+
+
+BREACHES: dict[str, Breach] = {
+    breach.__name__: breach
+    for breach in (
+        accept_without_looking,
+        agree_before_all_accept,
+        recycle_once_complete,
+        drop_all_but_the_newest_part,
+        never_tell_again,
+        obey_older_attempts,
+        believe_overtaken_reports,
+        obey_overtaken_orders,
+        commit_without_the_last_part,
+        count_parts_of_other_steps,
+        drop_while_an_attempt_begins,
+        never_take_the_lead_back,
+        keep_words_of_the_attempt_before,
+        go_on_from_the_newest_committed,
+        begin_before_all_hosts_have_reported,
+        keep_what_ranks_have_missed,
+        look_at_a_host_only_when_it_reports,
+        forget_the_ranks_of_silent_hosts,
+        never_pull,
+        call_deleted_what_hosts_still_hold,
+        forget_what_was_deleted,
+        join_without_a_record,
+        stop_before_it_is_agreed,
+        forget_what_failed,
+    )
+}

@@ -1,0 +1,431 @@
+"""Schedules: a seed makes a world, breaks it for a while, lets it calm down, and looks at it.
+
+A schedule has three ages. In the first everything fails by chance. Then faults stop, and what was
+promised for then has to come about within a bounded time: a wish leads to a commit, a preemption
+stops all ranks at one step, everything becomes durable, queues are empty. Last, as many failure
+domains as may be lost are lost with all trainers, and the next start has to find the newest
+protected checkpoint; one of the hosts that are left may be heard late by it.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from holdfast.coordination import inputs as fa
+from holdfast.coordination.messages import TargetKind
+from holdfast.coordination.settings import Settings
+from holdfast.format.names import CheckpointId
+from tests.coordination.world import Shape, World
+
+STORM_SECS = 30.0
+CALM_SECS = 150.0
+HALTING = 0.3
+"""In so many of the schedules an agent is stopped and goes on."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a schedule came to, for the figures."""
+
+    counts: dict[str, int]
+    events: int
+    messages: int
+
+
+def draw_shape(rng: random.Random, host_count: int | None = None) -> Shape:
+    """A world of 2 to 16 hosts, small ones more often."""
+    hosts = host_count or min(16, 2 + int(rng.expovariate(0.25)))
+    return Shape(
+        host_count=hosts,
+        domain_size=rng.choice([1, 1, 1, 2]) if hosts >= 4 else 1,
+        ranks_a_host=rng.choice([1, 1, 2, 3]) if hosts <= 6 else 1,
+        window=rng.choice([1, 1, 1, 2, 8, 25]),
+        every=rng.choice([0, 0, 0, 0, 7, 20]),
+        copies=rng.choice([1, 2, 2, 2, 2, 3]),
+        has_ram=rng.random() < 0.93,
+        interval_secs=rng.choice([1.0, 3.0, 3.0, 6.0]),
+        kind=rng.choice([TargetKind.DURABLE, TargetKind.DURABLE, TargetKind.RAM]),
+        pace_secs=rng.choice([0.1, 0.3, 0.3, 1.0]),
+        fill_secs_max=rng.choice([0.1, 0.5, 2.0]),
+    )
+
+
+class Schedule:
+    """One seed's schedule."""
+
+    def __init__(self, seed: int, host_count: int | None = None) -> None:
+        self.rng = random.Random(f"schedule {seed}")
+        # Of its own, so that what was drawn before there were halts stays the same.
+        self.halts = random.Random(f"halts {seed}")
+        # Drawn apart, so that a schedule's other faults stay as they are.
+        self.start_rng = random.Random(f"starts {seed}")
+        shape = draw_shape(self.rng, host_count)
+        self.world = World(seed, shape, Settings(copies=shape.copies))
+        self.world.network.is_on_wire = seed % 10 == 0
+
+    def run(self) -> Outcome:
+        """Runs it through.
+
+        Raises:
+            BrokenPromiseError: a promise was broken.
+        """
+        world = self.world
+        for host in world.hosts.values():
+            if self.rng.random() < 0.7:
+                host.start_agent()
+        world.start_job(world.up_hosts())
+        self._storm()
+        self._calm_down()
+        self._all_comes_about()
+        self._last_start_finds_it()
+        world.restarts = False
+        network = world.network
+        return Outcome(world.oracle.counts, world.events, network.sent)
+
+    # The storm.
+
+    def _storm(self) -> None:
+        world, rng = self.world, self.rng
+        faults = world.network.faults
+        faults.drop = rng.choice([0, 0.01, 0.1, 0.3])
+        faults.repeat = rng.choice([0, 0.05, 0.3])
+        faults.delay_secs_max = rng.choice([0.005, 0.02, 0.3])
+        faults.slow = rng.choice([0, 0.02, 0.1])
+        world.storage_failures = rng.choice([0, 0, 0.05, 0.3])
+        world.storage_slow_secs = rng.choice([0.05, 0.3, 3.0])
+        world.pull_failures = rng.choice([0, 0.1, 0.5])
+        world.abandons = rng.choice([0, 0, 0.05])
+        world.zombies = rng.choice([0, 0, 0.4])
+        deeds = [
+            self._crash,
+            self._crash,
+            self._kill_agent,
+            self._kill_agent,
+            self._kill_trainer,
+            self._cut,
+            self._cut,
+            self._notice,
+            self._wish,
+            self._wish,
+            self._rewind,
+            self._delete,
+            self._rival,
+            self._kill_all_after_save,
+        ]
+        at = 2.0
+        gap_secs = rng.choice([1.0, 3.0, 8.0])
+        while True:
+            at += rng.expovariate(1 / gap_secs)
+            if at >= STORM_SECS:
+                break
+            world.at(at, rng.choice(deeds))
+        if self.halts.random() < HALTING:
+            world.at(self.halts.uniform(2.0, STORM_SECS), self._halt)
+        for deed in (self._pause, self._start_without_a_host):
+            if self.start_rng.random() < 0.4:
+                world.at(2 + self.start_rng.random() * (STORM_SECS - 4), deed)
+        world.run(STORM_SECS)
+
+    def _halt(self) -> None:
+        """One agent's process is stopped for a while, and goes on."""
+        host = self.world.hosts[self.halts.choice(list(self.world.hosts))]
+        self.world.oracle.count("halts")
+        host.halt()
+        self.world.at(self.halts.choice([0.5, 3.0, 12.0, 40.0]), host.go_on)
+
+    def _crash(self) -> None:
+        world = self.world
+        up = world.up_hosts()
+        if len(up) <= 1:
+            return
+        domain = world.hosts[self.rng.choice(up)].domain
+        for host in world.hosts.values():
+            if host.domain == domain and host.is_up:
+                world.oracle.count("crashes")
+                host.crash()
+                world.at(1 + self.rng.random() * 15, self._reboot, host.name)
+
+    def _reboot(self, name: str) -> None:
+        if not self.world.hosts[name].is_up:
+            self.world.hosts[name].reboot()
+
+    def _kill_agent(self) -> None:
+        host = self.world.hosts[self.rng.choice(list(self.world.hosts))]
+        if host.agent is not None:
+            self.world.oracle.count("agents killed")
+            host.kill_agent()
+            self.world.at(0.1 + self.rng.random() * 4, self._restart_agent, host.name)
+
+    def _restart_agent(self, name: str) -> None:
+        host = self.world.hosts[name]
+        if host.is_up:
+            host.start_agent()
+
+    def _kill_trainer(self) -> None:
+        job = self.world.job
+        if job is not None and job.living:
+            self.world.oracle.count("trainers killed")
+            self.rng.choice(job.living).die()
+
+    def _kill_all_after_save(self) -> None:
+        """All trainers die, and the leader's agent with them."""
+        job = self.world.job
+        if job is None or not job.living:
+            return
+        job.kill()
+        if self.rng.random() < 0.5:
+            self.world.hosts[job.leader].kill_agent()
+            self.world.at(self.rng.random() * 20, self._restart_agent, job.leader)
+
+    def _cut(self) -> None:
+        """Cuts the hosts in two, or one way only, for a while."""
+        world, rng = self.world, self.rng
+        names = list(world.hosts)
+        rng.shuffle(names)
+        k = rng.randrange(1, len(names))
+        pairs = {(a, b) for a in names[:k] for b in names[k:]}
+        if rng.random() < 0.7:
+            pairs |= {(b, a) for a, b in pairs}
+        world.oracle.count("cuts")
+        world.network.cut |= pairs
+        world.at(rng.choice([0.5, 3.0, 12.0, 25.0]), self._heal, pairs)
+
+    def _start_without_a_host(self) -> None:
+        """All trainers die, and while they are started again a host is cut off from the others."""
+        world, rng = self.world, self.start_rng
+        if world.job is not None:
+            world.job.kill()
+        pairs = self._cut_off(rng.choice(list(world.hosts)))
+        world.at(rng.choice([5.0, 15.0, 25.0]), self._heal, pairs)
+
+    def _start_late(self, pairs: set[tuple[str, str]]) -> None:
+        self.world.are_writes_refused = False
+        self._heal(pairs)
+
+    def _cut_off(self, name: str) -> set[tuple[str, str]]:
+        """Cuts one host off from all others; returns the pairs to heal."""
+        world = self.world
+        others = [other for other in world.hosts if other != name]
+        pairs = {(name, other) for other in others} | {(other, name) for other in others}
+        world.oracle.count("hosts cut off")
+        world.network.cut |= pairs
+        return pairs
+
+    def _pause(self) -> None:
+        """A host stands still for a while, its agent and its trainers."""
+        world, rng = self.world, self.start_rng
+        host = world.hosts[rng.choice(list(world.hosts))]
+        if host.is_up:
+            world.oracle.count("pauses")
+            host.pause()
+            world.at(rng.choice([2.0, 8.0, 35.0]), self._go_on, host.name)
+
+    def _go_on(self, name: str) -> None:
+        if self.world.hosts[name].is_paused:
+            self.world.hosts[name].unpause()
+
+    def _heal(self, pairs: set[tuple[str, str]]) -> None:
+        self.world.network.cut -= pairs
+
+    def _notice(self) -> None:
+        job = self.world.job
+        if job is not None and job.living:
+            self.world.oracle.count("notices")
+            self.world.wish(self.rng.choice(job.living).host.name, TargetKind.PREEMPTION)
+
+    def _wish(self) -> None:
+        job = self.world.job
+        if job is not None and job.living:
+            kind = self.rng.choice([TargetKind.DURABLE, TargetKind.RAM])
+            self.world.wish(self.rng.choice(job.living).host.name, kind)
+
+    def _rewind(self) -> None:
+        world = self.world
+        job = world.job
+        if job is None or not job.is_running or len({t.attempt for t in job.trainers}) != 1:
+            return
+        attempt = job.trainers[0].attempt
+        choices = [c for c in world.storage.manifests if world.storage.on_timeline(c)]
+        if choices and attempt == world.storage.newest:
+            world.oracle.count("rewinds")
+            job.rewind(self.rng.choice(choices))
+
+    def _delete(self) -> None:
+        """A rank on any host removes a checkpoint that it sees, an old or a new one."""
+        world = self.world
+        seen = sorted(c for c in world.oracle.truths if world.oracle.is_whole_now(c))
+        job = world.job
+        if seen and job is not None and job.living:
+            self.rng.choice(job.living).host.delete(self.rng.choice(seen))
+
+    def _rival(self) -> None:
+        """Somebody starts the same run once more."""
+        world, rng = self.world, self.rng
+        up = world.up_hosts()
+        if world.job is None or not up:
+            return
+        rng.shuffle(up)
+        before = world.job
+        world.oracle.count("rivals")
+        rival = world.start_job(up[: rng.randint(1, len(up))], takeover=rng.random() < 0.4)
+        if rng.random() < 0.5:
+            # Whoever loses is not started again.
+            world.job = before
+            world.at(25.0, rival.kill)
+
+    # What has to come about.
+
+    def _calm_down(self) -> None:
+        world = self.world
+        world.restarts = True
+        faults = world.network.faults
+        faults.drop = faults.repeat = faults.slow = 0.0
+        faults.delay_secs_max = 0.02
+        world.network.cut.clear()
+        world.storage_failures = world.pull_failures = world.abandons = world.zombies = 0.0
+        world.storage_slow_secs = 0.1
+        for host in world.hosts.values():
+            if host.is_paused:
+                host.unpause()
+            if not host.is_up:
+                host.reboot()
+            host.go_on()
+            host.start_agent()
+        # What was sent in the storm arrives, and what was claimed in it runs out.
+        for job in world.jobs.values():
+            if job is not world.job:
+                job.kill()
+        world.run(world.now + 6.0)
+        world.is_calm = True
+        world.oracle.begin_calm()
+        if world.job is None or world.job.is_broken or world.job.is_over:
+            return
+        if any(t.attempt == 0 for t in world.job.trainers):
+            # It was refused or waits for an attempt that never came: the launcher ends it.
+            world.run(world.now + 70.0, lambda: world.job is not None and world.job.is_running)
+
+    def _all_comes_about(self) -> None:
+        world, rng = self.world, self.rng
+        oracle = world.oracle
+        if not world.run(world.now + CALM_SECS, self._is_running):
+            oracle.fail("I6", f"no attempt runs {CALM_SECS} s after the storm")
+        job = world.job
+        assert job is not None
+        before = oracle.commits
+        while oracle.commits == before:
+            # A job that was told to stop in the storm may do so now; the next one is asked again.
+            job = world.job
+            world.wish(rng.choice(job.living).host.name, TargetKind.DURABLE)
+            world.run(
+                world.now + CALM_SECS, lambda j=job: oracle.commits > before or world.job is not j
+            )
+            if oracle.commits == before and world.job is job:
+                oracle.fail("I6", "a wish has led to no commit")
+            if not world.run(world.now + CALM_SECS, self._is_running):
+                oracle.fail("I6", f"no attempt runs {CALM_SECS} s after the one before")
+        self._delete()
+        if not world.run(world.now + CALM_SECS, self._is_deleted):
+            oracle.fail("I6", "what was deleted is not told to be gone")
+        if not world.run(world.now + CALM_SECS, self._is_running):
+            oracle.fail("I6", f"no attempt runs {CALM_SECS} s after a delete")
+        job = world.job
+        world.restarts = False
+        if job.has_ram and not world.run(world.now + CALM_SECS, self._is_copied):
+            oracle.fail("I6", "no checkpoint comes to stand in enough failure domains' RAM")
+        if rng.random() < 0.5:
+            world.wish(rng.choice(job.living).host.name, TargetKind.PREEMPTION)
+            if not world.run(world.now + CALM_SECS, lambda: job.is_over):
+                oracle.fail("I7", "a preemption has not stopped all ranks")
+            stopped_at = CheckpointId(job.trainers[0].step, job.trainers[0].attempt)
+            if stopped_at not in world.storage.manifests:
+                oracle.fail("I7", f"all ranks stopped at {stopped_at}, which is not committed")
+        else:
+            job.finish()
+            world.run(world.now + CALM_SECS, lambda: job.is_over)
+        if not world.run(world.now + CALM_SECS, self._is_quiet):
+            oracle.fail("I6", f"it does not come to rest: {self._restless()}")
+
+    def _is_running(self) -> bool:
+        job = self.world.job
+        return job is not None and job.is_running and bool(job.living)
+
+    def _is_deleted(self) -> bool:
+        """Whether all deletes of the job's hosts are done; others may not know who leads."""
+        job = self.world.job
+        return job is not None and not any(trainer.host.deleting for trainer in job.living)
+
+    def _is_copied(self) -> bool:
+        """Whether a checkpoint of the present attempt stands in as many domains as it should."""
+        job, oracle = self.world.job, self.world.oracle
+        assert job is not None
+        attempt = job.trainers[0].attempt
+        if any(c.attempt == attempt and oracle.is_copied_now(c) for c in oracle.truths):
+            return True
+        agent = self.world.hosts[job.leader].agent
+        if agent is not None and not agent.is_target_under_way(TargetKind.RAM):
+            self.world.wish(job.leader, TargetKind.RAM)
+        return False
+
+    def _is_quiet(self) -> bool:
+        return not self._restless()
+
+    def _restless(self) -> str:
+        world = self.world
+        assert world.job is not None
+        for name in {t.host.name for t in world.job.trainers}:
+            agent = world.hosts[name].agent
+            if agent is None or not agent.is_settled:
+                return f"{name} is not settled"
+            if agent.member.holdings.under_way:
+                return f"{name} has deeds under way"
+            if agent.leader is not None and agent.leader.ledger.open_entries():
+                return f"{name} waits for parts of ranks that are gone"
+        newest = [
+            c
+            for c, t in world.oracle.truths.items()
+            if t.was_complete
+            and world.storage.on_timeline(c)
+            and world.oracle.is_whole_now(c)
+            and not t.is_abandoned
+            and not world.oracle.is_overtaken(c)
+        ]
+        last = max(newest, key=lambda c: (c.attempt, c.step), default=None)
+        if last is not None and last not in world.storage.manifests:
+            return f"{last} is complete and not committed"
+        return ""
+
+    def _last_start_finds_it(self) -> None:
+        """As many domains as may be are lost at once; the next start goes on all the same."""
+        world, rng = self.world, self.rng
+        world.restarts = True
+        world.start_job(world.up_hosts())
+        if not world.run(world.now + CALM_SECS, self._is_running):
+            world.oracle.fail("I6", "the last job but one does not start")
+        world.run(world.now + 2 + rng.random() * 6)
+        world.restarts = False
+        # A host that has kept its RAM may be heard late, and storage may not have what it holds.
+        is_late = self.start_rng.random() < 0.5
+        world.are_writes_refused = is_late
+        for job in world.jobs.values():
+            job.kill()
+        domains = sorted({host.domain for host in world.hosts.values()})
+        losses = min(world.settings.copies, len(domains)) - 1
+        lost = set(rng.sample(domains, losses))
+        for host in world.hosts.values():
+            if host.domain in lost:
+                host.crash()
+        world.run(world.now + rng.random() * 30)
+        for host in world.hosts.values():
+            if not host.is_up:
+                host.reboot()
+            host.start_agent()
+        pairs: set[tuple[str, str]] = set()
+        if is_late:
+            kept = [host.name for host in world.hosts.values() if host.domain not in lost]
+            pairs = self._cut_off(self.start_rng.choice(kept))
+        world.start_job(world.up_hosts())
+        world.at(self.start_rng.choice([5.0, 20.0, 60.0]), self._start_late, pairs)
+        if not world.run(world.now + CALM_SECS, self._is_running):
+            world.oracle.fail("I6", "the last job does not start")
+        world.hosts[world.up_hosts()[0]].tell(fa.Tick())

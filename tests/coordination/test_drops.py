@@ -1,0 +1,121 @@
+"""Accepted saves that are dropped: each rank is notified of the end of each of them.
+
+Ranks are hundreds of steps apart, and one host's agent is stopped for a while. The oracle's rule is
+the one of all schedules (I10): every save that a living rank has accepted ends in bounded time.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.coordination.checkpoint_table import CheckpointTable
+from holdfast.coordination.effects import Drop, Tell
+from holdfast.coordination.host_inventory import HostInventory
+from holdfast.coordination.inputs import PartSealed, Published
+from holdfast.coordination.messages import CheckpointStatus, CheckpointVerdict, Command, Held
+from holdfast.coordination.settings import Settings
+from holdfast.coordination.turn import Turn
+from holdfast.format.names import CheckpointId
+from tests.coordination.oracle import BrokenPromiseError
+from tests.coordination.rules import BREACHES
+from tests.coordination.world import Shape, World
+
+STEPS = 600
+SECS = 400.0
+
+
+def drifted_world(seed: int, halted: str, halt_at: float, *, every: int) -> World:
+    """Two hosts; rank 0 takes ten steps while rank 1 takes one, and both end after `STEPS`."""
+    shape = Shape(
+        host_count=2,
+        domain_size=1,
+        ranks_a_host=1,
+        window=STEPS,
+        every=every,
+        copies=2,
+        interval_secs=3.0,
+        pace_secs=0.1,
+        fill_secs_max=0.2,
+    )
+    world = World(seed, shape, Settings(copies=2))
+    world.restarts = False
+    for host in world.hosts.values():
+        host.start_agent()
+    job = world.start_job(world.up_hosts())
+    job.steps = STEPS
+    job.trainers[0].pace_secs, job.trainers[1].pace_secs = 0.05, 0.5
+    world.oracle.begin_calm()
+    world.at(halt_at, world.hosts[halted].halt)
+    world.at(halt_at + 40.0, world.hosts[halted].go_on)
+    return world
+
+
+def run_through(world: World) -> None:
+    world.run(SECS)
+    job = world.job
+    assert job is not None
+    assert [trainer.step for trainer in job.trainers] == [STEPS - 1] * 2
+    assert world.oracle.commits > 0
+    assert [trainer.accepted_at for trainer in job.trainers] == [{}, {}]
+
+
+@pytest.mark.parametrize("halted", ["h0000", "h0001"])
+@pytest.mark.parametrize("every", [0, 5])
+@pytest.mark.parametrize("seed", range(2))
+def test_each_save_of_ranks_far_apart_ends_also_when_an_agent_was_stopped(
+    seed: int, every: int, halted: str
+) -> None:
+    run_through(drifted_world(seed, halted, 20.0 + 10 * seed, every=every))
+
+
+@pytest.mark.parametrize(
+    ("rule", "every", "promise"),
+    [
+        ("look_at_a_host_only_when_it_reports", 5, "I10"),
+        ("forget_the_ranks_of_silent_hosts", 0, "I5"),
+    ],
+)
+def test_the_simulator_notices_what_ends_no_save(
+    rule: str, every: int, promise: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    BREACHES[rule](monkeypatch.setattr)
+    with pytest.raises(BrokenPromiseError, match=promise):
+        run_through(drifted_world(0, "h0000", 20.0, every=every))
+
+
+@pytest.mark.parametrize(
+    ("is_due", "status", "told"),
+    [
+        (True, CheckpointStatus.OPEN, CheckpointStatus.DROPPED),
+        (True, CheckpointStatus.COMPLETE, CheckpointStatus.DROPPED),
+        (False, CheckpointStatus.OPEN, CheckpointStatus.DROPPED),
+        (False, CheckpointStatus.COMPLETE, CheckpointStatus.PROTECTED),
+    ],
+)
+def test_what_is_given_up_without_a_final_verdict_ends_its_save(
+    is_due: bool, status: CheckpointStatus, told: CheckpointStatus
+) -> None:
+    holdings, turn = HostInventory(Settings()), Turn("a", 0.0, Published())
+    one = CheckpointId(1, 1)
+    holdings.sealed(turn, PartSealed(rank=0, id=one, part_count=2, in_ram=True, is_due=is_due))
+    holdings.obey(turn, Command(verdicts=(CheckpointVerdict(one, status, True),)))
+    holdings.work(turn, is_frozen=False)
+    assert [e.status for e in turn.effects if isinstance(e, Tell)] == [told]
+    assert [e.id for e in turn.effects if isinstance(e, Drop)] == [one]
+
+
+def test_an_open_checkpoint_is_not_forgotten_by_a_leader_that_may_not_recycle() -> None:
+    ledger = CheckpointTable(1, {})
+    ledger.required, ledger.preserved, ledger.domains = 1, frozenset(), {"a": "a", "b": "b"}
+    old, new = CheckpointId(1, 1), CheckpointId(2, 1)
+    held = Held(old, 2, is_due=False, own=((0, 1),), replicas=(), written=())
+    whole = Held(new, 1, is_due=False, own=((0, 1),), replicas=(), written=())
+    ledger.take("b", {}, {old: held})
+    ledger.take("b", {old: held}, {})
+    ledger.take("a", {}, {new: whole})
+    assert ledger.floor == new
+    ledger.settle()
+    assert old in ledger.entries
+    ledger.may_recycle = True
+    ledger.settle()
+    assert ledger.verdict(old).status is CheckpointStatus.DROPPED

@@ -1,0 +1,291 @@
+"""The pure functions of the agreement, and the messages on the wire."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.coordination.checkpoint_table import CheckpointTable
+from holdfast.coordination.election import leader_of, term_above
+from holdfast.coordination.inputs import DurableListed, Listed
+from holdfast.coordination.messages import (
+    Command,
+    Held,
+    HostState,
+    Orders,
+    Report,
+    WriteOrder,
+    decode_message,
+    encode_message,
+)
+from holdfast.coordination.rank_runs import count_in, ranks_in, runs_of
+from holdfast.coordination.replica_placement import (
+    Ring,
+    assign_pulls,
+    failures_survived,
+    successors_of,
+)
+from holdfast.coordination.restart_point import choose_checkpoint, limits_after
+from holdfast.errors import InvalidArgumentError
+from holdfast.format.names import CheckpointId
+
+
+@given(st.sets(st.integers(0, 300)))
+def test_runs_are_their_ranks_and_do_not_touch(ranks: set[int]) -> None:
+    runs = runs_of(ranks)
+    assert ranks_in(runs) == sorted(ranks)
+    assert count_in(runs) == len(ranks)
+    for (first, count), (following, _) in itertools.pairwise(runs):
+        assert first + count < following
+
+
+def world_of(domain_count: int, size: int) -> dict[str, str]:
+    return {f"h{d}.{i}": f"d{d}" for d in range(domain_count) for i in range(size)}
+
+
+def no_offers(hosts: Iterable[str]) -> dict[str, set[int]]:
+    return {host: set() for host in hosts}
+
+
+@pytest.mark.parametrize("domain_count", [2, 3, 7])
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("copies", [2, 3])
+def test_pulls_bring_every_part_into_enough_domains_and_are_balanced(
+    domain_count: int, size: int, copies: int
+) -> None:
+    domains = world_of(domain_count, size)
+    holders = {rank: [host] for rank, host in enumerate(domains)}
+    pulls = assign_pulls(holders, holders, copies, Ring(domains, no_offers(domains)))
+    standing = {rank: {domains[hosts[0]]} for rank, hosts in holders.items()}
+    for target, parts in pulls.items():
+        for rank, source in parts:
+            assert source in holders[rank]
+            assert domains[target] not in standing[rank], "a second copy in one domain"
+            standing[rank].add(domains[target])
+    assert {len(found) for found in standing.values()} == {min(copies, domain_count)}
+    assert {len(parts) for parts in pulls.values()} == {min(copies, domain_count) - 1}
+
+
+def test_pulls_leave_out_hosts_that_are_gone_and_what_stands_already() -> None:
+    domains = world_of(4, 1)
+    del domains["h1.0"]
+    holders = {0: ["h0.0"], 2: ["h2.0", "h3.0"]}
+    pulls = assign_pulls(holders, holders, 2, Ring(domains, no_offers(domains)))
+    assert pulls == {"h2.0": [(0, "h0.0")]}
+
+
+def test_a_host_without_ranks_gives_copies_and_takes_none() -> None:
+    domains = world_of(3, 1)
+    pulls = assign_pulls({0: ["h0.0"]}, [0], 2, Ring(domains, no_offers(["h2.0"])))
+    assert pulls == {"h2.0": [(0, "h0.0")]}
+
+
+def test_a_host_that_makes_the_copy_itself_is_asked_before_the_next_in_the_ring() -> None:
+    domains = world_of(4, 1)
+    ring = Ring(domains, no_offers(domains) | {"h3.0": {0, 1}})
+    assert ring.targets(0, ["h0.0"], 1) == ["h3.0"]
+    assert ring.targets(0, ["h0.0"], 2) == ["h3.0", "h1.0"]
+    assert ring.targets(2, ["h2.0"], 1) == ["h3.0"], "nobody makes it: the next one"
+    assert ring.targets(2, ["h3.0"], 1) == ["h0.0"]
+
+
+def test_an_offer_within_a_domain_that_has_the_part_is_passed_over() -> None:
+    domains = {"a": "x", "b": "x", "c": "y"}
+    ring = Ring(domains, {"a": (), "b": {0}, "c": ()})
+    assert ring.targets(0, ["a"], 1) == ["c"]
+
+
+@given(st.lists(st.sets(st.integers(0, 4)), min_size=1, max_size=5))
+def test_failures_survived_is_exact(parts: list[set[int]]) -> None:
+    survived = failures_survived([{str(d) for d in domains} for domains in parts])
+    assert survived is not None
+
+    def is_whole_after(lost: tuple[int, ...]) -> bool:
+        return all(domains - set(lost) for domains in parts)
+
+    for count in range(6):
+        always = all(is_whole_after(lost) for lost in itertools.combinations(range(5), count))
+        assert always == (count <= survived) or count > 5
+
+
+def test_durable_parts_survive_every_loss() -> None:
+    assert failures_survived([]) is None
+
+
+def test_what_is_due_keeps_its_ram_on_a_host_that_was_silent_for_a_while() -> None:
+    ledger = CheckpointTable(1, {})
+    ledger.required, ledger.may_recycle, ledger.preserved = 1, True, frozenset()
+    ledger.domains["a"] = "a"
+    older, newer = (
+        Held(CheckpointId(step, 1), 1, is_due=True, own=((0, 1),), replicas=(), written=())
+        for step in (10, 20)
+    )
+    held = {older.id: older, newer.id: newer}
+    ledger.take("a", {}, held)
+    ledger.settle()
+    ledger.take("a", held, {})
+    ledger.settle()
+    ledger.take("a", {}, held)
+    ledger.settle()
+    assert ledger.floor == newer.id
+    assert not ledger.verdict(older.id).may_go
+    assert ledger.pending()[0].id == older.id
+    # Once that is told, the RAM may go.
+    ledger.fail(ledger.entries[older.id], "its host was silent for too long", 0.0)
+    assert ledger.verdict(older.id).may_go
+
+
+def test_the_second_successor_stands_in_another_domain() -> None:
+    domains = {"a": "x", "b": "x", "c": "y", "d": "y", "e": "z"}
+    assert successors_of("a", domains, 16) == ("a", "c", "e", "d", "b")
+    assert successors_of("a", domains, 2) == ("a", "c")
+
+
+@given(st.integers(0, 50), st.integers(0, 3))
+def test_a_term_above_is_higher_and_its_hosts_own(term: int, index: int) -> None:
+    successors = ("a", "b", "c", "d")
+    above = term_above(successors, successors[index], term)
+    assert term < above <= term + len(successors)
+    assert leader_of(successors, above) == successors[index]
+
+
+def state(*held: tuple[int, int, int, set[int]]) -> HostState:
+    """(step, attempt, part count, ranks)."""
+    return HostState(
+        group="",
+        domain="d",
+        held=tuple(
+            Held(CheckpointId(step, attempt), count, False, runs_of(ranks), (), ())
+            for step, attempt, count, ranks in held
+        ),
+    )
+
+
+def listing(limits: dict[int, int], **more: object) -> DurableListed:
+    fields: dict[str, object] = {"committed": frozenset(), "parts": {}, **more}
+    return DurableListed(newest_attempt=max(limits), leader="a", limits=limits, **fields)  # type: ignore[arg-type]
+
+
+def test_the_newest_whole_checkpoint_of_ram_peers_and_the_durable_tier_is_chosen() -> None:
+    whole = CheckpointId(30, 1)
+    durable = listing({1: 10**15}, parts={whole: Listed(part_count=3, ranks=frozenset({2}))})
+    states = [state((30, 1, 3, {0}), (40, 1, 3, {0})), state((30, 1, 3, {1}), (40, 1, 3, {1}))]
+    assert choose_checkpoint(states, durable) == whole
+    assert choose_checkpoint(states[:1], durable) is None
+
+
+def test_parts_of_two_part_counts_are_never_put_together() -> None:
+    states = [state((30, 1, 2, {0})), state((30, 1, 3, {1, 2}))]
+    assert choose_checkpoint(states, listing({1: 10**15})) is None
+
+
+def test_what_lies_off_the_timeline_is_not_chosen() -> None:
+    states = [state((70, 1, 1, {0}), (50, 1, 1, {0}))]
+    limits = limits_after({1: 10**15}, 2, CheckpointId(50, 1), 10**15)
+    assert limits == {1: 50, 2: 10**15}
+    assert choose_checkpoint(states, listing(limits)) == CheckpointId(50, 1)
+
+
+def a_report(**changes: object) -> Report:
+    report = Report(
+        run="run",
+        attempt=3,
+        incarnation=1,
+        seq=1,
+        version=1,
+        term=0,
+        leader_incarnation=1,
+        ack=0,
+        published=5,
+        is_hello=False,
+        state=state((30, 1, 3, {0})),
+    )
+    return msgspec.structs.replace(report, **changes)
+
+
+def test_messages_come_back_from_the_wire_as_they_were() -> None:
+    report = a_report()
+    assert decode_message(encode_message(report)) == report
+
+
+def test_a_report_of_an_agent_that_does_not_know_what_saves_cost_is_read() -> None:
+    data = msgspec.json.decode(encode_message(a_report(save_cost_secs=0.5)))
+    assert data.pop("save_cost_secs") == 0.5
+    assert decode_message(msgspec.json.encode(data)) == a_report()
+
+
+BAD = {
+    "no JSON": b"{",
+    "another message": b'{"message":"Hello"}',
+    "a step below zero": encode_message(a_report(state=state((-3, 1, 1, {0})))),
+    "attempt zero": encode_message(a_report(state=state((3, 0, 1, {0})))),
+    "a rank above the count": encode_message(a_report(state=state((3, 1, 2, {5})))),
+    "a billion ranks": encode_message(
+        Orders(
+            run="run",
+            attempt=3,
+            group="g",
+            term=0,
+            incarnation=1,
+            seq=1,
+            version=1,
+            ack=0,
+            origin=None,
+            rank_count=1,
+            successors=("a",),
+            command=Command(writes=(WriteOrder(CheckpointId(1, 1), ((0, 10**9),), 0),)),
+        )
+    ),
+    "too long": b" " * (4 * 1024 * 1024 + 1),
+    "a cost below zero": encode_message(a_report(save_cost_secs=-1.0)),
+    "nested too deep": b'{"message":' + b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("data", BAD.values(), ids=BAD)
+def test_what_is_no_message_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidArgumentError, match="read an agent's message"):
+        decode_message(data)
+
+
+def test_spoilt_messages_are_refused_or_are_messages() -> None:
+    rng = random.Random(4)
+    data = encode_message(a_report())
+    refused = 0
+    for _ in range(2000):
+        spoilt = bytearray(data)
+        for _ in range(rng.randint(1, 3)):
+            spoilt[rng.randrange(len(spoilt))] = rng.randrange(256)
+        try:
+            decode_message(bytes(spoilt))
+        except InvalidArgumentError:
+            refused += 1
+    assert refused > 1000
+
+
+def test_a_share_that_failed_after_a_leader_before_had_begun_it_anew_counts_as_failed() -> None:
+    ledger = CheckpointTable(2, {})
+    ledger.required, ledger.may_recycle, ledger.preserved = 1, True, frozenset()
+    ledger.domains["a"] = ledger.domains["b"] = "d"
+    step = CheckpointId(10, 1)
+    parts = {
+        host: Held(step, 2, is_due=True, own=((rank, 1),), replicas=(), written=(), **failed)
+        for rank, (host, failed) in enumerate(
+            {
+                "a": {"failure": "no answer"},
+                "b": {"failure": "the disk is full", "round": 3},
+            }.items()
+        )
+    }
+    for host, held in parts.items():
+        ledger.take(host, {}, {step: held})
+    ledger.settle()
+    # The first one is asked again, as the second one was.
+    assert ledger.entries[step].round == 3
+    assert ledger.entries[step].failures == {"b": "the disk is full"}

@@ -1,0 +1,232 @@
+"""One machine alone, where the order of what it hears matters."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+
+from holdfast.coordination import effects as ef
+from holdfast.coordination import inputs as fa
+from holdfast.coordination.messages import (
+    Alive,
+    CheckpointStatus,
+    CheckpointVerdict,
+    Command,
+    Newer,
+    Orders,
+    Probe,
+    PullOrder,
+    TargetKind,
+    TargetProposal,
+    WhoHolds,
+)
+from holdfast.coordination.node import Node
+from holdfast.coordination.settings import Settings
+from holdfast.coordination.turn import AgentIdentity
+from holdfast.format.names import CheckpointId
+
+NOTHING = fa.Published()
+
+
+def a_member() -> Node:
+    """A host of attempt 2 that holds one part, and follows `a`."""
+    machine = Node(
+        AgentIdentity(run="run", host="b", domain="b", incarnation=7, settings=Settings())
+    )
+    held = CheckpointId(50, 1)
+    listed = fa.Listed(part_count=2, ranks=frozenset({1}))
+    machine.handle(fa.Found(ram={held: listed}), 0.0, NOTHING)
+    joined = fa.RankJoined(group="g2", rank=1, rank_count=2, leader="a")
+    machine.handle(joined, 0.0, NOTHING)
+    machine.handle(fa.Received("a", orders(2, "g2", seq=1)), 0.1, NOTHING)
+    return machine
+
+
+def orders(
+    attempt: int,
+    group: str,
+    *,
+    seq: int,
+    drop: bool = False,
+    run: str = "run",
+    pulls: tuple[PullOrder, ...] = (),
+) -> Orders:
+    verdict = CheckpointVerdict(CheckpointId(50, 1), CheckpointStatus.PROTECTED, drop)
+    return Orders(
+        run=run,
+        attempt=attempt,
+        group=group,
+        term=0,
+        incarnation=3,
+        seq=seq,
+        version=seq,
+        ack=0,
+        origin=CheckpointId(50, 1),
+        rank_count=2,
+        successors=("a", "b"),
+        command=Command(targets=(), verdicts=(verdict,), pulls=pulls),
+    )
+
+
+def drops(effects: list[ef.Effect]) -> list[ef.Effect]:
+    return [e for e in effects if isinstance(e, ef.Drop)]
+
+
+def test_orders_of_an_older_attempt_are_answered_with_the_newer_one() -> None:
+    machine = a_member()
+    done = machine.handle(fa.Received("z", orders(1, "g1", seq=99, drop=True)), 0.2, NOTHING)
+    assert not drops(done)
+    (told,) = [e for e in done if isinstance(e, ef.Send) and e.host == "z"]
+    assert isinstance(told.message, Newer)
+    assert (told.message.attempt, told.message.leader) == (2, "a")
+    assert drops(machine.handle(fa.Received("a", orders(2, "g2", seq=2, drop=True)), 0.3, NOTHING))
+
+
+def test_orders_that_were_overtaken_are_passed_over() -> None:
+    machine = a_member()
+    machine.handle(fa.Received("a", orders(2, "g2", seq=5)), 0.2, NOTHING)
+    assert not drops(
+        machine.handle(fa.Received("a", orders(2, "g2", seq=4, drop=True)), 0.3, NOTHING)
+    )
+
+
+def test_nothing_is_dropped_between_the_report_to_a_new_attempt_and_its_beginning() -> None:
+    machine = a_member()
+    asks = WhoHolds(run="run", attempt=2, group="g3")
+    machine.handle(fa.Received("c", asks), 0.2, NOTHING)
+    drop = orders(2, "g2", seq=2, drop=True)
+    assert not drops(machine.handle(fa.Received("a", drop), 0.3, NOTHING))
+    # The start came to nothing: its bound has passed.
+    assert drops(machine.handle(fa.Tick(), 30.0, NOTHING))
+
+
+def test_nothing_is_dropped_while_trainers_here_begin_an_attempt() -> None:
+    machine = a_member()
+    joined = fa.RankJoined(group="g3", rank=0, rank_count=1, leader="c", takeover=True)
+    machine.handle(joined, 0.2, NOTHING)
+    drop = orders(2, "g2", seq=2, drop=True)
+    assert not drops(machine.handle(fa.Received("a", drop), 0.3, NOTHING))
+
+
+def test_a_host_that_hears_of_a_newer_attempt_fences_its_trainers_and_serves_no_older_one() -> None:
+    machine = a_member()
+    done = machine.handle(fa.Received("c", orders(3, "g3", seq=1)), 0.2, NOTHING)
+    assert [e.attempt for e in done if isinstance(e, ef.Fenced)] == [3]
+    assert not machine.serves(2)
+    assert machine.serves(3)
+    sealed = fa.PartSealed(rank=1, id=CheckpointId(60, 2), part_count=2, in_ram=True, is_due=True)
+    late = machine.handle(sealed, 0.3, NOTHING)
+    assert [e.id.step for e in drops(late) if isinstance(e, ef.Drop)] == [60]
+
+
+def test_another_runs_messages_are_passed_over() -> None:
+    machine = a_member()
+    done = machine.handle(fa.Received("c", orders(3, "g3", seq=1, run="other")), 0.2, NOTHING)
+    assert not done
+    assert machine.attempt == 2
+
+
+def test_a_rank_that_has_passed_the_target_makes_its_host_refuse_it() -> None:
+    machine = a_member()
+    target = with_target(orders(2, "g2", seq=2), 10)
+    done = machine.handle(fa.Received("a", target), 0.2, fa.Published(9, 9))
+    assert ef.SetTarget(TargetKind.DURABLE, 10) in done
+    looked = machine.handle(fa.TargetWritten(TargetKind.DURABLE, 10, 10), 0.3, fa.Published(10, 10))
+    (report,) = [e.message for e in looked if isinstance(e, ef.Send)]
+    (state,) = report.state.targets  # type: ignore[union-attr]
+    assert (state.is_accepted, state.highest) == (False, 10)
+
+
+def with_target(message: Orders, step: int) -> Orders:
+    command = msgspec.structs.replace(
+        message.command, targets=(TargetProposal(TargetKind.DURABLE, step, False),)
+    )
+    return msgspec.structs.replace(message, command=command)
+
+
+def asked_for(effects: list[ef.Effect]) -> ef.BeginAttempt:
+    (found,) = [e for e in effects if isinstance(e, ef.BeginAttempt)]
+    return found
+
+
+def test_a_start_does_not_take_another_ones_record_for_its_own() -> None:
+    machine = Node(
+        AgentIdentity(run="run", host="a", domain="a", incarnation=7, settings=Settings())
+    )
+    machine.handle(fa.Found(), 0.0, NOTHING)
+    listed = fa.DurableListed(
+        newest_attempt=0, leader="", limits={}, committed=frozenset(), parts={}
+    )
+    asked = []
+    for group in ("g1", "g2"):
+        joined = fa.RankJoined(group=group, rank=0, rank_count=1, leader="a", takeover=True)
+        machine.handle(joined, 0.1, NOTHING)
+        asked.append(asked_for(machine.handle(listed, 0.2, NOTHING)))
+    assert [one.attempt for one in asked] == [1, 1]
+    done = machine.handle(fa.AttemptBegun(asked[0]), 0.3, NOTHING)
+    assert not [e for e in done if isinstance(e, ef.AttemptJoined)]
+    assert machine.attempt == 1
+    done = machine.handle(fa.AttemptTaken(asked[1]), 0.4, NOTHING)
+    assert ef.ListDurable() in done
+    limits = {1: 10**15}
+    listed = fa.DurableListed(
+        newest_attempt=1, leader="a", limits=limits, committed=frozenset(), parts={}
+    )
+    second = asked_for(machine.handle(listed, 0.5, NOTHING))
+    done = machine.handle(fa.AttemptBegun(second), 0.6, NOTHING)
+    assert [(e.group, e.attempt) for e in done if isinstance(e, ef.AttemptJoined)] == [("g2", 2)]
+
+
+def told_alive(effects: list[ef.Effect]) -> list[Alive]:
+    return [e.message for e in effects if isinstance(e, ef.Send) and isinstance(e.message, Alive)]
+
+
+def test_a_start_whose_record_stands_before_it_was_told_so_is_alive() -> None:
+    machine = Node(
+        AgentIdentity(run="run", host="a", domain="a", incarnation=7, settings=Settings())
+    )
+    machine.handle(fa.Found(), 0.0, NOTHING)
+    machine.handle(fa.RankJoined(group="g1", rank=0, rank_count=1, leader="a"), 0.1, NOTHING)
+    listed = fa.DurableListed(
+        newest_attempt=0, leader="", limits={}, committed=frozenset(), parts={}
+    )
+    asked = asked_for(machine.handle(listed, 0.2, NOTHING))
+    probe = fa.Received("b", Probe(run="run", attempt=1, group="g2"))
+    (told,) = told_alive(machine.handle(probe, 0.3, NOTHING))
+    assert (told.is_living, told.attempt, told.group) == (True, 1, "g2")
+    other = fa.Received("b", Probe(run="run", attempt=2, group="g2"))
+    assert not told_alive(machine.handle(other, 0.4, NOTHING))[0].is_living
+    machine.handle(fa.AttemptBegun(asked), 0.5, NOTHING)
+    assert told_alive(machine.handle(probe, 0.6, NOTHING))[0].is_living
+
+
+def asked_hosts(effects: list[ef.Effect]) -> list[str]:
+    return [e.host for e in effects if isinstance(e, ef.Send) and isinstance(e.message, WhoHolds)]
+
+
+def test_hosts_are_asked_again_until_storage_says_whether_the_attempt_has_begun() -> None:
+    machine = a_member()
+    joined = fa.RankJoined(group="g3", rank=0, rank_count=1, leader="b", takeover=True)
+    machine.handle(joined, 0.2, NOTHING)
+    listed = fa.DurableListed(
+        newest_attempt=2, leader="a", limits={1: 50, 2: 10**15}, committed=frozenset(), parts={}
+    )
+    # The other part of step 50 stands elsewhere, if anywhere.
+    assert asked_hosts(machine.handle(listed, 0.3, NOTHING)) == ["a"]
+    now_secs, done = 0.3, []
+    while not (begun := [e for e in done if isinstance(e, ef.BeginAttempt)]):
+        now_secs += 0.5
+        done = machine.handle(fa.Tick(), now_secs, NOTHING)
+    settings, asked_at_secs = Settings(), [now_secs]
+    while now_secs < 3 * settings.gather_secs:
+        # As an agent does: it looks again when the machine says so.
+        now_secs = machine.next_at_secs(now_secs)
+        if asked_hosts(machine.handle(fa.Tick(), now_secs, NOTHING)):
+            asked_at_secs.append(now_secs)
+    pauses = [b - a for a, b in itertools.pairwise(asked_at_secs)]
+    assert len(pauses) > 10
+    # Some of them may be lost on the way.
+    assert max(pauses) < settings.gather_secs / 3
+    machine.handle(fa.AttemptBegun(begun[0]), now_secs, NOTHING)
+    assert not asked_hosts(machine.handle(fa.Tick(), now_secs + settings.gather_secs, NOTHING))

@@ -1,0 +1,255 @@
+"""How an attempt begins: two starts at once, hosts that report late, attempts on other hosts."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.coordination.messages import CheckpointStatus, TargetKind
+from holdfast.coordination.settings import LEASE_SECS, Settings
+from holdfast.format.names import CheckpointId
+from tests.coordination.cases import make, reached, running, until
+from tests.coordination.world import World
+
+FAST_SECS = 10.0
+"""A start that waits for no lease takes less."""
+
+
+def test_of_two_starts_at_once_one_wins_and_the_other_is_told_that_the_run_is_busy() -> None:
+    world = make(4)
+    first = world.start_job(["h0000", "h0001"])
+    second = world.start_job(["h0002", "h0003"])
+    until(world, lambda: first.is_running or second.is_running)
+    until(world, lambda: bool(first.refused or second.refused))
+    assert first.is_running != second.is_running
+    assert world.oracle.counts["busy"] == 2
+    assert list(world.storage.attempts) == [1]
+
+
+@pytest.mark.parametrize("answer_secs", [0.0, 0.5])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("seed", range(20))
+def test_of_two_starts_on_the_same_hosts_one_wins_in_whatever_order_their_ranks_come(
+    seed: int, turned: bool, answer_secs: float
+) -> None:
+    world = make(3)
+    world.answer_secs = answer_secs
+    world.rng.seed(seed)
+    hosts = list(world.hosts)
+    first = world.start_job(hosts)
+    second = world.start_job(hosts[::-1] if turned else hosts)
+    until(world, lambda: first.is_running or second.is_running)
+    until(world, lambda: bool(first.refused or second.refused))
+    world.run(world.now + 20)
+    (winner,) = (job for job in (first, second) if len(job.living) == len(hosts))
+    assert winner.is_running
+    assert not winner.refused
+    assert list(world.storage.attempts) == [1]
+
+
+def cut_off(world: World, name: str) -> set[tuple[str, str]]:
+    """Cuts a host off from all others; what to take out of `cut` to heal it."""
+    pairs = {pair for other in world.hosts if other != name for pair in cut_pair(name, other)}
+    world.network.cut |= pairs
+    return pairs
+
+
+def cut_pair(one: str, other: str) -> set[tuple[str, str]]:
+    return {(one, other), (other, one)}
+
+
+def protected_in_ram(world: World) -> CheckpointId:
+    """Runs until a checkpoint is protected by RAM alone; which one."""
+    job = running(world)
+    world.run(world.now + 1)
+    world.wish(job.leader, TargetKind.RAM)
+    until(world, lambda: reached(world, CheckpointStatus.PROTECTED))
+    job.kill()
+    (newest,) = {max(host.ram) for host in world.hosts.values()}
+    assert newest not in world.storage.manifests
+    return newest
+
+
+@pytest.mark.parametrize("late_secs", [20.0, 60.0])
+@pytest.mark.parametrize(("lost", "late"), [("h0001", "h0002"), ("h0000", "h0001")])
+def test_a_host_that_reports_late_and_a_lost_one_cost_nothing_that_was_protected(
+    lost: str, late: str, late_secs: float
+) -> None:
+    world = make(3)
+    world.are_writes_refused = True
+    newest = protected_in_ram(world)
+    world.hosts[lost].crash()
+    pairs = cut_off(world, late)
+    world.hosts[lost].reboot()
+    job = world.start_job(list(world.hosts))
+    world.run(world.now + late_secs)
+    assert not job.is_running
+    assert list(world.storage.attempts) == [1]
+    world.network.cut -= pairs
+    until(world, lambda: job.is_running)
+    assert world.storage.attempts[2].origin == (newest.step, newest.attempt)
+    assert not any(host.given_up for host in world.hosts.values())
+
+
+def test_a_start_that_a_host_never_reports_to_is_refused_and_names_it() -> None:
+    world = make(3)
+    protected_in_ram(world)
+    cut_off(world, "h0002")
+    held = {name: set(host.ram) for name, host in world.hosts.items()}
+    job = world.start_job(list(world.hosts))
+    began_at = world.now
+    assert world.run(world.now + 2 * Settings().joining_secs, lambda: bool(job.refused))
+    assert world.now - began_at < Settings().reporting_secs + 2
+    assert "rank 2 of host h0002 has not reported to host h0000 within 90 s" in job.refused
+    assert list(world.storage.attempts) == [1]
+    assert {name: set(host.ram) for name, host in world.hosts.items()} == held
+
+
+def test_a_host_that_hears_nothing_of_its_start_names_the_host_that_begins_it() -> None:
+    world = make(2)
+    cut_off(world, "h0000")
+    job = world.start_job(["h0000", "h0001"])
+    world.run(world.now + 1)
+    world.hosts["h0000"].kill_agent()
+    assert world.run(world.now + 2 * Settings().joining_secs, lambda: bool(job.refused))
+    assert "host h0000, where rank 0 is, has not begun it within" in job.refused
+
+
+def test_a_start_on_fewer_hosts_waits_for_the_others_in_bounds_and_names_what_it_gives_up() -> None:
+    world = make(3)
+    world.are_writes_refused = True
+    newest = protected_in_ram(world)
+    world.hosts["h0001"].crash()
+    cut_off(world, "h0002")
+    world.is_calm = False
+    began_at = world.now
+    running(world, ["h0000"])
+    assert world.now - began_at < FAST_SECS
+    (lost,) = world.hosts["h0000"].given_up
+    assert (lost.id, lost.status) == (newest, CheckpointStatus.PROTECTED)
+    assert "parts of rank 1" in lost.reason
+    assert "h0001, h0002" in lost.reason
+
+
+def test_a_start_on_another_host_is_refused_while_a_host_that_cannot_be_asked_trains() -> None:
+    world = make(2)
+    cut_off(world, "h0000")
+    first = running(world, ["h0000"])
+    world.run(world.now + 7)
+    began_at = world.now
+    second = world.start_job(["h0001"])
+    until(world, lambda: bool(second.refused))
+    assert world.oracle.counts["busy"] == 1
+    assert world.now - began_at < FAST_SECS + 5
+    assert "attempt 1 is live on host h0000 (process 1)" in second.refused
+    assert f"{LEASE_SECS:.0f} s after the last renewal" in second.refused
+    assert first.is_running
+    assert list(world.storage.attempts) == [1]
+
+
+@pytest.mark.parametrize("since_secs", [0.0, 17.0, 40.0])
+def test_a_lost_host_is_taken_over_once_its_lease_has_run_out(since_secs: float) -> None:
+    world = make(2)
+    cut_off(world, "h0000")
+    running(world, ["h0000"])
+    world.run(world.now + 7)
+    world.hosts["h0000"].crash()
+    world.run(world.now + since_secs)
+    began_at = world.now
+    running(world, ["h0001"])
+    waited_secs = world.now - began_at
+    awaited = world.hosts["h0001"].awaited
+    if since_secs >= LEASE_SECS:
+        assert not awaited
+        assert waited_secs < FAST_SECS
+        return
+    assert LEASE_SECS - 10 < waited_secs + since_secs < LEASE_SECS + FAST_SECS
+    (told,) = awaited
+    assert (told.attempt, told.host) == (1, "h0000")
+    assert told.secs == pytest.approx(LEASE_SECS - since_secs, abs=10)
+
+
+def test_an_attempt_that_has_left_is_followed_at_once_on_any_host() -> None:
+    world = make(2)
+    cut_off(world, "h0000")
+    first = running(world, ["h0000"])
+    world.run(world.now + 7)
+    first.finish()
+    until(world, lambda: first.is_over)
+    world.run(world.now + 1)
+    assert not world.storage.leases
+    began_at = world.now
+    running(world, ["h0001"])
+    assert world.now - began_at < FAST_SECS
+    assert not world.hosts["h0001"].awaited
+
+
+@pytest.mark.parametrize("is_agent_killed", [False, True])
+def test_hosts_that_saw_their_ranks_end_wait_for_no_lease(is_agent_killed: bool) -> None:
+    world = make(3)
+    first = running(world)
+    world.run(world.now + 3)
+    world.hosts["h0000"].crash()
+    first.kill()
+    assert 1 in world.storage.leases
+    for name in ("h0001", "h0002"):
+        if is_agent_killed:
+            world.hosts[name].kill_agent()
+    began_at = world.now
+    running(world, ["h0001", "h0002"])
+    assert world.now - began_at < FAST_SECS
+    assert not world.hosts["h0001"].awaited
+
+
+def test_a_takeover_waits_for_no_lease() -> None:
+    world = make(2)
+    cut_off(world, "h0000")
+    running(world, ["h0000"])
+    began_at = world.now
+    running(world, ["h0001"], takeover=True)
+    assert world.now - began_at < FAST_SECS
+    assert list(world.storage.attempts) == [1, 2]
+
+
+def test_a_host_that_stood_still_is_taken_over_and_can_do_nothing_when_it_goes_on() -> None:
+    world = make(2)
+    cut_off(world, "h0000")
+    first = running(world, ["h0000"])
+    world.wish("h0000", TargetKind.DURABLE)
+    until(world, lambda: bool(world.storage.manifests))
+    paused = world.hosts["h0000"]
+    paused.pause()
+    began_at = world.now
+    running(world, ["h0001"])
+    assert LEASE_SECS - 10 < world.now - began_at < LEASE_SECS + FAST_SECS
+    committed = set(world.storage.manifests)
+    paused.unpause()
+    for _ in range(3):
+        world.wish("h0000", TargetKind.DURABLE)
+        world.run(world.now + 5)
+    assert not first.living
+    late = set(world.storage.manifests) - committed
+    assert not any(checkpoint.attempt == 1 for checkpoint in late)
+
+
+def test_an_agent_that_returns_to_its_trainers_renews_their_lease() -> None:
+    world = make(2)
+    cut_off(world, "h0000")
+    first = running(world, ["h0000"])
+    world.hosts["h0000"].kill_agent()
+    world.run(world.now + 3)
+    world.hosts["h0000"].start_agent()
+    world.run(world.now + 2 * LEASE_SECS)
+    second = world.start_job(["h0001"])
+    until(world, lambda: bool(second.refused))
+    assert first.is_running
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_of_two_starts_that_cannot_ask_each_other_one_wins(seed: int) -> None:
+    world = make(2)
+    world.rng.seed(seed)
+    cut_off(world, "h0000")
+    first, second = world.start_job(["h0000"]), world.start_job(["h0001"])
+    until(world, lambda: bool(first.refused or second.refused))
+    assert list(world.storage.attempts) == [1]
+    assert sum(job.is_running for job in (first, second)) == 1

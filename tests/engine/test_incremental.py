@@ -1,0 +1,232 @@
+"""Which images a new part keeps: only what is unchanged, and only where it is worth it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection
+
+import pytest
+
+from holdfast.engine.saving.incremental import (
+    KEPT_COUNT_MAX,
+    USED_SIZE_MIN_BYTES,
+    Mark,
+    SealedPart,
+    choose,
+    link_kept,
+    remember,
+    size_of_next_bytes,
+)
+from holdfast.engine.saving.part import PartImages, PartPlan, all_anew, write_part
+from holdfast.errors import ObjectNotFoundError
+from holdfast.format.layout import Chunk
+from holdfast.format.names import CheckpointId
+from holdfast.format.ranges import members
+from holdfast.store.ram import RamStore
+from tests.engine.making import Made, random_array
+
+MIB = 1 << 20
+
+
+class Object:
+    """Something that cannot change, in place of an array of a framework."""
+
+
+class Run:
+    """One rank that saves arrays of these sizes; `objects` are those that hold them now."""
+
+    def __init__(self, store: RamStore, *sizes_bytes: int) -> None:
+        self.store = store
+        self.made = Made(id=CheckpointId(0, 1))
+        for number, size in enumerate(sizes_bytes):
+            self.made.add((f"a{number}",), random_array((size,), "uint8", number))
+        self.objects = [Object() for _ in sizes_bytes]
+        self.layout = self.made.plan(0).layout
+        self.last: SealedPart | None = None
+        self.digested: list[int] = []
+
+    def change(self, *numbers: int) -> None:
+        """Other bytes, in other objects."""
+        for number in numbers:
+            path = (f"a{number}",)
+            array = self.made.arrays[path]
+            self.made.arrays[path] = random_array(array.shape, "uint8", 1000 + id(array) % 997)
+            assert self.made.arrays[path].tobytes() != array.tobytes()
+        self.pass_through(*numbers)
+
+    def pass_through(self, *numbers: int) -> None:
+        """The same bytes, in other objects."""
+        for number in numbers:
+            self.objects[number] = Object()
+
+    @property
+    def marks(self) -> list[Mark]:
+        return [weakref.ref(one) for one in self.objects]
+
+    def plan(self) -> PartPlan:
+        made = self.made.plan(0)
+        return PartPlan(
+            run_id=made.run_id,
+            id=made.id,
+            rank=0,
+            part_count=1,
+            layout=self.layout,
+            spec=made.spec,
+            process_values=(),
+        )
+
+    def chunk_bytes(self, chunk: Chunk) -> memoryview:
+        self.digested.append(chunk.array_index)
+        return self.made.chunk_bytes(chunk)
+
+    def choose(self) -> PartImages:
+        """What the next part keeps."""
+        self.made.id = CheckpointId(self.made.id.step + 1, self.made.id.attempt)
+        self.digested.clear()
+        return choose(self.plan(), self.last, self.marks, self.chunk_bytes)
+
+    def save(self) -> PartImages:
+        """Chooses, and seals it."""
+        images, plan = self.choose(), self.plan()
+        if self.last is not None:
+            link_kept(self.store, plan, images, self.last)
+        record = write_part(self.store, plan, self.made.chunk_bytes, images)
+        self.last = remember("ram", record, plan, images, self.marks, self.last, is_readable=True)
+        return images
+
+    def anew(self, images: PartImages) -> list[int]:
+        """The numbers of the arrays that are written anew."""
+        return sorted(chunk.array_index for chunk in images.own.chunks)
+
+
+def used(images: PartImages) -> list[tuple[int, int]]:
+    """(step, number of chunks) of each kept image."""
+    return [(image.id[0], len([*members(image.used)])) for image in images.kept]
+
+
+def test_the_same_object_is_not_read_and_not_written(memory: RamStore) -> None:
+    run = Run(memory, 4 * MIB, 100, 50)
+    assert run.save().kept == ()
+    run.change(1)
+    images = run.save()
+    assert run.anew(images) == [1]
+    assert used(images) == [(1, 2)]
+    assert run.digested == []
+
+
+def test_equal_bytes_in_another_object_count_once_they_were_equal_before(memory: RamStore) -> None:
+    run = Run(memory, 4 * MIB, 2 * MIB, 100)
+    run.save()
+    run.pass_through(0, 1)
+    run.change(2)
+    images = run.save()
+    # Nothing was equal before, so nothing was read.
+    assert (run.anew(images), run.digested) == ([0, 1, 2], [])
+    run.pass_through(0, 1)
+    run.change(2)
+    images = run.save()
+    assert (run.anew(images), sorted(run.digested)) == ([2], [0, 1])
+    run.pass_through(0)
+    run.change(1, 2)
+    assert run.anew(run.save()) == [1, 2]
+    # What changed last is not read the next time.
+    run.pass_through(0)
+    run.change(1, 2)
+    run.save()
+    assert run.digested == [0]
+
+
+def test_an_object_that_is_gone_is_the_same_as_none(memory: RamStore) -> None:
+    run = Run(memory, 4 * MIB)
+    run.save()
+    marks = run.marks
+    run.objects = [Object()]
+    assert choose(run.plan(), run.last, marks, run.made.chunk_bytes) == all_anew(run.plan())
+    run.made.id = CheckpointId(9, 1)
+    assert choose(run.plan(), run.last, [None], run.made.chunk_bytes) == all_anew(run.plan())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "changed", "is_kept"),
+    [
+        ((USED_SIZE_MIN_BYTES, 8), {1}, True),
+        ((USED_SIZE_MIN_BYTES - 1, 8), {1}, False),
+        ((3 * MIB, 3 * MIB - 8192), {1}, True),
+        ((3 * MIB, 3 * MIB), {1}, False),
+        ((4 * MIB, 4 * MIB), {0, 1}, False),
+    ],
+)
+def test_an_image_is_kept_while_half_of_it_is_used_and_that_is_much(
+    memory: RamStore, sizes: tuple[int, int], changed: Collection[int], is_kept: bool
+) -> None:
+    run = Run(memory, *sizes)
+    run.save()
+    run.change(*changed)
+    images = run.save()
+    assert bool(images.kept) == is_kept
+    assert run.anew(images) == (sorted(changed) if is_kept else [0, 1])
+
+
+def test_no_more_images_are_kept_than_a_handful_the_most_used_ones(memory: RamStore) -> None:
+    count = KEPT_COUNT_MAX + 2
+    run = Run(memory, *[(1 << (count - 1 - n)) * MIB for n in range(count)])
+    run.save()
+    # From save to save one more array stays as it is, so that each stands in an image of its own.
+    for number in range(1, count):
+        run.change(*range(number, count))
+        run.save()
+    images = run.save()
+    assert [chunks for _, chunks in used(images)] == [1] * KEPT_COUNT_MAX
+    assert run.anew(images) == [*range(KEPT_COUNT_MAX, count)]
+
+
+def test_an_older_or_another_part_keeps_nothing(memory: RamStore) -> None:
+    run = Run(memory, 4 * MIB)
+    run.save()
+    for one in (CheckpointId(1, 1), CheckpointId(0, 1), CheckpointId(5, 2)):
+        run.made.id = one
+        assert choose(run.plan(), run.last, run.marks, run.made.chunk_bytes).kept == ()
+    run.made.id = CheckpointId(5, 1)
+    assert choose(run.plan(), run.last, run.marks, run.made.chunk_bytes).kept != ()
+    run.layout = run.made.plan(0).layout
+    assert choose(run.plan(), run.last, run.marks, run.made.chunk_bytes).kept == ()
+
+
+def test_the_size_of_the_next_image_is_told_by_what_was_steady(memory: RamStore) -> None:
+    run = Run(memory, 4 * MIB, MIB, 1000)
+    sizes = []
+    for _ in range(5):
+        images = run.save()
+        assert run.last is not None
+        sizes.append((images.own.size_bytes, size_of_next_bytes(run.last, run.plan())))
+        run.pass_through(0, 1)
+        run.change(2)
+    whole, small = run.layout.size_bytes, 4096 + 1000
+    assert sizes == [(whole, whole), (whole, small), (small, small), (small, small), (small, small)]
+
+
+def test_where_one_image_is_gone_no_name_is_left_of_the_others(memory: RamStore) -> None:
+    run = Run(memory, 4 * MIB, 2 * MIB, 100)
+    run.save()
+    run.change(1, 2)
+    run.save()
+    run.change(2)
+    images = run.choose()
+    assert used(images) == [(1, 1), (2, 1)]
+    assert run.last is not None
+    memory.delete("checkpoints/000000002.1/image-00000-of-00001.safetensors")
+    with pytest.raises(ObjectNotFoundError):
+        link_kept(memory, run.plan(), images, run.last)
+    assert [*memory.list("checkpoints/000000003.1")] == []
+
+
+def test_the_digests_of_what_is_kept_are_those_of_its_bytes(memory: RamStore) -> None:
+    run = Run(memory, 20 * MIB + 5, 100)
+    run.save()
+    run.change(1)
+    run.save()
+    assert run.last is not None
+    record = run.last.record
+    whole = write_part(memory, run.plan(), run.made.chunk_bytes)
+    assert record.blocks == whole.blocks
+    assert len(record.blocks) == 4
