@@ -53,17 +53,17 @@ def agreeing(tmp_path: Path) -> Iterator[Coordinator]:
 
 def test_what_others_say_of_a_host_counts_where_it_is_newer(agreeing: Coordinator) -> None:
     known = agreeing._peers.addresses
-    agreeing.learn({"host-b": OLD})
+    agreeing.update_addresses({"host-b": OLD})
     assert known() == {"host-b": OLD}
-    agreeing.learn({"host-b": NEW})
+    agreeing.update_addresses({"host-b": NEW})
     assert known() == {"host-b": NEW}
     # A trainer comes back with what was right when its job began.
-    agreeing.learn({"host-b": OLD})
+    agreeing.update_addresses({"host-b": OLD})
     assert known() == {"host-b": NEW}
     # What a host says of itself counts also where its clock was set back.
     agreeing.reached("host-b", OLD)
     assert known() == {"host-b": OLD}
-    agreeing.learn({"host-a": NEW})
+    agreeing.update_addresses({"host-a": NEW})
     assert "host-a" not in known(), "this host is no peer of its own"
 
 
@@ -77,9 +77,9 @@ def test_a_job_reads_from_where_its_hosts_are_reached_now() -> None:
 
     peers = JobPeers({"host-c": OLD, "host-b": OLD}, store_at)
     first = peers.stores()
-    assert not peers.learn({"host-b": OLD, "host-of-another-job": NEW})
+    assert not peers.update_addresses({"host-b": OLD, "host-of-another-job": NEW})
     assert peers.stores() == first
-    assert peers.learn({"host-b": NEW, "host-c": PeerAddress("10.0.0.1", 3000, 500)})
+    assert peers.update_addresses({"host-b": NEW, "host-c": PeerAddress("10.0.0.1", 3000, 500)})
     assert peers.stores() == [first[0], made[-1]]
     assert made[-1].name == "peer 10.0.0.1:5000"
     peers.close()

@@ -58,7 +58,7 @@ def test_an_order_is_told_where_the_copy_does_not_come_or_its_maker_is_gone() ->
     copies = LocalReplicas()
     for then in (
         lambda: copies.end(FIRST, PART, None),
-        lambda: copies.gone(MAKER),
+        lambda: copies.forget_maker(MAKER),
         lambda: begun(copies, SECOND, {FIRST}),
         copies.clear,
     ):

@@ -129,7 +129,7 @@ def report(seq: int) -> Report:
 def test_a_message_comes_with_its_sender_and_where_that_is_answered(there: Post) -> None:
     async def run() -> None:
         async with messenger() as own:
-            own.learn("host-b", there.address)
+            own.update_address("host-b", there.address)
             own.send("host-b", WhoHolds(run=RUN, attempt=3, group="g"))
             await until(lambda: bool(there.came))
 
@@ -144,7 +144,7 @@ def test_of_reports_that_wait_only_the_newest_is_sent_and_other_messages_keep_th
 ) -> None:
     async def run() -> None:
         async with messenger() as own:
-            own.learn("host-b", there.address)
+            own.update_address("host-b", there.address)
             # Nothing is sent before this task waits for something.
             for number in range(5):
                 own.send("host-b", leaving(number))
@@ -160,7 +160,7 @@ def test_of_reports_that_wait_only_the_newest_is_sent_and_other_messages_keep_th
 def test_what_waits_for_one_host_is_bounded(there: Post) -> None:
     async def run() -> None:
         async with messenger() as own:
-            own.learn("host-b", there.address)
+            own.update_address("host-b", there.address)
             for number in range(3 * WAITING_MAX):
                 own.send("host-b", leaving(number))
             await until(lambda: len(there.came) == WAITING_MAX)
@@ -178,13 +178,13 @@ def test_a_host_that_is_not_there_costs_the_message_and_nothing_else(
     async def run() -> None:
         async with messenger() as own:
             own.send("host-c", leaving(0))
-            own.learn("host-b", gone.address)
-            own.learn("host-d", there.address)
+            own.update_address("host-b", gone.address)
+            own.update_address("host-d", there.address)
             own.send("host-b", leaving(1))
             own.send("host-d", leaving(2))
             await until(lambda: len(there.came) == 1)
             # It has come back elsewhere.
-            own.learn("host-b", there.address)
+            own.update_address("host-b", there.address)
             await until(lambda: not own._tasks)
             own.send("host-b", leaving(3))
             await until(lambda: len(there.came) == 2)
@@ -197,7 +197,7 @@ def test_a_host_that_is_not_there_costs_the_message_and_nothing_else(
 def test_without_the_runs_token_nothing_is_delivered(there: Post, wrong: dict[str, str]) -> None:
     async def run() -> None:
         async with messenger(**wrong) as own:
-            own.learn("host-b", there.address)
+            own.update_address("host-b", there.address)
             own.send("host-b", leaving(1))
             await until(lambda: not own._tasks)
 
@@ -261,7 +261,7 @@ def test_a_message_without_end_is_not_read_to_its_end(there: Post) -> None:
 def test_a_server_without_an_agreement_takes_no_messages(root: Path) -> None:
     async def run(deaf: Post) -> None:
         async with messenger() as own:
-            own.learn("host-b", deaf.address)
+            own.update_address("host-b", deaf.address)
             own.send("host-b", leaving(1))
             await until(lambda: not own._tasks)
 
@@ -279,10 +279,10 @@ def test_messages_pass_through_mutual_tls(root: Path, tmp_path: Path) -> None:
 
     async def run(there: Post) -> None:
         async with messenger(tls=tls) as own, messenger(tls=other.issue("agent")) as stranger:
-            stranger.learn("host-b", there.address)
+            stranger.update_address("host-b", there.address)
             stranger.send("host-b", leaving(1))
             await until(lambda: not stranger._tasks)
-            own.learn("host-b", there.address)
+            own.update_address("host-b", there.address)
             own.send("host-b", leaving(2))
             await until(lambda: bool(there.came))
 
@@ -298,7 +298,7 @@ def test_closing_ends_what_is_being_sent() -> None:
         silent = await asyncio.start_server(lambda _, writer: taken.append(writer), LOOPBACK, 0)
         port = silent.sockets[0].getsockname()[1]
         async with messenger() as own:
-            own.learn("host-b", PeerAddress(LOOPBACK, port))
+            own.update_address("host-b", PeerAddress(LOOPBACK, port))
             own.send("host-b", leaving(1))
             await until(lambda: bool(taken))
             assert own._tasks

@@ -104,7 +104,7 @@ def kinds_of(
     """The kinds of the notices that these are posted as."""
     before = host.state.notices.count
     for step, status, reason in ends:
-        keeper.told(effects.Tell(CheckpointId(step, 1), status, reason, is_due))
+        keeper.on_outcome(effects.Tell(CheckpointId(step, 1), status, reason, is_due))
     count = host.state.notices.count - before
     return [notice.kind for notice in list(host.state.notices._notices)[-count:]] if count else []
 
@@ -129,7 +129,7 @@ def test_what_was_deleted_or_left_behind_is_not_called_dropped(
     host: InProcessHost, keeper: Retention
 ) -> None:
     assert kinds_of(host, keeper, (3, CheckpointStatus.DROPPED, DELETED)) == ["deleted"]
-    keeper.told(effects.Tell(CheckpointId(3, 0), CheckpointStatus.DROPPED, "an abandoned branch"))
+    keeper.on_outcome(effects.Tell(CheckpointId(3, 0), CheckpointStatus.DROPPED, "an abandoned branch"))
     assert host.state.notices._notices[-1].kind == "left behind"
 
 

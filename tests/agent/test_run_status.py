@@ -90,7 +90,7 @@ class Hosts:
         )
         server = PeerServer(served, listen(LOOPBACK, 0))
         self.stack.callback(server.close)
-        self.peers.learn(host, server.address)
+        self.peers.update_address(host, server.address)
 
     def asked(self) -> dict[str, HostStatus | str]:
         return asyncio.run(ask_hosts(self.peers, "asking"))
@@ -120,14 +120,14 @@ def test_whoever_does_not_answer_is_told_as_such_and_hides_nobody(hosts: Hosts) 
     hosts.add("slow", encode_status(good), secs=60.0)
     with socket.socket() as closed:
         closed.bind((LOOPBACK, 0))
-        hosts.peers.learn("dead", PeerAddress(LOOPBACK, closed.getsockname()[1]))
+        hosts.peers.update_address("dead", PeerAddress(LOOPBACK, closed.getsockname()[1]))
         endless = b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n" + b" " * (5 << 20)
         silent = hosts.stack.enter_context(
             listening(lambda connection: time.sleep(ANSWER_SECS + 1))
         )
         chatty = hosts.stack.enter_context(scripted(endless))
-        hosts.peers.learn("silent", silent.address)
-        hosts.peers.learn("endless", chatty.address)
+        hosts.peers.update_address("silent", silent.address)
+        hosts.peers.update_address("endless", chatty.address)
         began = time.monotonic()
         answers = hosts.asked()
         assert time.monotonic() - began < ANSWER_SECS + 10

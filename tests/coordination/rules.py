@@ -96,7 +96,7 @@ def commit_without_the_last_part(patch: Patch) -> None:
 
 
 def count_parts_of_other_steps(patch: Patch) -> None:
-    take = CheckpointTable.take
+    take = CheckpointTable.apply_report
 
     def mixed(self: CheckpointTable, host: str, old: Any, new: Any) -> None:
         take(self, host, old, new)
@@ -110,14 +110,14 @@ def count_parts_of_other_steps(patch: Patch) -> None:
                     other.count(rank, self.required, self.domains)
                 self._advance(other)
 
-    patch(CheckpointTable, "take", mixed)
+    patch(CheckpointTable, "apply_report", mixed)
 
 
 def drop_while_an_attempt_begins(patch: Patch) -> None:
     from holdfast.coordination.host_inventory import HostInventory
 
-    work = HostInventory.work
-    patch(HostInventory, "work", lambda self, turn, is_frozen: work(self, turn, False))
+    work = HostInventory.run_due
+    patch(HostInventory, "run_due", lambda self, turn, is_frozen: work(self, turn, False))
 
 
 def never_take_the_lead_back(patch: Patch) -> None:

@@ -97,9 +97,9 @@ def test_what_is_given_up_without_a_final_verdict_ends_its_save(
 ) -> None:
     holdings, turn = HostInventory(Settings()), Turn("a", 0.0, Published())
     one = CheckpointId(1, 1)
-    holdings.sealed(turn, PartSealed(rank=0, id=one, part_count=2, in_ram=True, is_due=is_due))
+    holdings.note_sealed(turn, PartSealed(rank=0, id=one, part_count=2, in_ram=True, is_due=is_due))
     holdings.obey(turn, Command(verdicts=(CheckpointVerdict(one, status, True),)))
-    holdings.work(turn, is_frozen=False)
+    holdings.run_due(turn, is_frozen=False)
     assert [e.status for e in turn.effects if isinstance(e, Tell)] == [told]
     assert [e.id for e in turn.effects if isinstance(e, Drop)] == [one]
 
@@ -110,9 +110,9 @@ def test_an_open_checkpoint_is_not_forgotten_by_a_leader_that_may_not_recycle() 
     old, new = CheckpointId(1, 1), CheckpointId(2, 1)
     held = Held(old, 2, is_due=False, own=((0, 1),), replicas=(), written=())
     whole = Held(new, 1, is_due=False, own=((0, 1),), replicas=(), written=())
-    ledger.take("b", {}, {old: held})
-    ledger.take("b", {old: held}, {})
-    ledger.take("a", {}, {new: whole})
+    ledger.apply_report("b", {}, {old: held})
+    ledger.apply_report("b", {old: held}, {})
+    ledger.apply_report("a", {}, {new: whole})
     assert ledger.floor == new
     ledger.settle()
     assert old in ledger.entries

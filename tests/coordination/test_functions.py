@@ -127,11 +127,11 @@ def test_what_is_due_keeps_its_ram_on_a_host_that_was_silent_for_a_while() -> No
         for step in (10, 20)
     )
     held = {older.id: older, newer.id: newer}
-    ledger.take("a", {}, held)
+    ledger.apply_report("a", {}, held)
     ledger.settle()
-    ledger.take("a", held, {})
+    ledger.apply_report("a", held, {})
     ledger.settle()
-    ledger.take("a", {}, held)
+    ledger.apply_report("a", {}, held)
     ledger.settle()
     assert ledger.floor == newer.id
     assert not ledger.verdict(older.id).may_go
@@ -284,7 +284,7 @@ def test_a_share_that_failed_after_a_leader_before_had_begun_it_anew_counts_as_f
         )
     }
     for host, held in parts.items():
-        ledger.take(host, {}, {step: held})
+        ledger.apply_report(host, {}, {step: held})
     ledger.settle()
     # The first one is asked again, as the second one was.
     assert ledger.entries[step].round == 3

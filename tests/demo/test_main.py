@@ -34,7 +34,7 @@ def test_lines_are_shown_where_there_is_no_terminal() -> None:
         display.begin("a run", 83)
         for step in range(83):
             display.step(step, 2.0)
-        display.tell("[told]")
+        display.show_line("[told]")
     lines = text.getvalue().splitlines()
     assert lines[0] == "a run: step 10 of 83, loss 2.000"
     assert lines[-2:] == ["a run: step 83 of 83, loss 2.000", "[told]"]
@@ -48,6 +48,6 @@ def test_a_bar_is_shown_on_a_terminal() -> None:
         assert isinstance(display, LiveDisplay)
         display.begin("a run", 80)
         display.step(39, 2.5)
-        display.tell("[told]")
+        display.show_line("[told]")
     assert "40/80 loss 2.500" in text.getvalue()
     assert "[told]" in text.getvalue()

@@ -28,7 +28,7 @@ def test_earlier_saves_are_waited_for_from_the_first_step_that_is_put_off() -> N
     assert patience.for_earlier_saves()
     clock.sleep(FREE_SECS)
     assert not patience.for_earlier_saves()
-    patience.took()
+    patience.note_taken()
     # With steps that are longer than all that, one of them is waited for.
     assert patience.for_earlier_saves()
     clock.sleep(100 * FREE_SECS)

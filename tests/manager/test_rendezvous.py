@@ -106,7 +106,7 @@ def test_rank_0_judges_all_values_in_the_order_of_ranks_and_all_are_answered(
 def test_a_process_alone_judges_by_itself() -> None:
     alone = Rendezvous(OneProcess(), SystemClock())
     assert alone.decide("vote", "v", joined, 0.0) == "v"
-    with pytest.raises(errors.StorageError), alone.telling("read"):
+    with pytest.raises(errors.StorageError), alone.propagating_errors("read"):
         raise errors.StorageError("it is full")
     assert alone.decide("vote", "w", joined, 0.0) == "w"
 
@@ -211,7 +211,7 @@ def test_what_ends_a_rank_before_a_decision_ends_it_for_all(words: KeyValues) ->
     job = ranks(words, 3)
 
     def failing() -> str:
-        with job[1].telling("read"):
+        with job[1].propagating_errors("read"):
             raise errors.StructureMismatchError("no such array")
         return job[1].decide("vote", "v", joined, SECS)
 

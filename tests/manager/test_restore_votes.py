@@ -77,9 +77,9 @@ def test_a_vote_ends_when_the_agent_tells_that_a_rank_is_gone(
     first = Votes(ranks(MemoryWords(), 2)[0])
     # Of the processes that had the run before these.
     for gone in ("gone", "fenced"):
-        first.notice(Notice(kind=gone, reason="before", data="another group"), "group")
+        first.on_notice(Notice(kind=gone, reason="before", data="another group"), "group")
     assert first._trouble is None
-    first.notice(notice, "group")
+    first.on_notice(notice, "group")
     with pytest.raises(kind, match="rank 1 has ended"):
         first.rounds.vote(True, CheckpointId(5, 2))
 

@@ -197,10 +197,10 @@ def test_a_name_that_was_linked_survives_the_loss_of_power(tmp_path: Path) -> No
     store = DiskStore(tmp_path / "run", SystemClock(), recorder)
     store.put("a/1", 5, [b"bytes"])
     store.link("a/1", "b/c/2")
-    recorder.mark("linked")
+    recorder.add_mark("linked")
     store.link("a/1", "b/c/2")
     store.delete("a/1")
-    recorder.mark("deleted")
+    recorder.add_mark("deleted")
     count = 0
     for state in power_losses(recorder.log, ["disk"]):
         with memory_folder() as fresh:
@@ -228,7 +228,7 @@ def test_what_was_deleted_in_one_call_is_synced_once_a_folder_and_stays_deleted(
     store.delete(*keys)
     done = recorder.log.operations[before:]
     assert sum(isinstance(operation, Sync) for operation in done) == 1
-    recorder.mark("deleted")
+    recorder.add_mark("deleted")
     count = 0
     for state in power_losses(recorder.log, ["disk"]):
         if "deleted" in recorder.log.marks(state.done_count):

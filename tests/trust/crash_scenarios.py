@@ -84,7 +84,7 @@ class RecordedHost(PlacedHost):
             if not made.exists():
                 self.recorder.make_folder(made)
         super().__init__(root, files=self.recorder, clock=clock)
-        self.mark = self.recorder.mark
+        self.mark = self.recorder.add_mark
 
     def start(self) -> None:
         """From here on the crash may come."""

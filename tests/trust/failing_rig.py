@@ -209,7 +209,7 @@ def check_restorable(run: Path) -> int:
 
     This process has to be on the host, where RAM is to be read.
     """
-    view = read_only(run).look()
+    view = read_only(run).load_view()
     newest = view.newest_sound()
     assert newest is not None
     sources = view.sources(newest)

@@ -240,7 +240,7 @@ class InProcessHost:
             self.service._tick()
             if not self._begin_deeds() and not self.service.is_busy:
                 return
-            await self.service.rest()
+            await self.service.wait_idle()
         raise AssertionError("the agent does not come to rest")
 
     def _begin_deeds(self, names: Collection[str] | None = None) -> bool:
@@ -264,7 +264,7 @@ class InProcessHost:
             if all(task.done() for task in tasks):
                 return await asyncio.gather(*tasks)
             if self._begin_deeds(STARTING) or self.service.is_busy:
-                await self.service.rest()
+                await self.service.wait_idle()
             else:
                 # They may wait in another thread, or for time to pass.
                 await asyncio.sleep(0.001)

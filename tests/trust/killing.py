@@ -62,7 +62,7 @@ def sealed(run: Path) -> int:
 
 def latest_step(run: Path) -> int:
     """The newest step that can be restored now; this process has to be on the host."""
-    newest = read_only(run).look().newest_sound()
+    newest = read_only(run).load_view().newest_sound()
     return newest.step if newest is not None else -1
 
 

@@ -94,7 +94,7 @@ class ModelHost(InProcessHost):
             if is_last:
                 await asyncio.sleep(0)  # The task's first turn hands the thread its work.
                 return True
-            await self.service.rest()
+            await self.service.wait_idle()
         raise AssertionError("the agent does not come to rest")
 
     def crash_agent(self) -> None:

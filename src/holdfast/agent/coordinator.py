@@ -67,9 +67,9 @@ class Coordinator:
         """Messages to other hosts go out by that, from now on."""
         self._messenger = messenger
         for host, address in self._peers.addresses().items():
-            messenger.learn(host, address)
+            messenger.update_address(host, address)
 
-    def begin_anew(self, found: inputs.Found, *, domain: str, settings: Settings) -> None:
+    def restart(self, found: inputs.Found, *, domain: str, settings: Settings) -> None:
         """Begins with what stands here: when the agent starts, and where the run's layout changes.
 
         What is under way for the machine before is not told to the new one.
@@ -82,9 +82,9 @@ class Coordinator:
         self._seen = None
         self.domain, self.settings = domain, settings
         self.agreement = self._anew()
-        self.tell(found)
+        self.submit(found)
 
-    def tell(self, fact: inputs.Fact) -> None:
+    def submit(self, fact: inputs.Fact) -> None:
         """Tells the machine a fact, and does what it wants."""
         self._facts.append(fact)
         if self._is_telling:
@@ -109,7 +109,7 @@ class Coordinator:
         for held in self.agreement.member.holdings.states():
             if held.id == newest:
                 for rank in ranks_in(held.own):
-                    self.tell(
+                    self.submit(
                         inputs.PartSealed(
                             rank=rank,
                             id=held.id,
@@ -122,7 +122,7 @@ class Coordinator:
     def tick(self) -> None:
         """Tells that time has passed, where the machine waits for that."""
         if self.next_in_secs() <= 0:
-            self.tell(inputs.Tick())
+            self.submit(inputs.Tick())
 
     def next_in_secs(self) -> float:
         """In how many seconds it wants to be told, if nothing happens before."""
@@ -139,7 +139,7 @@ class Coordinator:
         """Whether something is being done whose outcome it does not know yet."""
         return bool(self._tasks)
 
-    async def rest(self) -> None:
+    async def wait_idle(self) -> None:
         """Waits for what is being done now."""
         if self._tasks:
             await asyncio.wait(self._tasks)
@@ -149,7 +149,7 @@ class Coordinator:
         """What the next agent of this host will find."""
         return self._record
 
-    def learn(self, addresses: Mapping[str, PeerAddress]) -> None:
+    def update_addresses(self, addresses: Mapping[str, PeerAddress]) -> None:
         """Somebody says that those hosts' agents are reached there; the newest address counts."""
         known = self._peers.addresses()
         for host, address in addresses.items():
@@ -159,9 +159,9 @@ class Coordinator:
     def reached(self, host: str, address: PeerAddress) -> None:
         """That host's agent is reached there, as it says itself."""
         if host != self._state.config.host:
-            self._peers.learn(host, address)
+            self._peers.update_address(host, address)
             if self._messenger is not None:
-                self._messenger.learn(host, address)
+                self._messenger.update_address(host, address)
 
     def addresses(self) -> dict[str, PeerAddress]:
         """Return where each known host's agent is reached."""
@@ -178,7 +178,7 @@ class Coordinator:
 
     def peer_stores(self) -> list[PeerStore]:
         """The RAM of all hosts that are known."""
-        return [self._peers.store(host) for host in sorted(self._peers.addresses())]
+        return [self._peers.store_of(host) for host in sorted(self._peers.addresses())]
 
     def _anew(self) -> Node:
         now = self._state.clock.now()
@@ -251,7 +251,7 @@ class Coordinator:
     async def _await(self, deed: Coroutine[Any, Any, inputs.Fact], asked_by: Node) -> None:
         outcome = await deed
         if asked_by is self.agreement:
-            self.tell(outcome)
+            self.submit(outcome)
 
     def _know(self) -> None:
         """Keeps for the next agent what the machine cannot find out again."""

@@ -45,7 +45,7 @@ class LocalReplicas:
         Returns:
             The copies that nobody wants any more: of checkpoints that are not held.
         """
-        self.gone(maker)
+        self.forget_maker(maker)
         unwanted = [
             c for c, m in self._making.items() if m.has_ended.is_set() and not is_held(c[0])
         ]
@@ -66,7 +66,7 @@ class LocalReplicas:
             del self._making[checkpoint, part]
         return slot is not None
 
-    def gone(self, maker: int) -> None:
+    def forget_maker(self, maker: int) -> None:
         """That rank makes no more of those that it has begun."""
         for copy, making in list(self._making.items()):
             if making.maker == maker and not making.has_ended.is_set():

@@ -70,9 +70,9 @@ class PeerNetwork:
         ) -> None:
             # What a host says of itself is believed, what others say of it where it is newer.
             agreeing.reached(sender, address)
-            agreeing.learn(others)
-            self.peers.heard(sender)
-            agreeing.tell(Received(sender, message))
+            agreeing.update_addresses(others)
+            self.peers.note_heard(sender)
+            agreeing.submit(Received(sender, message))
 
         def deliver(
             sender: str, address: PeerAddress, message: AnyMessage, others: dict[str, PeerAddress]

@@ -66,7 +66,7 @@ class PendingStart:
         """Keep one process's request; the addresses in it are used from now on."""
         self.requests[request.rank] = request
         known = agreeing.addresses()
-        agreeing.learn(parsed_addresses(request.addresses))
+        agreeing.update_addresses(parsed_addresses(request.addresses))
         for host, address in agreeing.addresses().items():
             if address != known.get(host):
                 first = self.learned.get(host)

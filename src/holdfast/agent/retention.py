@@ -98,9 +98,9 @@ class Retention:
     async def _recover(self, held: Collection[CheckpointId], attempt: int | None) -> None:
         state = self._state
         try:
-            limits = last_steps(await self._storing.look(read_attempts, state.durable))
+            limits = last_steps(await self._storing.query(read_attempts, state.durable))
             in_care = [c for c in held if c.step <= limits.get(c.attempt, -1)]
-            place = await self._storing.look(place_of, state.durable.directory)
+            place = await self._storing.query(place_of, state.durable.directory)
             recovery = await self._storing.write(recover, state.durable, in_care, attempt, place)
         except HoldfastError as error:
             state.events.write("recovery_failed", reason=str(error))
@@ -125,13 +125,13 @@ class Retention:
             # A trainer that died between filling a slot and naming it leaves it unfinished.
             ram.discard_unfinished(CHECKPOINTS)
         except StorageError as error:
-            self._storing.tell_ram(error)
+            self._storing.report_ram(error)
 
     async def find_attempt(self) -> None:
         """Learns in which attempt's story the agent's events belong."""
         state = self._state
         try:
-            state.events.attempt = await self._storing.look(newest_attempt, state.durable)
+            state.events.attempt = await self._storing.query(newest_attempt, state.durable)
         except StorageError as error:
             state.events.write("durable_unreadable", reason=str(error))
 
@@ -153,12 +153,12 @@ class Retention:
         """Whether it is removing something."""
         return bool(self._preserving)
 
-    async def rest(self) -> None:
+    async def wait_idle(self) -> None:
         """Waits until it is done."""
         if self._preserving:
             await asyncio.wait(self._preserving)
 
-    def told(self, effect: effects.Tell) -> None:
+    def on_outcome(self, effect: effects.Tell) -> None:
         """Notify the trainers here that a checkpoint is protected, or how its save ended.
 
         That a durable one is protected concerns them only after a drop, which it makes good: each
@@ -222,14 +222,14 @@ class Retention:
         # What another host was writing meanwhile has arrived.
         await self._storing.write(self._remove_everywhere, checkpoint)
 
-    def gone(self, checkpoint: CheckpointId) -> None:
+    def on_gone(self, checkpoint: CheckpointId) -> None:
         """No host holds anything of what was deleted here."""
         if checkpoint in self._awaited:
             self._awaited[checkpoint].set()
 
     async def is_committed(self, checkpoint: CheckpointId) -> bool:
         """Whether the durable tier has its manifest."""
-        listed = await self._storing.look(list_checkpoints, self._state.durable)
+        listed = await self._storing.query(list_checkpoints, self._state.durable)
         return checkpoint in listed and listed[checkpoint].is_committed
 
     async def judged(self, keep: Sequence[CheckpointId]) -> None:
@@ -288,7 +288,7 @@ class Retention:
         """Also to the other hosts: they may hold it, and somebody may wait until it is durable."""
         for checkpoint in checkpoints:
             self._infos.pop(checkpoint, None)
-            self._agreeing.tell(inputs.Deleted(checkpoint))
+            self._agreeing.submit(inputs.Deleted(checkpoint))
             self._state.events.write("deleted", checkpoint, reason=reason)
 
     # On the writing thread.

@@ -76,7 +76,7 @@ class SaveScheduler:
         self._await_target(now_secs)
         is_told = any(values[control_block.notice_word(m.seat)] for m in group.present)
         if is_told and not agreement.member.words.is_confirmed(TargetKind.PREEMPTION):
-            self._agreeing.tell(inputs.Wish(TargetKind.PREEMPTION))
+            self._agreeing.submit(inputs.Wish(TargetKind.PREEMPTION))
         if agreement.may_decide:
             self._decide(TargetKind.DURABLE, state.durable_policies.save, is_told)
             self._decide(TargetKind.RAM, state.ram_policies.save, is_told)
@@ -110,13 +110,13 @@ class SaveScheduler:
         self._times = {c: self._times.get(c, self._state.clock.now()) for c in ids}
         policy = self._state.ram_policies.preserve
         if policy is None:
-            self._agreeing.tell(inputs.Preserved(frozenset()))
+            self._agreeing.submit(inputs.Preserved(frozenset()))
             return
         by_step = {c.step: c for c in ids}
         infos = [CheckpointInfo(c.step, self._times[c]) for c in by_step.values()]
         flags = kept(policy, infos, context=PreservationContext(self._state.clock.now()))
         preserved = {c for c, k in zip(by_step.values(), flags, strict=True) if k}
-        self._agreeing.tell(inputs.Preserved(frozenset(preserved)))
+        self._agreeing.submit(inputs.Preserved(frozenset(preserved)))
 
     def _decide(self, kind: TargetKind, policy: SaveDecisionPolicy | None, is_told: bool) -> None:
         agreement = self._agreeing.agreement
@@ -132,7 +132,7 @@ class SaveScheduler:
         last = self._last.get(kind)
         step = self._state.published().highest + 1
         if policy.should_save(step, [last] if last else [], context=context):
-            self._agreeing.tell(inputs.Wish(kind))
+            self._agreeing.submit(inputs.Wish(kind))
 
     def _await_target(self, now_secs: float) -> None:
         """Notes that ranks will tell of the last target.

@@ -102,7 +102,7 @@ class SaveTracker:
                 reason = "its part is not in RAM any more"
                 state.notices.post(Notice(kind="failed", id=request.id, reason=reason))
                 return
-        self._agreeing.tell(
+        self._agreeing.submit(
             inputs.PartSealed(
                 rank=request.rank,
                 id=checkpoint,
@@ -120,7 +120,7 @@ class SaveTracker:
         if not request.skipped:
             self._ended(request.rank)
             state.events.write("failed", checkpoint, reason=request.reason, rank=request.rank)
-        self._agreeing.tell(
+        self._agreeing.submit(
             inputs.PartAbandoned(request.rank, checkpoint, group.count, request.reason)
         )
 
@@ -133,8 +133,8 @@ class SaveTracker:
             state.desk.returned(gone)
         offered = self._agreeing.agreement.member.group
         if offered is not None and offered.offers.get(rank, frozenset()) != frozenset(copies):
-            self._agreeing.tell(inputs.CopiesOffered(rank, frozenset(copies)))
-        self._agreeing.tell(inputs.PartBegun(rank, checkpoint))
+            self._agreeing.submit(inputs.CopiesOffered(rank, frozenset(copies)))
+        self._agreeing.submit(inputs.PartBegun(rank, checkpoint))
 
     def _ended(self, rank: int) -> None:
         self._state.filling.pop(rank, None)

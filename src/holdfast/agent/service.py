@@ -87,7 +87,7 @@ class Service:
             counts = [listed.part_count for listed in self._storing.in_ram().values()]
             record = record_by_storage(state, counts[-1]) if counts else None
         if record is not None:
-            self._agreeing.learn(parsed_addresses(record.addresses))
+            self._agreeing.update_addresses(parsed_addresses(record.addresses))
         self._joining.adopt(group)
         found = found_again(state, self._storing, record, group)
         if found.ram:
@@ -96,7 +96,7 @@ class Service:
         if record is not None:
             domain = record.domain or domain
             settings = Settings(copies=record.copies, heartbeat_secs=record.heartbeat_secs)
-        self._agreeing.begin_anew(found, domain=domain, settings=settings)
+        self._agreeing.restart(found, domain=domain, settings=settings)
 
     async def run(self) -> None:
         """Acts until it is time to leave."""
@@ -112,7 +112,7 @@ class Service:
             self._tick()
             # Only what a look at the present state said may end it.
             if self._leaves_in_secs() == 0.0:
-                self._agreeing.tell(inputs.LeaveWanted())
+                self._agreeing.submit(inputs.LeaveWanted())
                 return
             # What was told in this tick is done: only what comes after it is a reason to wake.
             self._wake.clear()
@@ -147,10 +147,10 @@ class Service:
         """Whether something is being done in the stores."""
         return self._agreeing.is_busy or self._keeper.is_busy
 
-    async def rest(self) -> None:
+    async def wait_idle(self) -> None:
         """Waits for what is being done in the stores now."""
-        await self._agreeing.rest()
-        await self._keeper.rest()
+        await self._agreeing.wait_idle()
+        await self._keeper.wait_idle()
 
     def _tick(self) -> None:
         if self._state.group is not None:
@@ -170,7 +170,7 @@ class Service:
                     # One host alone has done so before anybody came.
                     self._keeper.recover_earlier(effect.attempt)
             case effects.GroupRefused():
-                self._joining.refused(effect)
+                self._joining.on_refused(effect)
             case effects.GivenUp():
                 self._joining.given_up(effect)
             case effects.RanksEnded():
@@ -178,9 +178,9 @@ class Service:
             case effects.Fenced():
                 self._joining.fenced(effect)
             case effects.Tell():
-                self._keeper.told(effect)
+                self._keeper.on_outcome(effect)
             case effects.Gone():
-                self._keeper.gone(effect.id)
+                self._keeper.on_gone(effect.id)
             case effects.Reached():
                 self._reached(effect)
 
@@ -237,7 +237,7 @@ class Service:
         return attached
 
     async def branch(self, request: protocol.Branch, pid: int) -> protocol.Attached:
-        return await self._joining.branch(request)
+        return await self._joining.begin_branch(request)
 
     async def want_slot(self, request: protocol.WantSlot, pid: int) -> protocol.Slot:
         return await self._saving.want_slot(request)
@@ -279,7 +279,7 @@ class Service:
             )
         kind = TargetKind.DURABLE if request.durable else TargetKind.RAM
         published = self._state.published().highest
-        self._agreeing.tell(inputs.Wish(kind))
+        self._agreeing.submit(inputs.Wish(kind))
         deadline = self._state.clock.monotonic() + TARGET_SECS
         # A durable checkpoint is in RAM first, so that it serves both wishes.
         while (target := self._agreeing.last_target({kind, TargetKind.DURABLE})) <= published:

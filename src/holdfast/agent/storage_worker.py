@@ -89,7 +89,7 @@ class StorageWorker:
         for pool in pools:
             pool.shutdown(cancel_futures=True)
 
-    async def look(self, call: Callable[..., T], *arguments: object) -> T:
+    async def query(self, call: Callable[..., T], *arguments: object) -> T:
         """Runs a call that asks the stores for something."""
         return await asyncio.get_running_loop().run_in_executor(self._looking, call, *arguments)
 
@@ -166,7 +166,7 @@ class StorageWorker:
     async def list_durable(self) -> inputs.DurableListed | inputs.ListingFailed:
         """Tells what the durable tier holds."""
         try:
-            return await self.look(self._list_durable)
+            return await self.query(self._list_durable)
         except Exception as error:
             log.warning("the durable tier is not listed: %s", error)
             self._note(error)
@@ -177,7 +177,7 @@ class StorageWorker:
     ) -> inputs.AttemptBegun | inputs.AttemptTaken | inputs.BeginFailed:
         """Puts an attempt's record, if nobody else has."""
         try:
-            is_begun = await self.look(self._begin, wanted)
+            is_begun = await self.query(self._begin, wanted)
         except Exception as error:
             log.warning("attempt %d is not begun: %s", wanted.attempt, error)
             self._note(error)
@@ -226,17 +226,17 @@ class StorageWorker:
             listing = list_checkpoints(self._state.ram).get(checkpoint, Listing())
             remove(self._state.ram, checkpoint, listing)
         except StorageError as error:
-            self.tell_ram(error)
+            self.report_ram(error)
 
     def in_ram(self) -> dict[CheckpointId, inputs.Listed]:
         """The checkpoints in RAM here, and the ranks whose part is whole; none where RAM fails."""
         try:
             return _listed(list_checkpoints(self._state.ram))
         except StorageError as error:
-            self.tell_ram(error)
+            self.report_ram(error)
             return {}
 
-    def tell_ram(self, error: StorageError) -> None:
+    def report_ram(self, error: StorageError) -> None:
         """Says once that the RAM tier fails what the agent does to it."""
         if not self._has_told_ram:
             self._has_told_ram = True
@@ -297,7 +297,7 @@ class StorageWorker:
 
     def _pull(self, wanted: effects.Pull, reserve: Callable[[int], str], *, is_filled: bool) -> int:
         state = self._state
-        source = self._peers.store(wanted.source)
+        source = self._peers.store_of(wanted.source)
         part = read_part(source, wanted.id, wanted.rank, wanted.part_count)
         target = RamStore(state.ram.root, reserve, state.clock, state.files)
         try:
@@ -374,7 +374,7 @@ class StorageWorker:
         if not isinstance(error, FencedError):
             return 0
         try:
-            return await self.look(newest_attempt, self._state.durable)
+            return await self.query(newest_attempt, self._state.durable)
         except StorageError:
             return 0
 

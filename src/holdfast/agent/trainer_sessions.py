@@ -86,12 +86,12 @@ class TrainerSessions:
         group, start = self._group_for(request)
         member = self._seat_member(group, request.rank, pid)
         if start is None:
-            self._agreeing.learn(parsed_addresses(request.addresses))
+            self._agreeing.update_addresses(parsed_addresses(request.addresses))
             apply_request(self._state, request)
         else:
             self._begin(start, request)
         begun = start.wait() if start is not None else None
-        self._agreeing.tell(
+        self._agreeing.submit(
             inputs.RankJoined(
                 group=group.group,
                 rank=request.rank,
@@ -120,7 +120,7 @@ class TrainerSessions:
                 if member.pid == pid:
                     self.detach(protocol.Detach(group=group.group, rank=member.rank))
 
-    async def branch(self, request: protocol.Branch) -> protocol.Attached:
+    async def begin_branch(self, request: protocol.Branch) -> protocol.Attached:
         """Begins a new attempt for the same processes, from another checkpoint.
 
         Every rank asks for it, and all get the same.
@@ -144,7 +144,7 @@ class TrainerSessions:
         if request.attempt == group.attempt:
             start = self._branching = self._branching or PendingStart(group)
             begun = start.wait()
-            self._agreeing.tell(inputs.BranchWanted(request.attempt, origin))
+            self._agreeing.submit(inputs.BranchWanted(request.attempt, origin))
             await begun
             self._check_origin(group, origin)
         return self._attached(group, group.members[request.rank], has_ram=state.has_ram)
@@ -193,7 +193,7 @@ class TrainerSessions:
                 waiting.end(None)
         return start is not None
 
-    def refused(self, effect: effects.GroupRefused) -> None:
+    def on_refused(self, effect: effects.GroupRefused) -> None:
         """These trainers cannot begin."""
         run = self._state.run
         start = self._starts.pop(effect.group, None)
@@ -313,7 +313,7 @@ class TrainerSessions:
             self._set_layout(layout)
 
     def _set_layout(self, layout: Layout) -> None:
-        self._agreeing.begin_anew(
+        self._agreeing.restart(
             found_again(self._state, self._storing, self._agreeing.record, None),
             domain=layout.domain,
             settings=layout.settings,
@@ -325,7 +325,7 @@ class TrainerSessions:
             group = self._state.group
             if group is not None and group.group == request.group:
                 return
-            newest = await self._storing.look(newest_attempt, self._state.durable)
+            newest = await self._storing.query(newest_attempt, self._state.durable)
             if newest != attempt or group is not None:
                 raise FencedError(
                     f"attach: attempt {newest} has taken the run over from attempt "
@@ -342,7 +342,7 @@ class TrainerSessions:
             self._state.group = group
             self._state.events.attempt = attempt
             self._state.words.values[control_block.ATTEMPT] = attempt
-            self._agreeing.begin_anew(
+            self._agreeing.restart(
                 found_again(self._state, self._storing, None, group, rank=request.rank),
                 domain=request.domain or self._state.config.host,
                 settings=request.settings(),
@@ -359,7 +359,7 @@ class TrainerSessions:
         # What lies beyond the origin is left by a branch: it must not be all there is.
         state = self._state
         stores = [state.ram, *self._agreeing.peer_stores(), state.durable]
-        listings, _ = await self._storing.look(list_stores, stores)
+        listings, _ = await self._storing.query(list_stores, stores)
         if origin not in readable(listings):
             raise StepNotFoundError(
                 f"go back to {origin}: it was removed while it was restored; restore another step"
@@ -473,7 +473,7 @@ class TrainerSessions:
         for checkpoint, listed in self._storing.in_ram().items():
             is_theirs = group.attempt > 0 and checkpoint.attempt == group.attempt
             for rank in sorted(listed.ranks & group.members.keys()) if is_theirs else ():
-                self._agreeing.tell(
+                self._agreeing.submit(
                     inputs.PartSealed(
                         rank=rank,
                         id=checkpoint,
@@ -496,12 +496,12 @@ class TrainerSessions:
         if group is state.group:
             state.filling.pop(rank, None)
             state.desk.returned(rank)
-            state.copies.gone(rank)
+            state.copies.forget_maker(rank)
             if not group.present:
                 # A lost member stays told in its events; nobody is left who could go on.
                 state.group = None
                 state.desk.forget_sizes()
-        self._agreeing.tell(fact)
+        self._agreeing.submit(fact)
 
     def _tell_gone(self, group: TrainerGroup, rank: int) -> None:
         """Others may wait for it."""

@@ -70,7 +70,7 @@ class Agents:
         """One that is known before any process is attached to it."""
         self._served[served.run_id, served.host] = served
 
-    def notice(self, pid: int) -> None:
+    def note_agent(self, pid: int) -> None:
         """Looks for agents whose trainers are the process `pid` or descend from it."""
         for status in living():
             served = AgentOfRun(run=status.run, run_id=status.run_id, host=status.host)

@@ -131,7 +131,7 @@ class _Supervisor:
         with self._signals.passed_on(lambda: Child(self._command, environment)) as child:
             code = None
             while code is None:
-                self._agents.notice(child.pid)
+                self._agents.note_agent(child.pid)
                 code = child.wait(NOTICE_SECS)
         return child, _Ended(code, started)
 

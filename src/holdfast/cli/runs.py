@@ -49,7 +49,7 @@ class Run:
         """The tiers, the nearest first."""
         return [self.ram, self.durable] if self.ram is not None else [self.durable]
 
-    def look(self) -> View:
+    def load_view(self) -> View:
         """What the tiers hold now.
 
         Raises:

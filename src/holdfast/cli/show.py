@@ -39,7 +39,7 @@ def show(directory: Path, step: int | None, as_json: bool) -> None:
 
 
 def _find(run: Run, step: int | None) -> CheckpointSources:
-    view = run.look()
+    view = run.load_view()
     if step is None:
         if not view.timeline:
             raise StepNotFoundError(f"show {run.directory}: it has no checkpoints yet")

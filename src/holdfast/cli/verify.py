@@ -43,7 +43,7 @@ def verify(directory: Path, step: int | None, as_json: bool) -> int:
     run, own_problem = read_damaged(directory)
     copies = [copy for copy in copies_of(run) if step is None or copy.id.step == step]
     if step is not None and not copies:
-        run.look().find(step)
+        run.load_view().find(step)
     results: list[Result] = []
     with _bar(copies) as bar:
         of_run = [] if step is not None else [_of_run(run, own_problem)]

@@ -109,14 +109,14 @@ class Bootstrap:
         """Whether a report is for this start: of its trainers' hosts, or of hosts that it asked."""
         return not self.branch_from and (group == self.group.word or sender in self._asked)
 
-    def heard(self, sender: str, report: Report) -> None:
+    def accept_report(self, sender: str, report: Report) -> None:
         """Takes what a host holds."""
         known = self.hellos.get(sender)
         stamp = report.incarnation, report.seq
         if known is None or stamp > (known.incarnation, known.seq):
             self.hellos[sender] = report
 
-    def work(self, turn: Turn, living: RankGroup | None) -> None:
+    def run_due(self, turn: Turn, living: RankGroup | None) -> None:
         """Does the next step; `living` are the trainers that work on the run on this host."""
         if self._phase is _Phase.GATHER:
             self._gather(turn)
@@ -213,7 +213,7 @@ class Bootstrap:
             self._own_number = fact.asked.attempt
             self._failed(turn, fact.reason)
 
-    def heard_alive(self, message: Alive) -> None:
+    def on_alive(self, message: Alive) -> None:
         """The agent that leads the newest attempt has answered."""
         is_asked = self._phase in (_Phase.PROBE, _Phase.LEASE)
         if is_asked and message.group == self.group.word:

@@ -62,7 +62,7 @@ class CheckpointTable:
 
     # What hosts hold.
 
-    def take(
+    def apply_report(
         self, host: str, old: Mapping[CheckpointId, Held], new: Mapping[CheckpointId, Held]
     ) -> None:
         """Takes what `host` holds now in the place of what it held."""
@@ -74,7 +74,7 @@ class CheckpointTable:
             if entry is not None:
                 self._apply(entry, host, before, after)
 
-    def count_anew(self) -> None:
+    def recount(self) -> None:
         """Counts all copies again: it is known now how many are required."""
         for entry in self.entries.values():
             for rank in range(entry.part_count):

@@ -92,7 +92,7 @@ class Durability:
         """A host came or is gone: who copies from whom is to be decided anew."""
         self._have_hosts_changed = True
 
-    def work(self, turn: Turn, leader: Leader) -> None:
+    def run_due(self, turn: Turn, leader: Leader) -> None:
         """Orders what is to be copied and written, and commits what is durable."""
         if not self._has_listed or self._is_stuck(leader):
             self._list(turn)

@@ -81,13 +81,13 @@ class Follower:
         self.start_waits_for = ""
         """What the start on this host waits for; empty where there is none."""
 
-    def adopt(self, turn: Turn, found: Found) -> None:
+    def adopt_state(self, turn: Turn, found: Found) -> None:
         """Takes over from an agent before this one."""
         self.attempt = found.attempt
         self.group = found_group(found)
         self.ended_attempt = found.ended_attempt
-        self.holdings.adopt(found)
-        self.words.adopt(turn, found)
+        self.holdings.adopt_images(found)
+        self.words.adopt_cells(turn, found)
         successors = found.successors or ((found.leader,) if found.leader else ())
         self.following.turn_to(found.attempt, successors, 0, turn.now_secs)
         if successors:
@@ -137,7 +137,7 @@ class Follower:
                 (group.lost if isinstance(fact, RankLost) else group.left).add(fact.rank)
         self.wanting = {word: group for word, group in self.wanting.items() if group.ranks}
 
-    def begun(self, fact: PartBegun) -> None:
+    def note_begun(self, fact: PartBegun) -> None:
         """A rank has read its target, and takes a checkpoint."""
         if self.group is not None and fact.id.attempt == self.group.attempt:
             self._is_changed = True
@@ -150,7 +150,7 @@ class Follower:
             self._is_changed = True
             self.group.offers[fact.rank] = fact.parts
 
-    def sealed(self, turn: Turn, fact: PartSealed | PartAbandoned) -> None:
+    def note_sealed(self, turn: Turn, fact: PartSealed | PartAbandoned) -> None:
         """A rank's part is whole, or will never be."""
         self._is_changed = True
         group = self.group
@@ -162,9 +162,9 @@ class Follower:
         for steps in (group.begun, group.sealed):
             steps[fact.rank] = max(steps.get(fact.rank, NO_STEP), fact.id.step)
         if isinstance(fact, PartSealed):
-            self.holdings.sealed(turn, fact)
+            self.holdings.note_sealed(turn, fact)
         else:
-            self.holdings.abandoned(turn, fact)
+            self.holdings.note_abandoned(turn, fact)
 
     def wished(self, kind: TargetKind) -> None:
         """Somebody here wants a checkpoint."""
@@ -217,7 +217,7 @@ class Follower:
             orders.attempt == self.attempt == self.following.attempt
             and orders.term < self.following.term
         ):
-            self.tell_newer(turn, sender)
+            self.send_newer(turn, sender)
             return
         if not self.following.takes(orders, turn.now_secs):
             return
@@ -240,7 +240,7 @@ class Follower:
         self._settled = command.is_settled
         self._is_changed = True
 
-    def heard_newer(self, turn: Turn, message: Newer) -> None:
+    def on_newer(self, turn: Turn, message: Newer) -> None:
         """A newer attempt has begun, or a later term leads this one."""
         if message.attempt > self.attempt:
             reason = f"attempt {message.attempt} is led by {message.leader}"
@@ -252,19 +252,19 @@ class Follower:
                 self.following.turn_to(self.attempt, successors, message.term, turn.now_secs)
                 self._is_changed = True
 
-    def refused(self, turn: Turn, message: Refused) -> None:
+    def on_refused(self, turn: Turn, message: Refused) -> None:
         """The attempt that trainers here wanted does not begin."""
         if message.group in self.wanting:
             self._refuse(turn, message.group, message.reason, message.kind)
 
-    def tell_held(self, turn: Turn, starter: str) -> None:
+    def report_held(self, turn: Turn, starter: str) -> None:
         """Tells a start what stands here; until it has begun, nothing is dropped."""
         self._frozen_until_secs = turn.now_secs + self._settings.gather_secs
         held = Channel()
         held.put(self._state(None, is_for_start=True))
         turn.send(starter, self._report(turn, held))
 
-    def tell_newer(self, turn: Turn, host: str) -> None:
+    def send_newer(self, turn: Turn, host: str) -> None:
         """Tells somebody who is behind what is known here."""
         leader = self.following.leader
         if leader is not None and self.following.attempt == self.attempt and host != turn.host:
@@ -278,7 +278,7 @@ class Follower:
 
     # By itself.
 
-    def work(self, turn: Turn) -> None:
+    def run_due(self, turn: Turn) -> None:
         """Looks at the words, begins what is due, and tells what has changed."""
         now_secs = turn.now_secs
         for word, wanting in list(self.wanting.items()):
@@ -286,12 +286,12 @@ class Follower:
                 self._refuse(turn, word, self._late_text(wanting), Refusal.UNREACHED)
         group = self.group
         if self.words.is_waiting and group is not None:
-            self.words.look(group.ranks, group.begun, turn.published.lowest)
+            self.words.check_ranks(group.ranks, group.begun, turn.published.lowest)
             self._is_changed = True
         if self.following.next_if_silent(now_secs):
             self._is_changed = True
         is_frozen = bool(self.wanting) or now_secs < self._frozen_until_secs
-        if self.holdings.work(turn, is_frozen):
+        if self.holdings.run_due(turn, is_frozen):
             self._is_changed = True
         self._tell(turn)
 

@@ -91,7 +91,7 @@ class HostInventory:
         self._pull_at_secs: dict[tuple[CheckpointId, int], float] = {}
         self._may_go: dict[CheckpointId, str] = {}
 
-    def adopt(self, found: Found) -> None:
+    def adopt_images(self, found: Found) -> None:
         """Takes what an agent before this one left in RAM."""
         newest_first = sorted(found.ram, key=lambda c: (c.attempt, c.step), reverse=True)
         for checkpoint in newest_first[:HELD_MAX]:
@@ -148,7 +148,7 @@ class HostInventory:
 
     # What happens here.
 
-    def sealed(self, turn: Turn, fact: PartSealed) -> None:
+    def note_sealed(self, turn: Turn, fact: PartSealed) -> None:
         """Takes a part that a rank here has made."""
         refusal = CheckpointStatus.FAILED if fact.is_due else CheckpointStatus.DROPPED
         holding = self._holding(turn, fact.id, fact.part_count, refusal)
@@ -157,7 +157,7 @@ class HostInventory:
         (holding.own if fact.in_ram else holding.written).add(fact.rank)
         holding.is_due |= fact.is_due
 
-    def abandoned(self, turn: Turn, fact: PartAbandoned) -> None:
+    def note_abandoned(self, turn: Turn, fact: PartAbandoned) -> None:
         """Notes that a rank could not make its part."""
         holding = self._holding(turn, fact.id, fact.part_count)
         if holding is not None:
@@ -240,7 +240,7 @@ class HostInventory:
         self._writes, self._pull_orders = (), ()
         self._may_go.clear()
 
-    def work(self, turn: Turn, is_frozen: bool) -> bool:
+    def run_due(self, turn: Turn, is_frozen: bool) -> bool:
         """Begins what is due now, and gives up what may go, but not while `is_frozen`.
 
         Whether something was given up.

@@ -53,7 +53,7 @@ class HostView:
             return report.seq <= self.seq
         return report.incarnation < self.incarnation and now_secs - self.heard_at_secs < lost_secs
 
-    def take(self, report: Report, now_secs: float) -> None:
+    def apply_report(self, report: Report, now_secs: float) -> None:
         """Takes the report's numbers."""
         if report.incarnation != self.incarnation:
             self.channel = Channel()

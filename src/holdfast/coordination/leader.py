@@ -147,7 +147,7 @@ class Leader:
         self._branch = None
         self._refused_branch = True
 
-    def heard(self, turn: Turn, sender: str, report: Report) -> None:
+    def accept_report(self, turn: Turn, sender: str, report: Report) -> None:
         """Takes a report."""
         view = self.views.get(sender)
         if view is None:
@@ -157,7 +157,7 @@ class Leader:
         if report.term > self.term:
             self.outbid(report.term)
         is_new_version = report.version != view.version or report.incarnation != view.incarnation
-        view.take(report, turn.now_secs)
+        view.apply_report(report, turn.now_secs)
         is_following = (report.term, report.leader_incarnation) == (
             self.term,
             self._identity.incarnation,
@@ -203,7 +203,7 @@ class Leader:
 
     # By itself.
 
-    def work(self, turn: Turn) -> None:
+    def run_due(self, turn: Turn) -> None:
         """Decides what is to be done now, and tells the hosts."""
         if self._begun_at_secs is None:
             self._begun_at_secs = turn.now_secs
@@ -211,7 +211,7 @@ class Leader:
             self._look_at_secs = turn.now_secs + self._settings.heartbeat_secs / 2
             self._look_for_lost(turn)
         self._decide_targets(turn)
-        self._durability.work(turn, self)
+        self._durability.run_due(turn, self)
         self.ledger.settle()
         self._look_at_copies(turn)
         for entry, status in self.ledger.news:
@@ -254,7 +254,7 @@ class Leader:
             self._rank_hosts = frozenset(rank_hosts)
         for checkpoint in state.deleted:
             self.ledger.delete(checkpoint)
-        self.ledger.take(host, before, view.held)
+        self.ledger.apply_report(host, before, view.held)
         if not self.ledger.deleted.isdisjoint(before.keys() - view.held.keys()):
             # Whoever waits until nobody holds it is on another host.
             self.ledger.is_changed = True
@@ -265,7 +265,7 @@ class Leader:
         if view.is_following and self._knows_targets:
             for kind in state.wishes:
                 self.targets.wish(kind)
-            self.targets.heard(host, state.targets, self._ranks)
+            self.targets.accept_states(host, state.targets, self._ranks)
         branch = state.branch
         if branch is not None and branch.attempt == self.reign.attempt and view.is_following:
             self._branch = branch if not self._refused_branch else None
@@ -297,7 +297,7 @@ class Leader:
         self._check_may_recycle()
         if self.reign.is_first and self._identity.host in domains:
             self._successors = successors_of(self._identity.host, domains, SUCCESSORS_MAX)
-        self.ledger.count_anew()
+        self.ledger.recount()
 
     def _check_may_recycle(self) -> None:
         """An agent that was started anew may have missed that another attempt has begun."""
@@ -351,7 +351,7 @@ class Leader:
                 assert view.state is not None
                 for kind in view.state.wishes:
                     self.targets.wish(kind)
-                self.targets.heard(view.host, view.state.targets, self._ranks)
+                self.targets.accept_states(view.host, view.state.targets, self._ranks)
         own = self.views.get(self._identity.host)
         if own is not None:
             own.published = max(own.published, turn.published.highest)
@@ -404,7 +404,7 @@ class Leader:
 
     def _forget(self, view: HostView) -> None:
         """Its RAM is not counted on any more. Its ranks are not known to be gone."""
-        self.ledger.take(view.host, view.held, {})
+        self.ledger.apply_report(view.host, view.held, {})
         self._living_count -= len(view.ranks)
         view.held, view.ranks = {}, frozenset()
         view.state = None

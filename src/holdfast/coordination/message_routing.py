@@ -42,12 +42,12 @@ def receive(agreement: Node, turn: Turn, sender: str, message: AnyMessage) -> No
             _probe(agreement, turn, sender, message)
         case Alive():
             if agreement.starting is not None:
-                agreement.starting.heard_alive(message)
+                agreement.starting.on_alive(message)
         case Refused():
-            agreement.member.refused(turn, message)
+            agreement.member.on_refused(turn, message)
         case WhoHolds():
             if message.attempt >= agreement.member.attempt:
-                agreement.member.tell_held(turn, sender)
+                agreement.member.report_held(turn, sender)
         case Leaving():
             if agreement.leader is not None:
                 agreement.leader.left(sender, message)
@@ -57,10 +57,10 @@ def _report(agreement: Node, turn: Turn, sender: str, report: Report) -> None:
     member, leader, starting = agreement.member, agreement.leader, agreement.starting
     group = report.state.group
     if report.is_hello and starting is not None and starting.takes(sender, group):
-        starting.heard(sender, report)
+        starting.accept_report(sender, report)
         return
     if leader is not None and group == leader.reign.group and report.attempt <= member.attempt:
-        leader.heard(turn, sender, report)
+        leader.accept_report(turn, sender, report)
         return
     if group in agreement.refused:
         refused = Refused(
@@ -79,12 +79,12 @@ def _report(agreement: Node, turn: Turn, sender: str, report: Report) -> None:
         reason = f"{sender} knows of attempt {report.attempt}"
         agreement.fence(turn, report.attempt, reason)
     elif report.attempt < member.attempt:
-        member.tell_newer(turn, sender)
+        member.send_newer(turn, sender)
     elif leader is not None:
-        leader.heard(turn, sender, report)
+        leader.accept_report(turn, sender, report)
     elif member.following.incarnation:
         # The sender took this host for a leader; who leads is known here.
-        member.tell_newer(turn, sender)
+        member.send_newer(turn, sender)
 
 
 def _orders(agreement: Node, turn: Turn, sender: str, orders: Orders) -> None:
@@ -96,7 +96,7 @@ def _orders(agreement: Node, turn: Turn, sender: str, orders: Orders) -> None:
             leader.outbid(orders.term)
             return
         if orders.term <= leader.term:
-            member.tell_newer(turn, sender)
+            member.send_newer(turn, sender)
             return
         agreement.step_down()
     member.ordered(turn, sender, orders)
@@ -113,7 +113,7 @@ def _newer(agreement: Node, turn: Turn, message: Newer) -> None:
             return
         if message.term > leader.term:
             agreement.step_down()
-    agreement.member.heard_newer(turn, message)
+    agreement.member.on_newer(turn, message)
     agreement.check_leads()
 
 

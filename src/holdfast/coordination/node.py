@@ -187,7 +187,7 @@ class Node:
             case inputs.Received():
                 receive(self, turn, fact.sender, fact.message)
             case inputs.Found():
-                member.adopt(turn, fact)
+                member.adopt_state(turn, fact)
                 if member.reign is not None and fact.leader == turn.host:
                     self.leader = Leader(self.identity, member.reign, is_new=False)
                     # The agent before this one may have left the lease.
@@ -197,9 +197,9 @@ class Node:
             case inputs.RankLeft() | inputs.RankLost():
                 member.left(fact)
             case inputs.PartBegun():
-                member.begun(fact)
+                member.note_begun(fact)
             case inputs.PartSealed() | inputs.PartAbandoned():
-                member.sealed(turn, fact)
+                member.note_sealed(turn, fact)
             case inputs.CopiesOffered():
                 member.offered(fact)
             case inputs.Wish():
@@ -278,8 +278,8 @@ class Node:
     def _work(self, turn: Turn) -> None:
         self._start(turn)
         if self.leader is not None:
-            self.leader.work(turn)
-        self.member.work(turn)
+            self.leader.run_due(turn)
+        self.member.run_due(turn)
         self._succeed(turn)
 
     def _start(self, turn: Turn) -> None:
@@ -305,7 +305,7 @@ class Node:
             return
         # A group that lost a rank, on whichever host, cannot go on and does not stand in the way.
         is_broken = self.leader is not None and self.leader.is_broken
-        starting.work(turn, None if is_broken else member.group)
+        starting.run_due(turn, None if is_broken else member.group)
         if starting.reign is not None:
             self._lead(turn, starting, starting.reign)
         elif starting.refusal:
@@ -334,7 +334,7 @@ class Node:
         if starting.branch_from and before is not None:
             self.leader.inherit(turn, before)
         for sender, report in sorted(starting.hellos.items()):
-            self.leader.heard(turn, sender, report)
+            self.leader.accept_report(turn, sender, report)
         if starting.listed is not None:
             self.leader.listed(turn, starting.listed)
 

@@ -25,7 +25,7 @@ class _Stand:
     ranks: set[int] = field(default_factory=set)
     has_other_count: bool = False
 
-    def add(self, part_count: int, ranks: Iterable[int]) -> None:
+    def add_part(self, part_count: int, ranks: Iterable[int]) -> None:
         self.has_other_count |= part_count != self.part_count
         self.ranks.update(ranks)
 
@@ -86,7 +86,7 @@ def _stands(states: Iterable[HostState], durable: DurableListed) -> dict[Checkpo
     for checkpoint, part_count, ranks in _found(states, durable):
         if _counts(checkpoint, durable.limits) and checkpoint not in deleted:
             stand = stands.setdefault(checkpoint, _Stand(part_count))
-            stand.add(part_count, ranks)
+            stand.add_part(part_count, ranks)
     return stands
 
 

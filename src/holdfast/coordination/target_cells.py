@@ -31,7 +31,7 @@ class TargetCells:
     def __init__(self) -> None:
         self._words: dict[TargetKind, _Cell] = {}
 
-    def adopt(self, turn: Turn, found: Found) -> None:
+    def adopt_cells(self, turn: Turn, found: Found) -> None:
         """Takes the words as an agent before this one left them, and looks at them anew."""
         for kind, step in found.targets.items():
             is_confirmed = kind is TargetKind.PREEMPTION and found.is_confirmed
@@ -80,7 +80,7 @@ class TargetCells:
         word = self._words.get(kind)
         return word is not None and word.is_confirmed
 
-    def look(self, ranks: Collection[int], begun: Mapping[int, int], lowest: int) -> None:
+    def check_ranks(self, ranks: Collection[int], begun: Mapping[int, int], lowest: int) -> None:
         """Notes which targets every rank here has come to: it began its part, or is beyond."""
         for word in self._words.values():
             # Steps that were read before the word stood tell nothing of who will see it.

@@ -138,7 +138,7 @@ def _drive_and_stop(plan: DemoPlan, display: Display, clock: Clock) -> RunLog:
         try:
             stop_agents(plan.run)
         except HoldfastError as error:
-            display.tell(f"stopping what {plan.name} left behind failed: {error}")
+            display.show_line(f"stopping what {plan.name} left behind failed: {error}")
 
 
 def _check_packages() -> None:

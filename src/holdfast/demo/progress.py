@@ -20,7 +20,7 @@ class Display(Protocol):
         """A step of the run is finished. After a failure, steps come again."""
         ...
 
-    def tell(self, text: str) -> None:
+    def show_line(self, text: str) -> None:
         """Something happened that stays on the screen."""
         ...
 
@@ -61,7 +61,7 @@ class LiveDisplay:
     def step(self, step: int, loss: float) -> None:
         self._progress.update(self._task, completed=step + 1, loss=f"{loss:.3f}")
 
-    def tell(self, text: str) -> None:
+    def show_line(self, text: str) -> None:
         self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def __enter__(self) -> Self:
@@ -92,9 +92,9 @@ class PlainDisplay:
     def step(self, step: int, loss: float) -> None:
         done = step + 1
         if done == self._steps or done % max(1, self._steps // 8) == 0:
-            self.tell(f"{self._name}: step {done} of {self._steps}, loss {loss:.3f}")
+            self.show_line(f"{self._name}: step {done} of {self._steps}, loss {loss:.3f}")
 
-    def tell(self, text: str) -> None:
+    def show_line(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def __enter__(self) -> Self:

@@ -158,7 +158,7 @@ class _Life:
         time = self._clock.now().timestamp()
         self._take_records()
         where = f"{host}: " if plan.hosts > 1 else ""
-        self._display.tell(f"  after step {trainer.step}: {where}{failure.kind.value} (pid {pid})")
+        self._display.show_line(f"  after step {trainer.step}: {where}{failure.kind.value} (pid {pid})")
         return Strike(failure=failure, host=host, time=time, pid=pid, start=self._number)
 
     def _await_end(self, ended_by: Failure | None) -> None:
@@ -203,10 +203,10 @@ class _Life:
         first = started[0]
         pids = ("pid " if len(started) == 1 else "pids ") + ", ".join(str(s.pid) for s in started)
         if first.restored is None:
-            self._display.tell(f"  starts at step {first.first_step} ({pids})")
+            self._display.show_line(f"  starts at step {first.first_step} ({pids})")
             return
         tiers = {tier for s in started if s.restored is not None for tier in s.restored.sources}
-        self._display.tell(
+        self._display.show_line(
             f"  resumes at step {first.first_step} ({pids}) from the checkpoint of step "
             f"{first.restored.step}, source: {', '.join(sorted(tiers)) or 'no tier'}"
         )

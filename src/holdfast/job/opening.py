@@ -60,7 +60,7 @@ def open_run(directory: object, decisions: Rendezvous, clock: Clock) -> OpenRun:
         InvalidArgumentError: as `run_directory`, and as `Rendezvous.decide`.
         ProcessLostError: as `Rendezvous.decide`.
     """
-    with decisions.telling("open the run"):
+    with decisions.propagating_errors("open the run"):
         path = run_directory(directory)
     durable = DiskStore(path, clock)
 
@@ -80,7 +80,7 @@ def _find_on_all_hosts(
         check_shared(run_id, [decode(value, Sighting) for value in values])
         return ""
 
-    with decisions.telling("find the run"):
+    with decisions.propagating_errors("find the run"):
         seen = json_text(look_for(run_id, durable, clock))
     decisions.decide("find the run", seen, judge, OPEN_SECS)
 

@@ -70,7 +70,7 @@ class Numbers:
     next: int = 0
     first_kept: int = 0
 
-    def take(self) -> int:
+    def next_number(self) -> int:
         """The number of the next decision."""
         self.next += 1
         return self.next - 1
@@ -142,7 +142,7 @@ class Rendezvous:
         """
         if self._words is None:
             return judge([value])
-        decision = _Decision(self, self._words, self._numbers.take(), name)
+        decision = _Decision(self, self._words, self._numbers.next_number(), name)
         with decision:
             decision.give(value)
             if self.rank == LEADER:
@@ -151,7 +151,7 @@ class Rendezvous:
                 decision.put(_Answer(judge(values)))
             return decision.answer(timeout_secs + GRACE_SECS * (self.rank != LEADER), trouble)
 
-    def telling(self, name: str) -> contextlib.AbstractContextManager[object]:
+    def propagating_errors(self, name: str) -> contextlib.AbstractContextManager[object]:
         """For what comes before a decision: an error that leaves the block ends the next one.
 
         This rank does not come to that decision any more, so the others are told, and raise the
@@ -162,7 +162,7 @@ class Rendezvous:
     def give_up(self, name: str, error: BaseException) -> None:
         """Ends the next decision by `error`, which this rank raises instead of coming to it."""
         if self._words is not None:
-            _Decision(self, self._words, self._numbers.take(), name).fail(error)
+            _Decision(self, self._words, self._numbers.next_number(), name).fail(error)
 
     def _remove_past(self, present: _Decision) -> None:
         assert self._words is not None

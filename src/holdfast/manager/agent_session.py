@@ -117,7 +117,7 @@ class AgentSession:
         """Whether it is the only trainer of its job."""
         return self._attach.count == 1
 
-    def start(self, pending: Callable[[], tuple[protocol.Id, ...]]) -> None:
+    def start_watching(self, pending: Callable[[], tuple[protocol.Id, ...]]) -> None:
         """Begins to follow the agent's notices.
 
         `pending` returns the saves that were reported as sealed and have not ended. One that the
@@ -187,7 +187,7 @@ class AgentSession:
         self._branching = None
         return place
 
-    def tell(self, event: str, **data: object) -> None:
+    def report_event(self, event: str, **data: object) -> None:
         """Adds a line to the run's events."""
         self.call("report", protocol.EventReport(event=event, data=data), protocol.Empty)
 

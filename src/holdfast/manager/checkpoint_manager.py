@@ -108,7 +108,7 @@ class CheckpointManager:
         self._progress = Progress(self._clock)
         self._own: UserPolicyThread | None = None
         self._votes = Votes(self._decisions)
-        with self._decisions.telling("join the host's agent"):
+        with self._decisions.propagating_errors("join the host's agent"):
             self._link = self._job.join(self._clock, self._noticed, self._returned)
         self._steps = SaveSchedule(self._link.place.origin, self._options, self._processes.count)
         held = HeldResources(job=self._job, progress=self._progress, link=self._link)
@@ -138,7 +138,7 @@ class CheckpointManager:
         signals = self._options.preemption_signals
         self._signals = held.signals = PreemptionSignals(signals, self._told_to_stop, self._clock)
         self._own = held.own = self._begin_own_policies()
-        self._link.start(self._progress.pending)
+        self._link.start_watching(self._progress.pending)
 
     def __enter__(self) -> CheckpointManager:
         return self
@@ -415,7 +415,7 @@ class CheckpointManager:
         is_behind = waiting >= protocol.pending_limit(self._planner.image_size_bytes)
         if not due.must_save and (is_behind or not self._saver.has_room()):
             if not due.is_target:
-                self._steps.tell_skipped(step, waiting)
+                self._steps.warn_skipped(step, waiting)
             self._saver.skip(CheckpointId(step, place.attempt))
             return False
         checked = arguments.check_metrics(metrics)
@@ -425,9 +425,9 @@ class CheckpointManager:
             id=CheckpointId(step, place.attempt), time=self._clock.now(), metrics=checked
         )
         plan = self._planner.plan(snapshot, taking)
-        self._steps.took(step, due, place.words.values)
+        self._steps.note_taken(step, due, place.words.values)
         copies = self._planner.copies
-        self._saver.take(
+        self._saver.submit(
             SaveRequest(
                 plan=plan,
                 snapshot=snapshot,
@@ -450,12 +450,12 @@ class CheckpointManager:
         return self._processes.count == 1 and bool(words[self._link.place.notice_word])
 
     def _look(self) -> View:
-        return self._job.look(self._link, self._clock)
+        return self._job.load_view(self._link, self._clock)
 
     def _noticed(self, notice: protocol.Notice) -> None:
         if self._own is not None:
-            self._own.notice(notice)
-        self._votes.notice(notice, self._run.group)
+            self._own.on_notice(notice)
+        self._votes.on_notice(notice, self._run.group)
         if notice.kind == "lost" or (notice.kind == "fenced" and notice.data == self._run.group):
             self._progress.stop(STOPPED_BY[notice.kind](notice.reason))
         elif notice.kind == "warning":
@@ -487,7 +487,7 @@ class CheckpointManager:
             self._clock,
             lambda: self._steps.last,
             lambda: (self._progress.outstanding() > 0, self._is_told_alone()),
-            self._progress.tell,
+            self._progress.report_error,
         )
 
 

@@ -138,7 +138,7 @@ class Finisher:
             return False
         restorer.progress.wait(lambda sealed, finished: sealed, SEAL_SECS)
         checkpoint = CheckpointId(step, restorer.link.place.attempt)
-        with self._decisions.telling(FINISH):
+        with self._decisions.propagating_errors(FINISH):
             having = having_of(
                 checkpoint,
                 restorer.link.rank,

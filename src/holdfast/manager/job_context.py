@@ -58,7 +58,7 @@ class JobPeers:
         """Each host's RAM, where it was reached last."""
         return list(self._stores.values())
 
-    def learn(self, addresses: Mapping[str, PeerAddress]) -> bool:
+    def update_addresses(self, addresses: Mapping[str, PeerAddress]) -> bool:
         """Takes newer addresses of the job's hosts; whether there was any."""
         has_changed = False
         for host, address in addresses.items():
@@ -97,11 +97,11 @@ class JobContext:
         directory = self.durable.directory
         return AgentSession(self.config, self.attach, clock, on_notice, on_return, directory)
 
-    def look(self, link: AgentSession, clock: Clock) -> View:
+    def load_view(self, link: AgentSession, clock: Clock) -> View:
         """What can be read now: of this host's RAM, the other hosts' and the durable tier."""
         self.attempt.number = link.place.attempt
         view = look(self._stores(link, clock), self.durable)
-        if view.unlisted and self.peers.learn(_addresses(link)):
+        if view.unlisted and self.peers.update_addresses(_addresses(link)):
             # An agent that was started anew serves elsewhere than it did when the job began.
             view = look(self._stores(link, clock), self.durable)
         return view
@@ -139,7 +139,7 @@ def find_job(
             return ""
 
         decisions.decide("make the agents' token", "", tokened, MEET_SECS)
-        with decisions.telling("meet the hosts"):
+        with decisions.propagating_errors("meet the hosts"):
             config = _config(run, options, _peer_config(options, token_file))
             address = _start(config, clock)
         hosts = meet(decisions, place_of(processes, options.ram, address))

@@ -47,7 +47,7 @@ class NativeHandler:
             return ""
         return os.fsdecode(symbol.library or b"")
 
-    def call(self) -> None:
+    def invoke(self) -> None:
         """Calls it as a plain function. One that wants to know the sender cannot be called so."""
         if self._action.flags & _SA_SIGINFO == 0:
             ctypes.CFUNCTYPE(None, ctypes.c_int)(self._action.handler)(self._number)

@@ -164,7 +164,7 @@ class PartWriter:
             return None
         last = self._last_in("ram")
         images = self._choose(plan, snapshot, last)
-        filling = self._slots.take(images.own.size_bytes, held)
+        filling = self._slots.acquire(images.own.size_bytes, held)
         if filling is None:
             return None
         filled = FilledPart(PartDraft(self._slots.tier(), plan, images), filling, self._clock)

@@ -30,7 +30,7 @@ class SlotPatience:
         finally:
             self._preparing_at = None
 
-    def took(self) -> None:
+    def note_taken(self) -> None:
         """A save was taken: the next one may wait anew."""
         self._put_off_at = None
 

@@ -80,7 +80,7 @@ class PreemptionSignals:
             os.kill(os.getpid(), number)
         if isinstance(earlier, NativeHandler):
             if self._is_closed or not _is_of_jax(earlier):
-                earlier.call()
+                earlier.invoke()
         elif callable(earlier):
             earlier(number, frame)
 

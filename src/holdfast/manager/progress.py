@@ -245,7 +245,7 @@ class Progress:
         for checkpoint in waiting:
             self.fail(checkpoint, reason)
 
-    def tell(self, error: HoldfastError) -> None:
+    def report_error(self, error: HoldfastError) -> None:
         """Something besides the saves failed; one that waits to be told already counts once."""
         with self._changed:
             if str(error) not in map(str, self._failures):
@@ -292,7 +292,7 @@ class Progress:
         finally:
             if error is not None and not is_saved:
                 # Another error leaves the block; this one is raised by the next call.
-                self.tell(error)
+                self.report_error(error)
         if error is not None:
             self.raised_at = step
             raise error

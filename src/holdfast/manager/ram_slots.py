@@ -27,7 +27,7 @@ class RamSlots:
         self._lock = threading.Lock()
         self._ready: SlotWriter | None = None
 
-    def take(self, size_bytes: int, held: contextlib.ExitStack | None = None) -> SlotWriter | None:
+    def acquire(self, size_bytes: int, held: contextlib.ExitStack | None = None) -> SlotWriter | None:
         """Return the slot that is ready, if there is one of that size; the caller closes it.
 
         `held` closes it too, so that an exception that comes before the caller has it loses no

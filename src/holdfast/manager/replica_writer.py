@@ -76,7 +76,7 @@ class ReplicaWriter:
         """Return the copies for which slots are ready, to be filled at once; `held` closes them."""
         found = []
         for copy in copies:
-            filling = self._slots_of(copy).take(copy.layout.size_bytes, held)
+            filling = self._slots_of(copy).acquire(copy.layout.size_bytes, held)
             if filling is not None:
                 found.append(ReplicaDraft(copy, filling, FillProgress()))
         return tuple(found)
@@ -88,7 +88,7 @@ class ReplicaWriter:
             HoldfastError: the agent gives no slot, or the slot is gone.
         """
         slots, size_bytes = self._slots_of(copy), copy.layout.size_bytes
-        filling = slots.take(size_bytes)
+        filling = slots.acquire(size_bytes)
         if filling is None:
             slots.give_up_ready()
             name = slot_for(copy)

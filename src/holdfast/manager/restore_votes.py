@@ -54,7 +54,7 @@ class Votes:
         """What ended another rank, or fenced them all; None while nothing has."""
         return self._trouble
 
-    def notice(self, notice: Notice, group: str) -> None:
+    def on_notice(self, notice: Notice, group: str) -> None:
         """Ends the waiting where the agent tells that a rank of `group` is gone, on any host."""
         if notice.data != group:
             return
@@ -64,7 +64,7 @@ class Votes:
             self._trouble = ProcessLostError(notice.reason)
 
     def _telling(self) -> AbstractContextManager[object]:
-        return self._decisions.telling(NAME)
+        return self._decisions.propagating_errors(NAME)
 
     def _meet(self) -> None:
         self._decisions.decide(MEETING, "", lambda values: "", VOTE_SECS, lambda: self._trouble)

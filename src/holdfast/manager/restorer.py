@@ -110,4 +110,4 @@ class Restorer:
         self.progress.wait(lambda sealed, finished: finished, SETTLE_SECS)
 
     def _report(self, event: str, restored: RestoredState) -> None:
-        self.link.tell(event, rank=self.link.rank, **event_of(restored.report))
+        self.link.report_event(event, rank=self.link.rank, **event_of(restored.report))

@@ -107,7 +107,7 @@ class SaveSchedule:
             is_preemption=is_preemption,
         )
 
-    def took(self, step: int, due: Due, words: Sequence[int]) -> None:
+    def note_taken(self, step: int, due: Due, words: Sequence[int]) -> None:
         """Notes that a checkpoint of `step` is being taken; the targets it reaches are served."""
         self.accepted.add(step)
         self.read = None
@@ -137,7 +137,7 @@ class SaveSchedule:
                 return
             clock.sleep(CONFIRM_POLL_SECS)
 
-    def tell_skipped(self, step: int, outstanding: int) -> None:
+    def warn_skipped(self, step: int, outstanding: int) -> None:
         """Says, once until a save is taken again, that a due save was not taken."""
         if not self._has_told_skipped:
             self._has_told_skipped = True

@@ -72,7 +72,7 @@ class Saver:
         self._thread = threading.Thread(target=self._run, name="holdfast-save", daemon=True)
         self._thread.start()
 
-    def take(self, job: SaveRequest) -> None:
+    def submit(self, job: SaveRequest) -> None:
         """Take over a save; wait while another one is waiting already.
 
         Where a slot is ready, the state is copied into it before this returns, and the snapshot is
@@ -89,7 +89,7 @@ class Saver:
     def _take(self, job: SaveRequest) -> None:
         snapshot = job.snapshot
         self._progress.accept(job.plan.id, durable=job.is_durable_due, by_step=job.is_by_step)
-        self._patience.took()
+        self._patience.note_taken()
         job.filled = filled = self._parts.begin(job.plan, snapshot, job.held)
         if filled is None and snapshot.is_borrowed:
             snapshot.bring_to_host()
@@ -381,7 +381,7 @@ class Saver:
     ) -> tuple[SlotWriter | None, str]:
         """The slot that is ready, else one that the agent gives, else the reason for none."""
         size_bytes = images.own.size_bytes
-        filling = self._slots.take(size_bytes)
+        filling = self._slots.acquire(size_bytes)
         if filling is not None:
             with contextlib.ExitStack() as on_error:
                 on_error.callback(filling.close)
@@ -479,7 +479,7 @@ class Saver:
             return
         self._has_told_no_ram = True
         log.warning("no RAM for checkpoints, they go straight to the durable tier: %s", reason)
-        self._link.tell("ram_unavailable", reason=reason)
+        self._link.report_event("ram_unavailable", reason=reason)
 
     def _tell_skipped(self, checkpoint: CheckpointId) -> None:
         reason = f"rank {self._link.rank} had earlier ones still on their way"

@@ -98,7 +98,7 @@ class UserPolicyThread:
         self._thread = threading.Thread(target=self._run, name="holdfast-policies", daemon=True)
         self._thread.start()
 
-    def notice(self, notice: protocol.Notice) -> None:
+    def on_notice(self, notice: protocol.Notice) -> None:
         """Takes what the agent tells; called on the watcher's thread."""
         with self._lock:
             if notice.kind == "judge":

@@ -73,13 +73,13 @@ class Connections:
             try:
                 answer = connection.ask(method, target, {**self.peer.headers, **(headers or {})})
             except ConnectionError as error:
-                self.peer.drop(connection)
+                self.peer.drop_connection(connection)
                 if not is_old:
                     raise self.peer.failed(where or target, error) from error
                 # The peer closes what nobody used for a while; so are the others then.
                 self.close()
             except (OSError, http.client.HTTPException) as error:
-                self.peer.drop(connection)
+                self.peer.drop_connection(connection)
                 raise self.peer.failed(where or target, error) from error
             else:
                 return self._use(connection, answer, use, where or target)
@@ -107,7 +107,7 @@ class Connections:
             if is_good and len(self._idle) < IDLE_COUNT_MAX:
                 self._idle.append(connection)
             else:
-                self.peer.drop(connection)
+                self.peer.drop_connection(connection)
         return result
 
     def _take(self) -> PeerConnection:
@@ -120,7 +120,7 @@ class Connections:
         """Closes those that wait."""
         while self._idle:
             with contextlib.suppress(IndexError):
-                self.peer.drop(self._idle.pop())
+                self.peer.drop_connection(self._idle.pop())
 
 
 class Peer:
@@ -164,7 +164,7 @@ class Peer:
             self._live.add(connection)
             return connection
 
-    def drop(self, connection: PeerConnection) -> None:
+    def drop_connection(self, connection: PeerConnection) -> None:
         """Closes a connection."""
         with self._lock:
             self._live.discard(connection)

@@ -38,7 +38,7 @@ class PeerDirectory:
         self.attempt: Callable[[], int] = lambda: 0
         """The newest attempt that is known here: who knows of a newer one serves nobody older."""
 
-    def learn(self, host: str, address: PeerAddress) -> None:
+    def update_address(self, host: str, address: PeerAddress) -> None:
         """That host's agent is reached there, from now on."""
         with self._lock:
             if self._addresses.get(host) == address:
@@ -65,7 +65,7 @@ class PeerDirectory:
                 self._told = self.version, hosts_text(self._addresses)
             return self._told[1]
 
-    def heard(self, host: str) -> None:
+    def note_heard(self, host: str) -> None:
         """A word of that host came just now."""
         with self._lock:
             self._heard_at_secs[host] = self._clock.monotonic()
@@ -81,7 +81,7 @@ class PeerDirectory:
         with self._lock:
             return dict(self._addresses)
 
-    def store(self, host: str) -> PeerStore:
+    def store_of(self, host: str) -> PeerStore:
         """A host's RAM.
 
         Raises:
@@ -107,7 +107,7 @@ class PeerDirectory:
         known = self.addresses()
         for host in self.leaders:
             if host in known:
-                yield self.store(host)
+                yield self.store_of(host)
 
     def close(self) -> None:
         """Closes the connections that nobody uses."""

@@ -58,7 +58,7 @@ class MessageSender:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._session: aiohttp.ClientSession | None = None
 
-    def learn(self, host: str, address: PeerAddress) -> None:
+    def update_address(self, host: str, address: PeerAddress) -> None:
         """That host's agent is reached there, from now on."""
         self._addresses[host] = address
 

@@ -192,10 +192,10 @@ class PeerServer:
             accepted.close()
             log.debug("a peer was refused: %s", error)
         finally:
-            self._connections.forget(connection)
+            self._connections.forget_connection(connection)
 
     async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
-        connection = self._connections.of(request)
+        connection = self._connections.connection_of(request)
         with connection.busy():
             try:
                 return await self._answer(request, connection)
@@ -298,7 +298,7 @@ class PeerServer:
         if request.method == "GET" and not await self._send(
             response, reader, request, (start, stop)
         ):
-            connection.abort()
+            connection.close_at_once()
         return response
 
     async def _send(

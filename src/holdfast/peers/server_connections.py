@@ -43,18 +43,18 @@ class PeerConnections:
         self._made[inner] = ServedConnection(inner, self.limits)
         return self._made[inner]
 
-    def forget(self, connection: ServedConnection) -> None:
+    def forget_connection(self, connection: ServedConnection) -> None:
         """Of a connection that ended, or never came to be."""
         self._made.pop(connection.inner, None)
 
-    def of(self, request: web.BaseRequest) -> ServedConnection:
+    def connection_of(self, request: web.BaseRequest) -> ServedConnection:
         """The connection on which a request came."""
         return self._made[request.protocol]
 
     def abort_all(self) -> None:
         """Ends all, at once."""
         for connection in list(self._made.values()):
-            connection.abort()
+            connection.close_at_once()
 
 
 class ServedConnection(asyncio.Protocol):
@@ -129,14 +129,14 @@ class ServedConnection(asyncio.Protocol):
         self._key, self._reader = "", None
         self._held.close()
 
-    def abort(self) -> None:
+    def close_at_once(self) -> None:
         """Ends the connection at once, whatever is still to be sent; not while `sendfile` does."""
         if isinstance(self._transport, asyncio.WriteTransport):
             self._transport.abort()
 
     def _rest(self) -> None:
         loop = asyncio.get_running_loop()
-        self._deadline = loop.call_later(self._limits.idle_secs, self.abort)
+        self._deadline = loop.call_later(self._limits.idle_secs, self.close_at_once)
 
     def _wake(self) -> None:
         if self._deadline is not None:

@@ -177,7 +177,7 @@ class RecordingFileSystem:
         self._nodes: dict[int, int] = {}
         self._lock = threading.Lock()
 
-    def mark(self, value: object) -> None:
+    def add_mark(self, value: object) -> None:
         """Notes in the log what has been promised, or begun, by now."""
         with self._lock:
             self.log.operations.append(Mark(value))

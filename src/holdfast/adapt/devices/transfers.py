@@ -39,7 +39,7 @@ class Streams:
         self.failure: DeviceError | None = None
         """The first failure of any transfer; what comes after it had better take another way."""
 
-    def of(self, device: int) -> tuple[DeviceStream, DeviceStream]:
+    def for_device(self, device: int) -> tuple[DeviceStream, DeviceStream]:
         """The device's streams.
 
         Raises:
@@ -156,7 +156,7 @@ class QueuedTransfer:
     def _queue(self, address: int, ranges: Sequence[DeviceRange]) -> None:
         for found in ranges:
             if found.device not in self._turns:
-                self._turns[found.device] = _Turns(self._streams.of(found.device))
+                self._turns[found.device] = _Turns(self._streams.for_device(found.device))
             turns = self._turns[found.device]
             for done in range(0, found.size_bytes, PIECE_SIZE_BYTES):
                 size = min(PIECE_SIZE_BYTES, found.size_bytes - done)
@@ -183,7 +183,7 @@ class QueuedTransfer:
         return True
 
     def is_over(self) -> bool:
-        used = [stream for device in self._turns for stream in self._streams.of(device)]
+        used = [stream for device in self._turns for stream in self._streams.for_device(device)]
         if not self._is_over and all(map(self._is_quiet, used)):
             self._is_over = True
             # Whatever did not fail has arrived.

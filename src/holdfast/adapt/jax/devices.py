@@ -199,7 +199,7 @@ class JaxDevices:
 
     def _copied(self, pieces: _Pieces, memory: DeviceMemory) -> _Pieces | None:
         try:
-            return pieces.copied(memory)
+            return pieces.copied_pieces(memory)
         except XlaError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
@@ -298,7 +298,7 @@ class DeviceArrays:
         self, key: int, shard: Region, region: Region, offset_bytes: int
     ) -> DeviceRange | None:
         """Where `region` of the piece `shard` is, if its bytes belong into an image as they are."""
-        piece = self._pieces.of(key).get(shard)
+        piece = self._pieces.for_key(key).get(shard)
         before = contiguous_start(region, shard)
         if piece is None or before is None or not self._devices.is_in_use or not _is_plain(piece):
             return None
@@ -315,7 +315,7 @@ class DeviceArrays:
         Raises:
             DeviceError: the device did not give it.
         """
-        piece, first = self._pieces.of(key)[shard], slices_within(region, shard)
+        piece, first = self._pieces.for_key(key)[shard], slices_within(region, shard)
         try:
             # Regions of one shape are cut out by one program, wherever they start.
             cut = jax.lax.dynamic_slice(piece, [s.start for s in first], region_shape(region))
@@ -361,7 +361,7 @@ class _Pieces:
         """The keys of the arrays."""
         return list(self._pieces)
 
-    def of(self, key: int) -> dict[Any, jax.Array]:
+    def for_key(self, key: int) -> dict[Any, jax.Array]:
         """The pieces of an array by region; of one whose shards are no chunks, by position."""
         return self._pieces[key]
 
@@ -377,7 +377,7 @@ class _Pieces:
             sizes[device] = sizes.get(device, 0) + piece.nbytes
         return sizes
 
-    def copied(self, memory: DeviceMemory) -> _Pieces:
+    def copied_pieces(self, memory: DeviceMemory) -> _Pieces:
         """Copies of all pieces, by a call for each device in which no other process has part."""
         places: dict[Any, list[tuple[int, Any]]] = {}
         for key, pieces in self._pieces.items():

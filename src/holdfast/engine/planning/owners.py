@@ -31,7 +31,7 @@ def assign_owners(placements: Sequence[Placement]) -> list[Owners]:
     holder with the fewest bytes so far, the lowest rank among equals.
     """
     groups = _Groups()
-    of_array = [groups.of(placement.holders) for placement in placements]
+    of_array = [groups.for_holders(placement.holders) for placement in placements]
     sizes = [_chunk_sizes_bytes(placement) for placement in placements]
     rank_count = max((group.rank_max for group in of_array), default=-1) + 1
     loads = np.zeros(rank_count, np.int64)
@@ -68,7 +68,7 @@ class _Groups:
         self._by_id: dict[int, _Group] = {}
         self._by_holders: dict[tuple[tuple[int, ...], ...], _Group] = {}
 
-    def of(self, holders: tuple[tuple[int, ...], ...]) -> _Group:
+    def for_holders(self, holders: tuple[tuple[int, ...], ...]) -> _Group:
         """The group of arrays that have those holders."""
         known = self._by_id.get(id(holders))
         if known is None:

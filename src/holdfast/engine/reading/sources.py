@@ -50,7 +50,7 @@ class PartSource:
         Raises:
             CheckpointDamagedError: the record says other sizes than the arrays make.
         """
-        return self.layouts.of(self.part)
+        return self.layouts.layout_of(self.part)
 
     @property
     def image_keys(self) -> tuple[str, ...]:
@@ -155,7 +155,7 @@ def part_source(
     """
     _check_values(part, spec)
     layouts.check_counts(part)
-    layouts.of(part)
+    layouts.layout_of(part)
     return PartSource(store=store, part=part, layouts=layouts)
 
 

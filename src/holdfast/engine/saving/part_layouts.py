@@ -34,7 +34,7 @@ class PartLayouts:
             self._whole, self.owned = before._whole, before.owned
         self._kept: dict[tuple[int, tuple[KeptImage, ...]], PartLayout] = {}
 
-    def of(self, part: PartRecord) -> PartLayout:
+    def layout_of(self, part: PartRecord) -> PartLayout:
         """The layout of a part that was checked.
 
         Raises:

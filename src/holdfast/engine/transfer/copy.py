@@ -43,7 +43,7 @@ def copy_part(source: Store, target: Store, part: PartRecord, layouts: PartLayou
         part. OutOfSpaceError, StorageError: likewise no part.
     """
     layouts.check_counts(part)
-    layout = layouts.of(part)
+    layout = layouts.layout_of(part)
     there = KeptElsewhere(target, part)
     for number, key in reversed([*enumerate(image_keys(part))]):
         if number == 0 or not there.link(number, layout):

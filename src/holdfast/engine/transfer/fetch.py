@@ -55,7 +55,7 @@ def pull_part(
         OutOfSpaceError, StorageError: likewise no part.
     """
     layouts.check_counts(part)
-    layout = layouts.of(part)
+    layout = layouts.layout_of(part)
     record_key = part_key(part.id, part.rank, part.part_count)
     record = source.get(record_key)
     if unseal(record, PartRecord, record_key) != part:
