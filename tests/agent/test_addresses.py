@@ -44,26 +44,26 @@ def test_what_tells_of_no_addresses_is_refused(text: str) -> None:
 
 
 @pytest.fixture
-def agreeing(tmp_path: Path) -> Iterator[Coordinator]:
+def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
     with in_process_host(tmp_path) as host:
         host.start_agent()
         assert host.service is not None
-        yield host.service.agreeing
+        yield host.service.coordinator
 
 
-def test_what_others_say_of_a_host_counts_where_it_is_newer(agreeing: Coordinator) -> None:
-    known = agreeing._peers.addresses
-    agreeing.update_addresses({"host-b": OLD})
+def test_what_others_say_of_a_host_counts_where_it_is_newer(coordinator: Coordinator) -> None:
+    known = coordinator._peers.addresses
+    coordinator.update_addresses({"host-b": OLD})
     assert known() == {"host-b": OLD}
-    agreeing.update_addresses({"host-b": NEW})
+    coordinator.update_addresses({"host-b": NEW})
     assert known() == {"host-b": NEW}
     # A trainer comes back with what was right when its job began.
-    agreeing.update_addresses({"host-b": OLD})
+    coordinator.update_addresses({"host-b": OLD})
     assert known() == {"host-b": NEW}
     # What a host says of itself counts also where its clock was set back.
-    agreeing.reached("host-b", OLD)
+    coordinator.reached("host-b", OLD)
     assert known() == {"host-b": OLD}
-    agreeing.update_addresses({"host-a": NEW})
+    coordinator.update_addresses({"host-a": NEW})
     assert "host-a" not in known(), "this host is no peer of its own"
 
 

@@ -89,59 +89,61 @@ def test_a_commit_that_no_notice_has_named_is_named_when_it_is_asked_for(
 
 
 @pytest.fixture
-def keeper(host: InProcessHost) -> Retention:
+def retention(host: InProcessHost) -> Retention:
     host.attach()
     assert host.service is not None
-    return host.service._keeper
+    return host.service._retention
 
 
 def kinds_of(
     host: InProcessHost,
-    keeper: Retention,
+    retention: Retention,
     *ends: tuple[int, CheckpointStatus, str],
     is_due: bool = True,
 ) -> list[str]:
     """The kinds of the notices that these are posted as."""
     before = host.state.notices.count
     for step, status, reason in ends:
-        keeper.on_outcome(effects.Tell(CheckpointId(step, 1), status, reason, is_due))
+        retention.on_outcome(effects.ReportOutcome(CheckpointId(step, 1), status, reason, is_due))
     count = host.state.notices.count - before
     return [notice.kind for notice in list(host.state.notices._notices)[-count:]] if count else []
 
 
 def test_a_protected_durable_one_is_named_only_where_an_older_one_was_dropped(
-    host: InProcessHost, keeper: Retention
+    host: InProcessHost, retention: Retention
 ) -> None:
     # The first one of an agent: it does not know what one before it has dropped.
-    assert kinds_of(host, keeper, (1, CheckpointStatus.PROTECTED, "")) == ["protected"]
-    assert kinds_of(host, keeper, (2, CheckpointStatus.PROTECTED, "")) == []
+    assert kinds_of(host, retention, (1, CheckpointStatus.PROTECTED, "")) == ["protected"]
+    assert kinds_of(host, retention, (2, CheckpointStatus.PROTECTED, "")) == []
     # Of one for RAM alone nothing else is posted.
-    assert kinds_of(host, keeper, (2, CheckpointStatus.PROTECTED, ""), is_due=False) == [
+    assert kinds_of(host, retention, (2, CheckpointStatus.PROTECTED, ""), is_due=False) == [
         "protected"
     ]
     dropped = (4, CheckpointStatus.DROPPED, NO_PART)
-    assert kinds_of(host, keeper, dropped, (3, CheckpointStatus.PROTECTED, "")) == ["dropped"]
+    assert kinds_of(host, retention, dropped, (3, CheckpointStatus.PROTECTED, "")) == ["dropped"]
     newer = ((5, CheckpointStatus.PROTECTED, ""), (6, CheckpointStatus.PROTECTED, ""))
-    assert kinds_of(host, keeper, *newer) == ["protected"]
+    assert kinds_of(host, retention, *newer) == ["protected"]
 
 
 def test_what_was_deleted_or_left_behind_is_not_called_dropped(
-    host: InProcessHost, keeper: Retention
+    host: InProcessHost, retention: Retention
 ) -> None:
-    assert kinds_of(host, keeper, (3, CheckpointStatus.DROPPED, DELETED)) == ["deleted"]
-    keeper.on_outcome(effects.Tell(CheckpointId(3, 0), CheckpointStatus.DROPPED, "an abandoned branch"))
+    assert kinds_of(host, retention, (3, CheckpointStatus.DROPPED, DELETED)) == ["deleted"]
+    retention.on_outcome(
+        effects.ReportOutcome(CheckpointId(3, 0), CheckpointStatus.DROPPED, "an abandoned branch")
+    )
     assert host.state.notices._notices[-1].kind == "left behind"
 
 
 def test_a_part_that_is_gone_at_its_source_is_reported_only_if_it_is_still_wanted(
     host: InProcessHost,
 ) -> None:
-    storing = StorageWorker(
+    storage_worker = StorageWorker(
         host.state, PeerDirectory("run", host.clock), lambda manifest, secs: None
     )
     pull = effects.Pull(CheckpointId(1, 1), 0, 2, "host-b")
     gone = ObjectNotFoundError("status 404")
-    assert storing._may_be_given_up(pull, gone)
-    assert not storing._may_be_given_up(pull, gone)
-    assert not storing._may_be_given_up(pull, OSError("the network is down"))
-    storing.close()
+    assert storage_worker._may_be_given_up(pull, gone)
+    assert not storage_worker._may_be_given_up(pull, gone)
+    assert not storage_worker._may_be_given_up(pull, OSError("the network is down"))
+    storage_worker.close()

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from holdfast.agent import protocol
-from holdfast.agent.control_block import SEAT_COUNT, step_word
+from holdfast.agent.control_block import SEAT_COUNT, step_cell
 from holdfast.errors import InvalidArgumentError, RunBusyError, StorageError
 from holdfast.policy import preservation_policy, save_decision_policy
 from tests.trust.in_process import InProcessHost, in_process_host
@@ -18,17 +18,17 @@ from tests.trust.in_process import InProcessHost, in_process_host
 
 def known(host: InProcessHost) -> dict[str, Any]:
     """What the agent works with, and the words that its trainers read."""
-    state, agreeing = host.state, host.service.agreeing
+    state, coordinator = host.state, host.service.coordinator
     return {
         "durable": state.durable_policies,
         "ram": state.ram_policies,
         "linger_secs": state.linger_secs,
         "has_ram": state.has_ram,
         "limit_bytes": state.pool.limit_bytes,
-        "domain": agreeing.domain,
-        "settings": agreeing.settings,
-        "addresses": agreeing.addresses(),
-        "words": list(state.words.values[: step_word(1)]),
+        "domain": coordinator.domain,
+        "settings": coordinator.settings,
+        "addresses": coordinator.addresses(),
+        "words": list(state.control.cells[: step_cell(1)]),
     }
 
 
@@ -90,7 +90,7 @@ def test_refused_starts_never_take_the_seat_of_a_live_trainer(
     with in_process_host(tmp_path) as host:
         host.start_agent()
         trainer = host.attach()
-        host.state.words.values[step_word(trainer.place.seat)] = 41
+        host.state.control.cells[step_cell(trainer.place.seat)] = 41
         before = known(host)
         other = host.start_process()
         try:
@@ -122,7 +122,7 @@ def test_what_a_start_asks_holds_once_its_attempt_has_begun(tmp_path: Path) -> N
             assert state.durable_policies.save == save_decision_policy.FixedIntervalPolicy(77)
             assert (state.linger_secs, state.has_ram) == (1.0, False)
             assert state.pool.limit_bytes == 12345
-            assert host.service.agreeing.domain == "elsewhere"
+            assert host.service.coordinator.domain == "elsewhere"
         finally:
             other.kill()
             other.wait()

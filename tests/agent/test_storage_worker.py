@@ -47,7 +47,7 @@ def told() -> list[int]:
 
 
 @pytest.fixture
-def storing(state: AgentState, told: list[int]) -> Iterator[StorageWorker]:
+def storage_worker(state: AgentState, told: list[int]) -> Iterator[StorageWorker]:
     peers = PeerDirectory(RUN_ID, SystemClock())
     made = StorageWorker(state, peers, lambda manifest, secs: told.append(manifest.step))
     yield made
@@ -64,17 +64,17 @@ def made(state: AgentState) -> Made:
 
 
 def test_a_commit_does_not_wait_for_the_bytes_of_the_next_checkpoint(
-    storing: StorageWorker, made: Made, told: list[int]
+    storage_worker: StorageWorker, made: Made, told: list[int]
 ) -> None:
     """They may take as long as the ones before: what is durable would count that much later."""
     is_written = threading.Event()
 
     async def both() -> inputs.CommitWritten | inputs.CommitFailed:
-        writing = asyncio.create_task(storing.write(is_written.wait, WAIT_SECS))
+        writing = asyncio.create_task(storage_worker.write(is_written.wait, WAIT_SECS))
         await asyncio.sleep(0)
         try:
             async with asyncio.timeout(WAIT_SECS / 2):
-                return await storing.commit(effects.Commit(made.id, 1))
+                return await storage_worker.commit(effects.Commit(made.id, 1))
         finally:
             is_written.set()
             await writing
@@ -84,11 +84,11 @@ def test_a_commit_does_not_wait_for_the_bytes_of_the_next_checkpoint(
 
 
 def test_what_is_being_removed_is_not_committed(
-    state: AgentState, storing: StorageWorker, made: Made, told: list[int]
+    state: AgentState, storage_worker: StorageWorker, made: Made, told: list[int]
 ) -> None:
     async def both() -> inputs.CommitWritten | inputs.CommitFailed:
-        with storing.alone_with(made.id):
-            committing = asyncio.create_task(storing.commit(effects.Commit(made.id, 1)))
+        with storage_worker.alone_with(made.id):
+            committing = asyncio.create_task(storage_worker.commit(effects.Commit(made.id, 1)))
             await asyncio.sleep(0.2)
             assert not committing.done()
             (listing,) = list_checkpoints(state.durable).values()
@@ -101,13 +101,13 @@ def test_what_is_being_removed_is_not_committed(
 
 
 def test_a_removal_waits_for_the_commit_of_what_it_removes(
-    state: AgentState, storing: StorageWorker, made: Made
+    state: AgentState, storage_worker: StorageWorker, made: Made
 ) -> None:
-    agreeing: Any = SimpleNamespace(agreement=SimpleNamespace(attempt=1))
-    keeper = Retention(state, storing, agreeing)
+    coordinator: Any = SimpleNamespace(node=SimpleNamespace(attempt=1))
+    retention = Retention(state, storage_worker, coordinator)
     with ThreadPoolExecutor(1) as pool:
-        with storing.alone_with(made.id):
-            removing = pool.submit(keeper._remove_everywhere, made.id)
+        with storage_worker.alone_with(made.id):
+            removing = pool.submit(retention._remove_everywhere, made.id)
             with pytest.raises(TimeoutError):
                 removing.result(0.2)
             assert list_checkpoints(state.durable)

@@ -52,10 +52,10 @@ class Host:
     life: int = 0
     is_halted: bool = False
     """Its agent was stopped: what comes to it waits, messages not for long."""
-    waiting: list[fa.Fact] = field(default_factory=list)
+    waiting: list[fa.Input] = field(default_factory=list)
     ram: dict[CheckpointId, dict[int, bool]] = field(default_factory=dict)
     counts: dict[CheckpointId, int] = field(default_factory=dict)
-    words: dict[TargetKind, int] = field(default_factory=dict)
+    cells: dict[TargetKind, int] = field(default_factory=dict)
     confirmed: int | None = None
     trainers: dict[tuple[str, int], Trainer] = field(default_factory=dict)
     file: GroupFile | None = None
@@ -68,7 +68,7 @@ class Host:
     ended: list[tuple[str, int, str]] = field(default_factory=list)
     is_paused: bool = False
     paused_at: float = 0.0
-    backlog: list[tuple[int, fa.Fact]] = field(default_factory=list)
+    backlog: list[tuple[int, fa.Input]] = field(default_factory=list)
     given_up: list[ef.GivenUp] = field(default_factory=list)
     awaited: list[ef.LeaseAwaited] = field(default_factory=list)
 
@@ -105,8 +105,8 @@ class Host:
         if self.world.now - self.paused_at >= self.world.settings.lost_secs:
             self.world.oracle.was_lost(self)
         backlog, self.backlog = self.backlog, []
-        for life, fact in backlog:
-            self._tell_life(life, fact)
+        for life, item in backlog:
+            self._tell_life(life, item)
 
     def kill_agent(self) -> None:
         self.world.oracle.agent_lost(self)
@@ -127,9 +127,9 @@ class Host:
         self.is_halted = False
         waiting, self.waiting = self.waiting, []
         newest = [f for f in waiting if isinstance(f, fa.Received)][-MESSAGES_MAX:]
-        for fact in waiting:
-            if not isinstance(fact, fa.Received) or any(fact is one for one in newest):
-                self.tell(fact)
+        for item in waiting:
+            if not isinstance(item, fa.Received) or any(item is one for one in newest):
+                self.tell(item)
         self.tell(fa.Tick())
 
     def delete(self, checkpoint: CheckpointId) -> None:
@@ -153,7 +153,7 @@ class Host:
         self.world.oracle.ram_lost(self)
         self.ram.clear()
         self.counts.clear()
-        self.words.clear()
+        self.cells.clear()
         self.deleting.clear()
         self.confirmed = self.file = None
 
@@ -188,7 +188,7 @@ class Host:
             leader=file.leader,
             successors=file.successors,
             origin=file.origin,
-            targets={k: s for k, s in self.words.items() if s != NEVER} if mine else {},
+            targets={k: s for k, s in self.cells.items() if s != NEVER} if mine else {},
             is_confirmed=self.confirmed is not None,
             ended_attempt=file.ended_attempt,
         )
@@ -204,18 +204,18 @@ class Host:
             return fa.Published()
         return fa.Published(max(steps), min(steps), self.save_cost_secs)
 
-    def tell(self, fact: fa.Fact) -> None:
+    def tell(self, item: fa.Input) -> None:
         """Tells the agent, if it lives, and does what it wants."""
         if self.agent is None:
             return
         if self.is_paused:
-            self.backlog.append((self.life, fact))
+            self.backlog.append((self.life, item))
             return
         if self.is_halted:
-            self.waiting.append(fact)
+            self.waiting.append(item)
             return
         life = self.life
-        wanted = self.agent.handle(fact, self.world.now, self.published())
+        wanted = self.agent.handle(item, self.world.now, self.published())
         for effect in wanted:
             # An agent may die between any two deeds.
             if self.life != life:
@@ -235,13 +235,13 @@ class Host:
             kept = {c for c in self.agent.once_complete_ids() if c.step in self.kept_steps}
             self.tell(fa.Preserved(frozenset(kept)))
 
-    def later(self, secs: float, fact: fa.Fact) -> None:
+    def later(self, secs: float, item: fa.Input) -> None:
         """Tells the agent of now after a while, if it lives then."""
-        self.world.at(secs, self._tell_life, self.life, fact)
+        self.world.at(secs, self._tell_life, self.life, item)
 
-    def _tell_life(self, life: int, fact: fa.Fact) -> None:
+    def _tell_life(self, life: int, item: fa.Input) -> None:
         if life == self.life:
-            self.tell(fact)
+            self.tell(item)
 
     def _arm(self) -> None:
         assert self.agent is not None
@@ -263,12 +263,12 @@ class Host:
             case ef.Send():
                 world.network.send(self.name, effect.host, effect.message)
             case ef.SetTarget():
-                self.words[effect.kind] = effect.step
+                self.cells[effect.kind] = effect.step
                 world.at(rng.random() * 0.002, self._look, self.life, effect)
             case ef.ConfirmTarget():
                 self.confirmed = effect.step
             case ef.ClearTarget():
-                self.words[effect.kind] = NEVER
+                self.cells[effect.kind] = NEVER
                 if effect.kind is TargetKind.PREEMPTION:
                     self.confirmed = None
             case ef.Persist():
@@ -285,7 +285,7 @@ class Host:
                 self.ram.pop(effect.id, None)
                 for trainer in list(self.trainers.values()):
                     trainer.released(effect.id)
-            case ef.Gone():
+            case ef.DeleteConfirmed():
                 if effect.id in self.deleting:
                     self.deleting.discard(effect.id)
                     self._remove(effect.id)
@@ -327,7 +327,7 @@ class Host:
                 for trainer in list(self.trainers.values()):
                     if trainer.group == effect.group:
                         trainer.attempt_joined(effect.attempt, effect.origin)
-            case ef.Tell():
+            case ef.ReportOutcome():
                 self.world.oracle.told(self, effect)
                 for trainer in list(self.trainers.values()):
                     trainer.notified(effect)
@@ -378,7 +378,7 @@ class Host:
     def _put(self, life: int, effect: ef.Persist | ef.Commit) -> None:
         """A request that was sent arrives, though its agent may be dead by now."""
         world, storage = self.world, self.world.storage
-        fact: fa.Fact
+        item: fa.Input
         if isinstance(effect, ef.Persist):
             held = self.ram.get(effect.id, {}) if self.is_up else {}
             if not effect.ranks <= held.keys():
@@ -388,7 +388,7 @@ class Host:
                 token = effect.id.step, effect.id.attempt, rank
                 storage.put_part(effect.id, rank, self.counts[effect.id], token)
             world.oracle.written(effect.id)
-            fact = fa.PartsWritten(effect.id, effect.ranks)
+            item = fa.PartsWritten(effect.id, effect.ranks)
         elif world.oracle.is_deleted(effect.id) and not storage.is_whole(effect.id):
             self._storage_failed(life, effect, "parts are missing", 0)
             return
@@ -396,12 +396,12 @@ class Host:
             world.oracle.committing(effect)
             storage.manifests.setdefault(effect.id, effect.part_count)
             world.oracle.committed(effect)
-            fact = fa.CommitWritten(effect.id)
+            item = fa.CommitWritten(effect.id)
         if world.rng.random() < world.storage_failures / 2:
             self._storage_failed(life, effect, "no answer", 0)
         elif life == self.life:
             self._release(isinstance(effect, ef.Commit))
-            self.tell(fact)
+            self.tell(item)
 
     def _list(self, life: int) -> None:
         if life != self.life:

@@ -128,7 +128,7 @@ class Job:
         if (
             agent is not None
             and leader is not None
-            and leader.reign.group == self.word
+            and leader.leadership.group == self.word
             and not agent.is_target_under_way(self.kind)
             and not agent.is_saving
         ):
@@ -145,7 +145,7 @@ def survives(world: World, leader: str) -> tuple[CheckpointId, int | None] | Non
     told = msgspec.json.decode(data, type=Lead)
     check_lead(told)
     agents = {name: host.agent for name, host in world.hosts.items() if host.agent is not None}
-    holds = {name: agent.member.holdings.states() for name, agent in agents.items()}
+    holds = {name: agent.follower.inventory.states() for name, agent in agents.items()}
     whole = standings(told, holds, {name: world.hosts[name].domain for name in agents})
     newest = next(iter(whole), None)
     return (CheckpointId(newest.step, newest.attempt), newest.survives) if newest else None

@@ -198,7 +198,7 @@ class Oracle:
             self.fail("I1", f"{host.name} commits {effect.id} without the parts of {missing}")
         if host.agent is not None and host.agent.attempt > effect.id.attempt:
             known = host.agent.leader
-            if known is None or not known.ledger.on_timeline(effect.id):
+            if known is None or not known.table.on_timeline(effect.id):
                 self.fail("I2", f"{host.name} knows a newer attempt and commits {effect.id}")
 
     def committing(self, effect: ef.Commit) -> None:
@@ -257,7 +257,7 @@ class Oracle:
             if not has_newer:
                 self.fail("I2", f"{host.name} drops {checkpoint}, the newest attempt's origin")
 
-    def told(self, host: Host, effect: ef.Tell) -> None:
+    def told(self, host: Host, effect: ef.ReportOutcome) -> None:
         truth = self.truths.get(effect.id)
         if truth is not None:
             truth.told.add(effect.status)
@@ -277,7 +277,7 @@ class Oracle:
                 self.fail("I1", f"{effect.id} is called {effect.status}; parts never stood")
             elif effect.status is CheckpointStatus.PROTECTED and not truth.was_protected:
                 leader = host.agent.leader if host.agent is not None else None
-                if leader is None or leader.reign.attempt != effect.id.attempt:
+                if leader is None or leader.leadership.attempt != effect.id.attempt:
                     # Another attempt, of fewer hosts, asks for fewer copies.
                     return
                 self.fail("I3", f"{effect.id} is called protected; it never was")
@@ -327,10 +327,10 @@ class Oracle:
             self.fail("I4", f"attempt {effect.attempt} begins from {effect.origin}, not whole")
         agent = host.agent
         assert agent is not None
-        if agent.starting is not None:
+        if agent.bootstrap is not None:
             hosts = frozenset(
                 h
-                for h, report in agent.starting.hellos.items()
+                for h, report in agent.bootstrap.hellos.items()
                 if any(held.id == effect.origin for held in report.state.held)
             )
             self.relied_on[effect.attempt] = effect.origin, hosts, effect.group
@@ -361,19 +361,19 @@ class Oracle:
             return
         self._bounds(host)
         leader = agent.leader
-        if leader is None or not leader.reign.is_first:
+        if leader is None or not leader.leadership.is_first:
             return
         for kind in TargetKind:
             step = leader.targets.agreed(kind)
-            key = leader.reign.group, leader.reign.attempt, step, kind
+            key = leader.leadership.group, leader.leadership.attempt, step, kind
             if step is None or key in self.agreed:
                 continue
             self.agreed.add(key)
             self.count("agreed")
-            if leader.reign.attempt != self.world.storage.newest:
+            if leader.leadership.attempt != self.world.storage.newest:
                 continue
-            job = self.world.jobs[leader.reign.group]
-            self.obligations.append(Obligation(job, leader.reign.attempt, step, kind))
+            job = self.world.jobs[leader.leadership.group]
+            self.obligations.append(Obligation(job, leader.leadership.attempt, step, kind))
             for trainer in job.living:
                 # A rank that has just published may still be about to read.
                 if trainer.step > step:
@@ -455,10 +455,10 @@ class Oracle:
     def _bounds(self, host: Host) -> None:
         agent, world = host.agent, self.world
         assert agent is not None
-        if len(agent.member.holdings) > HELD_MAX:
-            self.fail("I8", f"{host.name} holds {len(agent.member.holdings)} checkpoints")
-        if agent.member.holdings.under_way > PULLS_MAX + 1:
-            self.fail("I8", f"{host.name} has {agent.member.holdings.under_way} deeds under way")
+        if len(agent.follower.inventory) > HELD_MAX:
+            self.fail("I8", f"{host.name} holds {len(agent.follower.inventory)} checkpoints")
+        if agent.follower.inventory.under_way > PULLS_MAX + 1:
+            self.fail("I8", f"{host.name} has {agent.follower.inventory.under_way} deeds under way")
         if agent.leader is not None and agent.leader.ledger_size > 2 * HELD_MAX:
             self.fail("I8", f"{host.name} cares for {agent.leader.ledger_size} checkpoints")
         if world.network.in_flight > IN_FLIGHT_A_HOST_MAX * len(world.hosts):

@@ -26,8 +26,8 @@ Breach = Callable[[Patch], None]
 def accept_without_looking(patch: Patch) -> None:
     written = TargetCells.written
 
-    def blind(self: TargetCells, fact: Any) -> bool:
-        return written(self, type(fact)(fact.kind, fact.step, -1))
+    def blind(self: TargetCells, item: Any) -> bool:
+        return written(self, type(item)(item.kind, item.step, -1))
 
     patch(TargetCells, "written", blind)
 
@@ -64,7 +64,7 @@ def obey_older_attempts(patch: Patch) -> None:
 
     def gullible(self: Follower, turn: Any, sender: str, orders: Any) -> None:
         if orders.attempt < self.attempt:
-            self.holdings.obey(turn, orders.command)
+            self.inventory.obey(turn, orders.command)
         else:
             ordered(self, turn, sender, orders)
 
@@ -87,7 +87,7 @@ def obey_overtaken_orders(patch: Patch) -> None:
 
 def commit_without_the_last_part(patch: Patch) -> None:
     def next_to_commit(self: Durability) -> Any:
-        for found in self._ledger.pending():
+        for found in self._table.pending():
             if len(found.durable) >= max(1, found.part_count - 1):
                 return found
         return None
@@ -125,7 +125,7 @@ def never_take_the_lead_back(patch: Patch) -> None:
 
 
 def keep_words_of_the_attempt_before(patch: Patch) -> None:
-    patch(TargetCells, "reset", lambda self, turn: self._words.clear())
+    patch(TargetCells, "reset", lambda self, turn: self._cells.clear())
 
 
 def go_on_from_the_newest_committed(patch: Patch) -> None:
@@ -210,7 +210,7 @@ def stop_before_it_is_agreed(patch: Patch) -> None:
 
 
 def forget_what_failed(patch: Patch) -> None:
-    def failed(self: Durability, turn: Any, fact: Any) -> None:
+    def failed(self: Durability, turn: Any, item: Any) -> None:
         self._tries += 1
 
     patch(Durability, "commit_failed", failed)

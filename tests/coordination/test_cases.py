@@ -21,7 +21,7 @@ def test_one_host_sends_no_message_and_saves_the_very_next_step() -> None:
     world.run(world.now + 2)
     highest = max(t.step for t in job.trainers)
     world.wish(job.leader, TargetKind.DURABLE)
-    assert world.hosts[job.leader].words[TargetKind.DURABLE] == highest + 1
+    assert world.hosts[job.leader].cells[TargetKind.DURABLE] == highest + 1
     until(world, lambda: reached(world, CheckpointStatus.COMMITTED))
     assert list(world.storage.manifests) == [CheckpointId(highest + 1, 1)]
     assert world.network.sent == 0

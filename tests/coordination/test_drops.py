@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.coordination.checkpoint_table import CheckpointTable
-from holdfast.coordination.effects import Drop, Tell
+from holdfast.coordination.effects import Drop, ReportOutcome
 from holdfast.coordination.host_inventory import HostInventory
 from holdfast.coordination.inputs import PartSealed, Published
 from holdfast.coordination.messages import CheckpointStatus, CheckpointVerdict, Command, Held
@@ -95,27 +95,29 @@ def test_the_simulator_notices_what_ends_no_save(
 def test_what_is_given_up_without_a_final_verdict_ends_its_save(
     is_due: bool, status: CheckpointStatus, told: CheckpointStatus
 ) -> None:
-    holdings, turn = HostInventory(Settings()), Turn("a", 0.0, Published())
+    inventory, turn = HostInventory(Settings()), Turn("a", 0.0, Published())
     one = CheckpointId(1, 1)
-    holdings.note_sealed(turn, PartSealed(rank=0, id=one, part_count=2, in_ram=True, is_due=is_due))
-    holdings.obey(turn, Command(verdicts=(CheckpointVerdict(one, status, True),)))
-    holdings.run_due(turn, is_frozen=False)
-    assert [e.status for e in turn.effects if isinstance(e, Tell)] == [told]
+    inventory.note_sealed(
+        turn, PartSealed(rank=0, id=one, part_count=2, in_ram=True, is_due=is_due)
+    )
+    inventory.obey(turn, Command(verdicts=(CheckpointVerdict(one, status, True),)))
+    inventory.run_due(turn, is_frozen=False)
+    assert [e.status for e in turn.effects if isinstance(e, ReportOutcome)] == [told]
     assert [e.id for e in turn.effects if isinstance(e, Drop)] == [one]
 
 
 def test_an_open_checkpoint_is_not_forgotten_by_a_leader_that_may_not_recycle() -> None:
-    ledger = CheckpointTable(1, {})
-    ledger.required, ledger.preserved, ledger.domains = 1, frozenset(), {"a": "a", "b": "b"}
+    table = CheckpointTable(1, {})
+    table.required, table.preserved, table.domains = 1, frozenset(), {"a": "a", "b": "b"}
     old, new = CheckpointId(1, 1), CheckpointId(2, 1)
     held = Held(old, 2, is_due=False, own=((0, 1),), replicas=(), written=())
     whole = Held(new, 1, is_due=False, own=((0, 1),), replicas=(), written=())
-    ledger.apply_report("b", {}, {old: held})
-    ledger.apply_report("b", {old: held}, {})
-    ledger.apply_report("a", {}, {new: whole})
-    assert ledger.floor == new
-    ledger.settle()
-    assert old in ledger.entries
-    ledger.may_recycle = True
-    ledger.settle()
-    assert ledger.verdict(old).status is CheckpointStatus.DROPPED
+    table.apply_report("b", {}, {old: held})
+    table.apply_report("b", {old: held}, {})
+    table.apply_report("a", {}, {new: whole})
+    assert table.floor == new
+    table.settle()
+    assert old in table.entries
+    table.may_recycle = True
+    table.settle()
+    assert table.verdict(old).status is CheckpointStatus.DROPPED

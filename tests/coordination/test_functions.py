@@ -41,8 +41,8 @@ def test_runs_are_their_ranks_and_do_not_touch(ranks: set[int]) -> None:
     runs = runs_of(ranks)
     assert ranks_in(runs) == sorted(ranks)
     assert count_in(runs) == len(ranks)
-    for (first, count), (following, _) in itertools.pairwise(runs):
-        assert first + count < following
+    for (first, count), (election, _) in itertools.pairwise(runs):
+        assert first + count < election
 
 
 def world_of(domain_count: int, size: int) -> dict[str, str]:
@@ -119,26 +119,26 @@ def test_durable_parts_survive_every_loss() -> None:
 
 
 def test_what_is_due_keeps_its_ram_on_a_host_that_was_silent_for_a_while() -> None:
-    ledger = CheckpointTable(1, {})
-    ledger.required, ledger.may_recycle, ledger.preserved = 1, True, frozenset()
-    ledger.domains["a"] = "a"
+    table = CheckpointTable(1, {})
+    table.required, table.may_recycle, table.preserved = 1, True, frozenset()
+    table.domains["a"] = "a"
     older, newer = (
         Held(CheckpointId(step, 1), 1, is_due=True, own=((0, 1),), replicas=(), written=())
         for step in (10, 20)
     )
     held = {older.id: older, newer.id: newer}
-    ledger.apply_report("a", {}, held)
-    ledger.settle()
-    ledger.apply_report("a", held, {})
-    ledger.settle()
-    ledger.apply_report("a", {}, held)
-    ledger.settle()
-    assert ledger.floor == newer.id
-    assert not ledger.verdict(older.id).may_go
-    assert ledger.pending()[0].id == older.id
+    table.apply_report("a", {}, held)
+    table.settle()
+    table.apply_report("a", held, {})
+    table.settle()
+    table.apply_report("a", {}, held)
+    table.settle()
+    assert table.floor == newer.id
+    assert not table.verdict(older.id).may_go
+    assert table.pending()[0].id == older.id
     # Once that is told, the RAM may go.
-    ledger.fail(ledger.entries[older.id], "its host was silent for too long", 0.0)
-    assert ledger.verdict(older.id).may_go
+    table.fail(table.entries[older.id], "its host was silent for too long", 0.0)
+    assert table.verdict(older.id).may_go
 
 
 def test_the_second_successor_stands_in_another_domain() -> None:
@@ -270,9 +270,9 @@ def test_spoilt_messages_are_refused_or_are_messages() -> None:
 
 
 def test_a_share_that_failed_after_a_leader_before_had_begun_it_anew_counts_as_failed() -> None:
-    ledger = CheckpointTable(2, {})
-    ledger.required, ledger.may_recycle, ledger.preserved = 1, True, frozenset()
-    ledger.domains["a"] = ledger.domains["b"] = "d"
+    table = CheckpointTable(2, {})
+    table.required, table.may_recycle, table.preserved = 1, True, frozenset()
+    table.domains["a"] = table.domains["b"] = "d"
     step = CheckpointId(10, 1)
     parts = {
         host: Held(step, 2, is_due=True, own=((rank, 1),), replicas=(), written=(), **failed)
@@ -284,8 +284,8 @@ def test_a_share_that_failed_after_a_leader_before_had_begun_it_anew_counts_as_f
         )
     }
     for host, held in parts.items():
-        ledger.apply_report(host, {}, {step: held})
-    ledger.settle()
+        table.apply_report(host, {}, {step: held})
+    table.settle()
     # The first one is asked again, as the second one was.
-    assert ledger.entries[step].round == 3
-    assert ledger.entries[step].failures == {"b": "the disk is full"}
+    assert table.entries[step].round == 3
+    assert table.entries[step].failures == {"b": "the disk is full"}

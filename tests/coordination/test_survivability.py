@@ -85,10 +85,10 @@ def test_what_the_leader_does_not_count_is_not_gone_on_from() -> None:
 
 
 def test_the_more_is_lost_the_older_is_what_the_run_goes_on_from() -> None:
-    ledger = lead(known(9), known(7), known(5), committed=3)
+    table = lead(known(9), known(7), known(5), committed=3)
     everywhere = [held(7, 0, 1), held(5, 0, 1)]
     holds = {"a": [held(9, 0, 1), *everywhere], "b": [], "c": everywhere}
-    assert outlook(standings(ledger, holds, DOMAINS)) == (
+    assert outlook(standings(table, holds, DOMAINS)) == (
         Outlook(lost_domains_max=0, step=9, attempt=1),
         # That of step 5 survives no more than this one, and is older.
         Outlook(lost_domains_max=1, step=7, attempt=1),

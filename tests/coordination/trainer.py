@@ -39,7 +39,7 @@ class Trainer:
     reports: dict[CheckpointId, fa.PartSealed] = field(default_factory=dict)
     accepted_at: dict[CheckpointId, float] = field(default_factory=dict)
     """When each save that has not ended was accepted."""
-    untold: list[fa.Fact] = field(default_factory=list)
+    untold: list[fa.Input] = field(default_factory=list)
     waits_since: float | None = None
     pace_secs: float = 0.1
     loop: int = 0
@@ -73,8 +73,8 @@ class Trainer:
         if self.attempt == 0:
             self.host.tell(self._joined())
         untold, self.untold = self.untold, []
-        for fact in untold:
-            self.host.tell(fact)
+        for item in untold:
+            self.host.tell(item)
         for checkpoint, report in list(self.reports.items()):
             if report.in_ram and self.rank not in self.host.ram.get(checkpoint, ()):
                 # The agent before this one gave it up, and may not have said so any more.
@@ -110,11 +110,11 @@ class Trainer:
             self.host.file.lost.add(self.rank)
             self.host.file.ended_attempt = self.host.file.attempt
         if self.host.agent is not None:
-            for fact in self.untold:
-                self.host.tell(fact)
+            for item in self.untold:
+                self.host.tell(item)
             self.host.tell(fa.RankLost(self.group, self.rank))
 
-    def notified(self, effect: ef.Tell) -> None:
+    def notified(self, effect: ef.ReportOutcome) -> None:
         """A save has ended, or its checkpoint is protected: then one for RAM alone has ended."""
         if effect.status is CheckpointStatus.PROTECTED and self.outstanding.get(effect.id):
             return
@@ -169,17 +169,17 @@ class Trainer:
             self.host.world.at(PAUSED_SECS, self._read, loop)
             return
         host, step = self.host, self.step
-        due = {k for k, target in host.words.items() if step >= target}
-        fresh = {k for k in due if self.served.get(k) != host.words[k]}
+        due = {k for k, target in host.cells.items() if step >= target}
+        fresh = {k for k in due if self.served.get(k) != host.cells[k]}
         is_due_by_step = self.job.every > 0 and step % self.job.every == 0 and step > 0
         if fresh or is_due_by_step:
             for kind in fresh:
-                self.served[kind] = host.words[kind]
+                self.served[kind] = host.cells[kind]
             self._save(is_due=bool(fresh - {TargetKind.RAM}) or is_due_by_step)
         host.world.oracle.read(self, step)
         if TargetKind.PREEMPTION in due:
             self.waits_since = host.world.now
-            self._wait(loop, host.words[TargetKind.PREEMPTION])
+            self._wait(loop, host.cells[TargetKind.PREEMPTION])
         else:
             self._next()
 
@@ -191,7 +191,7 @@ class Trainer:
         if host.is_paused:
             world.at(PAUSED_SECS, self._wait, loop, target)
             return
-        if host.words.get(TargetKind.PREEMPTION, NEVER) != target or self.step < target:
+        if host.cells.get(TargetKind.PREEMPTION, NEVER) != target or self.step < target:
             self.waits_since = None
             self._next()
             return
@@ -235,9 +235,9 @@ class Trainer:
             world.at(PAUSED_SECS, self._sealed, checkpoint, is_due)
             return
         count = self.job.rank_count
-        fact: fa.Fact
+        item: fa.Input
         if world.rng.random() < world.abandons:
-            fact = fa.PartAbandoned(self.rank, checkpoint, count, "no room")
+            item = fa.PartAbandoned(self.rank, checkpoint, count, "no room")
             world.oracle.abandoned(checkpoint)
             self._end(checkpoint)
         else:
@@ -247,15 +247,15 @@ class Trainer:
                 token = checkpoint.step, checkpoint.attempt, self.rank
                 world.storage.put_part(checkpoint, self.rank, count, token)
                 world.oracle.stands(host, checkpoint, self.rank, count)
-            fact = fa.PartSealed(
+            item = fa.PartSealed(
                 rank=self.rank,
                 id=checkpoint,
                 part_count=count,
                 in_ram=self.job.has_ram,
                 is_due=is_due,
             )
-            self.reports[checkpoint] = fact
+            self.reports[checkpoint] = item
         if host.agent is None:
-            self.untold.append(fact)
+            self.untold.append(item)
         else:
-            host.tell(fact)
+            host.tell(item)

@@ -24,17 +24,17 @@ ROOT = Path(__file__).parents[2]
 
 # The only places that may catch everything, as "path:function", each with its reason. They are the
 # tops of processes and threads, which report what they caught.
-DEED = "whatever a deed in the stores met is told to the agreement as its outcome"
+OPERATION = "whatever an operation in the stores met is reported to the node as its outcome"
 BROAD_EXCEPTS: dict[str, str] = {
-    "src/holdfast/agent/storage_worker.py:Storing.begin": DEED,
-    "src/holdfast/agent/storage_worker.py:Storing.commit": DEED,
-    "src/holdfast/agent/storage_worker.py:Storing.list_durable": DEED,
-    "src/holdfast/agent/storage_worker.py:Storing.persist": DEED,
-    "src/holdfast/agent/storage_worker.py:Storing.pull": DEED,
+    "src/holdfast/agent/storage_worker.py:StorageWorker.begin": OPERATION,
+    "src/holdfast/agent/storage_worker.py:StorageWorker.commit": OPERATION,
+    "src/holdfast/agent/storage_worker.py:StorageWorker.list_durable": OPERATION,
+    "src/holdfast/agent/storage_worker.py:StorageWorker.persist": OPERATION,
+    "src/holdfast/agent/storage_worker.py:StorageWorker.pull": OPERATION,
     "src/holdfast/demo/train.py:main": (
         "the top of a process, which tells the error and ends; other ends wait for other processes"
     ),
-    "src/holdfast/manager/user_policies.py:OwnPolicyThread._act": (
+    "src/holdfast/manager/user_policies.py:UserPolicyThread._act": (
         "the top of a thread that runs a user's code; the trainer's next call raises the error"
     ),
     "src/holdfast/manager/saver.py:Saver._do": (

@@ -101,7 +101,7 @@ def outlive(manager: holdfast.CheckpointManager) -> None:
             if os.path.exists(f"/proc/self/fd/{fd}")
         ]
         mapped = Path("/proc/self/maps").read_text()
-        folder = str(manager._link.place.folder)
+        folder = str(manager._session.place.folder)
         say(
             child=os.getpid(),
             held=[path for path in held if path.startswith(folder)],
@@ -114,7 +114,7 @@ def outlive(manager: holdfast.CheckpointManager) -> None:
 
 
 def count(manager: holdfast.CheckpointManager) -> None:
-    slots = manager._link.place.ram_folder / "slots"
+    slots = manager._session.place.ram_folder / "slots"
     say(slots=len(list(slots.iterdir())))
 
 

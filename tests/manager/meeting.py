@@ -24,10 +24,10 @@ def main() -> None:
     address, count, rank, domain, peer = sys.argv[1:]
     jax.distributed.initialize(address, int(count), int(rank))
     processes = JaxProcesses()
-    decisions = Rendezvous(processes, SystemClock())
+    rendezvous = Rendezvous(processes, SystemClock())
     ram = holdfast.RamTier(failure_domain=domain or None)
     try:
-        found = meet(decisions, place_of(processes, ram, peer or None))
+        found = meet(rendezvous, place_of(processes, ram, peer or None))
     except HoldfastError as error:
         print(json.dumps({"error": type(error).__name__, "message": str(error)}), flush=True)
         os._exit(3)

@@ -33,23 +33,23 @@ class MemoryWords:
 
     def put_if_absent(self, key: str, value: str) -> bool:
         self.asked["put_if_absent"] += 1
-        return self.words.setdefault(key, value) is value
+        return self.control.setdefault(key, value) is value
 
     def get(self, key: str) -> str | None:
         self.asked["get"] += 1
-        return self.words.get(key)
+        return self.control.get(key)
 
     def below(self, folder: str) -> dict[str, str]:
         self.asked["below"] += 1
         start = f"{folder}/"
-        found = dict(self.words)
+        found = dict(self.control)
         return {k.removeprefix(start): v for k, v in found.items() if k.startswith(start)}
 
     def delete(self, folder: str) -> None:
         self.asked["delete"] += 1
-        for key in list(self.words):
+        for key in list(self.control):
             if key.startswith(f"{folder}/"):
-                del self.words[key]
+                del self.control[key]
 
 
 @contextlib.contextmanager
@@ -85,13 +85,13 @@ class RankOf:
     slice_index: int | None = None
 
     def key_values(self) -> KeyValues:
-        return self.words
+        return self.control
 
 
 def ranks(
     words: KeyValues | Callable[[int], KeyValues], count: int, clock: Clock | None = None
 ) -> list[Rendezvous]:
-    """Each rank's part in the decisions; `words` may be one for all, or made for each."""
+    """Each rank's part in the decisions; `control` may be one for all, or made for each."""
     return [
         Rendezvous(
             RankOf(rank, count, words(rank) if callable(words) else words),

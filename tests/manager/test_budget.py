@@ -16,7 +16,7 @@ from tests.trust.in_process import InProcessHost, StepClock, in_process_host
 def is_wanted(host: InProcessHost) -> bool:
     """Whether the agent, acting once more, wants a durable checkpoint."""
     host.settle()
-    return host.state.words.values[control_block.TARGET_DURABLE] != control_block.NEVER
+    return host.state.control.cells[control_block.TARGET_DURABLE] != control_block.NEVER
 
 
 def test_the_agent_waits_until_the_cost_is_known_and_then_for_its_share(tmp_path: Path) -> None:
@@ -26,19 +26,19 @@ def test_the_agent_waits_until_the_cost_is_known_and_then_for_its_share(tmp_path
         trainer = host.attach(count=2)
         policy = ContinuousCheckpointingPolicy(max_overhead=0.1)
         host.state.durable_policies = Policies(save=policy)
-        values = host.state.words.values
+        values = host.state.control.cells
         group = host.state.group
         assert group is not None
         seats = [member.seat for member in group.present]
         assert is_wanted(host)
         for seat in seats:
-            values[control_block.step_word(seat)] = 0
+            values[control_block.step_cell(seat)] = 0
         host.save(trainer, 0)
         clock.sleep(1000)
         assert not is_wanted(host)
         # The rank that it costs most decides.
-        values[control_block.cost_word(seats[0])] = int(0.2e9)
-        values[control_block.cost_word(seats[1])] = int(200e9)
+        values[control_block.cost_cell(seats[0])] = int(0.2e9)
+        values[control_block.cost_cell(seats[1])] = int(200e9)
         clock.sleep(999)
         assert not is_wanted(host)
         clock.sleep(2)
@@ -51,7 +51,7 @@ def test_a_new_trainer_has_no_cost_yet(tmp_path: Path) -> None:
         host.attach()
         (member,) = host.state.group.present if host.state.group else []
         assert (
-            host.state.words.values[control_block.cost_word(member.seat)] == control_block.NO_COST
+            host.state.control.cells[control_block.cost_cell(member.seat)] == control_block.NO_COST
         )
 
 

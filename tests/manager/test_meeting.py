@@ -28,7 +28,7 @@ class Ranks:
         self.seats = [group.members[rank].seat for rank in (0, 1)]
 
     def publish(self, rank: int, step: int) -> None:
-        self.host.state.words.values[control_block.step_word(self.seats[rank])] = step
+        self.host.state.control.cells[control_block.step_cell(self.seats[rank])] = step
 
     def take(self, rank: int, step: int) -> CheckpointId:
         """The rank has read the target, and tells the agent that it fills a slot."""
@@ -59,7 +59,7 @@ class Ranks:
 
     @property
     def target(self) -> int:
-        return self.host.state.words.values[control_block.TARGET_DURABLE]
+        return self.host.state.control.cells[control_block.TARGET_DURABLE]
 
 
 @pytest.fixture
@@ -149,10 +149,10 @@ def test_the_next_save_is_wanted_about_a_step_before_the_last_one_is_durable(
         assert host.state.group is not None
         seat = host.state.group.members[0].seat
         assert host.service is not None
-        decider, values = host.service._decider, host.state.words.values
+        decider, values = host.service._save_scheduler, host.state.control.cells
 
         def step_to(step: int) -> int:
-            values[control_block.step_word(seat)] = step
+            values[control_block.step_cell(seat)] = step
             decider.tick()
             return values[control_block.TARGET_DURABLE]
 
@@ -161,7 +161,7 @@ def test_the_next_save_is_wanted_about_a_step_before_the_last_one_is_durable(
         clock.sleep(10)
         step_to(1)
         host.save(trainer, 1)
-        assert host.service.agreeing.agreement.is_saving
+        assert host.service.coordinator.node.is_saving
         host.state.durable_at_secs = None
         assert step_to(1) == control_block.NEVER
         host.state.durable_at_secs = clock.monotonic() + 25

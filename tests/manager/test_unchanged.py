@@ -313,7 +313,7 @@ def slots() -> Iterator[RamSlots]:
 
 
 def _ready(slots: RamSlots, size_bytes: int) -> None:
-    pool = SlotPool(slots._link.place.ram_folder, None, SystemClock())
+    pool = SlotPool(slots._session.place.ram_folder, None, SystemClock())
     slots.make_ready(pool.reserve(size_bytes), size_bytes, lambda memory: None)
 
 
@@ -354,7 +354,7 @@ def test_a_part_whose_ram_is_removed_under_it_still_has_all_its_bytes(
     assert filled is not None
     filled.fill(snapshot)
     with contextlib.closing(filled):
-        shutil.rmtree(slots._link.place.ram_folder)
+        shutil.rmtree(slots._session.place.ram_folder)
         with pytest.raises(StorageError):
             parts.seal(filled, snapshot)
         filled.draft.leave()
@@ -374,11 +374,11 @@ def test_a_part_that_is_not_sealed_leaves_no_name_behind(slots: RamSlots, tmp_pa
         plan = planner.plan(snapshot, Taking(id=CheckpointId(step, 1), time=TIME, metrics=None))
         if step < 2:
             with parts.draft(slots.store(), plan, snapshot) as draft:
-                pool = SlotPool(slots._link.place.ram_folder, None, SystemClock())
+                pool = SlotPool(slots._session.place.ram_folder, None, SystemClock())
                 store = slots.store(pool.reserve(draft.images.own.size_bytes))
                 parts.write(draft, store, snapshot)
         state = trained(state, "frozen")
-    root = slots._link.place.ram_folder / "checkpoints"
+    root = slots._session.place.ram_folder / "checkpoints"
     assert sorted(os.listdir(root)) == ["000000000.1", "000000001.1"]
     with parts.draft(slots.store(), plan, snapshot) as draft:
         assert len(draft.images.kept) == 1
@@ -406,4 +406,4 @@ def test_a_slot_whose_filling_ended_early_is_never_sealed(slots: RamSlots, tmp_p
     with contextlib.closing(filled):
         assert not parts.seal(filled, snapshot)
         assert parts._last is None
-    assert not list((slots._link.place.ram_folder / "checkpoints").glob("*/*"))
+    assert not list((slots._session.place.ram_folder / "checkpoints").glob("*/*"))

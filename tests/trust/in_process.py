@@ -203,8 +203,8 @@ class InProcessHost:
         self.state.notices = TellingBoard(self.posted)
         self.service = Service(self.state)
         self._deeds.clear()
-        self._start_deed = self.service.agreeing._start
-        self.service.agreeing._start = self._deeds.append
+        self._start_deed = self.service.coordinator._start
+        self.service.coordinator._start = self._deeds.append
         self.call(self.service.adopt())
 
     def open_run(self) -> None:
@@ -223,7 +223,7 @@ class InProcessHost:
                 deed.close()
             self.call(_close(self.service))
             self.state.events.close()
-            self.state.words.close()
+            self.state.control.close()
             self.state.ram.close()
             self.service = None
             # Each agent has a loop of its own, as it has a process.
@@ -268,8 +268,8 @@ class InProcessHost:
             else:
                 # They may wait in another thread, or for time to pass.
                 await asyncio.sleep(0.001)
-                self.clock.sleep(max(0.0, min(self.service.agreeing.next_in_secs(), 0.1)))
-                self.service.agreeing.tick()
+                self.clock.sleep(max(0.0, min(self.service.coordinator.next_in_secs(), 0.1)))
+                self.service.coordinator.tick()
         raise AssertionError("a call does not come to its end")
 
     # Trainers.

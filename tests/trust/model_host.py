@@ -76,7 +76,7 @@ class ModelHost(InProcessHost):
             self.clock.sleep(RETRY_SECS)
             while self.call(self._act(TICKS_MAX, until="Storing.commit")):
                 assert self.service is not None
-                self.service._storing._committing.submit(int).result()
+                self.service._storage_worker._committing.submit(int).result()
                 if self.committed_on_disk() != before:
                     return
 
@@ -100,7 +100,7 @@ class ModelHost(InProcessHost):
     def crash_agent(self) -> None:
         """Also where it is busy, of which it then learns no more."""
         if self.service is not None:
-            for task in (*self.service._agreeing._tasks, *self.service._keeper._preserving):
+            for task in (*self.service._coordinator._tasks, *self.service._retention._preserving):
                 task.cancel()
         super().crash_agent()
 

@@ -61,7 +61,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[DamagedRun]:
         made.close()
 
 
-def _link(path: Path) -> None:
+def _session(path: Path) -> None:
     good = path.with_name(f".{path.name}")
     path.rename(good)
     path.symlink_to(good)
@@ -94,7 +94,7 @@ def _huge(path: Path) -> None:
 
 HUGE = "a file of 1 TiB"
 THINGS: dict[str, Callable[[Path], None]] = {
-    "a link": _link,
+    "a link": _session,
     "a pipe": _pipe,
     "a socket": _socket,
     "a folder": _folder,

@@ -14,7 +14,7 @@ ALREADY_RUNNING = 17
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One agent. `run` is the durable directory; `folder` is where it lives (`agent.agent_directory`).
+    """One agent. `run` is the durable directory; `folder` is its own (`agent.agent_directory`).
 
     `peers` is how it serves the run's other hosts; None: it does not.
     """

@@ -21,33 +21,33 @@ TARGET_RAM = 2
 TARGET_PREEMPTION = 3
 PREEMPTION_CONFIRMED = 4
 """The preemption's target, once ranks that reach it may stop there."""
-WORD_OF = {
+CELL_OF = {
     TargetKind.DURABLE: TARGET_DURABLE,
     TargetKind.RAM: TARGET_RAM,
     TargetKind.PREEMPTION: TARGET_PREEMPTION,
 }
 _FIRST_SEAT = 16
-_SEAT_WORDS = 3
+_SEAT_CELLS = 3
 SEAT_COUNT = 1016
-_SIZE_BYTES = 8 * (_FIRST_SEAT + _SEAT_WORDS * SEAT_COUNT)
+_SIZE_BYTES = 8 * (_FIRST_SEAT + _SEAT_CELLS * SEAT_COUNT)
 
 NO_STEP = -1
 NO_COST = -1
 
 
-def step_word(seat: int) -> int:
+def step_cell(seat: int) -> int:
     """The index of the word with the step that the trainer in `seat` published last."""
-    return _FIRST_SEAT + _SEAT_WORDS * seat
+    return _FIRST_SEAT + _SEAT_CELLS * seat
 
 
-def notice_word(seat: int) -> int:
+def notice_cell(seat: int) -> int:
     """The index of the word that is 1 once that trainer was told to stop soon."""
-    return step_word(seat) + 1
+    return step_cell(seat) + 1
 
 
-def cost_word(seat: int) -> int:
+def cost_cell(seat: int) -> int:
     """The index of the word with the training time that a checkpoint costs there, nanoseconds."""
-    return step_word(seat) + 2
+    return step_cell(seat) + 2
 
 
 class ControlBlock:
@@ -59,15 +59,15 @@ class ControlBlock:
             self._map = mmap.mmap(fd, _SIZE_BYTES)
         finally:
             os.close(fd)
-        self.values = memoryview(self._map).cast("q")
+        self.cells = memoryview(self._map).cast("q")
 
     def close(self) -> None:
         """Unmaps them."""
-        self.values.release()
+        self.cells.release()
         self._map.close()
 
 
-def create_words(path: Path) -> ControlBlock:
+def create_cells(path: Path) -> ControlBlock:
     """The words at `path`, made with no targets and no steps where there are none.
 
     Raises:
@@ -82,12 +82,12 @@ def create_words(path: Path) -> ControlBlock:
             os.posix_fallocate(fd, 0, _SIZE_BYTES)
         finally:
             os.close(fd)
-        words = ControlBlock(unfinished)
-        for target in (*WORD_OF.values(), PREEMPTION_CONFIRMED):
-            words.values[target] = NEVER
+        control = ControlBlock(unfinished)
+        for target in (*CELL_OF.values(), PREEMPTION_CONFIRMED):
+            control.cells[target] = NEVER
         for seat in range(SEAT_COUNT):
-            words.values[step_word(seat)] = NO_STEP
-            words.values[cost_word(seat)] = NO_COST
-        words.close()
+            control.cells[step_cell(seat)] = NO_STEP
+            control.cells[cost_cell(seat)] = NO_COST
+        control.close()
         unfinished.rename(path)
     return ControlBlock(path)

@@ -42,16 +42,16 @@ class Coordinator:
     def __init__(
         self,
         state: AgentState,
-        storing: StorageWorker,
+        storage_worker: StorageWorker,
         peers: PeerDirectory,
         on_effect: Callable[[effects.Effect], None],
     ) -> None:
         self._state = state
-        self._storing = storing
+        self._storage_worker = storage_worker
         self._peers = peers
         self._on_effect = on_effect
         self._messenger: MessageSender | None = None
-        self._facts: deque[inputs.Fact] = deque()
+        self._items: deque[inputs.Input] = deque()
         self._is_telling = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._record: GroupRecord | None = None
@@ -61,7 +61,7 @@ class Coordinator:
         self._last_targets: dict[TargetKind, int] = {}
         self.domain = state.config.host
         self.settings = Settings()
-        self.agreement = self._anew()
+        self.node = self._anew()
 
     def send_by(self, messenger: MessageSender) -> None:
         """Messages to other hosts go out by that, from now on."""
@@ -77,36 +77,36 @@ class Coordinator:
         for task in self._tasks:
             task.cancel()
         self._tasks.clear()
-        self._facts.clear()
+        self._items.clear()
         self._last_targets.clear()
         self._seen = None
         self.domain, self.settings = domain, settings
-        self.agreement = self._anew()
+        self.node = self._anew()
         self.submit(found)
 
-    def submit(self, fact: inputs.Fact) -> None:
+    def submit(self, item: inputs.Input) -> None:
         """Tells the machine a fact, and does what it wants."""
-        self._facts.append(fact)
+        self._items.append(item)
         if self._is_telling:
             return
         self._is_telling = True
         try:
-            while self._facts:
-                state, agreement = self._state, self.agreement
+            while self._items:
+                state, node = self._state, self.node
                 now_secs = state.clock.monotonic()
-                for effect in agreement.handle(self._facts.popleft(), now_secs, state.published()):
+                for effect in node.handle(self._items.popleft(), now_secs, state.published()):
                     self._do(effect)
         finally:
             self._is_telling = False
-        self._next_at_secs = self.agreement.next_at_secs(self._state.clock.monotonic())
+        self._next_at_secs = self.node.next_at_secs(self._state.clock.monotonic())
         self._know()
         self._state.wake()
 
     def want_durable(self) -> None:
         """The newest checkpoint that stands here is to be durable, whatever the policies say."""
-        known = self.agreement.complete_ids() | self.agreement.member.holdings.complete_ids()
+        known = self.node.complete_ids() | self.node.follower.inventory.complete_ids()
         newest = max(known, key=lambda c: (c.attempt, c.step), default=None)
-        for held in self.agreement.member.holdings.states():
+        for held in self.node.follower.inventory.states():
             if held.id == newest:
                 for rank in ranks_in(held.own):
                     self.submit(
@@ -199,36 +199,36 @@ class Coordinator:
                 if self._messenger is not None:
                     self._messenger.send(effect.host, effect.message)
             case effects.SetTarget():
-                self._state.words.values[control_block.WORD_OF[effect.kind]] = effect.step
+                self._state.control.cells[control_block.CELL_OF[effect.kind]] = effect.step
                 self._last_targets[effect.kind] = effect.step
                 highest = self._state.published().highest
-                self._facts.append(inputs.TargetWritten(effect.kind, effect.step, highest))
+                self._items.append(inputs.TargetWritten(effect.kind, effect.step, highest))
             case effects.ConfirmTarget():
-                self._state.words.values[control_block.PREEMPTION_CONFIRMED] = effect.step
+                self._state.control.cells[control_block.PREEMPTION_CONFIRMED] = effect.step
             case effects.ClearTarget():
-                self._state.words.values[control_block.WORD_OF[effect.kind]] = control_block.NEVER
+                self._state.control.cells[control_block.CELL_OF[effect.kind]] = control_block.NEVER
                 if effect.kind is TargetKind.PREEMPTION:
-                    self._state.words.values[control_block.PREEMPTION_CONFIRMED] = (
+                    self._state.control.cells[control_block.PREEMPTION_CONFIRMED] = (
                         control_block.NEVER
                     )
             case effects.Drop():
-                self._storing.drop(effect.id)
+                self._storage_worker.drop(effect.id)
             case effects.Persist():
-                self._start(self._storing.persist(effect))
+                self._start(self._storage_worker.persist(effect))
             case effects.Commit():
-                self._start(self._storing.commit(effect))
+                self._start(self._storage_worker.commit(effect))
             case effects.Pull():
-                self._start(self._storing.pull(effect))
+                self._start(self._storage_worker.pull(effect))
             case effects.ListDurable():
-                self._start(self._storing.list_durable())
+                self._start(self._storage_worker.list_durable())
             case effects.BeginAttempt():
-                self._start(self._storing.begin(effect))
+                self._start(self._storage_worker.begin(effect))
             case effects.RenewLease():
-                self._start(self._storing.renew_lease(effect))
+                self._start(self._storage_worker.renew_lease(effect))
             case effects.ReleaseLease():
-                self._start(self._storing.release_lease(effect))
+                self._start(self._storage_worker.release_lease(effect))
             case effects.ReadLease():
-                self._start(self._storing.read_lease(effect))
+                self._start(self._storage_worker.read_lease(effect))
             case effects.LeaseAwaited():
                 log.warning(
                     "attempt %d of host %s may live, and its agent does not answer: waiting at "
@@ -243,40 +243,40 @@ class Coordinator:
                     self._last_targets.clear()
                 self._on_effect(effect)
 
-    def _start(self, deed: Coroutine[Any, Any, inputs.Fact]) -> None:
-        task = asyncio.create_task(self._await(deed, self.agreement))
+    def _start(self, deed: Coroutine[Any, Any, inputs.Input]) -> None:
+        task = asyncio.create_task(self._await(deed, self.node))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _await(self, deed: Coroutine[Any, Any, inputs.Fact], asked_by: Node) -> None:
+    async def _await(self, deed: Coroutine[Any, Any, inputs.Input], asked_by: Node) -> None:
         outcome = await deed
-        if asked_by is self.agreement:
+        if asked_by is self.node:
             self.submit(outcome)
 
     def _know(self) -> None:
         """Keeps for the next agent what the machine cannot find out again."""
-        member, group = self.agreement.member, self._state.group
-        following, reign = member.following, member.reign
-        self._peers.leaders = following.successors
+        member, group = self.node.follower, self._state.group
+        election, leadership = member.election, member.leadership
+        self._peers.leaders = election.successors
         members = tuple(group.members[r] for r in sorted(group.members)) if group else ()
         is_broken = group is not None and group.is_broken
         ended = member.ended_attempt
-        seen = (reign, following.successors, members, is_broken, ended, self._peers.version)
+        seen = (leadership, election.successors, members, is_broken, ended, self._peers.version)
         if seen == self._seen:
             return
         self._seen = seen
         known = self._peers.addresses()
         record = None
-        if reign is not None:
-            origin = reign.origin
+        if leadership is not None:
+            origin = leadership.origin
             record = GroupRecord(
-                group=reign.group,
-                attempt=reign.attempt,
-                count=reign.rank_count,
+                group=leadership.group,
+                attempt=leadership.attempt,
+                count=leadership.rank_count,
                 members=members,
                 is_broken=is_broken,
-                leader=reign.successors[0] if reign.successors else "",
-                successors=following.successors,
+                leader=leadership.successors[0] if leadership.successors else "",
+                successors=election.successors,
                 origin=(origin.step, origin.attempt) if origin else None,
                 addresses={host: str(known[host]) for host in sorted(known)},
                 domain=self.domain,

@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 class DirectoryWatch:
     """Owned by the event loop; the file system is asked on a thread."""
 
-    def __init__(self, state: AgentState, storing: StorageWorker) -> None:
+    def __init__(self, state: AgentState, storage_worker: StorageWorker) -> None:
         self._state = state
-        self._storing = storing
+        self._storage_worker = storage_worker
         self._unreachable_since: float | None = None
         self._leaves_at: float | None = None
 
@@ -60,13 +60,15 @@ class DirectoryWatch:
             AgentUnavailableError: it has another one.
         """
         directory = self._state.durable.directory
-        is_same = word == directory.word or await self._storing.query(directory.is_at, Path(path))
-        problem = await self._storing.query(directory.problem)
+        is_same = word == directory.word or await self._storage_worker.query(
+            directory.is_at, Path(path)
+        )
+        problem = await self._storage_worker.query(directory.problem)
         if is_same:
             if problem is not None:
                 raise StorageError(problem)
             return
-        if problem is not None and await self._storing.query(directory.is_gone):
+        if problem is not None and await self._storage_worker.query(directory.is_gone):
             # The caller finds no agent once this one has left, and starts one for its directory.
             self._give_up(problem)
             await asyncio.sleep(LEAVE_SECS)
@@ -79,11 +81,11 @@ class DirectoryWatch:
 
     async def _look(self) -> None:
         directory, now_secs = self._state.durable.directory, self._state.clock.monotonic()
-        problem = await self._storing.query(directory.problem)
+        problem = await self._storage_worker.query(directory.problem)
         if problem is None:
             self._unreachable_since = None
             return
-        if await self._storing.query(directory.is_gone):
+        if await self._storage_worker.query(directory.is_gone):
             self._give_up(problem)
         elif self._unreachable_since is None:
             self._unreachable_since = now_secs

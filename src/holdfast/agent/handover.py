@@ -51,13 +51,13 @@ def record_by_storage(state: AgentState, part_count: int) -> GroupRecord | None:
 
 def found_again(
     state: AgentState,
-    storing: StorageWorker,
+    storage_worker: StorageWorker,
     record: GroupRecord | None,
     group: TrainerGroup | None,
     rank: int | None = None,
 ) -> Found:
     """What stands here, for a machine that begins; `rank` is of a trainer that is about to join."""
-    in_ram = storing.in_ram()
+    in_ram = storage_worker.in_ram()
     lost: frozenset[int] = frozenset()
     if group is not None:
         ranks = {m.rank for m in group.present} | ({rank} if rank is not None else set())
@@ -76,8 +76,8 @@ def found_again(
         ended_attempt = attempt if record.members else record.ended_attempt
     else:
         return Found(ram=in_ram)
-    values = state.words.values
-    targets = {kind: values[index] for kind, index in control_block.WORD_OF.items()}
+    values = state.control.cells
+    targets = {kind: values[index] for kind, index in control_block.CELL_OF.items()}
     return Found(
         ram=in_ram,
         # Who waits for which of them is not known yet: it is told again by the trainers.

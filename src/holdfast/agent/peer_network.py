@@ -46,18 +46,18 @@ class PeerNetwork:
         tls = self._config.tls if self._config is not None else None
         self.peers = PeerDirectory(state.config.run_id, state.clock, self._token, tls)
 
-    def open(self, agreeing: Coordinator, own_status: Callable[[], HostStatus]) -> None:
+    def open(self, coordinator: Coordinator, own_status: Callable[[], HostStatus]) -> None:
         """Serves from now on; messages that come are told to the agreement."""
         if self._config is None or self._token is None:
             return
         try:
-            self._open(agreeing, own_status, self._config, self._token)
+            self._open(coordinator, own_status, self._config, self._token)
         except HoldfastError as error:
             self._tell(error)
 
     def _open(
         self,
-        agreeing: Coordinator,
+        coordinator: Coordinator,
         own_status: Callable[[], HostStatus],
         config: PeerConfig,
         token: str,
@@ -69,10 +69,10 @@ class PeerNetwork:
             sender: str, address: PeerAddress, message: AnyMessage, others: dict[str, PeerAddress]
         ) -> None:
             # What a host says of itself is believed, what others say of it where it is newer.
-            agreeing.reached(sender, address)
-            agreeing.update_addresses(others)
+            coordinator.reached(sender, address)
+            coordinator.update_addresses(others)
             self.peers.note_heard(sender)
-            agreeing.submit(Received(sender, message))
+            coordinator.submit(Received(sender, message))
 
         def deliver(
             sender: str, address: PeerAddress, message: AnyMessage, others: dict[str, PeerAddress]
@@ -93,7 +93,7 @@ class PeerNetwork:
             token=token,
             tls=serving_context(config.tls) if config.tls is not None else None,
             deliver=deliver,
-            serves=lambda attempt: agreeing.agreement.serves(attempt),
+            serves=lambda attempt: coordinator.node.serves(attempt),
             status=status,
         )
         self._server = PeerServer(served, listen(config.address, config.port))
@@ -111,8 +111,8 @@ class PeerNetwork:
                 tls=asking_context(config.tls) if config.tls is not None else None,
             )
         )
-        self.peers.attempt = lambda: agreeing.agreement.attempt
-        agreeing.send_by(self._messenger)
+        self.peers.attempt = lambda: coordinator.node.attempt
+        coordinator.send_by(self._messenger)
 
     async def close(self) -> None:
         """Ends all connections."""

@@ -62,22 +62,22 @@ class PendingStart:
                 waiter.set_exception(error)
         self.waiters.clear()
 
-    def add(self, agreeing: Coordinator, request: protocol.Attach) -> None:
+    def add(self, coordinator: Coordinator, request: protocol.Attach) -> None:
         """Keep one process's request; the addresses in it are used from now on."""
         self.requests[request.rank] = request
-        known = agreeing.addresses()
-        agreeing.update_addresses(parsed_addresses(request.addresses))
-        for host, address in agreeing.addresses().items():
+        known = coordinator.addresses()
+        coordinator.update_addresses(parsed_addresses(request.addresses))
+        for host, address in coordinator.addresses().items():
             if address != known.get(host):
                 first = self.learned.get(host)
                 self.learned[host] = (address, first[1] if first else known.get(host))
 
-    def restore_addresses(self, agreeing: Coordinator) -> None:
+    def restore_addresses(self, coordinator: Coordinator) -> None:
         """Undo `add`, except where a newer address came since."""
-        known = agreeing.addresses()
+        known = coordinator.addresses()
         for host, (learned, before) in self.learned.items():
             if known.get(host) == learned:
-                agreeing.forget(host, before)
+                coordinator.forget(host, before)
 
 
 def apply_request(state: AgentState, request: protocol.Attach) -> None:

@@ -152,7 +152,7 @@ async def _serve(config: AgentConfig, files: FileSystem, has_place: Callable[[],
     await runner.setup()
     try:
         await service.adopt()
-        network.open(service.agreeing, service.own_status)
+        network.open(service.coordinator, service.own_status)
         await _listen(runner, state.folder)
         await service.run()
     finally:
@@ -161,7 +161,7 @@ async def _serve(config: AgentConfig, files: FileSystem, has_place: Callable[[],
         state.events.write("agent_left", pid=os.getpid())
         service.close()
         state.events.close()
-        state.words.close()
+        state.control.close()
         state.ram.close()
     return service.is_all_durable
 

@@ -65,10 +65,12 @@ class _Tidied:
 class Retention:
     """Owned by the event loop."""
 
-    def __init__(self, state: AgentState, storing: StorageWorker, agreeing: Coordinator) -> None:
+    def __init__(
+        self, state: AgentState, storage_worker: StorageWorker, coordinator: Coordinator
+    ) -> None:
         self._state = state
-        self._storing = storing
-        self._agreeing = agreeing
+        self._storage_worker = storage_worker
+        self._coordinator = coordinator
         self._infos: dict[CheckpointId, CheckpointInfo] = {}
         self._judged: set[CheckpointId] = set()
         self._unsecured: tuple[int, int] | None = _NEVER
@@ -84,7 +86,7 @@ class Retention:
 
         To be called while no process works on the run, on any host.
         """
-        whole = [c for c, listed in self._storing.in_ram().items() if listed.is_whole]
+        whole = [c for c, listed in self._storage_worker.in_ram().items() if listed.is_whole]
         await self._recover(whole, None)
 
     def recover_earlier(self, attempt: int) -> None:
@@ -92,16 +94,18 @@ class Retention:
 
         What any host of the attempt holds is not touched, and becomes durable as ever.
         """
-        held = self._agreeing.agreement.held_ids()
+        held = self._coordinator.node.held_ids()
         self._begin(self._recover(held, attempt))
 
     async def _recover(self, held: Collection[CheckpointId], attempt: int | None) -> None:
         state = self._state
         try:
-            limits = last_steps(await self._storing.query(read_attempts, state.durable))
+            limits = last_steps(await self._storage_worker.query(read_attempts, state.durable))
             in_care = [c for c in held if c.step <= limits.get(c.attempt, -1)]
-            place = await self._storing.query(place_of, state.durable.directory)
-            recovery = await self._storing.write(recover, state.durable, in_care, attempt, place)
+            place = await self._storage_worker.query(place_of, state.durable.directory)
+            recovery = await self._storage_worker.write(
+                recover, state.durable, in_care, attempt, place
+            )
         except HoldfastError as error:
             state.events.write("recovery_failed", reason=str(error))
         else:
@@ -125,13 +129,13 @@ class Retention:
             # A trainer that died between filling a slot and naming it leaves it unfinished.
             ram.discard_unfinished(CHECKPOINTS)
         except StorageError as error:
-            self._storing.report_ram(error)
+            self._storage_worker.report_ram(error)
 
     async def find_attempt(self) -> None:
         """Learns in which attempt's story the agent's events belong."""
         state = self._state
         try:
-            state.events.attempt = await self._storing.query(newest_attempt, state.durable)
+            state.events.attempt = await self._storage_worker.query(newest_attempt, state.durable)
         except StorageError as error:
             state.events.write("durable_unreadable", reason=str(error))
 
@@ -158,7 +162,7 @@ class Retention:
         if self._preserving:
             await asyncio.wait(self._preserving)
 
-    def on_outcome(self, effect: effects.Tell) -> None:
+    def on_outcome(self, effect: effects.ReportOutcome) -> None:
         """Notify the trainers here that a checkpoint is protected, or how its save ended.
 
         That a durable one is protected concerns them only after a drop, which it makes good: each
@@ -175,7 +179,7 @@ class Retention:
         elif effect.status is CheckpointStatus.DROPPED:
             if effect.reason == DELETED:
                 kind = "deleted"
-            elif effect.id.attempt < self._agreeing.agreement.attempt:
+            elif effect.id.attempt < self._coordinator.node.attempt:
                 kind = "left behind"
             else:
                 self._unsecured = max(_age(effect.id), self._unsecured or _NEVER)
@@ -199,16 +203,16 @@ class Retention:
             WaitTimeoutError: the hosts have not said in time that they gave it up; those that it
                 is told later do so then.
         """
-        agreeing = self._agreeing
+        coordinator = self._coordinator
         gone = self._awaited.setdefault(checkpoint, asyncio.Event())
-        secs = agreeing.settings.deleting_secs
+        secs = coordinator.settings.deleting_secs
         try:
-            await self._storing.write(self._remove_everywhere, checkpoint)
+            await self._storage_worker.write(self._remove_everywhere, checkpoint)
             self._tell_removed([checkpoint], "asked")
             async with asyncio.timeout(secs):
                 await gone.wait()
         except TimeoutError as error:
-            successors = agreeing.agreement.member.following.successors
+            successors = coordinator.node.follower.election.successors
             leader = successors[0] if successors else self._state.config.host
             raise WaitTimeoutError(
                 f"delete {checkpoint}: it is removed from the durable tier and from the memory of "
@@ -220,7 +224,7 @@ class Retention:
             if self._awaited.get(checkpoint) is gone:
                 del self._awaited[checkpoint]
         # What another host was writing meanwhile has arrived.
-        await self._storing.write(self._remove_everywhere, checkpoint)
+        await self._storage_worker.write(self._remove_everywhere, checkpoint)
 
     def on_gone(self, checkpoint: CheckpointId) -> None:
         """No host holds anything of what was deleted here."""
@@ -229,7 +233,7 @@ class Retention:
 
     async def is_committed(self, checkpoint: CheckpointId) -> bool:
         """Whether the durable tier has its manifest."""
-        listed = await self._storing.query(list_checkpoints, self._state.durable)
+        listed = await self._storage_worker.query(list_checkpoints, self._state.durable)
         return checkpoint in listed and listed[checkpoint].is_committed
 
     async def judged(self, keep: Sequence[CheckpointId]) -> None:
@@ -257,7 +261,7 @@ class Retention:
         self._state.notices.post(Notice(kind="preserved", id=_id(newest)))
 
     async def _apply_preservation(self, newest: CheckpointId) -> None:
-        pending = frozenset(self._agreeing.agreement.pending_ids())
+        pending = frozenset(self._coordinator.node.pending_ids())
         policies = self._state.durable_policies
         try:
             tidied = await self._tidy(
@@ -277,7 +281,7 @@ class Retention:
         """Runs it on the writing thread; what it removed is told, also where it fails then."""
         tidied = _Tidied()
         try:
-            await self._storing.write(work, tidied)
+            await self._storage_worker.write(work, tidied)
         finally:
             for checkpoint in tidied.cleared:
                 self._state.events.write("cleared", checkpoint)
@@ -288,7 +292,7 @@ class Retention:
         """Also to the other hosts: they may hold it, and somebody may wait until it is durable."""
         for checkpoint in checkpoints:
             self._infos.pop(checkpoint, None)
-            self._agreeing.submit(inputs.Deleted(checkpoint))
+            self._coordinator.submit(inputs.Deleted(checkpoint))
             self._state.events.write("deleted", checkpoint, reason=reason)
 
     # On the writing thread.
@@ -365,13 +369,13 @@ class Retention:
         return _info(manifest)
 
     def _remove_everywhere(self, checkpoint: CheckpointId) -> None:
-        known, newest = self._agreeing.agreement.attempt, newest_attempt(self._state.durable)
+        known, newest = self._coordinator.node.attempt, newest_attempt(self._state.durable)
         if newest > known:
             raise FencedError(
                 f"delete {checkpoint}: attempt {newest} has taken the run over from attempt "
                 f"{known}, and may go on from it; stop this process"
             )
-        with self._storing.alone_with(checkpoint):
+        with self._storage_worker.alone_with(checkpoint):
             for store in (self._state.durable, self._state.ram):
                 listing = list_checkpoints(store).get(checkpoint)
                 if listing is not None:

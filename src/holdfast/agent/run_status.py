@@ -274,7 +274,7 @@ def _answering(said: HostStatus, address: str | None) -> JobHostStatus:
         ranks=said.ranks,
         ram_bytes=said.ram_bytes,
         ram_free_bytes=said.ram_free_bytes,
-        holds=tuple(_holding(held) for held in reversed(said.held)),
+        holds=tuple(_held_entry(held) for held in reversed(said.held)),
     )
 
 
@@ -302,7 +302,7 @@ def _silent(
     )
 
 
-def _holding(held: Held) -> HeldCheckpoint:
+def _held_entry(held: Held) -> HeldCheckpoint:
     return HeldCheckpoint(
         step=held.id.step,
         attempt=held.id.attempt,

@@ -45,9 +45,9 @@ class Pace:
 class SaveScheduler:
     """Asks the policies."""
 
-    def __init__(self, state: AgentState, agreeing: Coordinator) -> None:
+    def __init__(self, state: AgentState, coordinator: Coordinator) -> None:
         self._state = state
-        self._agreeing = agreeing
+        self._coordinator = coordinator
         self._pace = Pace()
         self._last: dict[TargetKind, CheckpointInfo] = {}
         self._awaited = control_block.NO_STEP, 0.0
@@ -64,20 +64,20 @@ class SaveScheduler:
 
     def tick(self) -> None:
         """Wishes for whatever is due now."""
-        state, agreement = self._state, self._agreeing.agreement
+        state, node = self._state, self._coordinator.node
         group = state.group
         if group is None or not group.present:
             return
-        if agreement.wants_preserved:
+        if node.wants_preserved:
             self._preserve()
         now_secs = state.clock.monotonic()
         self._pace.see(state.published().highest, now_secs)
-        values = state.words.values
+        values = state.control.cells
         self._await_target(now_secs)
-        is_told = any(values[control_block.notice_word(m.seat)] for m in group.present)
-        if is_told and not agreement.member.words.is_confirmed(TargetKind.PREEMPTION):
-            self._agreeing.submit(inputs.Wish(TargetKind.PREEMPTION))
-        if agreement.may_decide:
+        is_told = any(values[control_block.notice_cell(m.seat)] for m in group.present)
+        if is_told and not node.follower.cells.is_confirmed(TargetKind.PREEMPTION):
+            self._coordinator.submit(inputs.Wish(TargetKind.PREEMPTION))
+        if node.may_decide:
             self._decide(TargetKind.DURABLE, state.durable_policies.save, is_told)
             self._decide(TargetKind.RAM, state.ram_policies.save, is_told)
 
@@ -106,41 +106,41 @@ class SaveScheduler:
             # An agent that was started anew: its trainers have not come back yet.
             return
         # One that hosts hold which are silent now counts as well: they may come back.
-        ids = sorted(self._agreeing.agreement.once_complete_ids())
+        ids = sorted(self._coordinator.node.once_complete_ids())
         self._times = {c: self._times.get(c, self._state.clock.now()) for c in ids}
         policy = self._state.ram_policies.preserve
         if policy is None:
-            self._agreeing.submit(inputs.Preserved(frozenset()))
+            self._coordinator.submit(inputs.Preserved(frozenset()))
             return
         by_step = {c.step: c for c in ids}
         infos = [CheckpointInfo(c.step, self._times[c]) for c in by_step.values()]
         flags = kept(policy, infos, context=PreservationContext(self._state.clock.now()))
         preserved = {c for c, k in zip(by_step.values(), flags, strict=True) if k}
-        self._agreeing.submit(inputs.Preserved(frozenset(preserved)))
+        self._coordinator.submit(inputs.Preserved(frozenset(preserved)))
 
     def _decide(self, kind: TargetKind, policy: SaveDecisionPolicy | None, is_told: bool) -> None:
-        agreement = self._agreeing.agreement
-        if policy is None or agreement.is_target_under_way(kind):
+        node = self._coordinator.node
+        if policy is None or node.is_target_under_way(kind):
             return
         context = SaveContext(
             now=self._state.clock.now(),
             is_saving_in_progress=self._is_saving(kind),
             reached_preemption=is_told
-            and not agreement.member.words.is_confirmed(TargetKind.PREEMPTION),
-            save_cost_secs=agreement.save_cost_secs(self._state.published()),
+            and not node.follower.cells.is_confirmed(TargetKind.PREEMPTION),
+            save_cost_secs=node.save_cost_secs(self._state.published()),
         )
         last = self._last.get(kind)
         step = self._state.published().highest + 1
         if policy.should_save(step, [last] if last else [], context=context):
-            self._agreeing.submit(inputs.Wish(kind))
+            self._coordinator.submit(inputs.Wish(kind))
 
     def _await_target(self, now_secs: float) -> None:
         """Notes that ranks will tell of the last target.
 
         Ranks may read it, and its word be cleared, before a tick has seen that word.
         """
-        values = self._state.words.values
-        target = self._agreeing.last_target((TargetKind.DURABLE, TargetKind.RAM))
+        values = self._state.control.cells
+        target = self._coordinator.last_target((TargetKind.DURABLE, TargetKind.RAM))
         is_set = (
             min(values[control_block.TARGET_DURABLE], values[control_block.TARGET_RAM])
             != control_block.NEVER
@@ -155,17 +155,17 @@ class SaveScheduler:
         progress no more: so the next one is sealed about then, and storage does not wait for the
         training.
         """
-        state, agreement = self._state, self._agreeing.agreement
-        if state.filling or agreement.is_sealing:
+        state, node = self._state, self._coordinator.node
+        if state.filling or node.is_sealing:
             return True
         target, until_secs = self._awaited
         if target > self._told and state.clock.monotonic() < until_secs:
             # Ranks are past the target, and have not told yet that they take a checkpoint.
             return True
-        if kind is not TargetKind.DURABLE or not agreement.is_saving:
+        if kind is not TargetKind.DURABLE or not node.is_saving:
             return False
         step_secs = self._pace.step_secs
         if state.durable_at_secs is None or step_secs is None:
             return True
-        is_one = len(agreement.pending_ids()) == 1
+        is_one = len(node.pending_ids()) == 1
         return not is_one or state.durable_at_secs - state.clock.monotonic() > step_secs

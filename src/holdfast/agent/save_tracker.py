@@ -23,12 +23,16 @@ class SaveTracker:
     """What trainers do step by step."""
 
     def __init__(
-        self, state: AgentState, agreeing: Coordinator, storing: StorageWorker, keeper: Retention
+        self,
+        state: AgentState,
+        coordinator: Coordinator,
+        storage_worker: StorageWorker,
+        retention: Retention,
     ) -> None:
         self._state = state
-        self._agreeing = agreeing
-        self._storing = storing
-        self._keeper = keeper
+        self._coordinator = coordinator
+        self._storage_worker = storage_worker
+        self._retention = retention
 
     async def want_slot(self, request: protocol.WantSlot) -> protocol.Slot:
         """A slot for one image; none, with the reason, where RAM has no room for it."""
@@ -39,7 +43,7 @@ class SaveTracker:
         self._begun(request.rank, checkpoint, request.copies)
         if not state.has_ram:
             return protocol.Slot(name=None, reason="the run has no RAM tier")
-        pending = self._agreeing.agreement.member.holdings.pending_count(checkpoint)
+        pending = self._coordinator.node.follower.inventory.pending_count(checkpoint)
         if pending >= protocol.pending_limit(request.size_bytes):
             return protocol.Slot(name=None, reason="the durable tier is behind", busy=True)
         return await self._reserve(request.rank, request.size_bytes, pending)
@@ -60,7 +64,7 @@ class SaveTracker:
     def copied(self, request: protocol.Copied) -> None:
         """The copies of others' parts that a trainer makes have come as far as they will."""
         checkpoint, state = self._checked(request.id), self._state
-        is_held = checkpoint in self._agreeing.agreement.member.holdings
+        is_held = checkpoint in self._coordinator.node.follower.inventory
         for part in request.copies:
             slot = state.desk.lend(checkpoint, part) if part in request.made and is_held else None
             if not state.copies.end(checkpoint, part, slot):
@@ -92,17 +96,17 @@ class SaveTracker:
         checkpoint = self._checked(request.id)
         state = self._state
         self._ended(request.rank)
-        if request.again and await self._keeper.is_committed(checkpoint):
+        if request.again and await self._retention.is_committed(checkpoint):
             state.notices.post(Notice(kind="committed", id=request.id))
             return
         if request.again and request.tier == "ram":
             # The agent before this one gave it up, or the tmpfs was cleared, before that was told.
-            listed = self._storing.in_ram().get(checkpoint)
+            listed = self._storage_worker.in_ram().get(checkpoint)
             if listed is None or request.rank not in listed.ranks:
                 reason = "its part is not in RAM any more"
                 state.notices.post(Notice(kind="failed", id=request.id, reason=reason))
                 return
-        self._agreeing.submit(
+        self._coordinator.submit(
             inputs.PartSealed(
                 rank=request.rank,
                 id=checkpoint,
@@ -120,7 +124,7 @@ class SaveTracker:
         if not request.skipped:
             self._ended(request.rank)
             state.events.write("failed", checkpoint, reason=request.reason, rank=request.rank)
-        self._agreeing.submit(
+        self._coordinator.submit(
             inputs.PartAbandoned(request.rank, checkpoint, group.count, request.reason)
         )
 
@@ -128,13 +132,13 @@ class SaveTracker:
         state = self._state
         state.filling[rank] = checkpoint
         state.desk.returned(rank)
-        is_held = self._agreeing.agreement.member.holdings.__contains__
+        is_held = self._coordinator.node.follower.inventory.__contains__
         for gone in state.copies.begin(rank, checkpoint, copies, is_held):
             state.desk.returned(gone)
-        offered = self._agreeing.agreement.member.group
+        offered = self._coordinator.node.follower.group
         if offered is not None and offered.offers.get(rank, frozenset()) != frozenset(copies):
-            self._agreeing.submit(inputs.CopiesOffered(rank, frozenset(copies)))
-        self._agreeing.submit(inputs.PartBegun(rank, checkpoint))
+            self._coordinator.submit(inputs.CopiesOffered(rank, frozenset(copies)))
+        self._coordinator.submit(inputs.PartBegun(rank, checkpoint))
 
     def _ended(self, rank: int) -> None:
         self._state.filling.pop(rank, None)

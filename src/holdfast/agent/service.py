@@ -52,14 +52,16 @@ class Service:
     def __init__(self, state: AgentState, peers: PeerDirectory | None = None) -> None:
         self._state = state
         self._peers = peers or PeerDirectory(state.config.run_id, state.clock)
-        self._storing = StorageWorker(state, self._peers, self._committed)
-        self._agreeing = Coordinator(state, self._storing, self._peers, self._on_effect)
-        self._decider = SaveScheduler(state, self._agreeing)
-        self._keeper = Retention(state, self._storing, self._agreeing)
-        self._joining = TrainerSessions(state, self._agreeing, self._storing)
-        self._saving = SaveTracker(state, self._agreeing, self._storing, self._keeper)
+        self._storage_worker = StorageWorker(state, self._peers, self._committed)
+        self._coordinator = Coordinator(state, self._storage_worker, self._peers, self._on_effect)
+        self._save_scheduler = SaveScheduler(state, self._coordinator)
+        self._retention = Retention(state, self._storage_worker, self._coordinator)
+        self._trainer_sessions = TrainerSessions(state, self._coordinator, self._storage_worker)
+        self._save_tracker = SaveTracker(
+            state, self._coordinator, self._storage_worker, self._retention
+        )
         self._wake = asyncio.Event()
-        self._directory = DirectoryWatch(state, self._storing)
+        self._directory = DirectoryWatch(state, self._storage_worker)
         self._is_stopping = False
         self._stopping_at = 0.0
         self._alone_since = state.clock.monotonic()
@@ -68,35 +70,35 @@ class Service:
         state.wake = self._wake.set
 
     @property
-    def agreeing(self) -> Coordinator:
+    def coordinator(self) -> Coordinator:
         """The agent's part in what the hosts agree on."""
-        return self._agreeing
+        return self._coordinator
 
     async def adopt(self) -> None:
         """Takes over what an agent before this one left; to be done before anybody is answered."""
         state = self._state
-        await self._keeper.find_attempt()
+        await self._retention.find_attempt()
         record = read_record(state.folder / GROUP)
         group = group_of(record) if record is not None else None
         has_peers = state.config.peers is not None
         if group is None:
-            self._keeper.clear_ram(is_alone=not has_peers)
+            self._retention.clear_ram(is_alone=not has_peers)
             if not has_peers:
-                await self._keeper.recover()
+                await self._retention.recover()
         if record is None and not has_peers:
-            counts = [listed.part_count for listed in self._storing.in_ram().values()]
+            counts = [listed.part_count for listed in self._storage_worker.in_ram().values()]
             record = record_by_storage(state, counts[-1]) if counts else None
         if record is not None:
-            self._agreeing.update_addresses(parsed_addresses(record.addresses))
-        self._joining.adopt(group)
-        found = found_again(state, self._storing, record, group)
+            self._coordinator.update_addresses(parsed_addresses(record.addresses))
+        self._trainer_sessions.adopt(group)
+        found = found_again(state, self._storage_worker, record, group)
         if found.ram:
             state.events.write("adopted", checkpoints=[str(c) for c in sorted(found.ram)])
-        domain, settings = self._agreeing.domain, self._agreeing.settings
+        domain, settings = self._coordinator.domain, self._coordinator.settings
         if record is not None:
             domain = record.domain or domain
             settings = Settings(copies=record.copies, heartbeat_secs=record.heartbeat_secs)
-        self._agreeing.restart(found, domain=domain, settings=settings)
+        self._coordinator.restart(found, domain=domain, settings=settings)
 
     async def run(self) -> None:
         """Acts until it is time to leave."""
@@ -112,21 +114,21 @@ class Service:
             self._tick()
             # Only what a look at the present state said may end it.
             if self._leaves_in_secs() == 0.0:
-                self._agreeing.submit(inputs.LeaveWanted())
+                self._coordinator.submit(inputs.LeaveWanted())
                 return
             # What was told in this tick is done: only what comes after it is a reason to wake.
             self._wake.clear()
             has_trainers = self._state.group is not None
-            secs = self._decider.look_secs if has_trainers else IDLE_TICK_SECS
-            secs = max(0.001, min(secs, self._agreeing.next_in_secs()))
+            secs = self._save_scheduler.look_secs if has_trainers else IDLE_TICK_SECS
+            secs = max(0.001, min(secs, self._coordinator.next_in_secs()))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(secs):
                     await self._wake.wait()
 
     def close(self) -> None:
         """Ends all threads, after what they are doing."""
-        self._joining.close()
-        self._storing.close()
+        self._trainer_sessions.close()
+        self._storage_worker.close()
         self._peers.close()
 
     def leave_soon(self) -> None:
@@ -134,68 +136,68 @@ class Service:
         log.info("asked to leave")
         self._is_stopping = True
         self._stopping_at = self._state.clock.monotonic()
-        self._agreeing.want_durable()
+        self._coordinator.want_durable()
         self._wake.set()
 
     @property
     def is_all_durable(self) -> bool:
         """Whether nothing needs this host's RAM any more."""
-        return self._directory.is_given_up or self._agreeing.agreement.is_settled
+        return self._directory.is_given_up or self._coordinator.node.is_settled
 
     @property
     def is_busy(self) -> bool:
         """Whether something is being done in the stores."""
-        return self._agreeing.is_busy or self._keeper.is_busy
+        return self._coordinator.is_busy or self._retention.is_busy
 
     async def wait_idle(self) -> None:
         """Waits for what is being done in the stores now."""
-        await self._agreeing.wait_idle()
-        await self._keeper.wait_idle()
+        await self._coordinator.wait_idle()
+        await self._retention.wait_idle()
 
     def _tick(self) -> None:
         if self._state.group is not None:
             self._has_served = True
             self._alone_since = self._state.clock.monotonic()
         self._check_place()
-        self._agreeing.tick()
-        self._decider.tick()
+        self._coordinator.tick()
+        self._save_scheduler.tick()
 
     def _on_effect(self, effect: effects.Effect) -> None:
         """Does what the agreement wants of the agent's other parts."""
         match effect:
             case effects.AttemptJoined():
-                self._decider.begin_anew()
-                has_started = self._joining.joined(effect)
-                if has_started and self._state.config.peers and self._agreeing.agreement.leads:
+                self._save_scheduler.begin_anew()
+                has_started = self._trainer_sessions.joined(effect)
+                if has_started and self._state.config.peers and self._coordinator.node.leads:
                     # One host alone has done so before anybody came.
-                    self._keeper.recover_earlier(effect.attempt)
+                    self._retention.recover_earlier(effect.attempt)
             case effects.GroupRefused():
-                self._joining.on_refused(effect)
+                self._trainer_sessions.on_refused(effect)
             case effects.GivenUp():
-                self._joining.given_up(effect)
+                self._trainer_sessions.given_up(effect)
             case effects.RanksEnded():
-                self._joining.ended_elsewhere(effect)
+                self._trainer_sessions.ended_elsewhere(effect)
             case effects.Fenced():
-                self._joining.fenced(effect)
-            case effects.Tell():
-                self._keeper.on_outcome(effect)
-            case effects.Gone():
-                self._keeper.on_gone(effect.id)
+                self._trainer_sessions.fenced(effect)
+            case effects.ReportOutcome():
+                self._retention.on_outcome(effect)
+            case effects.DeleteConfirmed():
+                self._retention.on_gone(effect.id)
             case effects.Reached():
                 self._reached(effect)
 
     def _reached(self, effect: effects.Reached) -> None:
         events = self._state.events
         if effect.status is CheckpointStatus.COMPLETE:
-            events.write("sealed", effect.id, tier=self._agreeing.agreement.tier_of(effect.id))
-        elif effect.status is CheckpointStatus.PROTECTED and self._agreeing.agreement.has_copies:
+            events.write("sealed", effect.id, tier=self._coordinator.node.tier_of(effect.id))
+        elif effect.status is CheckpointStatus.PROTECTED and self._coordinator.node.has_copies:
             events.write("protected", effect.id)
         elif effect.status in (CheckpointStatus.FAILED, CheckpointStatus.DROPPED):
             events.write(effect.status.value, effect.id, reason=effect.reason)
-        self._decider.reached(effect)
+        self._save_scheduler.reached(effect)
 
     def _committed(self, manifest: Manifest, secs: float) -> None:
-        self._keeper.committed(manifest, secs)
+        self._retention.committed(manifest, secs)
 
     def _check_place(self) -> None:
         """Leaves once its folder is gone: no trainer that comes finds it, but starts another."""
@@ -212,16 +214,16 @@ class Service:
             return self._directory.leaves_in_secs()
         if self._state.group is not None and not self._is_stopping:
             return None
-        if self.is_busy or self._agreeing.agreement.pending_ids():
+        if self.is_busy or self._coordinator.node.pending_ids():
             return None
-        agreement = self._agreeing.agreement
+        node = self._coordinator.node
         if self._is_stopping:
             # What stands here alone is to be durable first; another host may have that word.
             waited_secs = self._state.clock.monotonic() - self._stopping_at
-            is_awaited = agreement.leader is None and not agreement.is_settled
+            is_awaited = node.leader is None and not node.is_settled
             return None if is_awaited and waited_secs < STOPPING_SECS else 0.0
         alone_secs = self._state.clock.monotonic() - self._alone_since
-        if agreement.leader is None and not agreement.is_settled and alone_secs < UNSETTLED_SECS:
+        if node.leader is None and not node.is_settled and alone_secs < UNSETTLED_SECS:
             # Another host leads, and may want what stands here.
             return None
         least_secs = 0.0 if self._has_served else FIRST_TRAINER_SECS
@@ -232,44 +234,44 @@ class Service:
     async def attach(self, request: protocol.Attach, pid: int) -> protocol.Attached:
         if request.directory:
             await self._directory.check(request.run, request.directory)
-        attached = await self._joining.attach(request, pid)
+        attached = await self._trainer_sessions.attach(request, pid)
         self._wake.set()
         return attached
 
     async def branch(self, request: protocol.Branch, pid: int) -> protocol.Attached:
-        return await self._joining.begin_branch(request)
+        return await self._trainer_sessions.begin_branch(request)
 
     async def want_slot(self, request: protocol.WantSlot, pid: int) -> protocol.Slot:
-        return await self._saving.want_slot(request)
+        return await self._save_tracker.want_slot(request)
 
     async def filling(self, request: protocol.FillStarted, pid: int) -> protocol.Empty:
-        self._saving.filling(request)
+        self._save_tracker.filling(request)
         return protocol.Empty()
 
     async def copied(self, request: protocol.Copied, pid: int) -> protocol.Empty:
-        self._saving.copied(request)
+        self._save_tracker.copied(request)
         return protocol.Empty()
 
     async def want_spare(self, request: protocol.WantSpare, pid: int) -> protocol.Slot:
-        return await self._saving.want_spare(request)
+        return await self._save_tracker.want_spare(request)
 
     async def sealed(self, request: protocol.Sealed, pid: int) -> protocol.Empty:
-        await self._saving.sealed(request)
+        await self._save_tracker.sealed(request)
         return protocol.Empty()
 
     async def abandoned(self, request: protocol.Abandoned, pid: int) -> protocol.Empty:
-        await self._saving.abandoned(request)
+        await self._save_tracker.abandoned(request)
         return protocol.Empty()
 
     async def watch(self, request: protocol.Watch, pid: int) -> protocol.Notices:
         notices = await self._state.notices.after(request.cursor)
         # No notice of these can come any more: a part that is reported is held, or was notified of.
-        holdings = self._agreeing.agreement.member.holdings
-        unknown = tuple(found for found in request.pending if CheckpointId(*found) not in holdings)
+        inventory = self._coordinator.node.follower.inventory
+        unknown = tuple(found for found in request.pending if CheckpointId(*found) not in inventory)
         return msgspec.structs.replace(notices, unknown=unknown)
 
     async def judged(self, request: protocol.Judged, pid: int) -> protocol.Empty:
-        await self._keeper.judged([CheckpointId(*c) for c in request.keep])
+        await self._retention.judged([CheckpointId(*c) for c in request.keep])
         return protocol.Empty()
 
     async def request_save(self, request: protocol.RequestSave, pid: int) -> protocol.Requested:
@@ -279,10 +281,10 @@ class Service:
             )
         kind = TargetKind.DURABLE if request.durable else TargetKind.RAM
         published = self._state.published().highest
-        self._agreeing.submit(inputs.Wish(kind))
+        self._coordinator.submit(inputs.Wish(kind))
         deadline = self._state.clock.monotonic() + TARGET_SECS
         # A durable checkpoint is in RAM first, so that it serves both wishes.
-        while (target := self._agreeing.last_target({kind, TargetKind.DURABLE})) <= published:
+        while (target := self._coordinator.last_target({kind, TargetKind.DURABLE})) <= published:
             if self._state.clock.monotonic() > deadline:
                 raise WaitTimeoutError(
                     f"save {self._state.run}: the hosts of the run did not agree on a step "
@@ -297,10 +299,10 @@ class Service:
         if group is None or pid not in {member.pid for member in group.present}:
             raise FencedError(
                 f"delete: process {pid} is none of the run's present attempt "
-                f"({self._agreeing.agreement.attempt}); stop it"
+                f"({self._coordinator.node.attempt}); stop it"
             )
         for found in request.ids:
-            await self._keeper.delete_everywhere(CheckpointId(*found))
+            await self._retention.delete_everywhere(CheckpointId(*found))
         return protocol.Empty()
 
     async def peers(self, request: protocol.Empty, pid: int) -> protocol.PeerAddresses:
@@ -316,7 +318,7 @@ class Service:
         return protocol.Empty()
 
     async def detach(self, request: protocol.Detach, pid: int) -> protocol.Empty:
-        self._joining.detach(request)
+        self._trainer_sessions.detach(request)
         return protocol.Empty()
 
     async def stop(self, request: protocol.Stop, pid: int) -> protocol.Empty:
@@ -347,29 +349,29 @@ class Service:
                 for m in members
             ),
             held=self._held(),
-            pending=len(self._agreeing.agreement.pending_ids()),
+            pending=len(self._coordinator.node.pending_ids()),
             leaves_in_secs=self._leaves_in_secs(),
             peer_address=state.peer_address,
             pulled_bytes=state.pulled_bytes,
-            waits_for=self._agreeing.agreement.waits_for(state.clock.monotonic()),
+            waits_for=self._coordinator.node.waits_for(state.clock.monotonic()),
         )
 
     def own_status(self) -> HostStatus:
         """What this agent says of itself and its host to those that ask."""
-        state, agreement = self._state, self._agreeing.agreement
+        state, node = self._state, self._coordinator.node
         members = state.group.present if state.group is not None else []
-        leader = agreement.leader
+        leader = node.leader
         return HostStatus(
             host=state.config.host,
-            domain=self._agreeing.domain,
+            domain=self._coordinator.domain,
             version=installed_version(),
             pid=os.getpid(),
-            attempt=agreement.attempt,
-            leader=agreement.member.following.leader,
+            attempt=node.attempt,
+            leader=node.follower.election.leader,
             ranks=tuple(sorted(member.rank for member in members)),
             ram_bytes=state.pool.size_bytes(),
             ram_free_bytes=state.pool.left_bytes() if state.has_ram else 0,
-            held=agreement.member.holdings.states(),
+            held=node.follower.inventory.states(),
             lead=survey(leader, state.clock.monotonic()) if leader is not None else None,
         )
 
@@ -382,13 +384,13 @@ class Service:
         return job_of(self.own_status(), answers, addresses, self._peers.silent_secs())
 
     def _held(self) -> tuple[protocol.HeldStatus, ...]:
-        agreement = self._agreeing.agreement
-        entries = agreement.leader.ledger.entries if agreement.leader is not None else {}
+        node = self._coordinator.node
+        entries = node.leader.table.entries if node.leader is not None else {}
         found = []
-        for held in agreement.member.holdings.states():
+        for held in node.follower.inventory.states():
             entry = entries.get(held.id)
             in_ram = {*ranks_in(held.own), *ranks_in(held.replicas)}
-            status, reason = agreement.member.holdings.verdict(held.id)
+            status, reason = node.follower.inventory.verdict(held.id)
             failure = entry.failure if entry is not None else held.failure
             if not failure and status is CheckpointStatus.FAILED:
                 failure = reason
@@ -408,5 +410,5 @@ class Service:
         return tuple(found)
 
     def _step_of(self, seat: int) -> int | None:
-        step = self._state.words.values[control_block.step_word(seat)]
+        step = self._state.control.cells[control_block.step_cell(seat)]
         return None if step == control_block.NO_STEP else step

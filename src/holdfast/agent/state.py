@@ -11,7 +11,7 @@ from pathlib import Path
 
 from holdfast.agent.agent_directory import WORDS, ram_folder
 from holdfast.agent.config import AgentConfig
-from holdfast.agent.control_block import NO_STEP, ControlBlock, cost_word, create_words, step_word
+from holdfast.agent.control_block import NO_STEP, ControlBlock, cost_cell, create_cells, step_cell
 from holdfast.agent.local_replicas import LocalReplicas
 from holdfast.agent.notices import NoticeBoard
 from holdfast.agent.slot_allocator import SlotAllocator
@@ -46,7 +46,7 @@ class AgentState:
     config: AgentConfig
     clock: Clock
     files: FileSystem
-    words: ControlBlock
+    control: ControlBlock
     events: EventWriter
     durable: DiskStore
     ram: RamStore
@@ -84,11 +84,11 @@ class AgentState:
     def published(self) -> Published:
         """What the trainers here have published, read now."""
         present = self.group.present if self.group is not None else []
-        values = self.words.values
-        steps = [values[step_word(member.seat)] for member in present]
+        values = self.control.cells
+        steps = [values[step_cell(member.seat)] for member in present]
         if not steps:
             return Published()
-        cost = max(values[cost_word(member.seat)] for member in present)
+        cost = max(values[cost_cell(member.seat)] for member in present)
         # Trainers write these words: what they say is taken within bounds.
         cost_secs = min(cost / NANOSECONDS, SECS_MAX) if cost >= 0 else None
         return Published(max(NO_STEP, *steps), min(steps), cost_secs)
@@ -111,7 +111,7 @@ def open_state(config: AgentConfig, clock: Clock, files: FileSystem) -> AgentSta
         config=config,
         clock=clock,
         files=files,
-        words=create_words(folder / WORDS),
+        control=create_cells(folder / WORDS),
         events=EventWriter(durable.directory, config.host, clock),
         durable=durable,
         ram=ram,

@@ -44,10 +44,12 @@ log = logging.getLogger(__name__)
 class TrainerSessions:
     """Who is attached."""
 
-    def __init__(self, state: AgentState, agreeing: Coordinator, storing: StorageWorker) -> None:
+    def __init__(
+        self, state: AgentState, coordinator: Coordinator, storage_worker: StorageWorker
+    ) -> None:
         self._state = state
-        self._agreeing = agreeing
-        self._storing = storing
+        self._coordinator = coordinator
+        self._storage_worker = storage_worker
         self._coming_back = asyncio.Lock()
         self._seat = 0
         self._starts: dict[str, PendingStart] = {}
@@ -86,12 +88,12 @@ class TrainerSessions:
         group, start = self._group_for(request)
         member = self._seat_member(group, request.rank, pid)
         if start is None:
-            self._agreeing.update_addresses(parsed_addresses(request.addresses))
+            self._coordinator.update_addresses(parsed_addresses(request.addresses))
             apply_request(self._state, request)
         else:
             self._begin(start, request)
         begun = start.wait() if start is not None else None
-        self._agreeing.submit(
+        self._coordinator.submit(
             inputs.RankJoined(
                 group=group.group,
                 rank=request.rank,
@@ -144,7 +146,7 @@ class TrainerSessions:
         if request.attempt == group.attempt:
             start = self._branching = self._branching or PendingStart(group)
             begun = start.wait()
-            self._agreeing.submit(inputs.BranchWanted(request.attempt, origin))
+            self._coordinator.submit(inputs.BranchWanted(request.attempt, origin))
             await begun
             self._check_origin(group, origin)
         return self._attached(group, group.members[request.rank], has_ram=state.has_ram)
@@ -183,7 +185,7 @@ class TrainerSessions:
             return False
         group.attempt, group.origin = effect.attempt, effect.origin
         state.events.attempt = effect.attempt
-        state.words.values[control_block.ATTEMPT] = effect.attempt
+        state.control.cells[control_block.ATTEMPT] = effect.attempt
         if start is not None and 0 in group.members:
             first = group.members[0]
             state.events.write("attempt_started", pid=first.pid, processes=group.count)
@@ -206,7 +208,7 @@ class TrainerSessions:
         if start is None:
             return
         live = f"{self._who_lives(effect.reason)}; {self._busy_advice(start.group)}"
-        start.end(refusal_error(run, effect, live, self._storing.problem))
+        start.end(refusal_error(run, effect, live, self._storage_worker.problem))
 
     def given_up(self, effect: effects.GivenUp) -> None:
         """An attempt of these trainers begins from an older checkpoint than one that was whole."""
@@ -233,7 +235,7 @@ class TrainerSessions:
             return
         self._let_go()
         # Each of them sees this at its next step, and asks.
-        state.words.values[control_block.ATTEMPT] = effect.attempt
+        state.control.cells[control_block.ATTEMPT] = effect.attempt
         # Whoever waits for a save does not: nobody may ever tell what becomes of it.
         reason = (
             f"save to {state.run}: attempt {effect.attempt} has taken the run over from "
@@ -289,20 +291,20 @@ class TrainerSessions:
         if start.group.group not in self._starts:
             start.replaced = self._replace_layout(request)
             self._starts[start.group.group] = start
-        start.add(self._agreeing, request)
+        start.add(self._coordinator, request)
 
     def _restore(self, start: PendingStart) -> None:
         """Undo what a start that was refused had changed, where nothing newer came since."""
-        start.restore_addresses(self._agreeing)
+        start.restore_addresses(self._coordinator)
         if start.replaced is not None:
             # The machine that refused still has effects to carry out.
             asyncio.get_running_loop().call_soon(self._restore_layout, start.replaced)
 
     def _replace_layout(self, request: protocol.Attach) -> Layout | None:
         """Take the request's failure domain and settings; return what they replaced."""
-        agreeing = self._agreeing
+        coordinator = self._coordinator
         wanted = Layout(request.domain or self._state.config.host, request.settings())
-        present = Layout(agreeing.domain, agreeing.settings)
+        present = Layout(coordinator.domain, coordinator.settings)
         if wanted == present or self._state.group is not None or self._starts:
             return None
         self._set_layout(wanted)
@@ -313,8 +315,8 @@ class TrainerSessions:
             self._set_layout(layout)
 
     def _set_layout(self, layout: Layout) -> None:
-        self._agreeing.restart(
-            found_again(self._state, self._storing, self._agreeing.record, None),
+        self._coordinator.restart(
+            found_again(self._state, self._storage_worker, self._coordinator.record, None),
             domain=layout.domain,
             settings=layout.settings,
         )
@@ -325,7 +327,7 @@ class TrainerSessions:
             group = self._state.group
             if group is not None and group.group == request.group:
                 return
-            newest = await self._storing.query(newest_attempt, self._state.durable)
+            newest = await self._storage_worker.query(newest_attempt, self._state.durable)
             if newest != attempt or group is not None:
                 raise FencedError(
                     f"attach: attempt {newest} has taken the run over from attempt "
@@ -334,16 +336,16 @@ class TrainerSessions:
             for word in list(self._starts):
                 busy = f"open {self._state.run}: attempt {attempt} is live and came back"
                 refused = self._starts.pop(word)
-                refused.restore_addresses(self._agreeing)
+                refused.restore_addresses(self._coordinator)
                 refused.end(RunBusyError(f"{busy}; stop it first"))
             leader = request.leader or self._state.config.host
             group = TrainerGroup(request.group, attempt, request.count, leader)
             group.origin = CheckpointId(*request.origin) if request.origin else None
             self._state.group = group
             self._state.events.attempt = attempt
-            self._state.words.values[control_block.ATTEMPT] = attempt
-            self._agreeing.restart(
-                found_again(self._state, self._storing, None, group, rank=request.rank),
+            self._state.control.cells[control_block.ATTEMPT] = attempt
+            self._coordinator.restart(
+                found_again(self._state, self._storage_worker, None, group, rank=request.rank),
                 domain=request.domain or self._state.config.host,
                 settings=request.settings(),
             )
@@ -358,8 +360,8 @@ class TrainerSessions:
     async def _check_there(self, origin: CheckpointId) -> None:
         # What lies beyond the origin is left by a branch: it must not be all there is.
         state = self._state
-        stores = [state.ram, *self._agreeing.peer_stores(), state.durable]
-        listings, _ = await self._storing.query(list_stores, stores)
+        stores = [state.ram, *self._coordinator.peer_stores(), state.durable]
+        listings, _ = await self._storage_worker.query(list_stores, stores)
         if origin not in readable(listings):
             raise StepNotFoundError(
                 f"go back to {origin}: it was removed while it was restored; restore another step"
@@ -380,10 +382,10 @@ class TrainerSessions:
             raise FencedError(f"attach: process {pid} has ended")
         member = TrainerProcess(rank=rank, seat=self._free_seat(), pid=pid, started=started)
         self._seat = member.seat + 1
-        values = self._state.words.values
-        values[control_block.step_word(member.seat)] = control_block.NO_STEP
-        values[control_block.notice_word(member.seat)] = 0
-        values[control_block.cost_word(member.seat)] = control_block.NO_COST
+        values = self._state.control.cells
+        values[control_block.step_cell(member.seat)] = control_block.NO_STEP
+        values[control_block.notice_cell(member.seat)] = 0
+        values[control_block.cost_cell(member.seat)] = control_block.NO_COST
         group.members[rank] = member
         group.left.discard(rank)
         group.lost.discard(rank)
@@ -404,7 +406,8 @@ class TrainerSessions:
             if seat not in taken:
                 return seat
         raise InvalidArgumentError(
-            f"attach: expected at most {control_block.SEAT_COUNT} processes on a host, found one more"
+            f"attach: expected at most {control_block.SEAT_COUNT} processes on a host, "
+            "found one more"
         )
 
     def _group_of(self, word: str) -> TrainerGroup | None:
@@ -470,10 +473,10 @@ class TrainerSessions:
 
     def _tell_sealed(self, group: TrainerGroup) -> None:
         """Ranks may have ended before they came to tell what they had sealed."""
-        for checkpoint, listed in self._storing.in_ram().items():
+        for checkpoint, listed in self._storage_worker.in_ram().items():
             is_theirs = group.attempt > 0 and checkpoint.attempt == group.attempt
             for rank in sorted(listed.ranks & group.members.keys()) if is_theirs else ():
-                self._agreeing.submit(
+                self._coordinator.submit(
                     inputs.PartSealed(
                         rank=rank,
                         id=checkpoint,
@@ -484,7 +487,7 @@ class TrainerSessions:
                 )
 
     def _gone(
-        self, group: TrainerGroup, rank: int, fact: inputs.RankLeft | inputs.RankLost
+        self, group: TrainerGroup, rank: int, item: inputs.RankLeft | inputs.RankLost
     ) -> None:
         state = self._state
         self._tell_gone(group, rank)
@@ -501,7 +504,7 @@ class TrainerSessions:
                 # A lost member stays told in its events; nobody is left who could go on.
                 state.group = None
                 state.desk.forget_sizes()
-        self._agreeing.submit(fact)
+        self._coordinator.submit(item)
 
     def _tell_gone(self, group: TrainerGroup, rank: int) -> None:
         """Others may wait for it."""

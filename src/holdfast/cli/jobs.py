@@ -47,12 +47,12 @@ def print_job(found: RunJob) -> None:
     """What is known of a run on all of its hosts."""
     job = found.job
     living = sum(len(host.ranks) for host in job.hosts if not host.problem)
-    facts = [("run", f"{found.run}, attempt {job.attempt}"), ("leader", _leader(job))]
+    inputs = [("run", f"{found.run}, attempt {job.attempt}"), ("leader", _leader(job))]
     if job.rank_count is not None:
-        facts.append(("trainers", f"{living} of {job.rank_count} live"))
+        inputs.append(("trainers", f"{living} of {job.rank_count} live"))
     if job.leader_answers:
-        facts += _standings(job)
-    output.print_table([Column(""), Column("", folds=True)], facts)
+        inputs += _standings(job)
+    output.print_table([Column(""), Column("", folds=True)], inputs)
     output.say("")
     columns = [Column("host"), Column("domain"), Column("agent"), Column("version")]
     columns += [Column("ranks"), Column("memory"), Column("holds", folds=True)]

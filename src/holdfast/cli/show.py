@@ -84,7 +84,7 @@ def _print(run: Run, sources: CheckpointSources) -> None:
     metadata = metadata_of(sources)
     age = secs_text((SystemClock().now() - metadata.time).total_seconds())
     metrics = " ".join(f"{k}={v:.5g}" for k, v in (metadata.metrics or {}).items())
-    facts = {
+    inputs = {
         "run": f"{run.directory}",
         "checkpoint": f"step {metadata.step}, attempt {metadata.attempt}",
         "taken": f"{time_text(metadata.time)}, {age} ago",
@@ -95,7 +95,7 @@ def _print(run: Run, sources: CheckpointSources) -> None:
     }
     output.print_table(
         [Column(""), Column("", folds=True)],
-        [(name, fact) for name, fact in facts.items() if fact],
+        [(name, fact) for name, fact in inputs.items() if fact],
     )
     _print_arrays(metadata)
     _print_values(metadata, sources)

@@ -106,7 +106,7 @@ def _left_behind(of_agents: set[Path]) -> list[Left]:
 
 
 def _print(agent: protocol.AgentStatus) -> None:
-    facts = [
+    inputs = [
         ("run", f"{agent.run}, attempt {agent.attempt}"),
         ("agent", f"process {agent.pid} on host {agent.host}, {_leaving(agent)}"),
         ("memory", f"{size_text(agent.ram_bytes)} in {agent.folder}"),
@@ -114,8 +114,8 @@ def _print(agent: protocol.AgentStatus) -> None:
         *_named("holds", [_held(held) for held in agent.held]),
     ]
     if agent.pending:
-        facts.append(("pending", f"{counted(agent.pending, 'checkpoint')} to be made durable"))
-    output.print_table([Column(""), Column("", folds=True)], facts)
+        inputs.append(("pending", f"{counted(agent.pending, 'checkpoint')} to be made durable"))
+    output.print_table([Column(""), Column("", folds=True)], inputs)
 
 
 def _named(name: str, lines: Sequence[str]) -> list[tuple[str, str]]:

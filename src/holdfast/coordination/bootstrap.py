@@ -76,7 +76,7 @@ class _Phase(Enum):
 
 @dataclass(slots=True)
 class Bootstrap:
-    """One start. `reign` is there once the attempt has begun, `refusal` where it never will.
+    """One start. `leadership` is there once the attempt has begun, `refusal` where it never will.
 
     `branch_from` is the attempt whose own ranks go back to `origin`; 0 where trainers start.
     """
@@ -87,7 +87,7 @@ class Bootstrap:
     branch_from: int = 0
     origin: CheckpointId | None = None
     hellos: dict[str, Report] = field(default_factory=dict)
-    reign: Leadership | None = None
+    leadership: Leadership | None = None
     listed: DurableListed | None = None
     given_up: tuple[GivenUp, ...] = ()
     refusal: str = ""
@@ -162,20 +162,20 @@ class Bootstrap:
 
     # Outcomes.
 
-    def listed_durable(self, fact: DurableListed) -> None:
+    def listed_durable(self, item: DurableListed) -> None:
         """The durable tier was listed."""
         if self._phase is not _Phase.LIST:
             return
-        self._is_asking, self.listed = False, fact
+        self._is_asking, self.listed = False, item
         self._phase, self._at_secs = _Phase.PROBE, float("-inf")
         # A record of this host's whose writing seemed to fail may be this start's own.
-        is_own = fact.newest_attempt == self._own_number and fact.leader == self.identity.host
-        if self.branch_from and fact.newest_attempt != self.branch_from and not is_own:
-            self._refuse(f"attempt {fact.newest_attempt} has taken the run over", Refusal.BUSY)
+        is_own = item.newest_attempt == self._own_number and item.leader == self.identity.host
+        if self.branch_from and item.newest_attempt != self.branch_from and not is_own:
+            self._refuse(f"attempt {item.newest_attempt} has taken the run over", Refusal.BUSY)
 
-    def listing_failed(self, turn: Turn, fact: ListingFailed) -> None:
+    def listing_failed(self, turn: Turn, item: ListingFailed) -> None:
         """It could not be."""
-        self._failed(turn, fact.reason)
+        self._failed(turn, item.reason)
 
     def awaits(self, asked: BeginAttempt) -> bool:
         """Whether it has asked for that record, and not heard yet.
@@ -189,14 +189,14 @@ class Bootstrap:
         is_waiting = self._phase is _Phase.BEGIN and self._is_asking
         return is_waiting and self._asked_for is not None and self._asked_for.attempt == attempt
 
-    def attempt_begun(self, fact: AttemptBegun) -> None:
+    def attempt_begun(self, item: AttemptBegun) -> None:
         """The record stands: this start has the number."""
-        if self.awaits(fact.asked):
-            self._reign(fact.asked.attempt)
+        if self.awaits(item.asked):
+            self._reign(item.asked.attempt)
 
-    def attempt_taken(self, fact: AttemptTaken) -> None:
+    def attempt_taken(self, item: AttemptTaken) -> None:
         """Somebody else has the number: whoever that is may live."""
-        if not self.awaits(fact.asked):
+        if not self.awaits(item.asked):
             return
         self._is_asking = False
         self._taken += 1
@@ -205,13 +205,13 @@ class Bootstrap:
             return
         self._phase, self._at_secs = _Phase.LIST, float("-inf")
 
-    def begin_failed(self, turn: Turn, fact: BeginFailed) -> None:
+    def begin_failed(self, turn: Turn, item: BeginFailed) -> None:
         """It is not known whether the record stands; its number is not asked for again."""
-        if self.awaits(fact.asked):
+        if self.awaits(item.asked):
             self._phase = _Phase.LIST
             # The record may be this start's own, which is then no other attempt in the way.
-            self._own_number = fact.asked.attempt
-            self._failed(turn, fact.reason)
+            self._own_number = item.asked.attempt
+            self._failed(turn, item.reason)
 
     def on_alive(self, message: Alive) -> None:
         """The agent that leads the newest attempt has answered."""
@@ -222,29 +222,29 @@ class Bootstrap:
             else:
                 self._go_on()
 
-    def lease_read(self, turn: Turn, fact: LeaseRead) -> None:
+    def lease_read(self, turn: Turn, item: LeaseRead) -> None:
         """Judge the lease of the newest attempt."""
         watch, listed = self._watch, self.listed
-        is_newest = listed is not None and fact.attempt == listed.newest_attempt
+        is_newest = listed is not None and item.attempt == listed.newest_attempt
         if self._phase is not _Phase.LEASE or watch is None or not is_newest:
             return
         self._is_asking = False
         is_first = watch.lease is None
-        match watch.look(self._looked_at_secs, turn.now_secs, fact.lease):
+        match watch.look(self._looked_at_secs, turn.now_secs, item.lease):
             case LeaseVerdict.DEAD:
                 self._go_on()
-            case LeaseVerdict.LIVE if fact.lease is not None:
-                self._refuse(_live_text(fact.attempt, fact.lease), Refusal.BUSY)
+            case LeaseVerdict.LIVE if item.lease is not None:
+                self._refuse(_live_text(item.attempt, item.lease), Refusal.BUSY)
             case _:
                 self._at_secs = watch.next_look_at_secs
                 if is_first and listed is not None:
                     secs = watch.over_at_secs - turn.now_secs
-                    turn.act(LeaseAwaited(fact.attempt, listed.leader, secs))
+                    turn.act(LeaseAwaited(item.attempt, listed.leader, secs))
 
-    def lease_not_read(self, turn: Turn, fact: LeaseNotRead) -> None:
+    def lease_not_read(self, turn: Turn, item: LeaseNotRead) -> None:
         """Try again to read the lease; after some failures the start is refused."""
         if self._phase is _Phase.LEASE:
-            self._failed(turn, fact.reason)
+            self._failed(turn, item.reason)
 
     def _states(self) -> list[HostState]:
         return [report.state for report in self.hellos.values()]
@@ -366,7 +366,7 @@ class Bootstrap:
     def _reign(self, attempt: int) -> None:
         assert self.listed is not None
         self._phase, self._is_asking = _Phase.DONE, False
-        self.reign = Leadership(
+        self.leadership = Leadership(
             attempt=attempt,
             group=self.group.word,
             rank_count=self.group.rank_count,
@@ -400,14 +400,14 @@ def _live_text(attempt: int, lease: LeaseSeen) -> str:
     )
 
 
-def tell_refused(turn: Turn, starting: Bootstrap) -> None:
+def tell_refused(turn: Turn, bootstrap: Bootstrap) -> None:
     """Tells the hosts of a start's trainers that it does not begin."""
     refused = Refused(
-        run=starting.identity.run,
-        attempt=starting.listed.newest_attempt if starting.listed else 0,
-        group=starting.group.word,
-        reason=starting.refusal[:REASON_CHARS_MAX],
-        kind=starting.refusal_kind,
+        run=bootstrap.identity.run,
+        attempt=bootstrap.listed.newest_attempt if bootstrap.listed else 0,
+        group=bootstrap.group.word,
+        reason=bootstrap.refusal[:REASON_CHARS_MAX],
+        kind=bootstrap.refusal_kind,
     )
-    for host in sorted({*starting.hellos, starting.identity.host}):
+    for host in sorted({*bootstrap.hellos, bootstrap.identity.host}):
         turn.send(host, refused)

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 class Durability:
     """What a leader makes durable."""
 
-    def __init__(self, settings: Settings, ledger: CheckpointTable) -> None:
+    def __init__(self, settings: Settings, table: CheckpointTable) -> None:
         self._settings = settings
-        self._ledger = ledger
+        self._table = table
         self._committing: CheckpointId | None = None
         self._tries = 0
         self._commit_at_secs = 0.0
@@ -50,9 +50,9 @@ class Durability:
     @property
     def is_settled(self) -> bool:
         """Whether nothing is on its way, and the newest complete checkpoint is durable."""
-        newest = self._ledger.newest_complete()
+        newest = self._table.newest_complete()
         is_safe = newest is None or newest.is_committed
-        return self._has_listed and is_safe and not self._ledger.pending()
+        return self._has_listed and is_safe and not self._table.pending()
 
     def listed(self, turn: Turn) -> None:
         """The durable tier was listed."""
@@ -72,21 +72,21 @@ class Durability:
     def committed(self, checkpoint: CheckpointId) -> None:
         """A manifest stands."""
         self._committing, self._tries = None, 0
-        self._ledger.is_changed = True
-        entry = self._ledger.entries.get(checkpoint)
+        self._table.is_changed = True
+        entry = self._table.entries.get(checkpoint)
         if entry is not None:
-            self._ledger.commit(entry)
+            self._table.commit(entry)
 
-    def commit_failed(self, turn: Turn, fact: CommitFailed) -> None:
+    def commit_failed(self, turn: Turn, item: CommitFailed) -> None:
         """A manifest could not be written, or it is not known whether it was."""
         self._committing = None
-        self._ledger.is_changed = True
+        self._table.is_changed = True
         self._tries += 1
         self._commit_at_secs = turn.now_secs + self._settings.storage_retry_secs
-        entry = self._ledger.entries.get(fact.id)
-        if entry is not None and (self._tries >= TRIES_MAX or fact.newer_attempt):
+        entry = self._table.entries.get(item.id)
+        if entry is not None and (self._tries >= TRIES_MAX or item.newer_attempt):
             self._tries = 0
-            self._ledger.fail(entry, fact.reason, turn.now_secs)
+            self._table.fail(entry, item.reason, turn.now_secs)
 
     def hosts_changed(self) -> None:
         """A host came or is gone: who copies from whom is to be decided anew."""
@@ -101,9 +101,9 @@ class Durability:
         if self._have_hosts_changed:
             self._have_hosts_changed = False
             self._ring = leader.ring()
-            for entry in self._ledger.entries.values():
+            for entry in self._table.entries.values():
                 entry.is_stale = True
-        for entry in list(self._ledger.entries.values()):
+        for entry in list(self._table.entries.values()):
             if entry.is_stale or entry.missing:
                 entry.is_stale = False
                 self._order_pulls(entry)
@@ -118,12 +118,12 @@ class Durability:
     def _let_write(self) -> None:
         if not self._may_write:
             self._may_write = True
-            for entry in self._ledger.entries.values():
+            for entry in self._table.entries.values():
                 entry.is_stale = True
 
     def _is_stuck(self, leader: Leader) -> bool:
         """Whether a part is missing that a host which is gone may have made durable."""
-        entries = self._ledger.entries.values()
+        entries = self._table.entries.values()
         return not leader.is_whole and any(e.is_pending and e.missing for e in entries)
 
     def _list(self, turn: Turn) -> None:
@@ -133,25 +133,25 @@ class Durability:
 
     def _want_newest(self, turn: Turn) -> None:
         """No trainer will go on from RAM for long: the newest one is to be durable."""
-        newest = self._ledger.newest_complete()
+        newest = self._table.newest_complete()
         if newest is None or newest.is_committed:
             return
         if not newest.is_due:
             newest.is_due = newest.is_stale = True
-            self._ledger.is_changed = True
+            self._table.is_changed = True
         retry_at_secs = newest.failed_at_secs + self._settings.storage_retry_secs
         if newest.failure and turn.now_secs >= retry_at_secs:
             newest.failure = ""
             newest.round += 1
             newest.failures.clear()
             newest.is_stale = True
-            self._ledger.is_changed = True
+            self._table.is_changed = True
 
     def _order_pulls(self, entry: CheckpointEntry) -> None:
-        required = self._ledger.required
+        required = self._table.required
         wanted = entry.was_complete and entry.is_complete and entry.thin and not entry.dropped
         # Of an older attempt only what the present one may have to go back to is copied.
-        newest = self._ledger.newest_complete()
+        newest = self._table.newest_complete()
         is_newest = newest is None or entry.age >= newest.age
         pulls: dict[str, list[tuple[int, str]]] = {}
         if wanted and is_newest and required > 1 and self._ring is not None:
@@ -163,11 +163,11 @@ class Durability:
             )
         if pulls != entry.pulls:
             entry.pulls = pulls
-            self._ledger.is_changed = True
+            self._table.is_changed = True
 
     def _order_writes(self, turn: Turn, entry: CheckpointEntry) -> None:
         writes: dict[str, list[int]] = {}
-        is_wanted = entry.is_pending and entry.was_complete and self._ledger.on_timeline(entry.id)
+        is_wanted = entry.is_pending and entry.was_complete and self._table.on_timeline(entry.id)
         # Before a listing it is not known what an agent before this one has made durable.
         is_wanted = is_wanted and self._may_write
         if is_wanted and not entry.is_complete:
@@ -179,13 +179,13 @@ class Durability:
                     continue
                 able = [h for h in _own_first(entry, rank) if h not in entry.failures]
                 if not able:
-                    self._ledger.fail(entry, next(iter(entry.failures.values())), turn.now_secs)
+                    self._table.fail(entry, next(iter(entry.failures.values())), turn.now_secs)
                     writes = {}
                     break
                 writes.setdefault(able[0], []).append(rank)
         if writes != entry.writes:
             entry.writes = writes
-            self._ledger.is_changed = True
+            self._table.is_changed = True
 
     def _wait_for_lost(self, turn: Turn, entry: CheckpointEntry) -> None:
         """It was complete and is not any more: its hosts may come back, but not for ever."""
@@ -194,7 +194,7 @@ class Durability:
         elif turn.now_secs - entry.incomplete_since_secs >= 2 * self._settings.lost_secs:
             ranks = sorted(entry.missing)[:8]
             reason = f"the parts of ranks {ranks} were lost with their hosts"
-            self._ledger.fail(entry, reason, turn.now_secs)
+            self._table.fail(entry, reason, turn.now_secs)
 
     def _commit(self, turn: Turn) -> None:
         if self._committing is not None or turn.now_secs < self._commit_at_secs:
@@ -205,7 +205,7 @@ class Durability:
             turn.act(Commit(entry.id, entry.part_count))
 
     def _next_to_commit(self) -> CheckpointEntry | None:
-        for entry in self._ledger.pending():
+        for entry in self._table.pending():
             if len(entry.durable) == entry.part_count:
                 return entry
         return None

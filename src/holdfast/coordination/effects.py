@@ -77,7 +77,7 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class ReportOutcome:
     """Notify the ranks here that a checkpoint is protected, committed, failed or dropped.
 
     `PROTECTED` ends a save for RAM alone, and comes before one of the others where it `is_due` in
@@ -92,7 +92,7 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class DeleteConfirmed:
     """Of what was deleted here no host of the attempt holds or writes anything any more."""
 
     id: CheckpointId
@@ -219,8 +219,8 @@ Effect = (
     | Pull
     | Commit
     | Drop
-    | Tell
-    | Gone
+    | ReportOutcome
+    | DeleteConfirmed
     | AttemptJoined
     | RanksEnded
     | GroupRefused

@@ -11,7 +11,13 @@ Invariants:
 
 from __future__ import annotations
 
-from holdfast.coordination.effects import AttemptJoined, Fenced, Gone, GroupRefused, RanksEnded
+from holdfast.coordination.effects import (
+    AttemptJoined,
+    DeleteConfirmed,
+    Fenced,
+    GroupRefused,
+    RanksEnded,
+)
 from holdfast.coordination.election import Election
 from holdfast.coordination.host_inventory import HostInventory
 from holdfast.coordination.inputs import (
@@ -59,13 +65,13 @@ class Follower:
         self._identity = identity
         self._settings = identity.settings
         self.attempt = 0
-        self.reign: Leadership | None = None
+        self.leadership: Leadership | None = None
         self.group: RankGroup | None = None
         self.wanting: dict[str, RankGroup] = {}
         """Trainers here whose attempt has not begun, by their words, in the order of coming."""
-        self.following = Election(identity.settings)
-        self.holdings = HostInventory(identity.settings)
-        self.words = TargetCells()
+        self.election = Election(identity.settings)
+        self.inventory = HostInventory(identity.settings)
+        self.cells = TargetCells()
         self._wishes: set[TargetKind] = set()
         self._branch: BranchWish | None = None
         self._seq = 0
@@ -86,15 +92,15 @@ class Follower:
         self.attempt = found.attempt
         self.group = found_group(found)
         self.ended_attempt = found.ended_attempt
-        self.holdings.adopt_images(found)
-        self.words.adopt_cells(turn, found)
+        self.inventory.adopt_images(found)
+        self.cells.adopt_cells(turn, found)
         successors = found.successors or ((found.leader,) if found.leader else ())
-        self.following.turn_to(found.attempt, successors, 0, turn.now_secs)
+        self.election.turn_to(found.attempt, successors, 0, turn.now_secs)
         if successors:
-            self._know_reign(found.group, found.rank_count, found.origin)
+            self._learn_leadership(found.group, found.rank_count, found.origin)
         if self.group is not None:
             for rank in self.group.ranks:
-                step = self.holdings.highest_sealed(found.attempt, rank)
+                step = self.inventory.highest_sealed(found.attempt, rank)
                 self.group.begun[rank] = self.group.sealed[rank] = step
 
     @property
@@ -106,65 +112,65 @@ class Follower:
     @property
     def is_settled(self) -> bool:
         """Whether, as far as its leader knows, no checkpoint needs this host's RAM any more."""
-        return self._settled or len(self.holdings) == 0
+        return self._settled or len(self.inventory) == 0
 
     # What happens here.
 
-    def joined(self, turn: Turn, fact: RankJoined) -> None:
+    def joined(self, turn: Turn, item: RankJoined) -> None:
         """A trainer is attached; its group begins an attempt, or is in one already."""
         self._is_changed = True
-        if self.group is not None and self.group.word == fact.group:
-            self.group.ranks.add(fact.rank)
+        if self.group is not None and self.group.word == item.group:
+            self.group.ranks.add(item.rank)
             return
-        for word in [word for word in self.wanting if fact.takeover and word != fact.group]:
+        for word in [word for word in self.wanting if item.takeover and word != item.group]:
             self._refuse(turn, word, "another start took its place", Refusal.BUSY)
-        if fact.group not in self.wanting:
+        if item.group not in self.wanting:
             # Others that want to begin are not in its way: two hosts may hear of two starts in
             # different orders, and each would lose a rank. The attempt's record decides.
-            self.wanting[fact.group] = joined_group(fact, turn.now_secs)
-        self.wanting[fact.group].ranks.add(fact.rank)
+            self.wanting[item.group] = joined_group(item, turn.now_secs)
+        self.wanting[item.group].ranks.add(item.rank)
 
-    def left(self, fact: RankLeft | RankLost) -> None:
+    def left(self, item: RankLeft | RankLost) -> None:
         """A trainer is gone; lost where it did not say so."""
         self._is_changed = True
-        if self.group is not None and self.group.word == fact.group:
+        if self.group is not None and self.group.word == item.group:
             self.ended_attempt = self.attempt
-        for group in (self.group, self.wanting.get(fact.group)):
-            if group is not None and group.word == fact.group and fact.rank in group.ranks:
-                group.ranks.discard(fact.rank)
-                group.offers.pop(fact.rank, None)
-                group.is_broken |= isinstance(fact, RankLost)
-                (group.lost if isinstance(fact, RankLost) else group.left).add(fact.rank)
+        for group in (self.group, self.wanting.get(item.group)):
+            if group is not None and group.word == item.group and item.rank in group.ranks:
+                group.ranks.discard(item.rank)
+                group.offers.pop(item.rank, None)
+                group.is_broken |= isinstance(item, RankLost)
+                (group.lost if isinstance(item, RankLost) else group.left).add(item.rank)
         self.wanting = {word: group for word, group in self.wanting.items() if group.ranks}
 
-    def note_begun(self, fact: PartBegun) -> None:
+    def note_begun(self, item: PartBegun) -> None:
         """A rank has read its target, and takes a checkpoint."""
-        if self.group is not None and fact.id.attempt == self.group.attempt:
+        if self.group is not None and item.id.attempt == self.group.attempt:
             self._is_changed = True
             begun = self.group.begun
-            begun[fact.rank] = max(begun.get(fact.rank, NO_STEP), fact.id.step)
+            begun[item.rank] = max(begun.get(item.rank, NO_STEP), item.id.step)
 
-    def offered(self, fact: CopiesOffered) -> None:
+    def offered(self, item: CopiesOffered) -> None:
         """A rank here makes copies of others' parts."""
         if self.group is not None:
             self._is_changed = True
-            self.group.offers[fact.rank] = fact.parts
+            self.group.offers[item.rank] = item.parts
 
-    def note_sealed(self, turn: Turn, fact: PartSealed | PartAbandoned) -> None:
+    def note_sealed(self, turn: Turn, item: PartSealed | PartAbandoned) -> None:
         """A rank's part is whole, or will never be."""
         self._is_changed = True
         group = self.group
-        if group is None or fact.id.attempt != group.attempt:
-            if fact.id not in self.holdings:
-                reason = f"attempt {fact.id.attempt} is not the present one here"
-                self.holdings.refuse(turn, fact.id, reason)
+        if group is None or item.id.attempt != group.attempt:
+            if item.id not in self.inventory:
+                reason = f"attempt {item.id.attempt} is not the present one here"
+                self.inventory.refuse(turn, item.id, reason)
             return
         for steps in (group.begun, group.sealed):
-            steps[fact.rank] = max(steps.get(fact.rank, NO_STEP), fact.id.step)
-        if isinstance(fact, PartSealed):
-            self.holdings.note_sealed(turn, fact)
+            steps[item.rank] = max(steps.get(item.rank, NO_STEP), item.id.step)
+        if isinstance(item, PartSealed):
+            self.inventory.note_sealed(turn, item)
         else:
-            self.holdings.note_abandoned(turn, fact)
+            self.inventory.note_abandoned(turn, item)
 
     def wished(self, kind: TargetKind) -> None:
         """Somebody here wants a checkpoint."""
@@ -172,27 +178,27 @@ class Follower:
             self._wishes.add(kind)
             self._is_changed = True
 
-    def branch_wanted(self, fact: BranchWanted) -> None:
+    def branch_wanted(self, item: BranchWanted) -> None:
         """The ranks here went back; each of them says so."""
-        if self.group is not None and fact.attempt == self.group.attempt:
-            self._branch = BranchWish(fact.attempt, fact.origin)
+        if self.group is not None and item.attempt == self.group.attempt:
+            self._branch = BranchWish(item.attempt, item.origin)
             self._is_changed = True
 
-    def target_written(self, fact: TargetWritten) -> None:
+    def target_written(self, item: TargetWritten) -> None:
         """The word stands, and the steps were read after that."""
         self._is_changed = True
-        if self.words.written(fact) and fact.kind is not TargetKind.PREEMPTION:
-            self._wishes.discard(fact.kind)
+        if self.cells.written(item) and item.kind is not TargetKind.PREEMPTION:
+            self._wishes.discard(item.kind)
 
     def deleted(self, turn: Turn, checkpoint: CheckpointId) -> None:
         """Somebody here has removed it; the leader is told, and those that lead after it."""
-        is_gone = self._deleted.pop(checkpoint, False) or self.following.leader is None
+        is_gone = self._deleted.pop(checkpoint, False) or self.election.leader is None
         self._deleted[checkpoint] = is_gone
         while len(self._deleted) > DELETED_MAX:
             del self._deleted[next(iter(self._deleted))]
         self._is_changed = True
         if is_gone:
-            turn.act(Gone(checkpoint))
+            turn.act(DeleteConfirmed(checkpoint))
 
     def changed(self) -> None:
         """What is held has changed."""
@@ -200,7 +206,7 @@ class Follower:
 
     def leave(self, turn: Turn) -> None:
         """Says that this host's RAM goes."""
-        leader = self.following.leader
+        leader = self.election.leader
         if leader is not None:
             leaving = Leaving(
                 run=self._identity.run,
@@ -214,28 +220,28 @@ class Follower:
     def ordered(self, turn: Turn, sender: str, orders: Orders) -> None:
         """Does what a leader wants, if it is the present one."""
         if orders.attempt < self.attempt or (
-            orders.attempt == self.attempt == self.following.attempt
-            and orders.term < self.following.term
+            orders.attempt == self.attempt == self.election.attempt
+            and orders.term < self.election.term
         ):
             self.send_newer(turn, sender)
             return
-        if not self.following.takes(orders, turn.now_secs):
+        if not self.election.takes(orders, turn.now_secs):
             return
         if self.attempt < orders.attempt or orders.group in self.wanting:
             self._enter(turn, orders)
-        self._know_reign(orders.group, orders.rank_count, orders.origin)
+        self._learn_leadership(orders.group, orders.rank_count, orders.origin)
         self._channel.acked = max(self._channel.acked, min(orders.ack, self._channel.version))
         command = orders.command
         if command.targets is not None:
             if self.group is not None and self.group.word == orders.group:
-                self.words.obey(turn, command.targets)
-            if self.words.is_confirmed(TargetKind.PREEMPTION):
+                self.cells.obey(turn, command.targets)
+            if self.cells.is_confirmed(TargetKind.PREEMPTION):
                 self._wishes.discard(TargetKind.PREEMPTION)
-        self.holdings.obey(turn, command)
+        self.inventory.obey(turn, command)
         for checkpoint in command.gone:
             if self._deleted.get(checkpoint) is False:
                 self._deleted[checkpoint] = True
-                turn.act(Gone(checkpoint))
+                turn.act(DeleteConfirmed(checkpoint))
         self._tell_ended(turn, orders)
         self._settled = command.is_settled
         self._is_changed = True
@@ -245,11 +251,11 @@ class Follower:
         if message.attempt > self.attempt:
             reason = f"attempt {message.attempt} is led by {message.leader}"
             self.fence(turn, message.attempt, reason)
-            self.following.turn_to(message.attempt, (message.leader,), 0, turn.now_secs)
-        elif message.attempt == self.attempt and message.term > self.following.term:
-            successors = self.following.successors
+            self.election.turn_to(message.attempt, (message.leader,), 0, turn.now_secs)
+        elif message.attempt == self.attempt and message.term > self.election.term:
+            successors = self.election.successors
             if message.leader in successors:
-                self.following.turn_to(self.attempt, successors, message.term, turn.now_secs)
+                self.election.turn_to(self.attempt, successors, message.term, turn.now_secs)
                 self._is_changed = True
 
     def on_refused(self, turn: Turn, message: Refused) -> None:
@@ -266,13 +272,13 @@ class Follower:
 
     def send_newer(self, turn: Turn, host: str) -> None:
         """Tells somebody who is behind what is known here."""
-        leader = self.following.leader
-        if leader is not None and self.following.attempt == self.attempt and host != turn.host:
+        leader = self.election.leader
+        if leader is not None and self.election.attempt == self.attempt and host != turn.host:
             newer = Newer(
                 run=self._identity.run,
                 attempt=self.attempt,
                 leader=leader,
-                term=self.following.term,
+                term=self.election.term,
             )
             turn.send(host, newer)
 
@@ -285,32 +291,32 @@ class Follower:
             if now_secs - wanting.since_secs >= self._settings.joining_secs:
                 self._refuse(turn, word, self._late_text(wanting), Refusal.UNREACHED)
         group = self.group
-        if self.words.is_waiting and group is not None:
-            self.words.check_ranks(group.ranks, group.begun, turn.published.lowest)
+        if self.cells.is_waiting and group is not None:
+            self.cells.check_ranks(group.ranks, group.begun, turn.published.lowest)
             self._is_changed = True
-        if self.following.next_if_silent(now_secs):
+        if self.election.next_if_silent(now_secs):
             self._is_changed = True
         is_frozen = bool(self.wanting) or now_secs < self._frozen_until_secs
-        if self.holdings.run_due(turn, is_frozen):
+        if self.inventory.run_due(turn, is_frozen):
             self._is_changed = True
         self._tell(turn)
 
     def next_at_secs(self, now_secs: float) -> float:
         """When it has something to do by itself, if nothing happens before."""
-        times = [self.holdings.next_at_secs(now_secs)]
-        if self.following.leader is not None:
+        times = [self.inventory.next_at_secs(now_secs)]
+        if self.election.leader is not None:
             times.append(self._channel.due_at_secs(self._settings))
-            times.append(self.following.silent_at_secs())
+            times.append(self.election.silent_at_secs())
         for group in self.wanting.values():
             times.append(group.hello.due_at_secs(self._settings))
             times.append(group.since_secs + self._settings.joining_secs)
-        if self.words.is_waiting:
+        if self.cells.is_waiting:
             times.append(now_secs + LOOK_SECS)
         return min(times)
 
     def _tell(self, turn: Turn) -> None:
         """Reports to the leader, and to those of attempts that begin, what is new or due."""
-        targets = [(self.following.leader, self._channel, self.group)]
+        targets = [(self.election.leader, self._channel, self.group)]
         targets += [(group.leader, group.hello, group) for group in self.wanting.values()]
         for host, channel, group in targets:
             if host is None:
@@ -330,27 +336,27 @@ class Follower:
         """Whether the leader's last orders are to be acknowledged."""
         if channel is not self._channel:
             return False
-        heard = self.following.term, self.following.incarnation, self.following.ack
+        heard = self.election.term, self.election.incarnation, self.election.ack
         if heard == self._acked:
             return False
-        return self.following.incarnation > 0
+        return self.election.incarnation > 0
 
     def _report(self, turn: Turn, channel: Channel) -> Report:
         self._seq += 1
-        following = self.following
+        election = self.election
         assert isinstance(channel.content, HostState)
         is_hello = channel is not self._channel
         if not is_hello:
-            self._acked = following.term, following.incarnation, following.ack
+            self._acked = election.term, election.incarnation, election.ack
         return Report(
             run=self._identity.run,
             attempt=self.attempt,
             incarnation=self._identity.incarnation,
             seq=self._seq,
             version=channel.version,
-            term=following.term,
-            leader_incarnation=following.incarnation,
-            ack=following.ack,
+            term=election.term,
+            leader_incarnation=election.incarnation,
+            ack=election.ack,
             # Those of trainers that are about to begin another attempt say nothing of it.
             published=NO_STEP if is_hello else turn.published.highest,
             is_hello=is_hello,
@@ -359,14 +365,14 @@ class Follower:
         )
 
     def _state(self, group: RankGroup | None, *, is_for_start: bool) -> HostState:
-        held = self.holdings.states(with_status=is_for_start)
+        held = self.inventory.states(with_status=is_for_start)
         ended_attempt = self.ended_attempt if is_for_start else 0
         if group is None:
             return HostState(
                 group="",
                 domain=self._identity.domain,
                 held=held,
-                peers=self.following.successors,
+                peers=self.election.successors,
                 deleted=tuple(self._deleted),
                 ended_attempt=ended_attempt,
             )
@@ -386,11 +392,11 @@ class Follower:
             progress=tuple(
                 RankProgress(runs_of(ranks), step) for step, ranks in sorted(sealed_ranks.items())
             ),
-            targets=self.words.states() if is_present else (),
+            targets=self.cells.states() if is_present else (),
             wishes=tuple(sorted(self._wishes)) if is_present else (),
             held=held,
             branch=self._branch if is_present else None,
-            peers=() if is_present else self.following.successors,
+            peers=() if is_present else self.election.successors,
             deleted=tuple(self._deleted),
             ended_attempt=ended_attempt,
         )
@@ -414,17 +420,17 @@ class Follower:
                 group.told_ended.update(new)
                 turn.act(RanksEnded(group.word, ended.host, tuple(new), ended.is_lost))
 
-    def _know_reign(self, group: str, rank_count: int, origin: CheckpointId | None) -> None:
+    def _learn_leadership(self, group: str, rank_count: int, origin: CheckpointId | None) -> None:
         """Keeps what a successor has to know to lead in the leader's place."""
-        attempt = self.following.attempt
+        attempt = self.election.attempt
         limits = limits_after({}, attempt, origin, STEP_MAX)
-        self.reign = Leadership(
+        self.leadership = Leadership(
             attempt=attempt,
             group=group,
             rank_count=rank_count,
             origin=origin,
             limits=limits,
-            successors=self.following.successors,
+            successors=self.election.successors,
         )
 
     def _enter(self, turn: Turn, orders: Orders) -> None:
@@ -436,8 +442,8 @@ class Follower:
         elif self.group is None or self.group.word != orders.group:
             self.fence(turn, orders.attempt, "trainers on other hosts have taken the run over")
         self.attempt = orders.attempt
-        self.words.reset(turn)
-        self.holdings.release()
+        self.cells.reset(turn)
+        self.inventory.release()
         self._wishes.clear()
         self._branch = None
         self._is_changed = True
@@ -452,11 +458,11 @@ class Follower:
         Who leads it is asked of those that led before, until it is known.
         """
         self.attempt = attempt
-        self.following.turn_to(attempt, self.following.successors, 0, turn.now_secs)
+        self.election.turn_to(attempt, self.election.successors, 0, turn.now_secs)
         self._is_changed = True
         group, self.group = self.group, None
-        self.words.reset(turn)
-        self.holdings.release()
+        self.cells.reset(turn)
+        self.inventory.release()
         self._wishes.clear()
         self._branch = None
         if group is not None and group.ranks:

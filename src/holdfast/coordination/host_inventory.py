@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from holdfast.coordination.effects import Drop, Persist, Pull, Tell
+from holdfast.coordination.effects import Drop, Persist, Pull, ReportOutcome
 from holdfast.coordination.inputs import (
     Found,
     PartAbandoned,
@@ -148,20 +148,20 @@ class HostInventory:
 
     # What happens here.
 
-    def note_sealed(self, turn: Turn, fact: PartSealed) -> None:
+    def note_sealed(self, turn: Turn, item: PartSealed) -> None:
         """Takes a part that a rank here has made."""
-        refusal = CheckpointStatus.FAILED if fact.is_due else CheckpointStatus.DROPPED
-        holding = self._holding(turn, fact.id, fact.part_count, refusal)
+        refusal = CheckpointStatus.FAILED if item.is_due else CheckpointStatus.DROPPED
+        holding = self._held_entry(turn, item.id, item.part_count, refusal)
         if holding is None:
             return
-        (holding.own if fact.in_ram else holding.written).add(fact.rank)
-        holding.is_due |= fact.is_due
+        (holding.own if item.in_ram else holding.written).add(item.rank)
+        holding.is_due |= item.is_due
 
-    def note_abandoned(self, turn: Turn, fact: PartAbandoned) -> None:
+    def note_abandoned(self, turn: Turn, item: PartAbandoned) -> None:
         """Notes that a rank could not make its part."""
-        holding = self._holding(turn, fact.id, fact.part_count)
+        holding = self._held_entry(turn, item.id, item.part_count)
         if holding is not None:
-            holding.abandoned = _short(fact.reason)
+            holding.abandoned = _short(item.reason)
 
     def refuse(
         self,
@@ -172,49 +172,49 @@ class HostInventory:
     ) -> None:
         """Gives a part up that may not be held."""
         turn.act(Drop(checkpoint, reason))
-        turn.act(Tell(checkpoint, status, reason))
+        turn.act(ReportOutcome(checkpoint, status, reason))
 
-    def replica_sealed(self, turn: Turn, fact: ReplicaSealed) -> None:
+    def replica_sealed(self, turn: Turn, item: ReplicaSealed) -> None:
         """Takes a copy of another host's part, if it is still wanted."""
-        part = fact.id, fact.rank
+        part = item.id, item.rank
         self._pulling.discard(part)
         self._pull_at_secs.pop(part, None)
         if part in self._unwanted:
             self._unwanted.discard(part)
-            if fact.id not in self._held:
-                turn.act(Drop(fact.id, "it was given up while it was pulled"))
+            if item.id not in self._held:
+                turn.act(Drop(item.id, "it was given up while it was pulled"))
                 return
-        holding = self._holding(turn, fact.id, fact.part_count)
-        if holding is not None and fact.rank not in holding.own:
-            holding.replicas.add(fact.rank)
+        holding = self._held_entry(turn, item.id, item.part_count)
+        if holding is not None and item.rank not in holding.own:
+            holding.replicas.add(item.rank)
 
-    def pull_failed(self, turn: Turn, fact: PullFailed) -> None:
+    def pull_failed(self, turn: Turn, item: PullFailed) -> None:
         """Notes it, to try again later if it is still wanted."""
-        part = fact.id, fact.rank
+        part = item.id, item.rank
         self._pulling.discard(part)
         if part in self._unwanted:
             self._unwanted.discard(part)
         else:
             self._pull_at_secs[part] = turn.now_secs + self._settings.storage_retry_secs
 
-    def parts_written(self, fact: PartsWritten) -> None:
+    def parts_written(self, item: PartsWritten) -> None:
         """Notes what is durable."""
         self._writing = None
-        holding = self._held.get(fact.id)
+        holding = self._held.get(item.id)
         if holding is not None:
-            holding.written |= fact.ranks
+            holding.written |= item.ranks
             holding.tries = 0
 
-    def write_failed(self, turn: Turn, fact: WriteFailed) -> None:
+    def write_failed(self, turn: Turn, item: WriteFailed) -> None:
         """Notes it; the leader is told after some tries."""
         self._writing = None
-        holding = self._held.get(fact.id)
+        holding = self._held.get(item.id)
         if holding is None:
             return
         holding.tries += 1
         self._write_at_secs = turn.now_secs + self._settings.storage_retry_secs
-        if holding.tries >= TRIES_MAX or fact.newer_attempt:
-            holding.failure, holding.tries = _short(fact.reason) or "it failed", 0
+        if holding.tries >= TRIES_MAX or item.newer_attempt:
+            holding.failure, holding.tries = _short(item.reason) or "it failed", 0
 
     # What the leader wants.
 
@@ -228,7 +228,7 @@ class HostInventory:
             holding.status, holding.reason = verdict.status, verdict.reason
             if verdict.status in _NOTIFIED and verdict.status is not holding.told:
                 holding.told = verdict.status
-                turn.act(Tell(holding.id, verdict.status, verdict.reason, holding.is_due))
+                turn.act(ReportOutcome(holding.id, verdict.status, verdict.reason, holding.is_due))
             if verdict.may_go:
                 self._may_go[verdict.id] = verdict.reason or "newer checkpoints stand"
         self._writes, self._pull_orders = command.writes, command.pulls
@@ -272,9 +272,9 @@ class HostInventory:
         # A leader may have learned too late that it is due here: no verdict names its end.
         is_awaited = holding.is_due or holding.status is CheckpointStatus.OPEN
         if is_awaited and holding.told not in _FINAL:
-            turn.act(Tell(checkpoint, CheckpointStatus.DROPPED, reason))
+            turn.act(ReportOutcome(checkpoint, CheckpointStatus.DROPPED, reason))
         elif holding.told is None:
-            turn.act(Tell(checkpoint, CheckpointStatus.PROTECTED, reason))
+            turn.act(ReportOutcome(checkpoint, CheckpointStatus.PROTECTED, reason))
         for part in [part for part in self._pulling if part[0] == checkpoint]:
             self._pulling.discard(part)
             self._unwanted.add(part)
@@ -304,14 +304,14 @@ class HostInventory:
                     continue
                 if turn.now_secs < self._pull_at_secs.get(part, turn.now_secs):
                     continue
-                holding = self._holding(turn, order.id, order.part_count)
+                holding = self._held_entry(turn, order.id, order.part_count)
                 if holding is None or rank in holding.replicas or rank in holding.own:
                     continue
                 self._pull_at_secs.pop(part, None)
                 self._pulling.add(part)
                 turn.act(Pull(order.id, rank, holding.part_count, order.source))
 
-    def _holding(
+    def _held_entry(
         self,
         turn: Turn,
         checkpoint: CheckpointId,

@@ -328,7 +328,7 @@ class Preserved:
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """Somebody here has removed the checkpoint, wherever this host can: `Gone`."""
+    """Somebody here has removed the checkpoint, wherever this host can: `DeleteConfirmed`."""
 
     id: CheckpointId
 
@@ -338,7 +338,7 @@ class LeaveWanted:
     """The agent goes now."""
 
 
-Fact = (
+Input = (
     Found
     | Tick
     | Received

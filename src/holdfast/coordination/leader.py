@@ -49,17 +49,17 @@ PASSED = "the ranks did not meet at one step"
 class Leader:
     """Leads one attempt."""
 
-    def __init__(self, identity: AgentIdentity, reign: Leadership, *, is_new: bool) -> None:
+    def __init__(self, identity: AgentIdentity, leadership: Leadership, *, is_new: bool) -> None:
         self._identity = identity
         self._settings = identity.settings
-        self.reign = reign
-        self.term = reign.term
-        self.ledger = CheckpointTable(reign.attempt, reign.limits)
+        self.leadership = leadership
+        self.term = leadership.term
+        self.table = CheckpointTable(leadership.attempt, leadership.limits)
         self.targets = TargetAgreement()
-        self.views = {host: HostView(host, is_lost=True) for host in reign.successors}
-        self._durability = Durability(identity.settings, self.ledger)
-        self._successors = reign.successors
-        self._knows_targets = self._knows_newest = self.ledger.knows_timeline = is_new
+        self.views = {host: HostView(host, is_lost=True) for host in leadership.successors}
+        self._durability = Durability(identity.settings, self.table)
+        self._successors = leadership.successors
+        self._knows_targets = self._knows_newest = self.table.knows_timeline = is_new
         self._has_been_whole = False
         self._living_count = 0
         self._broken: set[str] = set()
@@ -82,7 +82,7 @@ class Leader:
     @property
     def is_whole(self) -> bool:
         """Whether all ranks of the attempt live, so that a checkpoint can become complete."""
-        return self._living_count == self.reign.rank_count and not self._broken
+        return self._living_count == self.leadership.rank_count and not self._broken
 
     @property
     def is_broken(self) -> bool:
@@ -92,12 +92,12 @@ class Leader:
     @property
     def is_saving(self) -> bool:
         """Whether a checkpoint is on its way: to all ranks, to its copies, or to be durable."""
-        return self.is_sealing or bool(self.ledger.pending())
+        return self.is_sealing or bool(self.table.pending())
 
     @property
     def is_sealing(self) -> bool:
         """Whether a checkpoint is on its way into RAM: to all ranks, or to its copies."""
-        return self._is_copying or bool(self.ledger.open_entries())
+        return self._is_copying or bool(self.table.open_entries())
 
     @property
     def save_cost_secs(self) -> float | None:
@@ -109,8 +109,8 @@ class Leader:
     @property
     def wants_preserved(self) -> bool:
         """Whether it knows all checkpoints, and not which the RAM tier's policy keeps."""
-        is_asking = self.reign.is_first and self._has_been_whole
-        return is_asking and self.ledger.preserved is None
+        is_asking = self.leadership.is_first and self._has_been_whole
+        return is_asking and self.table.preserved is None
 
     @property
     def wanted_branch(self) -> BranchWish | None:
@@ -120,7 +120,7 @@ class Leader:
     @property
     def ledger_size(self) -> int:
         """How many checkpoints it cares for."""
-        return len(self.ledger.entries)
+        return len(self.table.entries)
 
     # What it hears.
 
@@ -139,8 +139,8 @@ class Leader:
             # Hosts that have not reported yet hold checkpoints that nobody has asked about.
             return
         newest_first = sorted(checkpoints, key=lambda c: (c.attempt, c.step), reverse=True)
-        self.ledger.preserved = frozenset(newest_first[:PRESERVED_MAX])
-        self.ledger.is_changed = True
+        self.table.preserved = frozenset(newest_first[:PRESERVED_MAX])
+        self.table.is_changed = True
 
     def forget_branch(self) -> None:
         """The branch that was wanted does not begin."""
@@ -166,7 +166,9 @@ class Leader:
             view.channel.acked = max(view.channel.acked, report.ack)
         if view.is_lost or is_following != view.is_following or view.state != report.state:
             view.is_lost, view.is_following = False, is_following
-            self._take_state(view, report.state, is_present=report.attempt == self.reign.attempt)
+            self._take_state(
+                view, report.state, is_present=report.attempt == self.leadership.attempt
+            )
         if is_new_version or turn.now_secs >= view.channel.due_at_secs(self._settings):
             view.is_owed = True
             self._dirty.add(sender)
@@ -186,14 +188,14 @@ class Leader:
         if view is not None and view.incarnation == message.incarnation:
             self._forget(view)
 
-    def listed(self, turn: Turn, fact: DurableListed) -> None:
+    def listed(self, turn: Turn, item: DurableListed) -> None:
         """Takes what the durable tier holds."""
-        if fact.newest_attempt == self.reign.attempt:
-            self.ledger.limits.update(fact.limits)
-            self._knows_newest = self.ledger.knows_timeline = True
+        if item.newest_attempt == self.leadership.attempt:
+            self.table.limits.update(item.limits)
+            self._knows_newest = self.table.knows_timeline = True
             self._check_may_recycle()
-        parts = {c: listed.ranks for c, listed in fact.parts.items()}
-        self.ledger.list_durable(fact.committed, parts)
+        parts = {c: listed.ranks for c, listed in item.parts.items()}
+        self.table.list_durable(item.committed, parts)
         self._durability.listed(turn)
 
     @property
@@ -212,14 +214,14 @@ class Leader:
             self._look_for_lost(turn)
         self._decide_targets(turn)
         self._durability.run_due(turn, self)
-        self.ledger.settle()
+        self.table.settle()
         self._look_at_copies(turn)
-        for entry, status in self.ledger.news:
+        for entry, status in self.table.news:
             reason = entry.dropped or entry.failure
             turn.act(Reached(entry.id, status, entry.is_due, reason))
-        self.ledger.news.clear()
-        if self.ledger.is_changed or self.targets.is_changed:
-            self.ledger.is_changed = self.targets.is_changed = False
+        self.table.news.clear()
+        if self.table.is_changed or self.targets.is_changed:
+            self.table.is_changed = self.targets.is_changed = False
             self._dirty.update(self.views)
         self._tell(turn)
 
@@ -231,7 +233,7 @@ class Leader:
     def ring(self) -> Ring:
         """The hosts that were heard of; those that had ranks of this attempt take copies."""
         here = {h: v for h, v in self.views.items() if v.state is not None and not v.is_lost}
-        domains = {host: self.ledger.domains[host] for host in here}
+        domains = {host: self.table.domains[host] for host in here}
         takers = {host: view.offers for host, view in here.items() if view.homes}
         return Ring(domains, takers)
 
@@ -239,12 +241,12 @@ class Leader:
         host = view.host
         if view.state is None or view.state.offers != state.offers:
             self._durability.hosts_changed()
-        self.ledger.domains[host] = state.domain
+        self.table.domains[host] = state.domain
         self._living_count -= len(view.ranks)
-        before = view.take_state(state, self.reign.group)
+        before = view.take_state(state, self.leadership.group)
         self._living_count += len(view.ranks)
         self._note_ended(view, state)
-        if view.homes - view.ranks or (state.group == self.reign.group and state.is_broken):
+        if view.homes - view.ranks or (state.group == self.leadership.group and state.is_broken):
             self._broken.add(host)
         else:
             self._broken.discard(host)
@@ -253,11 +255,11 @@ class Leader:
             rank_hosts = (v.host for v in self.views.values() if v.ranks or (v.is_lost and v.homes))
             self._rank_hosts = frozenset(rank_hosts)
         for checkpoint in state.deleted:
-            self.ledger.delete(checkpoint)
-        self.ledger.apply_report(host, before, view.held)
-        if not self.ledger.deleted.isdisjoint(before.keys() - view.held.keys()):
+            self.table.delete(checkpoint)
+        self.table.apply_report(host, before, view.held)
+        if not self.table.deleted.isdisjoint(before.keys() - view.held.keys()):
             # Whoever waits until nobody holds it is on another host.
-            self.ledger.is_changed = True
+            self.table.is_changed = True
         view.is_present = is_present
         self._drop_missed([view])
         if self.is_whole and not self._has_been_whole:
@@ -267,12 +269,12 @@ class Leader:
                 self.targets.wish(kind)
             self.targets.accept_states(host, state.targets, self._ranks)
         branch = state.branch
-        if branch is not None and branch.attempt == self.reign.attempt and view.is_following:
+        if branch is not None and branch.attempt == self.leadership.attempt and view.is_following:
             self._branch = branch if not self._refused_branch else None
 
     def _note_ended(self, view: HostView, state: HostState) -> None:
         """Notes what ranks are gone, for all others, which may wait for them."""
-        if state.group == self.reign.group:
+        if state.group == self.leadership.group:
             view.left.update(ranks_in(state.left))
             view.homes.update(ranks_in(state.lost))
         # An agent that is started anew, and finds no rank alive, says nothing of them.
@@ -283,27 +285,27 @@ class Leader:
             is_new = bool(ranks) and self._ended.get(key) != ended
             if is_new and (key in self._ended or len(self._ended) < ENDED_MAX):
                 self._ended[key] = ended
-                self.ledger.is_changed = True
+                self.table.is_changed = True
 
     def _know_all(self) -> None:
         """All ranks are there: it is known in how many domains a part can stand."""
         self._has_been_whole = True
-        if self.reign.is_first:
-            self.ledger.fresh_above = self._ranks().highest
+        if self.leadership.is_first:
+            self.table.fresh_above = self._ranks().highest
         rank_hosts = [v for v in self.views.values() if v.ranks]
         rank_hosts.sort(key=lambda v: min(v.ranks))
-        domains = {v.host: self.ledger.domains[v.host] for v in rank_hosts}
-        self.ledger.required = min(self._settings.copies, len(set(domains.values())))
+        domains = {v.host: self.table.domains[v.host] for v in rank_hosts}
+        self.table.required = min(self._settings.copies, len(set(domains.values())))
         self._check_may_recycle()
-        if self.reign.is_first and self._identity.host in domains:
+        if self.leadership.is_first and self._identity.host in domains:
             self._successors = successors_of(self._identity.host, domains, SUCCESSORS_MAX)
-        self.ledger.recount()
+        self.table.recount()
 
     def _check_may_recycle(self) -> None:
         """An agent that was started anew may have missed that another attempt has begun."""
         knows_enough = self._has_been_whole and self._knows_newest
-        self.ledger.may_recycle = self.reign.is_first and knows_enough
-        self.ledger.is_changed = True
+        self.table.may_recycle = self.leadership.is_first and knows_enough
+        self.table.is_changed = True
 
     def _drop_missed(self, views: Collection[HostView]) -> None:
         """Drop the open checkpoints that ranks of `views` have passed without making their part.
@@ -312,7 +314,7 @@ class Leader:
         after that, by a host that was silent or is far behind, and the ranks that passed it may
         have nothing new to report: so all views are compared again every half heartbeat.
         """
-        open_entries = self.ledger.open_entries()
+        open_entries = self.table.open_entries()
         if not open_entries:
             return
         # Where a host is silent, it may have a copy of what is gone here.
@@ -324,17 +326,17 @@ class Leader:
                 continue
             if are_all_heard:
                 gone |= view.homes - view.ranks
-            if view.state.group == self.reign.group:
+            if view.state.group == self.leadership.group:
                 for progress in view.state.progress:
                     last_steps.update(dict.fromkeys(ranks_in(progress.ranks), progress.step))
         for entry in open_entries:
             if any(last_steps.get(rank, NO_STEP) >= entry.id.step for rank in entry.missing):
-                self.ledger.drop(entry, PASSED)
+                self.table.drop(entry, PASSED)
             elif not entry.missing.isdisjoint(gone):
-                self.ledger.drop(entry, "a rank ended before it made its part")
+                self.table.drop(entry, "a rank ended before it made its part")
 
     def _decide_targets(self, turn: Turn) -> None:
-        if not self.reign.is_first:
+        if not self.leadership.is_first:
             return
         if not self.is_whole:
             if self._has_been_whole:
@@ -358,7 +360,7 @@ class Leader:
         self.targets.propose(self._ranks)
 
     def _ranks(self) -> Ranks:
-        origin = self.reign.origin
+        origin = self.leadership.origin
         highest = max((self.views[host].published for host in self._rank_hosts), default=NO_STEP)
         return Ranks(self._rank_hosts, max(highest, origin.step if origin else NO_STEP))
 
@@ -379,21 +381,21 @@ class Leader:
         self._drop_missed(self.views.values())
         begun_at_secs = turn.now_secs if self._begun_at_secs is None else self._begun_at_secs
         has_gathered = turn.now_secs - begun_at_secs >= self._settings.gather_secs
-        if not self.reign.is_first or not has_gathered:
+        if not self.leadership.is_first or not has_gathered:
             return
-        for entry in list(self.ledger.entries.values()):
-            if entry.is_open and entry.id.attempt < self.reign.attempt:
-                self.ledger.drop(entry, "its attempt is over")
+        for entry in list(self.table.entries.values()):
+            if entry.is_open and entry.id.attempt < self.leadership.attempt:
+                self.table.drop(entry, "its attempt is over")
 
     def _look_at_copies(self, turn: Turn) -> None:
         """Whether copies are on their way; a peer that cannot be reached holds nothing up."""
-        newest = self.ledger.newest_complete()
+        newest = self.table.newest_complete()
         exposed = None
         if (
             newest is not None
-            and newest.id.attempt == self.reign.attempt
-            and self.ledger.required > 0
-            and newest.id != self.ledger.floor
+            and newest.id.attempt == self.leadership.attempt
+            and self.table.required > 0
+            and newest.id != self.table.floor
             and not newest.was_protected
         ):
             exposed = newest.id
@@ -404,12 +406,12 @@ class Leader:
 
     def _forget(self, view: HostView) -> None:
         """Its RAM is not counted on any more. Its ranks are not known to be gone."""
-        self.ledger.apply_report(view.host, view.held, {})
+        self.table.apply_report(view.host, view.held, {})
         self._living_count -= len(view.ranks)
         view.held, view.ranks = {}, frozenset()
         view.state = None
         view.is_lost = True
-        self.ledger.is_changed = True
+        self.table.is_changed = True
         self._durability.hosts_changed()
 
     # What it tells.
@@ -441,22 +443,22 @@ class Leader:
         assert isinstance(view.channel.content, Command)
         return Orders(
             run=self._identity.run,
-            attempt=self.reign.attempt,
-            group=self.reign.group,
+            attempt=self.leadership.attempt,
+            group=self.leadership.group,
             term=self.term,
             incarnation=self._identity.incarnation,
             seq=self._seq,
             version=view.channel.version,
             ack=view.version,
-            origin=self.reign.origin,
-            rank_count=self.reign.rank_count,
+            origin=self.leadership.origin,
+            rank_count=self.leadership.rank_count,
             successors=self._successors,
             command=view.channel.content,
         )
 
     def _command(self, view: HostView) -> Command:
         writes, pulls = [], []
-        for entry in self.ledger:
+        for entry in self.table:
             ranks = entry.writes.get(view.host)
             if ranks:
                 writes.append(WriteOrder(entry.id, runs_of(ranks), entry.round))
@@ -467,7 +469,7 @@ class Leader:
                 pulls.append(PullOrder(entry.id, entry.part_count, runs_of(pulled), source))
         return Command(
             targets=self.targets.targets() if self._knows_targets else None,
-            verdicts=tuple(self.ledger.verdict(checkpoint) for checkpoint in view.held),
+            verdicts=tuple(self.table.verdict(checkpoint) for checkpoint in view.held),
             writes=tuple(writes),
             pulls=tuple(pulls),
             is_settled=self._durability.is_settled,
@@ -480,7 +482,7 @@ class Leader:
 
         A successor does not say so: where the network is cut, it may see some hosts alone.
         """
-        if view.state is None or not (self.reign.is_first and self._has_been_whole):
+        if view.state is None or not (self.leadership.is_first and self._has_been_whole):
             return ()
         new = set(view.state.deleted) - self._known_gone
         if new and any(other.is_lost and other.homes for other in self.views.values()):

@@ -13,7 +13,7 @@ from holdfast.coordination import inputs
 from holdfast.coordination.bootstrap import Bootstrap, tell_refused
 from holdfast.coordination.effects import Effect, GroupRefused
 from holdfast.coordination.follower import Follower
-from holdfast.coordination.inputs import Fact, Published
+from holdfast.coordination.inputs import Input, Published
 from holdfast.coordination.leader import Leader
 from holdfast.coordination.leadership import Leadership
 from holdfast.coordination.lease import LeaseRenewal
@@ -33,17 +33,17 @@ class Node:
 
     def __init__(self, identity: AgentIdentity) -> None:
         self.identity = identity
-        self.member = Follower(identity)
+        self.follower = Follower(identity)
         self.leader: Leader | None = None
-        self.starting: Bootstrap | None = None
+        self.bootstrap: Bootstrap | None = None
         self.lease = LeaseRenewal(identity.incarnation)
         self.refused: dict[str, tuple[str, Refusal]] = {}
 
-    def handle(self, fact: Fact, now_secs: float, published: Published) -> list[Effect]:
-        """Takes one fact.
+    def handle(self, item: Input, now_secs: float, published: Published) -> list[Effect]:
+        """Take one input.
 
         Args:
-            fact: what happened; the first one of a start may be `Found`.
+            item: what happened; the first one of a start may be `Found`.
             now_secs: seconds on a clock that never goes backwards.
             published: the steps of the ranks that live here, read just now.
 
@@ -51,7 +51,7 @@ class Node:
             What is to be done, in this order.
         """
         turn = Turn(self.identity.host, now_secs, published)
-        self._take(turn, fact)
+        self._take(turn, item)
         for _ in range(INNER_MAX):
             self._work(turn)
             if not turn.inner:
@@ -63,11 +63,11 @@ class Node:
 
     def next_at_secs(self, now_secs: float) -> float:
         """When a `Tick` is due, if nothing happens before; on the clock of `handle`."""
-        times = [self.member.next_at_secs(now_secs), self.lease.next_at_secs()]
+        times = [self.follower.next_at_secs(now_secs), self.lease.next_at_secs()]
         if self.leader is not None:
             times.append(self.leader.next_at_secs(now_secs))
-        if self.starting is not None:
-            times.append(self.starting.next_at_secs(now_secs))
+        if self.bootstrap is not None:
+            times.append(self.bootstrap.next_at_secs(now_secs))
         return min(times)
 
     # What others want to know.
@@ -75,22 +75,22 @@ class Node:
     @property
     def attempt(self) -> int:
         """The newest attempt that is known here; 0 where none is."""
-        return self.member.attempt
+        return self.follower.attempt
 
     @property
     def is_settled(self) -> bool:
         """Whether this host's RAM is not needed by any checkpoint, as far as its leader knows."""
-        return self.member.is_settled
+        return self.follower.is_settled
 
     def serves(self, attempt: int) -> bool:
         """Whether a host that knows of no newer attempt than `attempt` may read parts here."""
-        return attempt >= self.member.attempt
+        return attempt >= self.follower.attempt
 
     @property
     def may_decide(self) -> bool:
         """Whether the policies are to be asked here: where the leader is, while all ranks live."""
         leader = self.leader
-        return leader is not None and leader.reign.is_first and leader.is_whole
+        return leader is not None and leader.leadership.is_first and leader.is_whole
 
     @property
     def is_saving(self) -> bool:
@@ -105,20 +105,20 @@ class Node:
     @property
     def has_copies(self) -> bool:
         """Whether parts are to stand in several failure domains, as far as is known here."""
-        return self.leader is not None and self.leader.ledger.required > 1
+        return self.leader is not None and self.leader.table.required > 1
 
     def waits_for(self, now_secs: float) -> str:
         """Return what trainers here whose attempt has not begun wait for; empty: there are none."""
-        wanting = next(iter(self.member.wanting.values()), None)
+        wanting = next(iter(self.follower.wanting.values()), None)
         if wanting is None:
             return ""
-        if self.starting is not None:
-            return self.starting.waits_for(now_secs)
+        if self.bootstrap is not None:
+            return self.bootstrap.waits_for(now_secs)
         return f"host {wanting.leader}, where rank 0 is, has not begun the attempt"
 
     def complete_ids(self) -> set[CheckpointId]:
         """The checkpoints whose parts all stand somewhere, as far as is known where it leads."""
-        entries = self.leader.ledger if self.leader is not None else ()
+        entries = self.leader.table if self.leader is not None else ()
         return {e.id for e in entries if e.is_complete and not e.dropped}
 
     @property
@@ -128,28 +128,28 @@ class Node:
 
     def once_complete_ids(self) -> set[CheckpointId]:
         """The checkpoints that were complete, where it leads; a silent host may hold them."""
-        entries = self.leader.ledger if self.leader is not None else ()
+        entries = self.leader.table if self.leader is not None else ()
         return {e.id for e in entries if e.was_complete and not e.dropped}
 
     @property
     def leads(self) -> bool:
         """Whether this host leads the run's newest attempt, as rank 0's."""
-        return self.leader is not None and self.leader.reign.is_first
+        return self.leader is not None and self.leader.leadership.is_first
 
     def held_ids(self) -> set[CheckpointId]:
         """The checkpoints of which any part stands in RAM, as far as is known where it leads."""
-        entries = self.leader.ledger if self.leader is not None else ()
+        entries = self.leader.table if self.leader is not None else ()
         return {e.id for e in entries if any(e.holders.values())}
 
     def tier_of(self, checkpoint: CheckpointId) -> str:
         """Where it stands, as far as is known where it leads: in "ram", or else "durable"."""
-        entry = self.leader.ledger.entries.get(checkpoint) if self.leader is not None else None
+        entry = self.leader.table.entries.get(checkpoint) if self.leader is not None else None
         is_in_ram = entry is not None and all(entry.holders.get(r) for r in range(entry.part_count))
         return "ram" if is_in_ram else "durable"
 
     def pending_ids(self) -> list[CheckpointId]:
         """The checkpoints on their way to the durable tier, where it leads; the oldest first."""
-        entries = self.leader.ledger if self.leader is not None else ()
+        entries = self.leader.table if self.leader is not None else ()
         return [e.id for e in entries if e.is_pending]
 
     def is_target_under_way(self, kind: TargetKind) -> bool:
@@ -166,13 +166,13 @@ class Node:
 
     def fence(self, turn: Turn, attempt: int, reason: str) -> None:
         """A newer attempt has begun; who leads it is asked of those that led before."""
-        if attempt > self.member.attempt:
-            self.member.fence(turn, attempt, reason)
+        if attempt > self.follower.attempt:
+            self.follower.fence(turn, attempt, reason)
             self.check_leads()
 
     def check_leads(self) -> None:
         """Leads no attempt that is not the newest."""
-        if self.leader is not None and self.leader.reign.attempt < self.member.attempt:
+        if self.leader is not None and self.leader.leadership.attempt < self.follower.attempt:
             self.leader = None
 
     def step_down(self) -> None:
@@ -181,185 +181,193 @@ class Node:
 
     # How facts are taken.
 
-    def _take(self, turn: Turn, fact: Fact) -> None:
-        member = self.member
-        match fact:
+    def _take(self, turn: Turn, item: Input) -> None:
+        follower = self.follower
+        match item:
             case inputs.Received():
-                receive(self, turn, fact.sender, fact.message)
+                receive(self, turn, item.sender, item.message)
             case inputs.Found():
-                member.adopt_state(turn, fact)
-                if member.reign is not None and fact.leader == turn.host:
-                    self.leader = Leader(self.identity, member.reign, is_new=False)
+                follower.adopt_state(turn, item)
+                if follower.leadership is not None and item.leader == turn.host:
+                    self.leader = Leader(self.identity, follower.leadership, is_new=False)
                     # The agent before this one may have left the lease.
-                    self.lease.held = fact.attempt
+                    self.lease.held = item.attempt
             case inputs.RankJoined():
-                member.joined(turn, fact)
+                follower.joined(turn, item)
             case inputs.RankLeft() | inputs.RankLost():
-                member.left(fact)
+                follower.left(item)
             case inputs.PartBegun():
-                member.note_begun(fact)
+                follower.note_begun(item)
             case inputs.PartSealed() | inputs.PartAbandoned():
-                member.note_sealed(turn, fact)
+                follower.note_sealed(turn, item)
             case inputs.CopiesOffered():
-                member.offered(fact)
+                follower.offered(item)
             case inputs.Wish():
-                member.wished(fact.kind)
+                follower.wished(item.kind)
             case inputs.BranchWanted():
-                member.branch_wanted(fact)
+                follower.branch_wanted(item)
             case inputs.TargetWritten():
-                member.target_written(fact)
+                follower.target_written(item)
             case inputs.LeaveWanted():
-                member.leave(turn)
+                follower.leave(turn)
             case inputs.Preserved():
                 if self.leader is not None:
-                    self.leader.preserve(fact.ids)
+                    self.leader.preserve(item.ids)
             case inputs.Deleted():
-                member.deleted(turn, fact.id)
+                follower.deleted(turn, item.id)
             case inputs.Tick():
                 pass
             case _:
-                self._take_outcome(turn, fact)
+                self._take_outcome(turn, item)
 
-    def _take_outcome(self, turn: Turn, fact: Fact) -> None:
+    def _take_outcome(self, turn: Turn, item: Input) -> None:
         """Takes what came of an effect on the stores."""
-        holdings, leader, starting = self.member.holdings, self.leader, self.starting
-        match fact:
+        inventory, leader, bootstrap = self.follower.inventory, self.leader, self.bootstrap
+        match item:
             case inputs.ReplicaSealed():
-                holdings.replica_sealed(turn, fact)
+                inventory.replica_sealed(turn, item)
             case inputs.PullFailed():
-                holdings.pull_failed(turn, fact)
+                inventory.pull_failed(turn, item)
             case inputs.PartsWritten():
-                holdings.parts_written(fact)
+                inventory.parts_written(item)
             case inputs.WriteFailed():
-                holdings.write_failed(turn, fact)
-                self.fence(turn, fact.newer_attempt, fact.reason)
+                inventory.write_failed(turn, item)
+                self.fence(turn, item.newer_attempt, item.reason)
             case inputs.CommitWritten() if leader is not None:
-                leader.durability.committed(fact.id)
+                leader.durability.committed(item.id)
             case inputs.CommitFailed():
                 if leader is not None:
-                    leader.durability.commit_failed(turn, fact)
-                self.fence(turn, fact.newer_attempt, fact.reason)
+                    leader.durability.commit_failed(turn, item)
+                self.fence(turn, item.newer_attempt, item.reason)
             case inputs.DurableListed():
-                self._take_listing(turn, fact)
+                self._take_listing(turn, item)
             case inputs.ListingFailed():
-                if starting is not None:
-                    starting.listing_failed(turn, fact)
+                if bootstrap is not None:
+                    bootstrap.listing_failed(turn, item)
                 if leader is not None:
                     leader.durability.listing_failed(turn)
             case inputs.AttemptBegun():
-                attempt = fact.asked.attempt
-                if starting is not None and starting.awaits(fact.asked):
-                    starting.attempt_begun(fact)
+                attempt = item.asked.attempt
+                if bootstrap is not None and bootstrap.awaits(item.asked):
+                    bootstrap.attempt_begun(item)
                 else:
                     # The start that asked for it is gone; the record fences all the same.
                     self.fence(turn, attempt, f"attempt {attempt} has begun")
                     self.lease.held = self.lease.held or attempt
             case inputs.LeaseWritten():
                 self.lease.written()
-            case inputs.LeaseRead() if starting is not None:
-                starting.lease_read(turn, fact)
-            case inputs.LeaseNotRead() if starting is not None:
-                starting.lease_not_read(turn, fact)
-            case inputs.AttemptTaken() if starting is not None:
-                starting.attempt_taken(fact)
-            case inputs.BeginFailed() if starting is not None:
-                starting.begin_failed(turn, fact)
-        self.member.changed()
+            case inputs.LeaseRead() if bootstrap is not None:
+                bootstrap.lease_read(turn, item)
+            case inputs.LeaseNotRead() if bootstrap is not None:
+                bootstrap.lease_not_read(turn, item)
+            case inputs.AttemptTaken() if bootstrap is not None:
+                bootstrap.attempt_taken(item)
+            case inputs.BeginFailed() if bootstrap is not None:
+                bootstrap.begin_failed(turn, item)
+        self.follower.changed()
 
-    def _take_listing(self, turn: Turn, fact: inputs.DurableListed) -> None:
-        if self.starting is not None:
-            self.starting.listed_durable(fact)
-        if self.leader is not None and fact.newest_attempt > self.member.attempt:
+    def _take_listing(self, turn: Turn, item: inputs.DurableListed) -> None:
+        if self.bootstrap is not None:
+            self.bootstrap.listed_durable(item)
+        if self.leader is not None and item.newest_attempt > self.follower.attempt:
             # A start that goes on meanwhile is told by the record whether it is too late.
-            self.fence(turn, fact.newest_attempt, f"attempt {fact.newest_attempt} has begun")
+            self.fence(turn, item.newest_attempt, f"attempt {item.newest_attempt} has begun")
         elif self.leader is not None:
-            self.leader.listed(turn, fact)
+            self.leader.listed(turn, item)
 
     def _work(self, turn: Turn) -> None:
         self._start(turn)
         if self.leader is not None:
             self.leader.run_due(turn)
-        self.member.run_due(turn)
+        self.follower.run_due(turn)
         self._succeed(turn)
 
     def _start(self, turn: Turn) -> None:
         """Begins what trainers want to begin: an attempt, or a branch of theirs."""
-        member, wanting = self.member, self.member.begins_here
-        if self.starting is not None and not self._is_wanted(self.starting):
-            self.starting = None
-        if self.starting is None and wanting is not None:
-            self.starting = Bootstrap(self.identity, wanting, turn.now_secs)
-        if self.starting is None and self.leader is not None and member.group is not None:
+        follower, wanting = self.follower, self.follower.begins_here
+        if self.bootstrap is not None and not self._is_wanted(self.bootstrap):
+            self.bootstrap = None
+        if self.bootstrap is None and wanting is not None:
+            self.bootstrap = Bootstrap(self.identity, wanting, turn.now_secs)
+        if self.bootstrap is None and self.leader is not None and follower.group is not None:
             branch = self.leader.wanted_branch
             if branch is not None:
-                self.starting = Bootstrap(
+                self.bootstrap = Bootstrap(
                     self.identity,
-                    member.group,
+                    follower.group,
                     turn.now_secs,
                     branch_from=branch.attempt,
                     origin=branch.origin,
                 )
-        starting = self.starting
-        member.start_waits_for = ""
-        if starting is None:
+        bootstrap = self.bootstrap
+        follower.start_waits_for = ""
+        if bootstrap is None:
             return
         # A group that lost a rank, on whichever host, cannot go on and does not stand in the way.
         is_broken = self.leader is not None and self.leader.is_broken
-        starting.run_due(turn, None if is_broken else member.group)
-        if starting.reign is not None:
-            self._lead(turn, starting, starting.reign)
-        elif starting.refusal:
-            self._refuse(turn, starting)
-        elif turn.now_secs >= starting.group.since_secs + self.identity.settings.joining_secs:
-            member.start_waits_for = starting.waits_for(turn.now_secs)
+        bootstrap.run_due(turn, None if is_broken else follower.group)
+        if bootstrap.leadership is not None:
+            self._lead(turn, bootstrap, bootstrap.leadership)
+        elif bootstrap.refusal:
+            self._refuse(turn, bootstrap)
+        elif turn.now_secs >= bootstrap.group.since_secs + self.identity.settings.joining_secs:
+            follower.start_waits_for = bootstrap.waits_for(turn.now_secs)
 
     def _living_attempt(self) -> int:
         """Return the attempt that this host leads as rank 0's while its trainers live; else 0."""
-        leader, group = self.leader, self.member.group
-        if leader is None or group is None or not leader.reign.is_first or leader.is_broken:
+        leader, group = self.leader, self.follower.group
+        if leader is None or group is None or not leader.leadership.is_first or leader.is_broken:
             return 0
-        is_living = group.word == leader.reign.group and group.is_living
-        return leader.reign.attempt if is_living else 0
+        is_living = group.word == leader.leadership.group and group.is_living
+        return leader.leadership.attempt if is_living else 0
 
-    def _is_wanted(self, starting: Bootstrap) -> bool:
-        if starting.branch_from:
-            return self.leader is not None and self.leader.reign.attempt == starting.branch_from
-        return starting.group is self.member.begins_here
+    def _is_wanted(self, bootstrap: Bootstrap) -> bool:
+        if bootstrap.branch_from:
+            return (
+                self.leader is not None and self.leader.leadership.attempt == bootstrap.branch_from
+            )
+        return bootstrap.group is self.follower.begins_here
 
-    def _lead(self, turn: Turn, starting: Bootstrap, reign: Leadership) -> None:
-        before, self.starting = self.leader, None
-        self.leader = Leader(self.identity, reign, is_new=True)
-        for checkpoint in starting.given_up:
+    def _lead(self, turn: Turn, bootstrap: Bootstrap, leadership: Leadership) -> None:
+        before, self.bootstrap = self.leader, None
+        self.leader = Leader(self.identity, leadership, is_new=True)
+        for checkpoint in bootstrap.given_up:
             turn.act(checkpoint)
-        if starting.branch_from and before is not None:
+        if bootstrap.branch_from and before is not None:
             self.leader.inherit(turn, before)
-        for sender, report in sorted(starting.hellos.items()):
+        for sender, report in sorted(bootstrap.hellos.items()):
             self.leader.accept_report(turn, sender, report)
-        if starting.listed is not None:
-            self.leader.listed(turn, starting.listed)
+        if bootstrap.listed is not None:
+            self.leader.listed(turn, bootstrap.listed)
 
-    def _refuse(self, turn: Turn, starting: Bootstrap) -> None:
-        self.starting = None
-        if starting.branch_from:
+    def _refuse(self, turn: Turn, bootstrap: Bootstrap) -> None:
+        self.bootstrap = None
+        if bootstrap.branch_from:
             if self.leader is not None:
                 self.leader.forget_branch()
-            newest = starting.listed.newest_attempt if starting.listed is not None else 0
-            turn.act(GroupRefused(starting.group.word, starting.refusal, starting.refusal_kind))
-            self.fence(turn, newest, starting.refusal)
+            newest = bootstrap.listed.newest_attempt if bootstrap.listed is not None else 0
+            turn.act(GroupRefused(bootstrap.group.word, bootstrap.refusal, bootstrap.refusal_kind))
+            self.fence(turn, newest, bootstrap.refusal)
             return
-        self.refused[starting.group.word] = starting.refusal, starting.refusal_kind
+        self.refused[bootstrap.group.word] = bootstrap.refusal, bootstrap.refusal_kind
         while len(self.refused) > REFUSED_MAX:
             del self.refused[next(iter(self.refused))]
-        tell_refused(turn, starting)
+        tell_refused(turn, bootstrap)
 
     def _succeed(self, turn: Turn) -> None:
         """Leads in the place of a silent leader, if it is this host's turn."""
-        following = self.member.following
-        if following.leader != turn.host or following.incarnation:
+        election = self.follower.election
+        if election.leader != turn.host or election.incarnation:
             return
-        reign = self.member.reign
-        if self.leader is not None or reign is None or reign.attempt != self.member.attempt:
+        leadership = self.follower.leadership
+        if (
+            self.leader is not None
+            or leadership is None
+            or leadership.attempt != self.follower.attempt
+        ):
             return
-        reign = replace(reign, successors=following.successors, term=following.term, is_first=False)
-        self.leader = Leader(self.identity, reign, is_new=False)
-        self.member.changed()
+        leadership = replace(
+            leadership, successors=election.successors, term=election.term, is_first=False
+        )
+        self.leader = Leader(self.identity, leadership, is_new=False)
+        self.follower.changed()

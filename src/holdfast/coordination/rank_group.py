@@ -54,14 +54,14 @@ class RankGroup:
         self.sealed.clear()
 
 
-def joined_group(fact: RankJoined, now_secs: float) -> RankGroup:
+def joined_group(item: RankJoined, now_secs: float) -> RankGroup:
     """The group that a first trainer brings."""
     return RankGroup(
-        fact.group,
-        fact.rank_count,
-        fact.leader,
-        takeover=fact.takeover,
-        hosts=fact.hosts,
+        item.group,
+        item.rank_count,
+        item.leader,
+        takeover=item.takeover,
+        hosts=item.hosts,
         since_secs=now_secs,
     )
 

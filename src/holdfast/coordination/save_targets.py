@@ -97,7 +97,9 @@ class TargetAgreement:
             slot.basis = slot.step - 1
             self.is_changed = True
 
-    def accept_states(self, host: str, states: Iterable[TargetState], look: Callable[[], Ranks]) -> None:
+    def accept_states(
+        self, host: str, states: Iterable[TargetState], look: Callable[[], Ranks]
+    ) -> None:
         """Takes what a host made of the targets; `look` counts the hosts, which takes a while."""
         for state in states:
             slot = self._slots[state.kind]

@@ -81,23 +81,23 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
 
 def survey(leader: Leader, now_secs: float) -> Lead:
     """What a leader tells."""
-    ledger = leader.ledger
+    table = leader.table
     seen = []
     for view in leader.views.values():
         heard_at_secs = view.heard_at_secs
         seen.append(
             HostSeen(
                 host=view.host,
-                domain=ledger.domains.get(view.host, view.host),
+                domain=table.domains.get(view.host, view.host),
                 ranks=runs_of(view.homes),
                 silent_secs=max(0.0, now_secs - heard_at_secs) if heard_at_secs else None,
             )
         )
-    counting = [e for e in ledger if not e.dropped and ledger.on_timeline(e.id)]
+    counting = [e for e in table if not e.dropped and table.on_timeline(e.id)]
     return Lead(
-        attempt=leader.reign.attempt,
+        attempt=leader.leadership.attempt,
         term=leader.term,
-        rank_count=leader.reign.rank_count,
+        rank_count=leader.leadership.rank_count,
         hosts=tuple(seen),
         known=tuple(
             Known(
@@ -108,7 +108,7 @@ def survey(leader: Leader, now_secs: float) -> Lead:
             )
             for entry in counting[-KNOWN_MAX:]
         ),
-        newest_committed=ledger.newest_committed,
+        newest_committed=table.newest_committed,
     )
 
 

@@ -29,60 +29,60 @@ class TargetCells:
     """What the words of one host say."""
 
     def __init__(self) -> None:
-        self._words: dict[TargetKind, _Cell] = {}
+        self._cells: dict[TargetKind, _Cell] = {}
 
     def adopt_cells(self, turn: Turn, found: Found) -> None:
         """Takes the words as an agent before this one left them, and looks at them anew."""
         for kind, step in found.targets.items():
             is_confirmed = kind is TargetKind.PREEMPTION and found.is_confirmed
-            self._words[kind] = _Cell(step, is_confirmed=is_confirmed)
+            self._cells[kind] = _Cell(step, is_confirmed=is_confirmed)
             turn.act(SetTarget(kind, step))
 
     def reset(self, turn: Turn) -> None:
         """Clears them all, for a new attempt: an agent before this one may have left some."""
-        self._words.clear()
+        self._cells.clear()
         for kind in TargetKind:
             turn.act(ClearTarget(kind))
 
     @property
     def is_waiting(self) -> bool:
         """Whether ranks have still to come to a target."""
-        return any(not word.is_served for word in self._words.values())
+        return any(not word.is_served for word in self._cells.values())
 
     def obey(self, turn: Turn, targets: Sequence[TargetProposal]) -> None:
         """Makes the words say what the leader wants."""
         wanted = {target.kind: target for target in targets}
         for kind in TargetKind:
-            target, word = wanted.get(kind), self._words.get(kind)
+            target, word = wanted.get(kind), self._cells.get(kind)
             if target is None:
                 if word is not None:
-                    del self._words[kind]
+                    del self._cells[kind]
                     turn.act(ClearTarget(kind))
                 continue
             if word is None or word.step != target.step:
-                word = self._words[kind] = _Cell(target.step)
+                word = self._cells[kind] = _Cell(target.step)
                 turn.act(SetTarget(kind, target.step))
             if target.is_confirmed and not word.is_confirmed:
                 word.is_confirmed = True
                 if kind is TargetKind.PREEMPTION:
                     turn.act(ConfirmTarget(target.step))
 
-    def written(self, fact: TargetWritten) -> bool:
+    def written(self, item: TargetWritten) -> bool:
         """Takes the look after the writing; whether the target is accepted by it."""
-        word = self._words.get(fact.kind)
-        if word is None or word.step != fact.step or word.is_accepted is not None:
+        word = self._cells.get(item.kind)
+        if word is None or word.step != item.step or word.is_accepted is not None:
             return False
-        word.is_accepted, word.highest = fact.highest < fact.step, fact.highest
+        word.is_accepted, word.highest = item.highest < item.step, item.highest
         return word.is_accepted
 
     def is_confirmed(self, kind: TargetKind) -> bool:
         """Whether all hosts have accepted the target of `kind`."""
-        word = self._words.get(kind)
+        word = self._cells.get(kind)
         return word is not None and word.is_confirmed
 
     def check_ranks(self, ranks: Collection[int], begun: Mapping[int, int], lowest: int) -> None:
         """Notes which targets every rank here has come to: it began its part, or is beyond."""
-        for word in self._words.values():
+        for word in self._cells.values():
             # Steps that were read before the word stood tell nothing of who will see it.
             if not word.is_served and word.is_accepted is not None:
                 word.is_served = lowest > word.step or all(
@@ -95,5 +95,5 @@ class TargetCells:
             TargetState(
                 kind, word.step, word.is_accepted, word.highest, word.is_served, word.is_confirmed
             )
-            for kind, word in sorted(self._words.items())
+            for kind, word in sorted(self._cells.items())
         )

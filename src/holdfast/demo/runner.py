@@ -158,7 +158,9 @@ class _Life:
         time = self._clock.now().timestamp()
         self._take_records()
         where = f"{host}: " if plan.hosts > 1 else ""
-        self._display.show_line(f"  after step {trainer.step}: {where}{failure.kind.value} (pid {pid})")
+        self._display.show_line(
+            f"  after step {trainer.step}: {where}{failure.kind.value} (pid {pid})"
+        )
         return Strike(failure=failure, host=host, time=time, pid=pid, start=self._number)
 
     def _await_end(self, ended_by: Failure | None) -> None:

@@ -35,8 +35,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """`holdfast.json`: that a directory is a run, and which.
 
     `place` is where the run was opened last; a directory elsewhere may be a copy of it
-    (`engine.lifecycle.identity`). It is None in a bucket. `copied_from` is the run that this one began as a
-    copy of; its id is in the attempts and checkpoints that were copied.
+    (`engine.lifecycle.identity`). It is None in a bucket. `copied_from` is the run that this one
+    began as a copy of; its id is in the attempts and checkpoints that were copied.
     """
 
     format_version: int = FORMAT_VERSION

@@ -51,7 +51,7 @@ def run_directory(directory: object) -> Path:
     return Path(os.path.abspath(str(text)))
 
 
-def open_run(directory: object, decisions: Rendezvous, clock: Clock) -> OpenRun:
+def open_run(directory: object, rendezvous: Rendezvous, clock: Clock) -> OpenRun:
     """Opens the run in `directory` on all processes; rank 0 makes it where there is none.
 
     Raises:
@@ -60,29 +60,29 @@ def open_run(directory: object, decisions: Rendezvous, clock: Clock) -> OpenRun:
         InvalidArgumentError: as `run_directory`, and as `Rendezvous.decide`.
         ProcessLostError: as `Rendezvous.decide`.
     """
-    with decisions.propagating_errors("open the run"):
+    with rendezvous.propagating_errors("open the run"):
         path = run_directory(directory)
     durable = DiskStore(path, clock)
 
     def opened(_: list[str]) -> str:
         return f"{_open_or_create(path, durable, clock)} {clock.token()}"
 
-    run_id, _, group = decisions.decide("open the run", "", opened, OPEN_SECS).partition(" ")
-    if decisions.count > 1:
-        _find_on_all_hosts(run_id, durable, decisions, clock)
+    run_id, _, group = rendezvous.decide("open the run", "", opened, OPEN_SECS).partition(" ")
+    if rendezvous.count > 1:
+        _find_on_all_hosts(run_id, durable, rendezvous, clock)
     return OpenRun(directory=path, run_id=run_id, group=group, durable=durable)
 
 
 def _find_on_all_hosts(
-    run_id: str, durable: DiskStore, decisions: Rendezvous, clock: Clock
+    run_id: str, durable: DiskStore, rendezvous: Rendezvous, clock: Clock
 ) -> None:
     def judge(values: list[str]) -> str:
         check_shared(run_id, [decode(value, Sighting) for value in values])
         return ""
 
-    with decisions.propagating_errors("find the run"):
+    with rendezvous.propagating_errors("find the run"):
         seen = json_text(look_for(run_id, durable, clock))
-    decisions.decide("find the run", seen, judge, OPEN_SECS)
+    rendezvous.decide("find the run", seen, judge, OPEN_SECS)
 
 
 def _open_or_create(directory: Path, durable: DiskStore, clock: Clock) -> str:

@@ -178,7 +178,7 @@ class Rendezvous:
 
 @dataclass(frozen=True, slots=True)
 class _Telling:
-    _decisions: Rendezvous
+    _rendezvous: Rendezvous
     _name: str
 
     def __enter__(self) -> None:
@@ -191,7 +191,7 @@ class _Telling:
         traceback: TracebackType | None,
     ) -> None:
         if error is not None:
-            self._decisions.give_up(self._name, error)
+            self._rendezvous.give_up(self._name, error)
 
 
 class _Pauses:
@@ -220,8 +220,8 @@ class _Pauses:
 class _Decision:
     """One decision, as one rank takes part in it. An error that leaves the block is told to all."""
 
-    def __init__(self, decisions: Rendezvous, words: KeyValues, number: int, name: str) -> None:
-        self._of = decisions
+    def __init__(self, rendezvous: Rendezvous, words: KeyValues, number: int, name: str) -> None:
+        self._of = rendezvous
         self._words = words
         self._name = name
         self.number = number

@@ -92,14 +92,14 @@ def place_of(processes: Processes, ram: RamTier | None, peer_address: str | None
     )
 
 
-def meet(decisions: Rendezvous, place: RankPlace) -> JobHosts:
+def meet(rendezvous: Rendezvous, place: RankPlace) -> JobHosts:
     """The hosts of all ranks; every rank has to call it, with its own place.
 
     Raises:
         InvalidArgumentError: two ranks of one host contradict each other.
         ProcessLostError: as `Rendezvous.decide`.
     """
-    answer = decisions.decide("meet the hosts", json_text(place), _judged, MEET_SECS)
+    answer = rendezvous.decide("meet the hosts", json_text(place), _judged, MEET_SECS)
     told = decode(answer, tuple[_Told, ...])
     return JobHosts(
         hosts=tuple(

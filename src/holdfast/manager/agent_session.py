@@ -24,7 +24,7 @@ from holdfast.agent import protocol
 from holdfast.agent.agent_directory import WORDS
 from holdfast.agent.client import AgentClient, AgentGoneError
 from holdfast.agent.config import AgentConfig
-from holdfast.agent.control_block import ControlBlock, cost_word, notice_word, step_word
+from holdfast.agent.control_block import ControlBlock, cost_cell, notice_cell, step_cell
 from holdfast.agent.launch import ensure_agent
 from holdfast.clock import Clock
 from holdfast.errors import (
@@ -49,7 +49,7 @@ class AgentPlace:
     """Where the agent put this trainer."""
 
     folder: Path
-    words: ControlBlock
+    control: ControlBlock
     attempt: int
     origin: tuple[int, int] | None
     seat: int
@@ -58,16 +58,16 @@ class AgentPlace:
     """Where the notices begin that concern this trainer's group."""
 
     @property
-    def step_word(self) -> int:
-        return step_word(self.seat)
+    def step_cell(self) -> int:
+        return step_cell(self.seat)
 
     @property
-    def notice_word(self) -> int:
-        return notice_word(self.seat)
+    def notice_cell(self) -> int:
+        return notice_cell(self.seat)
 
     @property
-    def cost_word(self) -> int:
-        return cost_word(self.seat)
+    def cost_cell(self) -> int:
+        return cost_cell(self.seat)
 
 
 class AgentSession:
@@ -207,7 +207,7 @@ class AgentSession:
         # The other threads that called have ended.
         for client in self._all_clients:
             client.close()
-        self.place.words.close()
+        self.place.control.close()
 
     def sockets(self) -> list[int]:
         """Return the descriptors of the connections to the agent."""
@@ -276,10 +276,10 @@ class AgentSession:
             self._lost, self._lost_at = error, self._clock.monotonic()
             raise
         # What this trainer said of itself may not have reached the new words.
-        values = place.words.values
-        values[place.step_word] = old.words.values[old.step_word]
-        values[place.notice_word] = old.words.values[old.notice_word]
-        values[place.cost_word] = old.words.values[old.cost_word]
+        values = place.control.cells
+        values[place.step_cell] = old.control.cells[old.step_cell]
+        values[place.notice_cell] = old.control.cells[old.notice_cell]
+        values[place.cost_cell] = old.control.cells[old.cost_cell]
         self.place, self._is_return_due = place, True
         self._generation += 1
 
@@ -350,7 +350,7 @@ class AgentSession:
 def _place(folder: Path, attached: protocol.Attached) -> AgentPlace:
     return AgentPlace(
         folder=folder,
-        words=ControlBlock(folder / WORDS),
+        control=ControlBlock(folder / WORDS),
         attempt=attached.attempt,
         origin=attached.origin,
         seat=attached.seat,

@@ -101,17 +101,17 @@ class CheckpointManager:
         self._clock: Clock = SystemClock()
         self._framework = _framework()
         self._processes = self._framework.processes()
-        self._decisions = Rendezvous(self._processes, self._clock)
+        self._rendezvous = Rendezvous(self._processes, self._clock)
         replace_open(directory)
-        self._run = run = open_run(directory, self._decisions, self._clock)
-        self._job = find_job(run, self._options, self._decisions, self._processes, self._clock)
+        self._run = run = open_run(directory, self._rendezvous, self._clock)
+        self._job = find_job(run, self._options, self._rendezvous, self._processes, self._clock)
         self._progress = Progress(self._clock)
         self._own: UserPolicyThread | None = None
-        self._votes = Votes(self._decisions)
-        with self._decisions.propagating_errors("join the host's agent"):
-            self._link = self._job.join(self._clock, self._noticed, self._returned)
-        self._steps = SaveSchedule(self._link.place.origin, self._options, self._processes.count)
-        held = HeldResources(job=self._job, progress=self._progress, link=self._link)
+        self._votes = Votes(self._rendezvous)
+        with self._rendezvous.propagating_errors("join the host's agent"):
+            self._session = self._job.join(self._clock, self._on_notice, self._on_new_agent)
+        self._steps = SaveSchedule(self._session.place.origin, self._options, self._processes.count)
+        held = HeldResources(job=self._job, progress=self._progress, session=self._session)
         self._lifetime = Lifetime(run.directory, held, self._steps.stop)
         with self._lifetime.closed_on_error():
             self._begin(held)
@@ -121,12 +121,14 @@ class CheckpointManager:
         self._planner = Planner(
             self._run.run_id, self._processes.rank, self._processes.count, self._job.replicas
         )
-        self._saver = held.saver = Saver(self._link, self._run.durable, self._progress, self._clock)
+        self._saver = held.saver = Saver(
+            self._session, self._run.durable, self._progress, self._clock
+        )
         self._metric_names = MetricNames(self._options.preservation, self._processes.rank)
         self._restorer = Restorer(
             framework=self._framework,
             votes=self._votes,
-            link=self._link,
+            session=self._session,
             steps=self._steps,
             saver=self._saver,
             progress=self._progress,
@@ -134,11 +136,11 @@ class CheckpointManager:
             clock=self._clock,
             look=self._look,
         )
-        self._finisher = Finisher(self._decisions, self._votes, self._restorer)
+        self._finisher = Finisher(self._rendezvous, self._votes, self._restorer)
         signals = self._options.preemption_signals
-        self._signals = held.signals = PreemptionSignals(signals, self._told_to_stop, self._clock)
-        self._own = held.own = self._begin_own_policies()
-        self._link.start_watching(self._progress.pending)
+        self._signals = held.signals = PreemptionSignals(signals, self._on_stop_signal, self._clock)
+        self._own = held.own = self._start_user_policies()
+        self._session.start_watching(self._progress.pending)
 
     def __enter__(self) -> CheckpointManager:
         return self
@@ -186,20 +188,20 @@ class CheckpointManager:
             StepExistsError, StepOrderError, InvalidArgumentError: the step.
             UnsupportedLeafError: a leaf cannot be saved; nothing was written.
         """
-        steps, place = self._steps, self._link.place
-        words = place.words.values
+        steps, place = self._steps, self._session.place
+        control = place.control.cells
         if type(step) is not int or not steps.last < step <= steps.step_max:
             step = self._check_step(step, force)
-        steps.last = words[place.step_word] = step
+        steps.last = control[place.step_cell] = step
         if self._meter is not None:
             self._measure(self._meter)
         if not (
             force
-            or step >= words[TARGET_DURABLE]
-            or step >= words[TARGET_RAM]
-            or step >= words[TARGET_PREEMPTION]
-            or words[place.notice_word]
-            or words[ATTEMPT] != place.attempt
+            or step >= control[TARGET_DURABLE]
+            or step >= control[TARGET_RAM]
+            or step >= control[TARGET_PREEMPTION]
+            or control[place.notice_cell]
+            or control[ATTEMPT] != place.attempt
             or self._progress.has_failed
             or steps.is_due_by_step(step)
         ):
@@ -329,7 +331,7 @@ class CheckpointManager:
         self._lifetime.check("delete")
         found = self._look().find(arguments.check_step(step))
         request = protocol.Delete(ids=((found.step, found.attempt),))
-        self._link.call("delete", request, protocol.Empty)
+        self._session.call("delete", request, protocol.Empty)
 
     def metadata(self, step: int) -> CheckpointMetadata:
         """What the checkpoint of `step` says of itself.
@@ -385,8 +387,8 @@ class CheckpointManager:
         saving = self._progress.saving(meter.reach)
         cost_secs = meter.stepped(self._clock.monotonic(), saving)
         if cost_secs is not None:
-            place = self._link.place
-            place.words.values[place.cost_word] = int(cost_secs * 1e9)
+            place = self._session.place
+            place.control.cells[place.cost_cell] = int(cost_secs * 1e9)
 
     def _check_step(self, step: object, force: bool) -> int:
         self._lifetime.check("save")
@@ -401,12 +403,12 @@ class CheckpointManager:
             return True
         self._steps.warn_unasked(step, self._clock.monotonic())
         with self._progress.stopped_by(FencedError):
-            self._link.finish_branch()
-        place = self._link.place
-        if place.words.values[ATTEMPT] != place.attempt:
+            self._session.finish_branch()
+        place = self._session.place
+        if place.control.cells[ATTEMPT] != place.attempt:
             with self._progress.stopped_by(FencedError):
-                place = self._link.renew()
-        due = self._steps.due(step, place.words.values, self._is_told_alone(), force)
+                place = self._session.renew()
+        due = self._steps.due(step, place.control.cells, self._is_stopping_alone(), force)
         if not due.is_any:
             return False
         waiting = self._progress.outstanding()
@@ -425,7 +427,7 @@ class CheckpointManager:
             id=CheckpointId(step, place.attempt), time=self._clock.now(), metrics=checked
         )
         plan = self._planner.plan(snapshot, taking)
-        self._steps.note_taken(step, due, place.words.values)
+        self._steps.note_taken(step, due, place.control.cells)
         copies = self._planner.copies
         self._saver.submit(
             SaveRequest(
@@ -439,20 +441,20 @@ class CheckpointManager:
         if due.is_preemption:
             self._steps.preempted_at = step
         if due.is_preemption and self._processes.count > 1:
-            self._steps.await_confirmation(step, place.words.values, self._clock)
+            self._steps.await_confirmation(step, place.control.cells, self._clock)
             if self._steps.preempted_at == step:
                 self._progress.require(taking.id)
         return True
 
-    def _is_told_alone(self) -> bool:
+    def _is_stopping_alone(self) -> bool:
         """Whether this process was told to stop, and has nobody to agree with on the step."""
-        words = self._link.place.words.values
-        return self._processes.count == 1 and bool(words[self._link.place.notice_word])
+        control = self._session.place.control.cells
+        return self._processes.count == 1 and bool(control[self._session.place.notice_cell])
 
     def _look(self) -> View:
-        return self._job.load_view(self._link, self._clock)
+        return self._job.load_view(self._session, self._clock)
 
-    def _noticed(self, notice: protocol.Notice) -> None:
+    def _on_notice(self, notice: protocol.Notice) -> None:
         if self._own is not None:
             self._own.on_notice(notice)
         self._votes.on_notice(notice, self._run.group)
@@ -461,21 +463,21 @@ class CheckpointManager:
         elif notice.kind == "warning":
             log.warning("the agent says: %s", notice.reason)
         elif notice.kind == "unknown" and notice.id is not None:
-            report_unknown(self._link, self._progress, CheckpointId(*notice.id))
+            report_unknown(self._session, self._progress, CheckpointId(*notice.id))
         else:
             self._progress.notice(notice)
             if notice.id is not None:
                 self._saver.get_ready()
 
-    def _returned(self) -> None:
+    def _on_new_agent(self) -> None:
         """A new agent is there: it is told again of what is sealed and not finished."""
         self._progress.forget_preservation()
-        report_all(self._link, self._progress)
+        report_all(self._session, self._progress)
 
-    def _told_to_stop(self) -> None:
-        self._link.place.words.values[self._link.place.notice_word] = 1
+    def _on_stop_signal(self) -> None:
+        self._session.place.control.cells[self._session.place.notice_cell] = 1
 
-    def _begin_own_policies(self) -> UserPolicyThread | None:
+    def _start_user_policies(self) -> UserPolicyThread | None:
         policies = user_policies(self._options, self._processes.rank)
         if not policies.is_any:
             return None
@@ -483,10 +485,10 @@ class CheckpointManager:
             policies.history.extend(history(self._look()))
         return UserPolicyThread(
             policies,
-            self._link,
+            self._session,
             self._clock,
             lambda: self._steps.last,
-            lambda: (self._progress.outstanding() > 0, self._is_told_alone()),
+            lambda: (self._progress.outstanding() > 0, self._is_stopping_alone()),
             self._progress.report_error,
         )
 

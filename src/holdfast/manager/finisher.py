@@ -104,7 +104,7 @@ class Agreed(msgspec.Struct, frozen=True):
     plan: FinishPlan
 
 
-def agreed_plan(decisions: Rendezvous, votes: Votes, ending: Ending) -> FinishPlan:
+def agreed_plan(rendezvous: Rendezvous, votes: Votes, ending: Ending) -> FinishPlan:
     """Return what all ranks do, once each has reported what it has.
 
     Raises:
@@ -115,15 +115,17 @@ def agreed_plan(decisions: Rendezvous, votes: Votes, ending: Ending) -> FinishPl
     def judged(values: list[str]) -> str:
         return json_text(Agreed(plan_of([decode(value, Ending) for value in values])))
 
-    answer = decisions.decide(FINISH, json_text(ending), judged, FINISH_SECS, lambda: votes.trouble)
+    answer = rendezvous.decide(
+        FINISH, json_text(ending), judged, FINISH_SECS, lambda: votes.trouble
+    )
     return decode(answer, Agreed).plan
 
 
 class Finisher:
     """Ends a run. Owned by the training thread."""
 
-    def __init__(self, decisions: Rendezvous, votes: Votes, restorer: Restorer) -> None:
-        self._decisions = decisions
+    def __init__(self, rendezvous: Rendezvous, votes: Votes, restorer: Restorer) -> None:
+        self._rendezvous = rendezvous
         self._votes = votes
         self._restorer = restorer
 
@@ -137,16 +139,16 @@ class Finisher:
         if restorer.steps.is_preempted_before(step):
             return False
         restorer.progress.wait(lambda sealed, finished: sealed, SEAL_SECS)
-        checkpoint = CheckpointId(step, restorer.link.place.attempt)
-        with self._decisions.propagating_errors(FINISH):
+        checkpoint = CheckpointId(step, restorer.session.place.attempt)
+        with self._rendezvous.propagating_errors(FINISH):
             having = having_of(
                 checkpoint,
-                restorer.link.rank,
+                restorer.session.rank,
                 restorer.look(),
                 is_accepted=step in restorer.steps.accepted,
                 is_due=restorer.progress.is_becoming_durable(checkpoint),
             )
-        match agreed_plan(self._decisions, self._votes, Ending(step, having)):
+        match agreed_plan(self._rendezvous, self._votes, Ending(step, having)):
             case FinishPlan.NOTHING:
                 return False
             case FinishPlan.MAKE_DURABLE:
@@ -161,15 +163,15 @@ class Finisher:
 
     def close(self, *, warns: bool) -> None:
         """Warn, where `warns`, if the run ends well and leaves its last step behind."""
-        place, steps = self._restorer.link.place, self._restorer.steps
-        is_preempted = steps.preempted_at is not None or place.words.values[place.notice_word]
-        if warns and not is_preempted and self._restorer.link.rank == 0:
+        place, steps = self._restorer.session.place, self._restorer.steps
+        is_preempted = steps.preempted_at is not None or place.control.cells[place.notice_cell]
+        if warns and not is_preempted and self._restorer.session.rank == 0:
             steps.warn_unfinished()
 
     def _save(self, step: int, save: Callable[[int], bool]) -> bool:
         """Save it although an earlier save has failed; then raise what that has met."""
-        place, failure = self._restorer.link.place, None
-        self._restorer.steps.last = place.words.values[place.step_word] = step
+        place, failure = self._restorer.session.place, None
+        self._restorer.steps.last = place.control.cells[place.step_cell] = step
         while True:
             try:
                 is_taken = save(step)
@@ -183,16 +185,16 @@ class Finisher:
 
     def _make_durable(self, checkpoint: CheckpointId) -> None:
         """Have the agent make this rank's part durable, which is in RAM."""
-        link, progress = self._restorer.link, self._restorer.progress
+        session, progress = self._restorer.session, self._restorer.progress
         sealed = Sealed(
-            rank=link.rank,
+            rank=session.rank,
             id=(checkpoint.step, checkpoint.attempt),
-            part_count=self._decisions.count,
+            part_count=self._rendezvous.count,
             tier="ram",
             durable=True,
             again=True,
         )
         progress.accept(checkpoint, durable=True, by_step=True)
         progress.seal(checkpoint, sealed)
-        link.call("sealed", sealed, Empty)
+        session.call("sealed", sealed, Empty)
         progress.reported(checkpoint)

@@ -97,17 +97,17 @@ class JobContext:
         directory = self.durable.directory
         return AgentSession(self.config, self.attach, clock, on_notice, on_return, directory)
 
-    def load_view(self, link: AgentSession, clock: Clock) -> View:
+    def load_view(self, session: AgentSession, clock: Clock) -> View:
         """What can be read now: of this host's RAM, the other hosts' and the durable tier."""
-        self.attempt.number = link.place.attempt
-        view = look(self._stores(link, clock), self.durable)
-        if view.unlisted and self.peers.update_addresses(_addresses(link)):
+        self.attempt.number = session.place.attempt
+        view = look(self._stores(session, clock), self.durable)
+        if view.unlisted and self.peers.update_addresses(_addresses(session)):
             # An agent that was started anew serves elsewhere than it did when the job began.
-            view = look(self._stores(link, clock), self.durable)
+            view = look(self._stores(session, clock), self.durable)
         return view
 
-    def _stores(self, link: AgentSession, clock: Clock) -> list[Store]:
-        tiers = RamTiers(link.place.ram_folder, self.peers.stores(), clock)
+    def _stores(self, session: AgentSession, clock: Clock) -> list[Store]:
+        tiers = RamTiers(session.place.ram_folder, self.peers.stores(), clock)
         return [*tiers.stores(), self.durable]
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class JobContext:
 
 
 def find_job(
-    run: OpenRun, options: Options, decisions: Rendezvous, processes: Processes, clock: Clock
+    run: OpenRun, options: Options, rendezvous: Rendezvous, processes: Processes, clock: Clock
 ) -> JobContext:
     """Finds the job's hosts; starts this host's agent where there are several.
 
@@ -126,7 +126,7 @@ def find_job(
         StorageError: the run's token cannot be written.
         ProcessLostError: another process did not come.
     """
-    hosts = meet(decisions, place_of(processes, options.ram, None))
+    hosts = meet(rendezvous, place_of(processes, options.ram, None))
     attempt = Attempt()
     config = _config(run, options, None)
     peers = JobPeers({}, _nowhere)
@@ -138,11 +138,11 @@ def find_job(
             make_token(token_file, clock.token())
             return ""
 
-        decisions.decide("make the agents' token", "", tokened, MEET_SECS)
-        with decisions.propagating_errors("meet the hosts"):
+        rendezvous.decide("make the agents' token", "", tokened, MEET_SECS)
+        with rendezvous.propagating_errors("meet the hosts"):
             config = _config(run, options, _peer_config(options, token_file))
             address = _start(config, clock)
-        hosts = meet(decisions, place_of(processes, options.ram, address))
+        hosts = meet(rendezvous, place_of(processes, options.ram, address))
         peers = _job_peers(run, config, hosts, attempt, clock)
     attach = _attach(run, options, processes, hosts)
     replicas = Replicas(hosts.domains(), attach.copies) if hosts.count > 1 else NO_REPLICAS
@@ -250,10 +250,10 @@ def _nowhere(address: PeerAddress) -> PeerStore:
     raise AssertionError(f"a job of one host reads from none at {address}")
 
 
-def _addresses(link: AgentSession) -> dict[str, PeerAddress]:
+def _addresses(session: AgentSession) -> dict[str, PeerAddress]:
     """Where other hosts are reached, as this host's agent knows; nothing where it does not say."""
     try:
-        return parsed_addresses(link.call("peers", Empty(), PeerAddresses).addresses)
+        return parsed_addresses(session.call("peers", Empty(), PeerAddresses).addresses)
     except HoldfastError as error:
         log.warning("this host's agent does not say where the others are: %s", error)
         return {}

@@ -44,7 +44,7 @@ class HeldResources:
 
     job: JobContext
     progress: Progress
-    link: AgentSession
+    session: AgentSession
     saver: Saver | None = None
     signals: PreemptionSignals | None = None
     own: UserPolicyThread | None = None
@@ -57,24 +57,22 @@ class HeldResources:
             self.signals.close()
         if self.own is not None:
             self.own.close()
-        self.link.close()
+        self.session.close()
         self.job.close()
 
 
 class Lifetime:
     """One open manager, as its process sees it. `check` is called before it is used."""
 
-    def __init__(
-        self, directory: Path, holdings: HeldResources, on_end: Callable[[], None]
-    ) -> None:
+    def __init__(self, directory: Path, held: HeldResources, on_end: Callable[[], None]) -> None:
         self._directory = directory
-        self._holdings = holdings
+        self._held = held
         self._on_end = on_end
         self._error: HoldfastError | None = None
         self._calls = Calls(directory)
         # A manager that is never closed still gets what it accepted into RAM. Registered after
         # JAX's own hooks, so that it comes before JAX takes its devices down.
-        self._at_exit = weakref.finalize(self, _seal_all, holdings.progress)
+        self._at_exit = weakref.finalize(self, _seal_all, held.progress)
         atexit.register(self._at_exit)
         _open[os.path.realpath(directory)] = self
 
@@ -97,7 +95,7 @@ class Lifetime:
 
     def close(self, saver_secs: float) -> None:
         """Release all that the manager holds. An exception leaves the rest to the next call."""
-        self._holdings.release(saver_secs)
+        self._held.release(saver_secs)
         self._detach()
         self._on_end()
         self._calls.is_closed = True
@@ -122,14 +120,14 @@ class Lifetime:
             "which began a new attempt; use the newer manager"
         )
         self._on_end()
-        progress = self._holdings.progress
+        progress = self._held.progress
         progress.wait(lambda sealed, finished: sealed, REPLACE_SECS)
         progress.stop(self._error)
         self.close(REPLACE_SECS)
 
     def signals(self) -> tuple[signal.Signals, ...]:
         """Return the signals that the manager handles."""
-        found = self._holdings.signals
+        found = self._held.signals
         return () if found is None or self.is_closed else found.handled
 
     def forked(self) -> None:
@@ -140,10 +138,10 @@ class Lifetime:
         )
         self._detach()
         self._on_end()
-        holdings = self._holdings
-        if holdings.signals is not None:
-            holdings.signals.close()
-        let_go(Path(os.path.realpath(holdings.link.place.folder)), holdings.link.sockets())
+        held = self._held
+        if held.signals is not None:
+            held.signals.close()
+        let_go(Path(os.path.realpath(held.session.place.folder)), held.session.sockets())
 
     def _detach(self) -> None:
         self._at_exit.detach()

@@ -19,15 +19,17 @@ from holdfast.store.ram import RamStore, SlotWriter
 class RamSlots:
     """Owned by the saver's thread; `take`, `has_ready` and `tier` are the training thread's too."""
 
-    def __init__(self, link: AgentSession, clock: Clock) -> None:
-        self._link = link
+    def __init__(self, session: AgentSession, clock: Clock) -> None:
+        self._session = session
         self._clock = clock
         self._store: RamStore | None = None
         self._slot = ""
         self._lock = threading.Lock()
         self._ready: SlotWriter | None = None
 
-    def acquire(self, size_bytes: int, held: contextlib.ExitStack | None = None) -> SlotWriter | None:
+    def acquire(
+        self, size_bytes: int, held: contextlib.ExitStack | None = None
+    ) -> SlotWriter | None:
         """Return the slot that is ready, if there is one of that size; the caller closes it.
 
         `held` closes it too, so that an exception that comes before the caller has it loses no
@@ -54,7 +56,7 @@ class RamSlots:
 
     def store(self, slot: str = "") -> RamStore:
         """The RAM tier as this trainer writes it; an image goes into `slot`."""
-        folder = self._link.place.ram_folder
+        folder = self._session.place.ram_folder
         assert folder is not None
         if self._store is None or self._store.root != folder:
             self.close()

@@ -65,8 +65,8 @@ class ReplicaDraft:
 class ReplicaWriter:
     """Owned by the saver's thread; `begin` is the training thread's."""
 
-    def __init__(self, link: AgentSession, clock: Clock) -> None:
-        self._link = link
+    def __init__(self, session: AgentSession, clock: Clock) -> None:
+        self._session = session
         self._clock = clock
         self._slots: dict[int, RamSlots] = {}
 
@@ -121,5 +121,5 @@ class ReplicaWriter:
 
     def _slots_of(self, copy: PartCopy) -> RamSlots:
         if copy.rank not in self._slots:
-            self._slots[copy.rank] = RamSlots(self._link, self._clock)
+            self._slots[copy.rank] = RamSlots(self._session, self._clock)
         return self._slots[copy.rank]

@@ -38,14 +38,14 @@ class RestoreVerdict(msgspec.Struct, frozen=True, array_like=True):
 class Votes:
     """One rank's votes. `_trouble` is set by the watcher's thread, once, and read while waiting."""
 
-    def __init__(self, decisions: Rendezvous) -> None:
-        self._decisions = decisions
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        self._rendezvous = rendezvous
         self._trouble: HoldfastError | None = None
         self.rounds = Rounds(
             vote=self._vote,
             meet=self._meet,
-            rank=decisions.rank,
-            count=decisions.count,
+            rank=rendezvous.rank,
+            count=rendezvous.count,
             telling=self._telling,
         )
 
@@ -64,14 +64,14 @@ class Votes:
             self._trouble = ProcessLostError(notice.reason)
 
     def _telling(self) -> AbstractContextManager[object]:
-        return self._decisions.propagating_errors(NAME)
+        return self._rendezvous.propagating_errors(NAME)
 
     def _meet(self) -> None:
-        self._decisions.decide(MEETING, "", lambda values: "", VOTE_SECS, lambda: self._trouble)
+        self._rendezvous.decide(MEETING, "", lambda values: "", VOTE_SECS, lambda: self._trouble)
 
     def _vote(self, good: bool, found: CheckpointId | None) -> tuple[bool, int]:
         ballot = Ballot(good, (found.step, found.attempt) if found else None)
-        answer = self._decisions.decide(
+        answer = self._rendezvous.decide(
             NAME, json_text(ballot), _judged, VOTE_SECS, lambda: self._trouble
         )
         said = decode(answer, RestoreVerdict)

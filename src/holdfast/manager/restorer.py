@@ -31,7 +31,7 @@ class Restorer:
 
     framework: Framework
     votes: Votes
-    link: AgentSession
+    session: AgentSession
     steps: SaveSchedule
     saver: Saver
     progress: Progress
@@ -63,12 +63,12 @@ class Restorer:
         """Move the run to what was restored: a new attempt, unless that is its newest one."""
         found = restored.id
         # Published first: targets that the agent sets from here on lie above this step.
-        place = self.link.place
-        place.words.values[place.step_word] = found.step
+        place = self.session.place
+        place.control.cells[place.step_cell] = found.step
         self.saver.forget()
         timeline = self.look().timeline
         if timeline and timeline[-1] != found:
-            self.link.branch((found.step, found.attempt))
+            self.session.branch((found.step, found.attempt))
         # Only now: an exception before this leaves the run where it was.
         self.steps.went_back(found.step)
         self._report("restored", restored)
@@ -101,13 +101,13 @@ class Restorer:
         """Begin a branch of the run in which `step` is saved anew."""
         self.settle()
         origin = max((c for c in self.look().timeline if c.step <= step), default=None)
-        self.link.branch((origin.step, origin.attempt) if origin is not None else None)
+        self.session.branch((origin.step, origin.attempt) if origin is not None else None)
         self.steps.went_back(step)
 
     def settle(self) -> None:
         """Wait until what is on its way has arrived, so that a restore sees it."""
-        self.link.finish_branch()
+        self.session.finish_branch()
         self.progress.wait(lambda sealed, finished: finished, SETTLE_SECS)
 
     def _report(self, event: str, restored: RestoredState) -> None:
-        self.link.report_event(event, rank=self.link.rank, **event_of(restored.report))
+        self.session.report_event(event, rank=self.session.rank, **event_of(restored.report))

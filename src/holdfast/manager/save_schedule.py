@@ -88,13 +88,13 @@ class SaveSchedule:
         is_saved = step in self.accepted and step != raised_at
         return step == self.last and step > self.floor and not is_saved
 
-    def due(self, step: int, words: Sequence[int], told_alone: bool, force: bool) -> Due:
+    def due(self, step: int, cells: Sequence[int], told_alone: bool, force: bool) -> Due:
         """What is due at `step`."""
         is_preemption = self.preempted_at is None and (
-            told_alone or step >= words[TARGET_PREEMPTION]
+            told_alone or step >= cells[TARGET_PREEMPTION]
         )
-        durable_target = self._is_target(TARGET_DURABLE, step, words)
-        ram_target = self._is_target(TARGET_RAM, step, words)
+        durable_target = self._is_target(TARGET_DURABLE, step, cells)
+        ram_target = self._is_target(TARGET_RAM, step, cells)
         durable_step, ram_step = self._asks(self._durable, step), self._asks(self._ram, step)
         must_save, is_target = force or is_preemption, durable_target or ram_target
         return Due(
@@ -107,23 +107,23 @@ class SaveSchedule:
             is_preemption=is_preemption,
         )
 
-    def note_taken(self, step: int, due: Due, words: Sequence[int]) -> None:
+    def note_taken(self, step: int, due: Due, cells: Sequence[int]) -> None:
         """Notes that a checkpoint of `step` is being taken; the targets it reaches are served."""
         self.accepted.add(step)
         self.read = None
         for word in self._served:
-            if step >= words[word]:
-                self._served[word] = words[word]
+            if step >= cells[word]:
+                self._served[word] = cells[word]
         self._has_told_skipped = False
 
-    def await_confirmation(self, step: int, words: Sequence[int], clock: Clock) -> None:
+    def await_confirmation(self, step: int, cells: Sequence[int], clock: Clock) -> None:
         """Waits until all hosts have agreed to stop at `step`, or on a later one instead.
 
         A rank that has stopped cannot go on, so it has to know that all others stop there too.
         """
         deadline = clock.monotonic() + CONFIRM_SECS
-        while words[PREEMPTION_CONFIRMED] > step:
-            if words[TARGET_PREEMPTION] > step:
+        while cells[PREEMPTION_CONFIRMED] > step:
+            if cells[TARGET_PREEMPTION] > step:
                 # Another rank had gone past it.
                 self.preempted_at = None
                 return
@@ -205,6 +205,6 @@ class SaveSchedule:
     def _asks(self, policy: SaveDecisionPolicy | None, step: int) -> bool:
         return policy is not None and policy.should_save(step, (), context=self._context)
 
-    def _is_target(self, word: int, step: int, words: Sequence[int]) -> bool:
+    def _is_target(self, word: int, step: int, cells: Sequence[int]) -> bool:
         """Whether `step` reaches a target that no checkpoint has served yet."""
-        return step >= words[word] and words[word] != self._served[word]
+        return step >= cells[word] and cells[word] != self._served[word]

@@ -46,9 +46,9 @@ class Saver:
     """Owns the thread, and the mapped slots."""
 
     def __init__(
-        self, link: AgentSession, durable: Store, progress: Progress, clock: Clock
+        self, session: AgentSession, durable: Store, progress: Progress, clock: Clock
     ) -> None:
-        self._link = link
+        self._session = session
         self._durable = durable
         self._progress = progress
         self._clock = clock
@@ -62,9 +62,9 @@ class Saver:
         self._is_getting_ready = False
         self._has_told_no_ram = False
         self._patience = SlotPatience(clock)
-        self._slots = RamSlots(link, clock)
+        self._slots = RamSlots(session, clock)
         self._parts = PartWriter(self._slots, durable, clock)
-        self._copier = ReplicaWriter(link, clock)
+        self._copier = ReplicaWriter(session, clock)
         self._copying: tuple[PartCopy, ...] = ()
         self._next_slot: protocol.WantSpare | None = None
         self._next_copies: tuple[PartCopy, ...] = ()
@@ -76,7 +76,8 @@ class Saver:
         """Take over a save; wait while another one is waiting already.
 
         Where a slot is ready, the state is copied into it before this returns, and the snapshot is
-        released: for the training thread. An exception that leaves this ends the save, see `SaveRequest`.
+        released: for the training thread. An exception that leaves this ends the save, see
+        `SaveRequest`.
         """
         is_taken = False
         try:
@@ -147,12 +148,12 @@ class Saver:
         """
         if self._is_getting_ready or self._patience.for_preparing():
             return True
-        has_none = not self._slots.has_ready and self._link.place.ram_folder is not None
+        has_none = not self._slots.has_ready and self._session.place.ram_folder is not None
         return is_saving and has_none and self._patience.for_earlier_saves()
 
     def skip(self, checkpoint: CheckpointId) -> None:
         """A checkpoint that was due is not taken here: other ranks need not wait for it."""
-        if not self._link.is_alone:
+        if not self._session.is_alone:
             with self._changed:
                 self._skipped.append(checkpoint)
                 self._changed.notify_all()
@@ -233,7 +234,7 @@ class Saver:
 
     def _slot_after(self, job: SaveRequest) -> protocol.WantSpare | None:
         """What the next save will want, if it is like this one."""
-        if self._link.place.ram_folder is None:
+        if self._session.place.ram_folder is None:
             return None
         return self._wanted(self._parts.size_of_next_bytes(job.plan), job.plan.layout.size_bytes)
 
@@ -241,8 +242,8 @@ class Saver:
         self, size_bytes: int, whole_bytes: int, copy_of: int | None = None
     ) -> protocol.WantSpare:
         return protocol.WantSpare(
-            group=self._link.group,
-            rank=self._link.rank,
+            group=self._session.group,
+            rank=self._session.rank,
             size_bytes=size_bytes,
             whole_bytes=whole_bytes,
             copy_of=copy_of,
@@ -334,10 +335,10 @@ class Saver:
             if job.interruption is not None:
                 self._give_up(job, job.interruption, is_lost=False)
                 return None
-        if not job.snapshot.is_on_host and self._link.place.ram_folder is not None:
+        if not job.snapshot.is_on_host and self._session.place.ram_folder is not None:
             return self._fill_from_devices(job)
         self._slots.give_up_ready()
-        if self._link.place.ram_folder is None:
+        if self._session.place.ram_folder is None:
             slot = self._want_slot(job, None)
             return self._go_without_ram(job, None, slot.reason)
         with self._parts.draft(self._slots.store(), job.plan, job.snapshot) as draft:
@@ -422,7 +423,7 @@ class Saver:
         self, job: SaveRequest, filled: ChunkBytes | None, reason: str
     ) -> str | None:
         """Writes the part to the durable tier; `filled` has its chunks where the state is gone."""
-        if self._link.place.ram_folder is not None:
+        if self._session.place.ram_folder is not None:
             self._tell_no_ram(reason)
         if not job.is_durable_due:
             self._abandon(job.plan.id, reason)
@@ -461,7 +462,7 @@ class Saver:
         """A call of the agent, of which `has_room` sees how long it takes."""
         self._set_asked_at(self._clock.monotonic())
         try:
-            return self._link.call(name, message, kind)
+            return self._session.call(name, message, kind)
         finally:
             self._set_asked_at(None)
 
@@ -479,17 +480,17 @@ class Saver:
             return
         self._has_told_no_ram = True
         log.warning("no RAM for checkpoints, they go straight to the durable tier: %s", reason)
-        self._link.report_event("ram_unavailable", reason=reason)
+        self._session.report_event("ram_unavailable", reason=reason)
 
     def _tell_skipped(self, checkpoint: CheckpointId) -> None:
-        reason = f"rank {self._link.rank} had earlier ones still on their way"
+        reason = f"rank {self._session.rank} had earlier ones still on their way"
         with contextlib.suppress(HoldfastError):
             self._abandon(checkpoint, reason, is_skipped=True)
 
     def _abandon(self, checkpoint: CheckpointId, reason: str, *, is_skipped: bool = False) -> None:
         number = checkpoint.step, checkpoint.attempt
         message = protocol.Abandoned(
-            rank=self._link.rank, id=number, reason=reason, skipped=is_skipped
+            rank=self._session.rank, id=number, reason=reason, skipped=is_skipped
         )
         self._ask("abandoned", message, protocol.Empty)
 

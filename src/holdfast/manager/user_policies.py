@@ -78,14 +78,14 @@ class UserPolicyThread:
     def __init__(
         self,
         policies: UserPolicies,
-        link: AgentSession,
+        session: AgentSession,
         clock: Clock,
         published: Callable[[], int],
         context: Callable[[], tuple[bool, bool]],
         on_error: Callable[[HoldfastError], None],
     ) -> None:
         self._policies = policies
-        self._link = link
+        self._session = session
         self._clock = clock
         self._published = published
         self._context = context
@@ -148,7 +148,7 @@ class UserPolicyThread:
         for is_durable, policy in ((True, self._policies.durable), (False, self._policies.ram)):
             if policy is not None and any(self._is_due(policy, step) for step in steps):
                 request = protocol.RequestSave(durable=is_durable, reason=type(policy).__name__)
-                self._link.call("request", request, protocol.Requested)
+                self._session.call("request", request, protocol.Requested)
 
     def _is_due(self, policy: SaveDecisionPolicy, step: int) -> bool:
         is_saving, is_preempted = self._context()
@@ -179,7 +179,7 @@ class UserPolicyThread:
             for entry, is_kept in zip(judged, keep, strict=True)
             if is_kept
         )
-        self._link.call("judged", protocol.Judged(keep=ids), protocol.Empty)
+        self._session.call("judged", protocol.Judged(keep=ids), protocol.Empty)
 
 
 def _info(entry: Mapping[str, Any]) -> CheckpointInfo:

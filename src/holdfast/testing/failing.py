@@ -9,9 +9,9 @@ It stands between a store and the file system below it, and asks its plan before
         store.put(key, len(data), [data])           # its third write to an image fails
     assert plan.hits and not files.open_descriptors()
 
-To fail each operation of a call in its turn, run it once with `FailurePlan(None)`, which fails nothing and
-counts, then once for each number from 1 to `plan.seen`. A plan may be any function from an
-`Operation` to a `Fault` or None, and `files.plan` may be replaced at any time.
+To fail each operation of a call in its turn, run it once with `FailurePlan(None)`, which fails
+nothing and counts, then once for each number from 1 to `plan.seen`. A plan may be any function
+from an `Operation` to a `Fault` or None, and `files.plan` may be replaced at any time.
 
 Threads may share both.
 """

@@ -1,6 +1,7 @@
 """What a transfer needs of a kind of device: a few calls, each of which returns at once.
 
-CUDA's runtime is one (`holdfast.adapt.devices.cuda`), the stand-in device of `holdfast.testing` the other.
+Two kinds exist: CUDA's runtime (`holdfast.adapt.devices.cuda`) and the stand-in device of
+`holdfast.testing`.
 Addresses are the process's own, of the host's memory and of a device's alike. A device is told by
 its number, as the process counts the devices of that kind.
 """
