@@ -10,16 +10,20 @@ from pathlib import Path
 
 import pytest
 
+import holdfast
 from tests.hosts import host
 
 ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "holdfast"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MARKED = re.compile(r"<!-- run -->\n```python\n(.*?)```", re.DOTALL)
 ANY = re.compile(r"```python\n(.*?)```", re.DOTALL)
 BLOCK = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 NAME = re.compile(r"`([A-Za-z_][\w.]*)`")
+DOTTED = re.compile(r"`([a-z_]+(?:\.\w+)+)")
 HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
+FILES = {".json", ".jsonl", ".md", ".png", ".py", ".safetensors", ".sock", ".toml"}
 EXAMPLES = [
     pytest.param(code, id=f"{page.name}-{number}")
     for page in PAGES
@@ -105,6 +109,32 @@ def _missing_names(page: Path, text: str) -> list[str]:
     return missing
 
 
+def _is_in_the_package(dotted: str) -> bool:
+    """Return whether `engine.saving.part`, `errors.HoldfastError`, … is a module or a name in one.
+
+    A name that begins with no folder or module of the package counts as another thing's. `manager`
+    is also the name that pages give to a `CheckpointManager`.
+    """
+    parts = dotted.removeprefix("holdfast.").split(".")
+    if not ((SOURCE / parts[0]).is_dir() or (SOURCE / f"{parts[0]}.py").is_file()):
+        return not dotted.startswith("holdfast.") or parts[0] in holdfast.__all__
+    place = SOURCE
+    while parts and (place / parts[0]).is_dir():
+        place /= parts.pop(0)
+    if parts and (place / f"{parts[0]}.py").is_file():
+        place /= f"{parts.pop(0)}.py"
+    if place == SOURCE / "manager" and parts:
+        manager = holdfast.CheckpointManager
+        return hasattr(manager, parts[0]) or parts[0] in manager.__annotations__
+    return not parts or (place.is_file() and ".".join(parts) in _names_in(place.read_text()))
+
+
+def _wrong_modules(text: str) -> list[str]:
+    """Return the dotted names of a page that are not in the package; names of files are none."""
+    found = DOTTED.findall(BLOCK.sub("", text))
+    return [d for d in found if Path(d).suffix not in FILES and not _is_in_the_package(d)]
+
+
 def test_the_first_example_repeats_nothing_when_it_is_run_again(tmp_path: Path) -> None:
     (code,) = MARKED.findall((ROOT / "README.md").read_text())
     (tmp_path / "example.py").write_text(code + "\nprint(start, float(state['w'][0]))\n")
@@ -141,6 +171,18 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_name_that_links_to_a_module_is_defined_there(page: Path) -> None:
     assert _missing_names(page, page.read_text()) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_module_that_a_page_names_is_there(page: Path) -> None:
+    assert _wrong_modules(page.read_text()) == []
+
+
+def test_a_module_that_is_not_there_is_found() -> None:
+    gone = ["engine.gone", "holdfast.gone", "manager.gone", "store.slots.Gone", "agent.gone.Gone"]
+    assert _wrong_modules("".join(f"`{name}` " for name in gone)) == gone
+    there = "`engine.saving.part` `manager.save(step)` `holdfast.errors.StorageError` `jax.gone`"
+    assert _wrong_modules(there) == []
 
 
 @pytest.mark.parametrize("link", ["[a](gone.md)", "[a](guide.md#gone)", "[a](#gone)"])
