@@ -39,8 +39,8 @@ from holdfast.format.names import (
     CheckpointId,
     parse_attempt_name,
     parse_checkpoint_name,
-    parse_kept_image_name,
     parse_part_name,
+    parse_reused_image_name,
 )
 from holdfast.format.ownership import Ownership
 from holdfast.format.records import (
@@ -149,7 +149,7 @@ class Targets:
         checkpoint, part = parse_checkpoint_name(name), parse_part_name(name)
         assert checkpoint is None or str(checkpoint) == name
         assert part is None or "part-{:05d}-of-{:05d}.json".format(*part) == name
-        kept = parse_kept_image_name(name)
+        kept = parse_reused_image_name(name)
         assert kept is None or name == "image-{:05d}-of-{:05d}.from-{}.safetensors".format(*kept)
         number = parse_attempt_name(name)
         assert number is None or name in (f"{number:09d}.json", f"{number:09d}.copy.json")

@@ -19,7 +19,7 @@ from holdfast.format.ranges import are_disjoint, are_ranges, is_subset
 from holdfast.format.records import ArraySpec, CheckpointSpec, Manifest, PartRecord
 
 AXES_MAX = 64
-KEPT_COUNT_MAX = 16
+REUSED_COUNT_MAX = 16
 CHUNK_COUNT_MAX = 1 << 24
 ARRAY_SIZE_MAX_BYTES = 1 << 60
 
@@ -119,23 +119,23 @@ def check_part(part: PartRecord, where: str) -> None:
         raise CheckpointDamagedError(f"read {where}: part {part.rank} of {part.part_count}")
     if any(len(block) != DIGEST_HEX_LENGTH for block in part.blocks):
         raise CheckpointDamagedError(f"read {where}: a block's digest has another length")
-    _check_kept(part, where)
+    _check_reused(part, where)
     if (part.checkpoint is not None) != (part.rank == 0):
         raise CheckpointDamagedError(f"read {where}: rank {part.rank} and the checkpoint's spec")
     if part.checkpoint is not None:
         check_spec(part.checkpoint, part.part_count, where)
 
 
-def _check_kept(part: PartRecord, where: str) -> None:
-    """Checks what a part says of the images that it keeps, as far as that needs no arrays."""
+def _check_reused(part: PartRecord, where: str) -> None:
+    """Checks what a part says of the images that it reuses, as far as that needs no arrays."""
 
     def damaged(what: str) -> CheckpointDamagedError:
-        return CheckpointDamagedError(f"read {where}: its kept images: {what}")
+        return CheckpointDamagedError(f"read {where}: its reused images: {what}")
 
-    if len(part.kept) > KEPT_COUNT_MAX:
-        raise damaged(f"{len(part.kept)}, expected at most {KEPT_COUNT_MAX}")
+    if len(part.reused) > REUSED_COUNT_MAX:
+        raise damaged(f"{len(part.reused)}, expected at most {REUSED_COUNT_MAX}")
     last_step = -1
-    for image in part.kept:
+    for image in part.reused:
         if image.id[1] != part.attempt or not last_step < image.id[0] < part.step:
             raise damaged(f"{image.id} is no earlier checkpoint of the attempt, or out of order")
         last_step = image.id[0]
@@ -145,20 +145,20 @@ def _check_kept(part: PartRecord, where: str) -> None:
             raise damaged(f"of {image.id} the chunks are no ascending ranges, or none is used")
         if not is_subset(image.used, image.laid):
             raise damaged(f"of {image.id} chunks are used that do not stand in it")
-    if not are_disjoint([image.used for image in part.kept]):
+    if not are_disjoint([image.used for image in part.reused]):
         raise damaged("a chunk is taken from two of them")
 
 
-def check_kept_chunks(part: PartRecord, owned: Ownership, where: str) -> None:
-    """Checks that the chunks of kept images are chunks of the part's rank.
+def check_reused_chunks(part: PartRecord, owned: Ownership, where: str) -> None:
+    """Checks that the chunks of reused images are chunks of the part's rank.
 
     Raises:
         CheckpointDamagedError: they are not.
     """
-    for image in part.kept:
+    for image in part.reused:
         count = owned.chunk_count(part.rank)
         if image.laid[-1][1] > count:
             raise CheckpointDamagedError(
-                f"read {where}: a kept image of {image.id} has chunk {image.laid[-1][1] - 1}, the "
-                f"arrays make {count} chunks"
+                f"read {where}: a reused image of {image.id} has chunk {image.laid[-1][1] - 1}, "
+                f"the arrays have {count} chunks"
             )

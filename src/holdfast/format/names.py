@@ -24,7 +24,7 @@ PART_COUNT_MAX = 10**6
 _CHECKPOINT = re.compile(r"([0-9]{9,16})\.([1-9][0-9]{0,8})")
 _ATTEMPT = re.compile(r"([0-9]{9})(?:\.copy)?\.json")
 _PART = re.compile(r"part-([0-9]{5,7})-of-([0-9]{5,7})\.json")
-_KEPT = re.compile(
+_REUSED = re.compile(
     r"image-([0-9]{5,7})-of-([0-9]{5,7})\.from-([0-9]{9,16}\.[1-9][0-9]{0,8})\.safetensors"
 )
 
@@ -65,10 +65,10 @@ def image_key(checkpoint: CheckpointId, rank: int, part_count: int) -> str:
     return f"{checkpoint_folder(checkpoint)}/image-{rank:05d}-of-{part_count:05d}.safetensors"
 
 
-def kept_image_key(
+def reused_image_key(
     checkpoint: CheckpointId, rank: int, part_count: int, origin: CheckpointId
 ) -> str:
-    """The key of an image that `rank` contributed to `origin` and that `checkpoint` keeps."""
+    """The key of an image that `rank` contributed to `origin` and that `checkpoint` reuses."""
     own = image_key(checkpoint, rank, part_count).removesuffix(".safetensors")
     return f"{own}.from-{checkpoint_name(origin)}.safetensors"
 
@@ -93,9 +93,9 @@ def parse_part_name(name: str) -> tuple[int, int] | None:
     return (rank, count) if whole and rank < count <= PART_COUNT_MAX else None
 
 
-def parse_kept_image_name(name: str) -> tuple[int, int, CheckpointId] | None:
-    """(rank, part count, origin) of a kept image's file name, or None where it is no such name."""
-    match = _KEPT.fullmatch(name)
+def parse_reused_image_name(name: str) -> tuple[int, int, CheckpointId] | None:
+    """Return (rank, part count, origin) of a reused image's file name, or None for another name."""
+    match = _REUSED.fullmatch(name)
     origin = parse_checkpoint_name(match[3]) if match is not None else None
     if match is None or origin is None:
         return None

@@ -129,7 +129,7 @@ Ranges = tuple[tuple[int, int], ...]
 """Half-open ranges of ordinals, ascending, none of them empty, no two that overlap or touch."""
 
 
-class KeptImage(msgspec.Struct, frozen=True, kw_only=True):
+class ReusedImage(msgspec.Struct, frozen=True, kw_only=True):
     """An image of an earlier checkpoint that a part consists of as well.
 
     `id` is the (step, attempt) that wrote it. `laid` are the chunks that stand in it and `used`
@@ -153,7 +153,7 @@ class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     `blocks` are the digests of all blocks of all of the rank's chunks, in the order of the layout
     of all of them. Its own image, which `image_size_bytes` and `header_digest` are about, has the
-    chunks that no image in `kept` is used for. `checkpoint` stands in rank 0's record alone.
+    chunks that no image in `reused` is used for. `checkpoint` stands in rank 0's record alone.
     """
 
     format_version: int = FORMAT_VERSION
@@ -165,7 +165,7 @@ class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
     image_size_bytes: int
     header_digest: str
     blocks: tuple[str, ...]
-    kept: tuple[KeptImage, ...] = ()
+    reused: tuple[ReusedImage, ...] = ()
     values: tuple[SavedValue, ...]
     checkpoint: CheckpointSpec | None = None
 
@@ -178,12 +178,12 @@ class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
 class PartReference(msgspec.Struct, frozen=True, kw_only=True):
     """What the manifest says of one part: its record's digest, and how large its images are.
 
-    `image_size_bytes` is that of its own image, `kept_size_bytes` of all that it keeps together.
+    `image_size_bytes` is that of its own image, `reused_size_bytes` of all images that it reuses.
     """
 
     record_digest: str
     image_size_bytes: int
-    kept_size_bytes: int = 0
+    reused_size_bytes: int = 0
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

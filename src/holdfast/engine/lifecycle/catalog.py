@@ -15,8 +15,8 @@ from holdfast.format.names import (
     MANIFEST,
     CheckpointId,
     parse_checkpoint_name,
-    parse_kept_image_name,
     parse_part_name,
+    parse_reused_image_name,
 )
 from holdfast.store.contract import Store
 
@@ -56,12 +56,12 @@ class Listing:
     @property
     def size_bytes(self) -> int:
         """The bytes of all objects that were written for it; images that it keeps are others'."""
-        return sum(s for n, s in self.sizes_bytes.items() if parse_kept_image_name(n) is None)
+        return sum(s for n, s in self.sizes_bytes.items() if parse_reused_image_name(n) is None)
 
     @property
-    def kept_size_bytes(self) -> int:
+    def reused_size_bytes(self) -> int:
         """The bytes of the images of earlier checkpoints that it keeps."""
-        return sum(s for n, s in self.sizes_bytes.items() if parse_kept_image_name(n) is not None)
+        return sum(s for n, s in self.sizes_bytes.items() if parse_reused_image_name(n) is not None)
 
 
 Listings = Mapping[str, Mapping[CheckpointId, Listing]]

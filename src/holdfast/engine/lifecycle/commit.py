@@ -62,7 +62,7 @@ def manifest_of(parts: Sequence[PartRecord], record_digests: Sequence[str]) -> M
             PartReference(
                 record_digest=digest,
                 image_size_bytes=part.image_size_bytes,
-                kept_size_bytes=sum(image.image_size_bytes for image in part.kept),
+                reused_size_bytes=sum(image.image_size_bytes for image in part.reused),
             )
             for part, digest in zip(parts, record_digests, strict=True)
         ),

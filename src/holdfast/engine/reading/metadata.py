@@ -28,7 +28,7 @@ class ArrayMetadata:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptMetadata:
+class ReusedMetadata:
     """The images that a checkpoint keeps of the one of `step`, of the same attempt."""
 
     step: int
@@ -40,7 +40,7 @@ class CheckpointMetadata:
     """One checkpoint; `arrays` and `values` by name (`params/dense/kernel`).
 
     `size_bytes` is that of all its images; `written_bytes` of those that were written for it. The
-    others are in `kept`: images of earlier checkpoints, with what has not changed since.
+    others are in `reused`: images of earlier checkpoints, with what has not changed since.
     """
 
     step: int
@@ -52,7 +52,7 @@ class CheckpointMetadata:
     process_count: int
     size_bytes: int
     written_bytes: int
-    kept: tuple[KeptMetadata, ...]
+    reused: tuple[ReusedMetadata, ...]
 
 
 def metadata_of(sources: CheckpointSources) -> CheckpointMetadata:
@@ -78,13 +78,13 @@ def metadata_of(sources: CheckpointSources) -> CheckpointMetadata:
         process_count=len(sources.parts),
         size_bytes=sum(sum(image_sizes_bytes(part)) for part in parts),
         written_bytes=sum(part.image_size_bytes for part in parts),
-        kept=_kept(parts),
+        reused=_reused(parts),
     )
 
 
-def _kept(parts: Sequence[PartRecord]) -> tuple[KeptMetadata, ...]:
+def _reused(parts: Sequence[PartRecord]) -> tuple[ReusedMetadata, ...]:
     sizes_bytes: dict[int, int] = {}
-    for image in (image for part in parts for image in part.kept):
+    for image in (image for part in parts for image in part.reused):
         step = image.origin.step
         sizes_bytes[step] = sizes_bytes.get(step, 0) + image.image_size_bytes
-    return tuple(KeptMetadata(step=s, size_bytes=sizes_bytes[s]) for s in sorted(sizes_bytes))
+    return tuple(ReusedMetadata(step=s, size_bytes=sizes_bytes[s]) for s in sorted(sizes_bytes))

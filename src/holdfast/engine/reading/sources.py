@@ -106,7 +106,7 @@ def find_sources(
             if _is_listed(checkpoint, rank, part_count, listing):
                 try:
                     part = _read_part(checkpoint, rank, part_count, store, manifest)
-                    _check_kept_listed(part, listing)
+                    _check_reused_listed(part, listing)
                     copies.append((store, part))
                 except (CheckpointDamagedError, StorageError) as error:
                     passed_over.append(f"{store.name}: {error}")
@@ -164,10 +164,12 @@ def _is_listed(checkpoint: CheckpointId, rank: int, part_count: int, listing: Li
     return all(key.rpartition("/")[2] in listing.sizes_bytes for key in keys)
 
 
-def _check_kept_listed(part: PartRecord, listing: Listing) -> None:
+def _check_reused_listed(part: PartRecord, listing: Listing) -> None:
     for key in image_keys(part)[1:]:
         if key.rpartition("/")[2] not in listing.sizes_bytes:
-            raise CheckpointDamagedError(f"read {key}: the part keeps this image, it is missing")
+            raise CheckpointDamagedError(
+                f"read {key}: the part reuses this image, but it is missing"
+            )
 
 
 def _sizes_bytes(part: PartRecord, listing: Listing) -> list[tuple[str, int, int]]:
@@ -253,11 +255,11 @@ def _read_part(
     part = parse_part(data, key, checkpoint, rank, part_count)
     if manifest is not None:
         said, own = manifest.parts[rank], part.image_size_bytes
-        kept = sum(image.image_size_bytes for image in part.kept)
-        if (own, kept) != (said.image_size_bytes, said.kept_size_bytes):
+        reused = sum(image.image_size_bytes for image in part.reused)
+        if (own, reused) != (said.image_size_bytes, said.reused_size_bytes):
             raise CheckpointDamagedError(
-                f"read {key}: its image has {own} bytes, and those that it keeps {kept}; the "
-                f"manifest says {said.image_size_bytes} and {said.kept_size_bytes}"
+                f"read {key}: its image has {own} bytes, and the images that it reuses {reused}; the "
+                f"manifest says {said.image_size_bytes} and {said.reused_size_bytes}"
             )
     return part
 

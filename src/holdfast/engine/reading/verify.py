@@ -28,7 +28,7 @@ class BlockCheck:
 def verify(sources: CheckpointSources) -> Iterator[BlockCheck]:
     """Checks every block of every copy; yields one result a block, good ones too.
 
-    Of an image that was kept, only what is used has a digest and is read.
+    Of an image that was reused, only what is used has a digest and is read.
     """
     for copies in sources.parts:
         for copy in copies:

@@ -1,6 +1,6 @@
-"""Which images of the part before a new part keeps: what did not change is not written again.
+"""Choose the images of the previous part that a new part reuses: only changes are written.
 
-An image is kept whole: in the new checkpoint's folder it gets one more name. A chunk did not change
+An image is reused whole: it gets one more name in the new checkpoint's folder. A chunk is unchanged
 where its array is the very same object and of a kind that cannot change, or where its digests are
 the same again. Those are taken before anything is copied, and only of chunks that had the same ones
 in the last two saves: what changes all the time is not read for it.
@@ -21,12 +21,12 @@ from holdfast.engine.saving.part import ChunkBytes, PartImages, PartPlan, all_an
 from holdfast.errors import StorageError
 from holdfast.format.digests import block_count, block_ranges, digest
 from holdfast.format.layout import Chunk, ImageLayout, partial_layout
-from holdfast.format.names import image_key, kept_image_key
+from holdfast.format.names import image_key, reused_image_key
 from holdfast.format.ranges import members, ranges_of
-from holdfast.format.records import KeptImage, PartRecord
+from holdfast.format.records import PartRecord, ReusedImage
 from holdfast.store.contract import Store
 
-KEPT_COUNT_MAX = 4
+REUSED_COUNT_MAX = 4
 USED_SIZE_MIN_BYTES = 1024 * 1024
 USED_SHARE_MIN = 0.5
 """Below this share of its bytes an image is not worth the room that the others take."""
@@ -109,8 +109,8 @@ def size_of_next_bytes(before: SealedPart, plan: PartPlan) -> int:
     return _images_of_part(plan, before, found).own.size_bytes
 
 
-def link_kept(store: Store, plan: PartPlan, images: PartImages, before: SealedPart) -> None:
-    """Gives each kept image its name in the folder of the new checkpoint.
+def link_reused(store: Store, plan: PartPlan, images: PartImages, before: SealedPart) -> None:
+    """Gives each reused image its name in the folder of the new checkpoint.
 
     Raises:
         StorageError: the checkpoint before was dropped meanwhile, or the store fails; none of them
@@ -118,21 +118,21 @@ def link_kept(store: Store, plan: PartPlan, images: PartImages, before: SealedPa
     """
     last, rank, count = before.record.id, plan.rank, plan.part_count
     try:
-        for image in images.kept:
-            source = kept_image_key(last, rank, count, image.origin)
+        for image in images.reused:
+            source = reused_image_key(last, rank, count, image.origin)
             if image.origin == last:
                 source = image_key(last, rank, count)
-            store.link(source, kept_image_key(plan.id, rank, count, image.origin))
+            store.link(source, reused_image_key(plan.id, rank, count, image.origin))
     except StorageError:
-        unlink_kept(store, plan, images)
+        unlink_reused(store, plan, images)
         raise
 
 
-def unlink_kept(store: Store, plan: PartPlan, images: PartImages) -> None:
+def unlink_reused(store: Store, plan: PartPlan, images: PartImages) -> None:
     """Takes these names away again, for a part that was not made; what fails is left behind."""
-    for image in images.kept:
+    for image in images.reused:
         with contextlib.suppress(StorageError):
-            store.delete(kept_image_key(plan.id, plan.rank, plan.part_count, image.origin))
+            store.delete(reused_image_key(plan.id, plan.rank, plan.part_count, image.origin))
 
 
 def _may_serve(before: SealedPart, plan: PartPlan) -> bool:
@@ -140,13 +140,13 @@ def _may_serve(before: SealedPart, plan: PartPlan) -> bool:
     return before.whole is plan.layout and before.record.attempt == plan.id.attempt and is_earlier
 
 
-def _images(before: SealedPart) -> Iterator[KeptImage]:
+def _images(before: SealedPart) -> Iterator[ReusedImage]:
     """The images of a part as a later one would speak of them, with all that was used of them."""
     record = before.record
     ordinals = ranges_of(chunk.ordinal for chunk in before.own.chunks)
-    yield from record.kept
+    yield from record.reused
     if ordinals:
-        yield KeptImage(
+        yield ReusedImage(
             id=(record.step, record.attempt),
             image_size_bytes=record.image_size_bytes,
             header_digest=record.header_digest,
@@ -157,7 +157,7 @@ def _images(before: SealedPart) -> Iterator[KeptImage]:
 
 def _still_good(
     before: SealedPart, is_same: Callable[[Chunk], bool], chunk_bytes: ChunkBytes | None
-) -> list[tuple[int, KeptImage]]:
+) -> list[tuple[int, ReusedImage]]:
     """The images that are worth keeping for what is unchanged in them, and its size.
 
     With `chunk_bytes` the steady chunks are digested that are not the same anyway, all bytes of
@@ -192,25 +192,25 @@ def _equal(chunks: Sequence[Chunk], chunk_bytes: ChunkBytes, record: PartRecord)
 
 
 def _images_of_part(
-    plan: PartPlan, before: SealedPart, found: list[tuple[int, KeptImage]]
+    plan: PartPlan, before: SealedPart, found: list[tuple[int, ReusedImage]]
 ) -> PartImages:
-    best = sorted(found, key=lambda entry: entry[0], reverse=True)[:KEPT_COUNT_MAX]
+    best = sorted(found, key=lambda entry: entry[0], reverse=True)[:REUSED_COUNT_MAX]
     if not best:
         return all_anew(plan)
-    kept = tuple(sorted((image for _, image in best), key=lambda image: image.id))
-    kept_blocks = {
+    reused = tuple(sorted((image for _, image in best), key=lambda image: image.id))
+    reused_blocks = {
         ordinal: _blocks(before.record, plan.layout.chunks[ordinal])
-        for image in kept
+        for image in reused
         for ordinal in members(image.used)
     }
-    rest = [c.ordinal for c in plan.layout.chunks if c.ordinal not in kept_blocks]
+    rest = [c.ordinal for c in plan.layout.chunks if c.ordinal not in reused_blocks]
     own = before.own
     if rest != [chunk.ordinal for chunk in own.chunks]:
         own = partial_layout(plan.spec.arrays, plan.layout, rest)
-    return PartImages(own=own, kept=kept, kept_blocks=kept_blocks)
+    return PartImages(own=own, reused=reused, reused_blocks=reused_blocks)
 
 
-def _is_worth(used_bytes: int, image: KeptImage) -> bool:
+def _is_worth(used_bytes: int, image: ReusedImage) -> bool:
     return used_bytes >= max(USED_SIZE_MIN_BYTES, USED_SHARE_MIN * image.image_size_bytes)
 
 

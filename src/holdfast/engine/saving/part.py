@@ -16,7 +16,7 @@ from holdfast.format.digests import block_count, block_ranges, digest
 from holdfast.format.layout import Chunk, ImageLayout
 from holdfast.format.names import CheckpointId, image_key, part_key
 from holdfast.format.part_layout import PartLayout, image_sizes_bytes
-from holdfast.format.records import CheckpointSpec, KeptImage, PartRecord, SavedValue
+from holdfast.format.records import CheckpointSpec, PartRecord, ReusedImage, SavedValue
 from holdfast.format.sealed import seal
 from holdfast.store.contract import Store
 
@@ -41,12 +41,12 @@ class PartPlan:
 class PartImages:
     """The images that a part will consist of: its own, and those of earlier checkpoints.
 
-    `kept_blocks` are the digests of each chunk that is taken from one of those, by its ordinal.
+    `reused_blocks` are the digests of each chunk that is taken from one of those, by its ordinal.
     """
 
     own: ImageLayout
-    kept: tuple[KeptImage, ...] = ()
-    kept_blocks: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    reused: tuple[ReusedImage, ...] = ()
+    reused_blocks: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
 
 def all_anew(plan: PartPlan) -> PartImages:
@@ -90,7 +90,7 @@ def put_record(
         image_size_bytes=images.own.size_bytes,
         header_digest=digest(images.own.header),
         blocks=_all_blocks(plan.layout, images, own_blocks),
-        kept=images.kept,
+        reused=images.reused,
         values=plan.process_values,
         checkpoint=plan.spec if plan.rank == 0 else None,
     )
@@ -103,13 +103,13 @@ def _all_blocks(
     whole: ImageLayout, images: PartImages, own_blocks: Sequence[str]
 ) -> tuple[str, ...]:
     """The digests of all of the rank's chunks, in the order of the layout of all of them."""
-    if not images.kept:
+    if not images.reused:
         return tuple(own_blocks)
     rest = iter(own_blocks)
     found: list[str] = []
     for chunk in whole.chunks:
-        kept = images.kept_blocks.get(chunk.ordinal)
-        found += islice(rest, block_count(chunk.size_bytes)) if kept is None else kept
+        reused = images.reused_blocks.get(chunk.ordinal)
+        found += islice(rest, block_count(chunk.size_bytes)) if reused is None else reused
     return tuple(found)
 
 

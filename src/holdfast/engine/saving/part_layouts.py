@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 from holdfast.engine.saving.part import check_layout
 from holdfast.errors import CheckpointDamagedError
-from holdfast.format.check import check_kept_chunks
+from holdfast.format.check import check_reused_chunks
 from holdfast.format.layout import DATA_ALIGNMENT_BYTES, ImageLayout, image_layout
 from holdfast.format.ownership import Ownership
 from holdfast.format.part_layout import PartLayout, part_layout
-from holdfast.format.records import ArraySpec, KeptImage, PartRecord
+from holdfast.format.records import ArraySpec, PartRecord, ReusedImage
 
 
 class PartLayouts:
@@ -32,7 +32,7 @@ class PartLayouts:
         else:
             self._lock = before._lock
             self._whole, self.owned = before._whole, before.owned
-        self._kept: dict[tuple[int, tuple[KeptImage, ...]], PartLayout] = {}
+        self._reused: dict[tuple[int, tuple[ReusedImage, ...]], PartLayout] = {}
 
     def layout_of(self, part: PartRecord) -> PartLayout:
         """The layout of a part that was checked.
@@ -41,7 +41,7 @@ class PartLayouts:
             CheckpointDamagedError: its record says other sizes than the arrays make.
         """
         with self._lock:
-            found = self._of(part.rank, part.kept)
+            found = self._of(part.rank, part.reused)
         check_layout(part, found)
         return found
 
@@ -50,14 +50,14 @@ class PartLayouts:
         with self._lock:
             return self._whole_of(rank).images[0]
 
-    def _of(self, rank: int, kept: tuple[KeptImage, ...]) -> PartLayout:
+    def _of(self, rank: int, reused: tuple[ReusedImage, ...]) -> PartLayout:
         whole = self._whole_of(rank)
-        if not kept:
+        if not reused:
             return whole
-        key = rank, kept
-        if key not in self._kept:
-            self._kept[key] = part_layout(self._arrays, rank, kept, whole.images[0])
-        return self._kept[key]
+        key = rank, reused
+        if key not in self._reused:
+            self._reused[key] = part_layout(self._arrays, rank, reused, whole.images[0])
+        return self._reused[key]
 
     def _whole_of(self, rank: int) -> PartLayout:
         """Where all of a rank's chunks stand in one image."""
@@ -77,7 +77,7 @@ class PartLayouts:
             raise CheckpointDamagedError(
                 f"{_where(part)}: it has {len(part.blocks)} blocks, expected at least {least}"
             )
-        check_kept_chunks(part, self.owned, f"part {part.rank} of {part.id}")
+        check_reused_chunks(part, self.owned, f"part {part.rank} of {part.id}")
 
     def check_all(self, parts: Sequence[PartRecord]) -> None:
         """Checks all parts of the checkpoint against the arrays, without laying them out.
@@ -102,9 +102,9 @@ class PartLayouts:
             )
         data_bytes = int(sizes.data_bytes[rank]) if has_chunks else 0
         header_bytes = part.image_size_bytes - data_bytes
-        # With kept images the own one has less; which chunks those are only a layout tells.
+        # With reused images the own one has less; which chunks those are only a layout tells.
         is_whole = header_bytes >= DATA_ALIGNMENT_BYTES and not header_bytes % DATA_ALIGNMENT_BYTES
-        if not part.kept and not is_whole:
+        if not part.reused and not is_whole:
             raise CheckpointDamagedError(
                 f"{_where(part)}: its record says {part.image_size_bytes} bytes, the arrays make "
                 f"{data_bytes} bytes and a header of a multiple of {DATA_ALIGNMENT_BYTES}"

@@ -21,7 +21,7 @@ from holdfast.format.buffers import Buffer
 from holdfast.format.digests import RunningDigest, digest
 from holdfast.format.names import CHECKPOINTS, image_key, part_key
 from holdfast.format.part_layout import PartLayout, expected_digests, image_keys
-from holdfast.format.records import KeptImage, PartRecord
+from holdfast.format.records import PartRecord, ReusedImage
 from holdfast.store.contract import Reader, Store
 
 PIECE_SIZE_BYTES = 8 * 1024 * 1024
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 def copy_part(source: Store, target: Store, part: PartRecord, layouts: PartLayouts) -> None:
     """Copies a sealed part to another store, its images first.
 
-    Where the target has a kept image already it gets one more name there, and is not copied.
+    Where the target has a reused image already it gets one more name there, and is not copied.
 
     Raises:
         CheckpointDamagedError: a block of the source is not what was sealed; the target has no
@@ -44,7 +44,7 @@ def copy_part(source: Store, target: Store, part: PartRecord, layouts: PartLayou
     """
     layouts.check_counts(part)
     layout = layouts.layout_of(part)
-    there = KeptElsewhere(target, part)
+    there = ReusedElsewhere(target, part)
     for number, key in reversed([*enumerate(image_keys(part))]):
         if number == 0 or not there.link(number, layout):
             expected = expected_digests(part, layout, number)
@@ -80,11 +80,11 @@ def without_holes(
         yield end, size_bytes, ""
 
 
-class KeptElsewhere:
-    """The kept images of a part that stand in a store already, under the name of any checkpoint.
+class ReusedElsewhere:
+    """The reused images of a part that stand in a store already, under the name of any checkpoint.
 
     A (step, attempt) is written once, so the name tells which image it is. Where it was tried more
-    than once, in more than one place, the tries may differ in what they kept: the header tells.
+    than once, in more than one place, the tries may differ in what they reused: the header tells.
     """
 
     def __init__(self, store: Store, part: PartRecord) -> None:
@@ -96,16 +96,16 @@ class KeptElsewhere:
         """Gives image `number` of the part its name; False where the store does not have it."""
         key = image_keys(self._part)[number]
         header_size_bytes = len(layout.images[number].header)
-        for found in self._places(self._part.kept[number - 1], key):
+        for found in self._places(self._part.reused[number - 1], key):
             try:
-                if self._is_image(found, self._part.kept[number - 1], header_size_bytes):
+                if self._is_image(found, self._part.reused[number - 1], header_size_bytes):
                     self._store.link(found, key)
                     return True
             except StorageError as error:
                 log.debug("%s is not linked: %s", key, error)
         return False
 
-    def _places(self, image: KeptImage, key: str) -> Iterator[str]:
+    def _places(self, image: ReusedImage, key: str) -> Iterator[str]:
         # First where an earlier try to copy this part left it.
         yield key
         yield image_key(image.origin, self._part.rank, self._part.part_count)
@@ -114,7 +114,7 @@ class KeptElsewhere:
         name = key.rpartition("/")[2]
         yield from (k for k in reversed(self._listed) if k.rpartition("/")[2] == name)
 
-    def _is_image(self, key: str, image: KeptImage, header_size_bytes: int) -> bool:
+    def _is_image(self, key: str, image: ReusedImage, header_size_bytes: int) -> bool:
         with self._store.open(key) as reader:
             if reader.size_bytes != image.image_size_bytes:
                 return False

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from holdfast.engine.saving.part import check_block
 from holdfast.engine.saving.part_layouts import PartLayouts
-from holdfast.engine.transfer.copy import KeptElsewhere, without_holes
+from holdfast.engine.transfer.copy import ReusedElsewhere, without_holes
 from holdfast.errors import CheckpointDamagedError, HoldfastError, StorageError
 from holdfast.format.digests import digest
 from holdfast.format.names import part_key
@@ -75,7 +75,7 @@ def pull_part(
 def _pull_images(
     source: Store, target: RamStore, part: PartRecord, layout: PartLayout, is_filled: bool
 ) -> int:
-    there = KeptElsewhere(target, part)
+    there = ReusedElsewhere(target, part)
     pulled_bytes = 0
     for number, key in reversed([*enumerate(image_keys(part))]):
         if number == 0 or not there.link(number, layout):
