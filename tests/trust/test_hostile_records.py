@@ -275,7 +275,7 @@ def test_two_nodes_at_one_path_are_refused(run: DamagedRun) -> None:
         tree["checkpoint"]["containers"].append({"path": ["params"], "kind": "list"})
 
     commit_lies(run, twice, MANIFEST, PART_0)
-    assert_refused_for(run, "two nodes stand at one path")
+    assert_refused_for(run, "two nodes have the same path")
 
 
 def test_a_part_with_other_values_than_the_checkpoint_has_objects_is_refused(
@@ -429,7 +429,7 @@ def test_a_run_id_that_could_lead_out_of_the_hosts_folder_is_refused(
 
 @pytest.mark.parametrize("version", [0, -1])
 def test_a_format_version_that_never_was_is_damage(run: DamagedRun, version: int) -> None:
-    with pytest.raises(CheckpointDamagedError, match="there is no format version"):
+    with pytest.raises(CheckpointDamagedError, match="invalid format version"):
         _unsealed(run, b'"format_version":1', b'"format_version":%d' % version)
 
 

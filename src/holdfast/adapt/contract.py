@@ -50,7 +50,7 @@ class Transfer(Protocol):
     """Copies from devices into the host's memory that are on their way. Nothing here waits."""
 
     def has_arrived(self, stop_bytes: int) -> bool:
-        """Whether all of it that belongs below `stop_bytes` is there; stops only ever grow.
+        """Return whether all of it that belongs below `stop_bytes` is there; stops only ever grow.
 
         Raises:
             DeviceError: some of it will never arrive.
@@ -143,7 +143,7 @@ class Restoration(Protocol):
     process_values: Sequence[Path]
 
     def finish(self, process_values: Mapping[Path, object]) -> object:
-        """The state; the targets are filled and are the state's own from now on.
+        """Return the state; the targets are filled and are the state's own from now on.
 
         `process_values` are the states of the objects that keep one, by path. Only here do they
         take it, so that a restore that fails changes nothing.
@@ -165,7 +165,7 @@ class KeyValues(Protocol):
         ...
 
     def get(self, key: str) -> str | None:
-        """The word, None where there is none (yet)."""
+        """Return the word, None where there is none (yet)."""
         ...
 
     def below(self, folder: str) -> dict[str, str]:
@@ -194,7 +194,7 @@ class Processes(Protocol):
     def slice_index(self) -> int | None: ...
 
     def key_values(self) -> KeyValues:
-        """The words that the processes share.
+        """Return the words that the processes share.
 
         Raises:
             InvalidArgumentError: the framework's service was not started.
@@ -216,7 +216,7 @@ class Framework(Protocol):
         ...
 
     def outline(self, state: object) -> Outline:
-        """The outline that a snapshot of `state` would have.
+        """Return the outline that a snapshot of `state` would have.
 
         Raises:
             UnsupportedLeafError: as `snapshot`.

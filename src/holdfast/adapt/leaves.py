@@ -14,17 +14,17 @@ _VALUE_TYPES = (type(None), bool, int, float, str, bytes)
 
 
 def is_value(leaf: object) -> bool:
-    """Whether `leaf` is a plain Python value."""
+    """Return whether `leaf` is a plain Python value."""
     return type(leaf) in _VALUE_TYPES
 
 
 def is_numpy(leaf: object) -> TypeGuard[np.ndarray | np.generic]:
-    """Whether `leaf` is a NumPy array or scalar."""
+    """Return whether `leaf` is a NumPy array or scalar."""
     return isinstance(leaf, np.ndarray | np.generic)
 
 
 def keeps_state(leaf: object) -> bool:
-    """Whether `leaf` is an object with a state to get and to set."""
+    """Return whether `leaf` is an object with a state to get and to set."""
     return not isinstance(leaf, type) and (
         _has(leaf, "get_state", "set_state") or _has(leaf, "state_dict", "load_state_dict")
     )
@@ -35,7 +35,7 @@ def _has(leaf: object, *names: str) -> bool:
 
 
 def state_of(leaf: object) -> object:
-    """The state that an object keeps, as values."""
+    """Return the state that an object keeps, as values."""
     if _has(leaf, "get_state", "set_state"):
         return leaf.get_state()  # type: ignore[attr-defined]
     return leaf.state_dict()  # type: ignore[attr-defined]
@@ -50,7 +50,7 @@ def give_state(leaf: object, state: object) -> None:
 
 
 def numpy_dtype_name(leaf: np.ndarray | np.generic, path: Path) -> str:
-    """The name of a NumPy leaf's dtype.
+    """Return the name of a NumPy leaf's dtype.
 
     Raises:
         UnsupportedLeafError: it is one that cannot be stored (object, structured, datetime, text),
@@ -76,5 +76,5 @@ def owned_copy(leaf: np.ndarray | np.generic) -> np.ndarray:
 
 
 def bytes_of(array: np.ndarray) -> memoryview:
-    """The bytes of `array` in C order, without a copy where it is contiguous."""
+    """Return the bytes of `array` in C order, without a copy where it is contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -41,7 +41,7 @@ class NestedRestoration:
 
 
 def nested(containers: Mapping[Path, str], leaves: Mapping[Path, Any]) -> Any:
-    """The tree with these inner nodes and leaves.
+    """Return the tree with these inner nodes and leaves.
 
     Raises:
         CheckpointDamagedError: a node's parent is missing, or two nodes stand at one path.

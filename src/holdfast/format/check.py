@@ -1,7 +1,7 @@
-"""Checks of records that come from outside, before anything is computed or allocated from them.
+"""Checks of records from outside, made before anything is computed or allocated from them.
 
-What passes here can be laid out in memory and time that are bounded by the record's own size and by
-the sizes of the files it speaks of.
+Invariant: the memory and time to lay out a record that passes are bounded by the size of the record
+and the sizes of the files that it names.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ ARRAY_SIZE_MAX_BYTES = 1 << 60
 
 
 def check_spec(spec: CheckpointSpec, part_count: int, where: str) -> None:
-    """Checks what a checkpoint says it holds.
+    """Check the description of a checkpoint for contradictions and limits.
 
     Raises:
-        CheckpointDamagedError: it contradicts itself; `where` names the record.
+        CheckpointDamagedError: the spec contradicts itself; `where` names the record.
     """
     nodes = [*(a.path for a in spec.arrays), *(v.path for v in spec.values), *spec.process_values]
     nodes += (c.path for c in spec.containers)
     if len(set(nodes)) != len(nodes):
-        raise CheckpointDamagedError(f"read {where}: two nodes stand at one path")
+        raise CheckpointDamagedError(f"read {where}: two nodes have the same path")
     for name, value in (spec.metrics or {}).items():
         if isinstance(value, str) and value not in ("nan", "inf", "-inf"):
             raise CheckpointDamagedError(
-                f"read {where}: metric {name} is no number: {value[:80]!r}"
+                f"read {where}: metric {name} is not a number: {value[:80]!r}"
             )
-    # Thousands of arrays have a few forms, and what is checked of one hangs on its form alone.
+    # Thousands of arrays share a few forms, and the checks depend only on the form.
     counts: dict[tuple[object, ...], int] = {}
     chunks_total = 0
     for index, array in enumerate(spec.arrays):
@@ -67,12 +67,12 @@ def _check_array(array: ArraySpec, where: str) -> None:
         raise damaged(f"unknown dtype {array.dtype!r}")
     if not len(array.shape) == len(array.chunk_shape) <= AXES_MAX:
         found = f"{len(array.shape)} axes, and {len(array.chunk_shape)} in its chunks"
-        raise damaged(f"{found}; expected as many, at most {AXES_MAX}")
+        raise damaged(f"{found}; expected equal numbers, at most {AXES_MAX}")
     if any(
         d < 0 or c < min(d, 1) or c > d for d, c in zip(array.shape, array.chunk_shape, strict=True)
     ):
-        raise damaged(f"shape {array.shape} does not go with chunk shape {array.chunk_shape}")
-    # Axes without extent count as 1: no library takes the others of such a shape without a limit.
+        raise damaged(f"shape {array.shape} does not match chunk shape {array.chunk_shape}")
+    # Axes of extent 0 count as 1: libraries limit the other axes of such a shape as well.
     if math.prod(d or 1 for d in array.shape) * dtype.itemsize > ARRAY_SIZE_MAX_BYTES:
         raise damaged(f"shape {array.shape} is larger than {ARRAY_SIZE_MAX_BYTES} bytes")
 
@@ -99,10 +99,10 @@ def _damaged(array: ArraySpec, what: str, where: str) -> CheckpointDamagedError:
 
 
 def check_manifest(manifest: Manifest, where: str) -> None:
-    """Checks a manifest as `check_spec` does, and its parts.
+    """Check a manifest's spec (see `check_spec`) and its number of parts.
 
     Raises:
-        CheckpointDamagedError: it contradicts itself.
+        CheckpointDamagedError: the manifest contradicts itself.
     """
     if not 1 <= len(manifest.parts) <= PART_COUNT_MAX:
         raise CheckpointDamagedError(f"read {where}: {len(manifest.parts)} parts")
@@ -110,10 +110,10 @@ def check_manifest(manifest: Manifest, where: str) -> None:
 
 
 def check_part(part: PartRecord, where: str) -> None:
-    """Checks a part record for itself.
+    """Check a part record on its own, without the manifest or the arrays of other parts.
 
     Raises:
-        CheckpointDamagedError: it contradicts itself.
+        CheckpointDamagedError: the record contradicts itself.
     """
     if not 0 <= part.rank < part.part_count <= PART_COUNT_MAX or part.image_size_bytes < 0:
         raise CheckpointDamagedError(f"read {where}: part {part.rank} of {part.part_count}")
@@ -127,7 +127,7 @@ def check_part(part: PartRecord, where: str) -> None:
 
 
 def _check_reused(part: PartRecord, where: str) -> None:
-    """Checks what a part says of the images that it reuses, as far as that needs no arrays."""
+    """Check the reused images of a part, as far as that needs no arrays."""
 
     def damaged(what: str) -> CheckpointDamagedError:
         return CheckpointDamagedError(f"read {where}: its reused images: {what}")
@@ -140,20 +140,20 @@ def _check_reused(part: PartRecord, where: str) -> None:
             raise damaged(f"{image.id} is no earlier checkpoint of the attempt, or out of order")
         last_step = image.id[0]
         if image.image_size_bytes < 0 or len(image.header_digest) != DIGEST_HEX_LENGTH:
-            raise damaged(f"of {image.id} the size or the header's digest is none")
+            raise damaged(f"{image.id} has an invalid size or header digest")
         if not are_ranges(image.laid) or not are_ranges(image.used) or not image.used:
-            raise damaged(f"of {image.id} the chunks are no ascending ranges, or none is used")
+            raise damaged(f"the chunks of {image.id} are not ascending ranges, or none is used")
         if not is_subset(image.used, image.laid):
-            raise damaged(f"of {image.id} chunks are used that do not stand in it")
+            raise damaged(f"chunks of {image.id} are used that are not in it")
     if not are_disjoint([image.used for image in part.reused]):
         raise damaged("a chunk is taken from two of them")
 
 
 def check_reused_chunks(part: PartRecord, owned: Ownership, where: str) -> None:
-    """Checks that the chunks of reused images are chunks of the part's rank.
+    """Check that the chunks of reused images belong to the part's rank.
 
     Raises:
-        CheckpointDamagedError: they are not.
+        CheckpointDamagedError: an image has more chunks than the arrays give this rank.
     """
     for image in part.reused:
         count = owned.chunk_count(part.rank)

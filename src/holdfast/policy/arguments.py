@@ -59,7 +59,7 @@ def step_numbers(owner: str, argument: str, value: object) -> tuple[int, ...]:
 
 
 def is_among(steps: Collection[int], step: int) -> bool:
-    """Whether `step` is in `steps`, a tuple that `step_numbers` returned."""
+    """Return whether `step` is in `steps`, a tuple that `step_numbers` returned."""
     ascending = cast("tuple[int, ...]", steps)
     i = bisect_left(ascending, step)
     return i < len(ascending) and ascending[i] == step

@@ -28,7 +28,7 @@ class BuiltIn(
 def encode(
     policy: object, members: Sequence[object], message_classes: tuple[type[BuiltIn], ...]
 ) -> bytes:
-    """The JSON of `policy`.
+    """Return the JSON of `policy`.
 
     Args:
         policy: what to encode.

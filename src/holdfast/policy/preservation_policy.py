@@ -153,7 +153,7 @@ class BestN(_Counted, frozen=True, kw_only=True):
         return [rank in best for rank in ranks]
 
     def _rank(self, checkpoint: CheckpointInfo) -> tuple[int, float]:
-        """The greater, the better."""
+        """Return the greater, the better."""
         value = (checkpoint.metrics or {}).get(self.metric)
         if value is None:
             return 0, 0.0
@@ -258,7 +258,7 @@ def kept(
 
 
 def split(policy: PreservationPolicy) -> SplitPreservationPolicy:
-    """The shares of `policy`; a subclass of a built-in class is a user's own.
+    """Return the shares of `policy`; a subclass of a built-in class is a user's own.
 
     Raises:
         InvalidArgumentError: `policy` has no method `should_preserve`.
@@ -270,7 +270,7 @@ def split(policy: PreservationPolicy) -> SplitPreservationPolicy:
 
 
 def encode(policy: PreservationPolicy) -> bytes:
-    """The JSON of a built-in policy.
+    """Return the JSON of a built-in policy.
 
     Raises:
         InvalidArgumentError: `policy`, or a member of it, is a user's own.
@@ -279,7 +279,7 @@ def encode(policy: PreservationPolicy) -> bytes:
 
 
 def decode(data: bytes) -> PreservationPolicy:
-    """The policy that `encode` made into `data`; `data` may come from outside.
+    """Return the policy that `encode` made into `data`; `data` may come from outside.
 
     Raises:
         InvalidArgumentError: `data` is not the JSON of a built-in policy.

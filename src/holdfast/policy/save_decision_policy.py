@@ -27,7 +27,7 @@ class SaveDecisionPolicy(Protocol):
     def should_save(
         self, step: int, previous_steps: Sequence[CheckpointInfo], *, context: SaveContext
     ) -> bool:
-        """Whether the result of `step` is to be saved.
+        """Return whether the result of `step` is to be saved.
 
         Args:
             step: the step that is asked about.
@@ -77,7 +77,7 @@ class ContinuousCheckpointingPolicy(codec.BuiltIn, frozen=True):
     def should_save(
         self, step: int, previous_steps: Sequence[CheckpointInfo], *, context: SaveContext
     ) -> bool:
-        """Whether nothing is being saved and the interval has passed."""
+        """Return whether nothing is being saved and the interval has passed."""
         if context.is_saving_in_progress:
             return False
         interval_secs = self._interval_secs(context.save_cost_secs)
@@ -91,7 +91,7 @@ class ContinuousCheckpointingPolicy(codec.BuiltIn, frozen=True):
         return is_clock_wrong or elapsed_secs >= interval_secs
 
     def _interval_secs(self, cost_secs: float | None) -> float | None:
-        """The least time between two checkpoints; None where it is not known yet."""
+        """Return the least time between two checkpoints; None where it is not known yet."""
         least_secs = self.minimum_interval_secs or 0.0
         if self.max_overhead is None:
             return least_secs
@@ -115,7 +115,7 @@ class FixedIntervalPolicy(codec.BuiltIn, frozen=True):
     def should_save(
         self, step: int, previous_steps: Sequence[CheckpointInfo], *, context: SaveContext
     ) -> bool:
-        """Whether `step` is a multiple of the interval."""
+        """Return whether `step` is a multiple of the interval."""
         return step % self.interval == 0
 
 
@@ -139,7 +139,7 @@ class SpecificStepsPolicy(codec.BuiltIn, frozen=True):
     def should_save(
         self, step: int, previous_steps: Sequence[CheckpointInfo], *, context: SaveContext
     ) -> bool:
-        """Whether `step` is listed."""
+        """Return whether `step` is listed."""
         return arguments.is_among(self.steps, step)
 
 
@@ -150,7 +150,7 @@ class PreemptionCheckpointingPolicy(codec.BuiltIn, frozen=True):
     def should_save(
         self, step: int, previous_steps: Sequence[CheckpointInfo], *, context: SaveContext
     ) -> bool:
-        """Whether somebody told the run that it will have to stop soon."""
+        """Return whether somebody told the run that it will have to stop soon."""
         return context.reached_preemption
 
 
@@ -175,7 +175,7 @@ class AnySavePolicy(codec.BuiltIn, frozen=True):
     def should_save(
         self, step: int, previous_steps: Sequence[CheckpointInfo], *, context: SaveContext
     ) -> bool:
-        """Whether one of the policies would save; the first that would ends the asking."""
+        """Return whether one of the policies would save; the first that would ends the asking."""
         return any(_answer(policy, step, previous_steps, context) for policy in self.policies)
 
 
@@ -208,7 +208,7 @@ def due(
     *,
     context: SaveContext,
 ) -> bool:
-    """Whether `policy` saves `step`.
+    """Return whether `policy` saves `step`.
 
     Raises:
         InvalidArgumentError: `policy` is none, or answers with something other than a bool.
@@ -218,7 +218,7 @@ def due(
 
 
 def split(policy: SaveDecisionPolicy) -> SplitSavePolicy:
-    """The shares of `policy`; a subclass of a built-in class is a user's own.
+    """Return the shares of `policy`; a subclass of a built-in class is a user's own.
 
     Raises:
         InvalidArgumentError: `policy` has no method `should_save`.
@@ -234,7 +234,7 @@ def split(policy: SaveDecisionPolicy) -> SplitSavePolicy:
 
 
 def encode(policy: SaveDecisionPolicy) -> bytes:
-    """The JSON of a built-in policy.
+    """Return the JSON of a built-in policy.
 
     Raises:
         InvalidArgumentError: `policy`, or a member of it, is a user's own.
@@ -243,7 +243,7 @@ def encode(policy: SaveDecisionPolicy) -> bytes:
 
 
 def decode(data: bytes) -> SaveDecisionPolicy:
-    """The policy that `encode` made into `data`; `data` may come from outside.
+    """Return the policy that `encode` made into `data`; `data` may come from outside.
 
     Raises:
         InvalidArgumentError: `data` is not the JSON of a built-in policy.

@@ -34,7 +34,7 @@ def memory_left_bytes() -> int | None:
 
 
 def _folders() -> Iterator[Path]:
-    """The folders of this process's memory cgroups, and of those above them."""
+    """Yield the folders of this process's memory cgroups, and of those above them."""
     for line in _read(Path("/proc/self/cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)
         if "memory" in controllers.split(",") or not controllers:

@@ -263,7 +263,7 @@ class SlotWriter:
         self._slot.write(offset_bytes, data)
 
     def target(self, start: int, stop: int) -> memoryview:
-        """The memory of bytes [start, stop), to be filled and read before it is closed.
+        """Return the memory of bytes [start, stop), to be filled and read before it is closed.
 
         Raises:
             StorageError: somebody changed the slot under the run's hands.
@@ -337,7 +337,7 @@ class _MappedSlot:
         self._pin: Pin | None = None
 
     def is_current(self) -> bool:
-        """Whether the slot's name still leads to what is mapped, all of it."""
+        """Return whether the slot's name still leads to what is mapped, all of it."""
         try:
             shown = os.stat(self._path)
         except OSError:

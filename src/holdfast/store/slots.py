@@ -48,7 +48,7 @@ class SlotPool:
     def reserve(
         self, size_bytes: int, taken: Collection[str] = (), in_use_bytes: Collection[int] = ()
     ) -> str:
-        """The name of a free slot of exactly that size, a recycled one or else a new one.
+        """Return the name of a free slot of exactly that size, a recycled one or else a new one.
 
         Whoever gets it locks it; until then it looks free, so a caller who reserves for several
         says in `taken` which names it handed out and has not seen filled. Free slots of a size
@@ -96,11 +96,11 @@ class SlotPool:
         self.gave_up()
 
     def free(self) -> list[str]:
-        """The names of all free slots."""
+        """Return the names of all free slots."""
         return [path.name for path, _ in self._free()]
 
     def size_bytes(self) -> int:
-        """The bytes of all slots."""
+        """Return the bytes of all slots."""
         total = 0
         for path in self._paths():
             # A slot may be given up between the look at the folder and the look at it.
@@ -109,7 +109,7 @@ class SlotPool:
         return total
 
     def slot_size_bytes(self, name: str) -> int | None:
-        """The bytes of one slot; None where it is gone."""
+        """Return the bytes of one slot; None where it is gone."""
         try:
             return (self._folder / name).stat().st_size
         except OSError:

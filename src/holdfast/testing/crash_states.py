@@ -175,7 +175,7 @@ class _Disk:
             self._sync(operation.node)
 
     def option_counts(self) -> list[int]:
-        """How many options each pending operation has: lost, kept, and torn for a write."""
+        """Return how many options each pending operation has: lost, kept, and torn for a write."""
         return [3 if isinstance(o, Write) and len(o.data) > 1 else 2 for o in self._pending]
 
     def tree(self, choice: Sequence[int]) -> Tree:

@@ -123,7 +123,7 @@ class FailurePlan:
 
 
 def nothing(operation: Operation) -> Fault | None:
-    """The plan of storage that works."""
+    """Return the plan of storage that works."""
     return None
 
 

@@ -140,11 +140,11 @@ class Log:
         return len(self.operations)
 
     def prefix(self, count: int) -> Log:
-        """The first `count` operations, to go on from in another way."""
+        """Return the first `count` operations, to go on from in another way."""
         return Log(self.roots, self.operations[:count])
 
     def marks(self, count: int | None = None) -> list[object]:
-        """The marks among the first `count` operations, all where it is None."""
+        """Return the marks among the first `count` operations, all where it is None."""
         return [o.value for o in self.operations[:count] if isinstance(o, Mark)]
 
     def tree(self) -> Tree:
@@ -299,7 +299,7 @@ class RecordingFileSystem:
         return any(path.is_relative_to(folder) for folder in self._folders.values())
 
     def _node(self, path: Path) -> int | None:
-        """The node that `path` leads to, or None."""
+        """Return the node that `path` leads to, or None."""
         for word, folder in self._folders.items():
             if path.is_relative_to(folder):
                 node: int | None = self.log.roots[word]

@@ -127,7 +127,7 @@ class StandInDevice:
             self._turn.notify_all()
 
     def is_queued(self) -> bool:
-        """Whether any copy waits for its turn, or runs."""
+        """Return whether any copy waits for its turn, or runs."""
         return any(not stream.is_quiet() for stream in self._streams)
 
     def check_queued(self, target: int, size_bytes: int) -> None:
@@ -219,7 +219,7 @@ class StandInStream:
             return self._done == self._queued
 
     def is_quiet(self) -> bool:
-        """Whether nothing waits or runs; never raises."""
+        """Return whether nothing waits or runs; never raises."""
         with self._changed:
             return self._failure is not None or self._done == self._queued
 
@@ -259,7 +259,7 @@ class StandInStream:
 
 
 def _is_mapped(address: int, size_bytes: int) -> bool:
-    """Whether these addresses are this process's."""
+    """Return whether these addresses are this process's."""
     reached = address
     for line in Path("/proc/self/maps").read_text().splitlines():
         start, _, stop = line.split()[0].partition("-")

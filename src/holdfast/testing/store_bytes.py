@@ -47,7 +47,7 @@ def read_all(store: Store, key: str) -> bytes:
 
 
 def _aligned(data: bytes) -> memoryview:
-    """The same bytes in memory that starts at a page."""
+    """Return the same bytes in memory that starts at a page."""
     if not data:
         return memoryview(bytearray())
     pages = mmap.mmap(-1, len(data))
@@ -56,7 +56,7 @@ def _aligned(data: bytes) -> memoryview:
 
 
 def _unaligned(data: bytes) -> memoryview:
-    """The same bytes in memory that starts at no multiple of anything."""
+    """Return the same bytes in memory that starts at no multiple of anything."""
     return memoryview(_aligned(b"\0" + data))[1:]
 
 
@@ -95,7 +95,7 @@ class StoreBytesSuite:
     """At the end of every key, for a store that treats some keys in a way of their own."""
 
     def key(self, name: str) -> str:
-        """The key for `name`."""
+        """Return the key for `name`."""
         return name + self.key_suffix
 
     @pytest.fixture
@@ -105,7 +105,7 @@ class StoreBytesSuite:
 
     @pytest.fixture
     def store(self, opener: Callable[[], Store]) -> Store:
-        """The store under test; one that has to be closed overrides this."""
+        """Return the store under test; one that has to be closed overrides this."""
         return opener()
 
     @pytest.mark.parametrize("size", SIZES)

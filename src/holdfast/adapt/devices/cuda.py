@@ -41,7 +41,7 @@ class CudaRuntime:
         self._cuda = bindings
 
     def device_count(self) -> int:
-        """How many devices this process sees.
+        """Return how many devices this process sees.
 
         Raises:
             DeviceError: the driver is missing, or too old for the bindings.

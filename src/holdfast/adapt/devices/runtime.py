@@ -42,7 +42,7 @@ class DeviceStream(Protocol):
         ...
 
     def has_passed(self, mark: Mark) -> bool:
-        """Whether all before `mark` was done.
+        """Return whether all before `mark` was done.
 
         Raises:
             DeviceError: something before it failed.
@@ -54,7 +54,7 @@ class DeviceStream(Protocol):
         ...
 
     def is_idle(self) -> bool:
-        """Whether nothing is queued or running.
+        """Return whether nothing is queued or running.
 
         Raises:
             DeviceError: something failed; nothing runs any more.

@@ -40,7 +40,7 @@ class Streams:
         """The first failure of any transfer; what comes after it had better take another way."""
 
     def for_device(self, device: int) -> tuple[DeviceStream, DeviceStream]:
-        """The device's streams.
+        """Return the device's streams.
 
         Raises:
             DeviceError: the device gives none.

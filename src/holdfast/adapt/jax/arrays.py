@@ -24,7 +24,7 @@ _BUFFER_KINDS = "biufc"
 
 
 def is_key(leaf: Any) -> bool:
-    """Whether an array or a ShapeDtypeStruct is of typed PRNG keys."""
+    """Return whether an array or a ShapeDtypeStruct is of typed PRNG keys."""
     return _is_key_type(leaf.dtype)
 
 
@@ -66,7 +66,7 @@ def check_usable(
 
 
 def key_impl_name(leaf: Any) -> str:
-    """The name of the implementation of typed PRNG keys."""
+    """Return the name of the implementation of typed PRNG keys."""
     # A ShapeDtypeStruct has no values to ask; its dtype is `key<name>` in full.
     return str(leaf.dtype._impl.name)
 
@@ -78,7 +78,7 @@ def region_of(index: tuple[slice, ...], shape: tuple[int, ...]) -> Region:
 
 
 def placement(array: jax.Array, path: Path) -> Placement:
-    """The chunks of `array` and who holds them, among all processes.
+    """Return the chunks of `array` and who holds them, among all processes.
 
     Raises:
         UnsupportedLeafError: its dtype cannot be stored, or its shards are no regular grid.
@@ -120,7 +120,7 @@ def _placement(sharding: Any, shape: tuple[int, ...], addressable: bool) -> _Pla
 
 
 def chunk_regions(sharding: Any, shape: tuple[int, ...], addressable: bool) -> set[Region]:
-    """The chunks of an array that `placement` knows."""
+    """Return the chunks of an array that `placement` knows."""
     found = _placement(sharding, shape, addressable)
     if found is None:
         return set()
@@ -162,12 +162,12 @@ def host_views(array: jax.Array) -> dict[Region, np.ndarray]:
 
 
 def whole(array: jax.Array | np.ndarray) -> Region:
-    """The region that is all of `array`."""
+    """Return the region that is all of `array`."""
     return (0,) * array.ndim, tuple(array.shape)
 
 
 def _is_regular(array: jax.Array) -> bool:
-    """Whether an array on several devices is cut into chunks that `placement` knows."""
+    """Return whether an array on several devices is cut into chunks that `placement` knows."""
     found = _placement(array.sharding, array.shape, True)
     return found is not None and found[0] != array.shape
 

@@ -278,7 +278,7 @@ class DeviceArrays:
         self.is_borrowed = bool(pieces.keys()) and not copied_bytes
 
     def keys(self) -> list[int]:
-        """The keys of the arrays."""
+        """Return the keys of the arrays."""
         return self._pieces.keys()
 
     def wait(self) -> None:
@@ -327,7 +327,7 @@ class DeviceArrays:
             raise DeviceError(f"bring a state to the host: {error}") from error
 
     def views(self, key: int) -> dict[Region, np.ndarray]:
-        """The pieces in the host's memory, by NumPy.
+        """Return the pieces in the host's memory, by NumPy.
 
         Raises:
             DeviceError: the device did not give them.
@@ -358,7 +358,7 @@ class _Pieces:
         self._pieces = {key: _split(array, load) for key, array in arrays.items()}
 
     def keys(self) -> list[int]:
-        """The keys of the arrays."""
+        """Return the keys of the arrays."""
         return list(self._pieces)
 
     def for_key(self, key: int) -> dict[Any, jax.Array]:
@@ -393,7 +393,7 @@ class _Pieces:
         return result
 
     def on_host(self, key: int) -> dict[Region, np.ndarray]:
-        """The pieces of an array in the host's memory."""
+        """Return the pieces of an array in the host's memory."""
         (shape, sharding), pieces = self._forms[key], self._pieces[key]
         if any(isinstance(place, int) for place in pieces):
             whole = ((0,) * len(shape), tuple(shape))
@@ -404,7 +404,7 @@ class _Pieces:
 
 
 def is_on_device(array: jax.Array) -> bool:
-    """Whether an array is in a device's memory, and not in the host's."""
+    """Return whether an array is in a device's memory, and not in the host's."""
     device = _device_of(array)
     return device.platform != "cpu" or "cpu" in _OTHER
 
@@ -447,13 +447,13 @@ def _device_of(piece: jax.Array) -> Any:
 
 
 def _number(device: Any) -> int:
-    """The device's number among those of its kind that this process sees."""
+    """Return the device's number among those of its kind that this process sees."""
     number = device.local_hardware_id
     return int(device.id if number is None else number)
 
 
 def _is_plain(piece: jax.Array) -> bool:
-    """Whether the device's bytes are those of a C-ordered array of NumPy's."""
+    """Return whether the device's bytes are those of a C-ordered array of NumPy's."""
     form: Any = piece
     layout = form.format.layout
     return (

@@ -81,7 +81,7 @@ class JaxKeyValues:
 
 
 def slice_of(devices: Sequence[object], own: Sequence[object]) -> int | None:
-    """The one slice that all of `own` are in, where `devices` are in several."""
+    """Return the one slice that all of `own` are in, where `devices` are in several."""
     all_slices, own_slices = (
         {getattr(device, "slice_index", None) for device in some} for some in (devices, own)
     )

@@ -229,7 +229,7 @@ class _JaxSnapshot:
         return ranges
 
     def _shard_of(self, chunk: Chunk) -> Region:
-        """The piece of the array that a chunk is, or is a part of."""
+        """Return the piece of the array that a chunk is, or is a part of."""
         placed = self.outline.arrays[chunk.array_index].placement
         return enclosing_chunk(placed.shape, placed.chunk_shape, chunk.start)
 

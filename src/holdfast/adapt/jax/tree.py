@@ -136,7 +136,7 @@ def _container_kind(kind: type) -> ContainerKind:
 
 
 def _key_without_leaves(kind: type, auxiliary: Any, index: int) -> str | int:
-    """The key of an empty child, which no leaf's path tells."""
+    """Return the key of an empty child, which no leaf's path tells."""
     if issubclass(kind, dict):
         # defaultdict's auxiliary data is (factory, keys).
         keys = auxiliary if isinstance(auxiliary, list) else auxiliary[1]

@@ -38,7 +38,7 @@ class AttemptStart:
 
 
 def attempt_numbers(store: Store) -> list[int]:
-    """The numbers of all attempts, ascending."""
+    """Return the numbers of all attempts, ascending."""
     numbers = set()
     for stored in store.list(ATTEMPTS):
         number = parse_attempt_name(stored.key.rpartition("/")[2])
@@ -48,12 +48,12 @@ def attempt_numbers(store: Store) -> list[int]:
 
 
 def newest_attempt(store: Store) -> int:
-    """The number of the newest attempt; 0 where there was none."""
+    """Return the number of the newest attempt; 0 where there was none."""
     return max(attempt_numbers(store), default=0)
 
 
 def read_attempts(store: Store) -> dict[int, AttemptRecord]:
-    """The records of the newest attempt and of those that it goes back to, by number.
+    """Return the records of the newest attempt and of those that it goes back to, by number.
 
     Raises:
         CheckpointDamagedError: one of them is damaged: the timeline cannot be told. A damaged
@@ -93,7 +93,7 @@ def read_attempt(store: Store, attempt: int) -> AttemptRecord:
 
 
 def read_attempt_at(store: Store, key: str, attempt: int) -> AttemptRecord:
-    """The record, or the copy, of an attempt that stands at `key`.
+    """Return the record, or the copy, of an attempt that stands at `key`.
 
     Raises:
         ObjectNotFoundError, CheckpointDamagedError, NewerFormatError.

@@ -103,7 +103,7 @@ def list_stores(
 
 
 def has_all_parts(parts: Mapping[int, int]) -> bool:
-    """Whether these parts (rank to part count) are one whole checkpoint."""
+    """Return whether these parts (rank to part count) are one whole checkpoint."""
     counts = set(parts.values())
     return len(counts) == 1 and counts == {len(parts)}
 

@@ -35,7 +35,7 @@ def read_part(store: Store, checkpoint: CheckpointId, rank: int, part_count: int
 def parse_part(
     data: bytes, key: str, checkpoint: CheckpointId, rank: int, part_count: int
 ) -> PartRecord:
-    """The part record in `data`, which stood at `key`.
+    """Return the part record in `data`, which stood at `key`.
 
     Raises:
         CheckpointDamagedError: it is damaged, or is another part's.

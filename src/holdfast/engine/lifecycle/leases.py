@@ -114,7 +114,7 @@ class Leases:
         return LeaseSeen(host=lease.host, pid=lease.pid, stamp=stamp, age_secs=age_secs)
 
     def _now_ns(self, folder: Path) -> int:
-        """The time that the file system gives a file now."""
+        """Return the time that the file system gives a file now."""
         probe = folder / f".probe.{self._clock.token()}{UNFINISHED}"
         with translated("read the time of", folder):
             try:

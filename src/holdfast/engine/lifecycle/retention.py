@@ -41,7 +41,7 @@ def to_drop(
     info: Callable[[CheckpointId], CheckpointInfo],
     now: datetime,
 ) -> list[CheckpointId]:
-    """The checkpoints that `policy` does not keep, oldest first.
+    """Return the checkpoints that `policy` does not keep, oldest first.
 
     Raises:
         InvalidArgumentError: the policy answers with something else than one bool a checkpoint.

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def read_run(store: Store, where: str) -> RunRecord:
-    """The record of the run in `store`; `where` is what a person calls the place.
+    """Return the record of the run in `store`; `where` is what a person calls the place.
 
     Where the record is bad or gone, what it said is taken from the attempts, which say it too.
 
@@ -42,7 +42,7 @@ def read_run(store: Store, where: str) -> RunRecord:
 
 
 def read_run_record(store: Store, where: str) -> RunRecord:
-    """The run's record itself.
+    """Return the run's record itself.
 
     Raises:
         ObjectNotFoundError, CheckpointDamagedError, NewerFormatError.

@@ -59,7 +59,7 @@ def _may_be_split(placement: Placement) -> bool:
 
 
 def _size_bytes(placement: Placement) -> int:
-    """The bytes of the first chunk; no other one is larger."""
+    """Return the bytes of the first chunk; no other one is larger."""
     first = chunk_region(placement.shape, placement.chunk_shape, 0)
     return item_size_bytes(placement.dtype) * math.prod(region_shape(first))
 
@@ -89,7 +89,7 @@ class _Shares:
         self._least: dict[int, int] = {}
 
     def least(self, placement: Placement) -> int:
-        """The least of the shares of the ranks that hold chunks which others hold too."""
+        """Return the least of the shares of the ranks that hold chunks which others hold too."""
         holders = self._by_id[id(placement.holders)]
         known = self._least.get(id(holders))
         if known is None:
@@ -128,7 +128,7 @@ def _chunk_of_pieces(placement: Placement, piece_shape: tuple[int, ...]) -> np.n
 
 
 def _piece_shape(placement: Placement, limit_bytes: int) -> tuple[int, ...]:
-    """The largest piece of at most about `limit_bytes`, cut along the leading axes."""
+    """Return the largest piece of at most about `limit_bytes`, cut along the leading axes."""
     size_bytes = _size_bytes(placement)
     piece = list(placement.chunk_shape)
     for axis, extent in enumerate(placement.chunk_shape):

@@ -25,7 +25,7 @@ SHORT_WAY = 64
 
 
 def assign_owners(placements: Sequence[Placement]) -> list[Owners]:
-    """The owners of each array's chunks.
+    """Return the owners of each array's chunks.
 
     Chunks with the fewest holders are placed first, then larger before smaller; each goes to its
     holder with the fewest bytes so far, the lowest rank among equals.
@@ -56,7 +56,7 @@ def shared(owners: Sequence[Owners]) -> list[Owners | int]:
 
 
 def _chunk_sizes_bytes(placement: Placement) -> np.ndarray:
-    """The bytes of each chunk in C order, as int64."""
+    """Return the bytes of each chunk in C order, as int64."""
     return chunk_sizes(placement.shape, placement.chunk_shape) * item_size_bytes(placement.dtype)
 
 
@@ -69,7 +69,7 @@ class _Groups:
         self._by_holders: dict[tuple[tuple[int, ...], ...], _Group] = {}
 
     def for_holders(self, holders: tuple[tuple[int, ...], ...]) -> _Group:
-        """The group of arrays that have those holders."""
+        """Return the group of arrays that have those holders."""
         known = self._by_id.get(id(holders))
         if known is None:
             known = self._by_holders.get(holders)
@@ -131,7 +131,7 @@ class _Group:
 
 
 def _highest(owner_of: np.ndarray, sizes: np.ndarray, loads: np.ndarray) -> int:
-    """The most bytes that one rank would have."""
+    """Return the most bytes that one rank would have."""
     after = loads.copy()
     np.add.at(after, owner_of, sizes)
     return int(after.max())

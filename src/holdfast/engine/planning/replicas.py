@@ -38,7 +38,7 @@ def free_copies(
     domains: Sequence[Hashable],
     copies: int,
 ) -> tuple[Replica, ...]:
-    """The copies of parts that ranks can make of what they hold, by rank.
+    """Return the copies of parts that ranks can make of what they hold, by rank.
 
     Args:
         placements: the arrays, and who holds their chunks.
@@ -72,7 +72,7 @@ def free_copies(
 def _candidates(
     holders: Sequence[int], rank: int, domains: Sequence[Hashable], taken: set[Hashable]
 ) -> list[int]:
-    """The first holders after `rank`, in a ring, that are in none of the domains `taken`."""
+    """Return the first holders after `rank`, in a ring, that are in none of the domains `taken`."""
     start = bisect_right(holders, rank)
     found: list[int] = []
     for holder in (*holders[start:], *holders[:start]):
@@ -112,7 +112,7 @@ def _holders_of_parts(
 
 
 def _owned(owners: Owners) -> Iterator[tuple[int, int]]:
-    """(rank, chunk) of each chunk."""
+    """Yield (rank, chunk) of each chunk."""
     chunk = 0
     for rank, count in owners:
         for _ in range(count):

@@ -56,7 +56,7 @@ class CheckpointMetadata:
 
 
 def metadata_of(sources: CheckpointSources) -> CheckpointMetadata:
-    """The metadata of a checkpoint that can be read."""
+    """Return the metadata of a checkpoint that can be read."""
     spec = sources.spec
     parts = [copies[0].part for copies in sources.parts]
     return CheckpointMetadata(

@@ -90,7 +90,7 @@ def fill_targets(sources: CheckpointSources, targets: Sequence[RestoreTarget]) -
 def _with_all_told(
     error: CheckpointDamagedError | StorageError, passed_over: Sequence[str]
 ) -> CheckpointDamagedError | StorageError:
-    """The error of the last copy, with what was wrong with those before it."""
+    """Return the error of the last copy, with what was wrong with those before it."""
     told = [reason for reason in passed_over if reason not in str(error)]
     if not told:
         return error
@@ -223,7 +223,7 @@ class _PartReader:
         )
 
     def _reader(self, index: int, image: int) -> Reader:
-        """The open image; asked for under the lock."""
+        """Return the open image; asked for under the lock."""
         if (index, image) not in self._open:
             copy = self._copies[index]
             opened: AbstractContextManager[Reader] = copy.store.open(copy.image_keys[image])
@@ -236,7 +236,7 @@ def _scratch_size_bytes(chunk: Chunk) -> int:
 
 
 def _whole_buffer(region: Region, targets: Sequence[RestoreTarget]) -> memoryview | None:
-    """The bytes of a target that is just this chunk, so that it can be read in place."""
+    """Return the bytes of a target that is just this chunk, so that it can be read in place."""
     for target in targets:
         if target.region == region and target.buffer.flags.c_contiguous:
             return target.buffer.reshape(-1).view(np.uint8).data

@@ -69,11 +69,11 @@ class CheckpointSources:
     passed_over: tuple[str, ...]
 
     def chunks(self, rank: int) -> tuple[Chunk, ...]:
-        """The chunks of that rank, in the order of the layout of all of them."""
+        """Return the chunks of that rank, in the order of the layout of all of them."""
         return self.layouts.whole(rank).chunks
 
     def owner(self, array_index: int, chunk_index: int) -> int:
-        """The rank that has a chunk."""
+        """Return the rank that has a chunk."""
         return self.layouts.owned.owner(array_index, chunk_index)
 
 
@@ -173,7 +173,7 @@ def _check_reused_listed(part: PartRecord, listing: Listing) -> None:
 
 
 def _sizes_bytes(part: PartRecord, listing: Listing) -> list[tuple[str, int, int]]:
-    """(key, size as listed, size as the record says) of each image."""
+    """Return (key, size as listed, size as the record says) of each image."""
     keys = image_keys(part)
     found = (listing.sizes_bytes[key.rpartition("/")[2]] for key in keys)
     return list(zip(keys, found, image_sizes_bytes(part), strict=True))
@@ -258,8 +258,8 @@ def _read_part(
         reused = sum(image.image_size_bytes for image in part.reused)
         if (own, reused) != (said.image_size_bytes, said.reused_size_bytes):
             raise CheckpointDamagedError(
-                f"read {key}: its image has {own} bytes, and the images that it reuses {reused}; the "
-                f"manifest says {said.image_size_bytes} and {said.reused_size_bytes}"
+                f"read {key}: its image has {own} bytes, and the images that it reuses {reused}; "
+                f"the manifest has {said.image_size_bytes} and {said.reused_size_bytes}"
             )
     return part
 

@@ -31,16 +31,16 @@ class View:
     unlisted: tuple[str, ...] = ()
 
     def sound(self) -> list[CheckpointId]:
-        """The checkpoints of the timeline whose records are whole and images complete."""
+        """Return the checkpoints of the timeline whose records are whole and images complete."""
         return [c for c in self.timeline if is_sound(c, self.stores, self.listings)]
 
     def newest_sound(self) -> CheckpointId | None:
-        """The newest of them."""
+        """Return the newest of them."""
         newest_first = reversed(self.timeline)
         return next((c for c in newest_first if is_sound(c, self.stores, self.listings)), None)
 
     def find(self, step: int) -> CheckpointId:
-        """The checkpoint of `step` on the timeline.
+        """Return the checkpoint of `step` on the timeline.
 
         Raises:
             StepUncommittedError: a save of it was begun and not finished.
@@ -77,7 +77,7 @@ class RamTiers:
     clock: Clock
 
     def stores(self) -> list[Store]:
-        """The nearest first."""
+        """Return the nearest first."""
         own = [RamStore(self.folder, _reads_only, self.clock)] if self.folder is not None else []
         return [*own, *self.peers]
 

@@ -89,7 +89,7 @@ def choose(
     marks: Sequence[Mark],
     chunk_bytes: ChunkBytes | None,
 ) -> PartImages:
-    """The images of a new part: what it keeps of `before`, and its own for all the rest.
+    """Return the images of a new part: what it keeps of `before`, and its own for all the rest.
 
     Without `chunk_bytes` nothing is digested: the same objects alone are unchanged.
     """
@@ -158,7 +158,7 @@ def _images(before: SealedPart) -> Iterator[ReusedImage]:
 def _still_good(
     before: SealedPart, is_same: Callable[[Chunk], bool], chunk_bytes: ChunkBytes | None
 ) -> list[tuple[int, ReusedImage]]:
-    """The images that are worth keeping for what is unchanged in them, and its size.
+    """Return the images that are worth keeping for what is unchanged in them, and its size.
 
     With `chunk_bytes` the steady chunks are digested that are not the same anyway, all bytes of
     them, where that could make an image worth it.

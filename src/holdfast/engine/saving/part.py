@@ -102,7 +102,7 @@ def put_record(
 def _all_blocks(
     whole: ImageLayout, images: PartImages, own_blocks: Sequence[str]
 ) -> tuple[str, ...]:
-    """The digests of all of the rank's chunks, in the order of the layout of all of them."""
+    """Return the digests of all of the rank's chunks, in the order of the layout of all of them."""
     if not images.reused:
         return tuple(own_blocks)
     rest = iter(own_blocks)

@@ -35,7 +35,7 @@ class PartLayouts:
         self._reused: dict[tuple[int, tuple[ReusedImage, ...]], PartLayout] = {}
 
     def layout_of(self, part: PartRecord) -> PartLayout:
-        """The layout of a part that was checked.
+        """Return the layout of a part that was checked.
 
         Raises:
             CheckpointDamagedError: its record says other sizes than the arrays make.
@@ -46,7 +46,7 @@ class PartLayouts:
         return found
 
     def whole(self, rank: int) -> ImageLayout:
-        """The layout of all chunks of a rank, whichever images they stand in."""
+        """Return the layout of all chunks of a rank, whichever images they stand in."""
         with self._lock:
             return self._whole_of(rank).images[0]
 

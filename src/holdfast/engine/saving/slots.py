@@ -38,7 +38,7 @@ class FillProgress:
         self.digests: Sequence[str] | None = None
 
     def finish(self, digests: Sequence[str] | None = None) -> None:
-        """The whole image stands in the slot, and stays as it is."""
+        """Return the whole image stands in the slot, and stays as it is."""
         self.digests = digests
         self._is_whole = True
         self.end()
@@ -111,7 +111,7 @@ def _copy_together(blocks: _Blocks, helper_count: int) -> None:
 
 
 def _helper_count(chunks: Sequence[Chunk]) -> int:
-    """How many threads are worth starting besides the one that waits."""
+    """Return how many threads are worth starting besides the one that waits."""
     total_bytes = sum(chunk.size_bytes for chunk in chunks)
     if total_bytes < PARALLEL_SIZE_BYTES or total_bytes < len(chunks) * PARALLEL_PIECE_BYTES:
         return 0
@@ -157,7 +157,7 @@ class _Blocks:
         self._is_stopped = True
 
     def digests(self) -> list[str]:
-        """Those of all blocks, in their order; after the last one was copied."""
+        """Return those of all blocks, in their order; after the last one was copied."""
         return [self._digests[number] for number in range(len(self._digests))]
 
     def _take(self) -> tuple[int, tuple[int, memoryview]] | None:
@@ -188,7 +188,7 @@ def _blocks(chunks: Iterable[Chunk], chunk_bytes: ChunkBytes) -> Iterator[tuple[
 def digests_of(
     filling: SlotWriter, layout: ImageLayout, wait_for: Callable[[int], None]
 ) -> list[str]:
-    """The digests of an image's blocks in order, while others fill the slot.
+    """Return the digests of an image's blocks in order, while others fill the slot.
 
     Several threads digest what has arrived: a device brings more than one of them reads. `wait_for`
     waits until all bytes below an offset stand in the slot; what it raises, this raises.

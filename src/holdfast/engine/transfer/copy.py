@@ -134,7 +134,7 @@ class _CheckedPieces:
         self._digest = RunningDigest()
 
     def read_ahead(self, pool: ThreadPoolExecutor, size_bytes: int) -> Iterator[Buffer]:
-        """The pieces in order; each is good until the next but one is asked for."""
+        """Yield the pieces in order; each is good until the next but one is asked for."""
         is_seen = self._image.view() is not None
         piece_bytes = SEEN_SIZE_BYTES if is_seen else PIECE_SIZE_BYTES
         pages: list[memoryview] = []

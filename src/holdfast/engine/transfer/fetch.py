@@ -132,7 +132,7 @@ class _Bringing:
                 self._bring(missing)
 
     def _missing(self, span: Digests) -> Iterator[Digests]:
-        """The neighbouring ranges of a span that are not in the slot yet."""
+        """Yield the neighbouring ranges of a span that are not in the slot yet."""
         missing: list[tuple[int, int, str]] = []
         for start, stop, expected in span:
             if self._is_there(start, stop, expected):
