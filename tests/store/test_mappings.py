@@ -27,7 +27,7 @@ def pool(in_memory: Path) -> SlotPool:
 @pytest.fixture
 def store(in_memory: Path, pool: SlotPool) -> Iterator[RamStore]:
     made = RamStore(in_memory, pool.reserve, SystemClock())
-    pool.gave_up = made.forget_gone
+    pool.on_evicted = made.release_deleted
     yield made
     made.close()
 
@@ -85,10 +85,10 @@ def test_a_slot_that_is_given_up_while_it_is_read_goes_when_it_was_read(
         for path in (in_memory / SLOTS).iterdir():
             path.unlink()
         store.delete(FIRST)
-        store.forget_gone()
+        store.release_deleted()
         assert bytes(view) == b"a" * SIZE
         view.release()
-    store.forget_gone()
+    store.release_deleted()
     assert mapped_count(in_memory) == 0
 
 

@@ -44,7 +44,7 @@ class ReadMappings:
                 known = self._known[key] = _map(fd, found.st_size)
             return memoryview(known.pages)
 
-    def forget_gone(self) -> None:
+    def release_deleted(self) -> None:
         """Lets go of files that have no name any more, so that their memory is free."""
         with self._lock:
             self._forget(lambda mapping: os.fstat(mapping.fd).st_nlink == 0)

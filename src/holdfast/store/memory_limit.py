@@ -23,7 +23,7 @@ _FILES = (
     ),
 )
 _NO_LIMIT = 1 << 60
-KEPT_SHARE = 10
+TRAINING_SHARE = 10
 """One part in so many of a limit is left to the training."""
 
 
@@ -51,7 +51,7 @@ def _rooms(folder: Path) -> Iterator[int]:
             stat = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
             # Pages of files are given up before anybody is killed.
             cache = sum(int(stat.get(name, 0)) for name in cache_names)
-            yield int(limit) - int(limit) // KEPT_SHARE - int(usage) + cache
+            yield int(limit) - int(limit) // TRAINING_SHARE - int(usage) + cache
 
 
 def _read(path: Path) -> str:

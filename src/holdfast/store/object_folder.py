@@ -30,7 +30,7 @@ from holdfast.store.file_system import FileSystem
 UNFINISHED = ".unfinished"
 TRIES_MAX = 100
 DEPTH_MAX = 50
-KEPT_COUNT_MAX = 64
+SYNCED_COUNT_MAX = 64
 
 T = TypeVar("T")
 
@@ -100,7 +100,7 @@ class FileReader:
 class ObjectFolder:
     """Objects as files below `root`, a directory that is there and is never made here.
 
-    Threads may share it. `_kept` holds the folders whose own name is known to survive power loss;
+    Threads may share it. `_synced` holds the folders whose own name is known to survive power loss;
     a folder that somebody else removed is found missing when it is used, and made anew. Others
     remove most of them, so it is emptied now and then.
     """
@@ -110,7 +110,7 @@ class ObjectFolder:
         self.files = files
         self._clock = clock
         self._is_durable = durable
-        self._kept: set[Path] = set()
+        self._synced: set[Path] = set()
 
     def path(self, key: str) -> Path:
         """Where the object of `key` lies."""
@@ -212,7 +212,7 @@ class ObjectFolder:
             with contextlib.suppress(FileNotFoundError):
                 self._make_folder(path.parent)
                 return make()
-            self._kept.clear()
+            self._synced.clear()
             if not self.root.is_dir():
                 raise StorageError(
                     f"write {path}: there is no directory {self.root}; it was deleted, moved or "
@@ -307,13 +307,13 @@ class ObjectFolder:
                 self._remove_empty(Path(found))
 
     def _make_folder(self, folder: Path) -> None:
-        if folder in self._kept:
+        if folder in self._synced:
             return
         self._check_no_links(folder)
         self._make_below_root(folder)
-        if len(self._kept) >= KEPT_COUNT_MAX:
-            self._kept.clear()
-        self._kept.add(folder)
+        if len(self._synced) >= SYNCED_COUNT_MAX:
+            self._synced.clear()
+        self._synced.add(folder)
 
     def _make_below_root(self, folder: Path) -> None:
         """Makes `folder` and what is missing between the root and it, never the root itself.
@@ -335,7 +335,7 @@ class ObjectFolder:
     def _check_no_links(self, folder: Path) -> None:
         """Checks that no folder between the root and `folder` is a symbolic link."""
         while folder != self.root:
-            if folder not in self._kept and folder.is_symlink():
+            if folder not in self._synced and folder.is_symlink():
                 raise StorageError(
                     f"use {folder}: expected a folder, found a symbolic link; none is followed "
                     "inside a run, put the folder itself there"
@@ -361,7 +361,7 @@ class ObjectFolder:
             except OSError:
                 # Not empty, or another process was faster: either way it is not ours to remove.
                 return
-            self._kept.discard(folder)
+            self._synced.discard(folder)
             folder = folder.parent
 
 

@@ -106,9 +106,9 @@ class RamStore:
     def discard_unfinished(self, prefix: str) -> None:
         self._folder.discard_unfinished(prefix)
 
-    def forget_gone(self) -> None:
+    def release_deleted(self) -> None:
         """Lets go of slots that were given up, so that their memory is free; any thread may."""
-        self._read.forget_gone()
+        self._read.release_deleted()
 
     def close(self) -> None:
         """Lets go of all mappings, but of a slot that is just being filled."""
@@ -330,7 +330,7 @@ class _MappedSlot:
                 # Writing past a file's end through a mapping would kill the process.
                 raise StorageError(f"map {path}: expected {size_bytes} bytes, found {found}")
             self._map = mmap.mmap(self._fd, size_bytes)
-            _bring_pages(self._map)
+            _populate(self._map)
             on_error.pop_all()
         self.is_filling = False
         self._unchecked_bytes = 0
@@ -443,7 +443,7 @@ class _MappedSlot:
         self._files.close(self._fd)
 
 
-def _bring_pages(pages: mmap.mmap) -> None:
+def _populate(pages: mmap.mmap) -> None:
     """Brings all pages of a slot into the mapping, so that no first fill has to.
 
     By pieces: Python lets no other thread run meanwhile, and the training is one. An error leaves

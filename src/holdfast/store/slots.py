@@ -42,7 +42,7 @@ class SlotPool:
         self.limit_bytes = limit_bytes
         self._clock = clock
         self._files = files
-        self.gave_up: Callable[[], None] = lambda: None
+        self.on_evicted: Callable[[], None] = lambda: None
         """Called after slots were given up: who has them mapped is to let go of them."""
 
     def reserve(
@@ -62,7 +62,7 @@ class SlotPool:
             for path, size in self._free(taken):
                 if size == size_bytes:
                     return path.name
-            self._give_up({size_bytes, *in_use_bytes}, taken)
+            self._evict({size_bytes, *in_use_bytes}, taken)
             return self._create(size_bytes).name
 
     def spare(
@@ -82,18 +82,18 @@ class SlotPool:
                 if size == size_bytes:
                     return path.name
             if self.size_bytes() + size_bytes > total_max_bytes:
-                self._give_up({size_bytes, *in_use_bytes}, taken)
+                self._evict({size_bytes, *in_use_bytes}, taken)
             if self.size_bytes() + size_bytes > total_max_bytes:
                 return None
             return self._create(size_bytes).name
 
-    def _give_up(self, sizes_bytes: Collection[int], taken: Collection[str]) -> None:
+    def _evict(self, sizes_bytes: Collection[int], taken: Collection[str]) -> None:
         """Removes the free slots of other sizes: they belong to a layout no longer in use."""
         for path, size in self._free(taken):
             if size not in sizes_bytes:
                 with contextlib.suppress(FileNotFoundError):
                     self._files.unlink(path)
-        self.gave_up()
+        self.on_evicted()
 
     def free(self) -> list[str]:
         """Return the names of all free slots."""
