@@ -119,7 +119,7 @@ class FilledPart:
         places = {chunk.ordinal: (own, chunk.offset_bytes) for chunk in images.own.chunks}
         for reader, image in zip(self._readers, images.reused, strict=True):
             layout = partial_layout(plan.spec.arrays, plan.layout, members(image.laid))
-            lent = reader.lend()
+            lent = reader.lasting_view()
             assert lent is not None
             used = set(members(image.used))
             places |= {

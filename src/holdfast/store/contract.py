@@ -55,7 +55,7 @@ class Reader(Protocol):
         """
         ...
 
-    def lend(self) -> memoryview | None:
+    def lasting_view(self) -> memoryview | None:
         """All bytes, as read-only memory that stays as it is for as long as the view lives.
 
         None where the store's bytes are in no memory that could be lent.

@@ -30,14 +30,14 @@ class StagingBuffers:
     def __init__(self) -> None:
         self._free: list[memoryview] = []
 
-    def lend(self) -> memoryview:
+    def acquire(self) -> memoryview:
         """A buffer of STAGING_SIZE_BYTES, to be given back."""
         try:
             return self._free.pop()
         except IndexError:
             return memoryview(mmap.mmap(-1, STAGING_SIZE_BYTES))
 
-    def give_back(self, buffer: memoryview) -> None:
+    def release(self, buffer: memoryview) -> None:
         """Takes back what was lent."""
         self._free.append(buffer)
 
@@ -85,7 +85,7 @@ class DirectReader(FileReader):
         return done
 
     def _staged(self, offset_bytes: int, target: memoryview) -> int:
-        buffer = self._staging.lend()
+        buffer = self._staging.acquire()
         try:
             done = 0
             while done < len(target):
@@ -102,7 +102,7 @@ class DirectReader(FileReader):
                 done += taken
             return done
         finally:
-            self._staging.give_back(buffer)
+            self._staging.release(buffer)
 
 
 def address(view: memoryview) -> int:

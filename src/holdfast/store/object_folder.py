@@ -93,7 +93,7 @@ class FileReader:
     def view(self) -> memoryview | None:
         return None
 
-    def lend(self) -> memoryview | None:
+    def lasting_view(self) -> memoryview | None:
         return None
 
 

@@ -196,7 +196,7 @@ class SlotReader:
         self._reader = reader
         self._path = path
         self._mappings = mappings
-        self._lent: memoryview | None = None
+        self._lasting_view: memoryview | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -222,14 +222,14 @@ class SlotReader:
         with translated("map", self._path):
             return self._mappings.view(self._reader.fd)
 
-    def lend(self) -> memoryview | None:
-        if self._lent is None and self.size_bytes:
+    def lasting_view(self) -> memoryview | None:
+        if self._lasting_view is None and self.size_bytes:
             pages = mmap.mmap(self._reader.fd, self.size_bytes, prot=mmap.PROT_READ)
             # A second descriptor of the same opening holds the lock when the first one is closed:
             # while anything views the pages, the slot is not filled anew.
             weakref.finalize(pages, os.close, os.dup(self._reader.fd))
-            self._lent = memoryview(pages)
-        return self._lent
+            self._lasting_view = memoryview(pages)
+        return self._lasting_view
 
 
 class SlotWriter:
