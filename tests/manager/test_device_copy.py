@@ -214,6 +214,6 @@ def test_a_slot_that_lost_its_memory_while_a_device_filled_it_becomes_no_image(r
         digests = digests_of(filling, rig.plan.layout, arriving.wait)
         os.truncate(slot, 0)
         os.truncate(slot, rig.plan.layout.size_bytes)
-        with pytest.raises(StorageError, match="somebody else changes the RAM tier"):
+        with pytest.raises(StorageError, match="another process changes the RAM tier"):
             seal_slot(rig.store, filling, rig.plan, all_anew(rig.plan), digests)
     assert not rig.image.exists()

@@ -83,7 +83,7 @@ def test_what_a_device_wrote_into_a_slot_that_was_cut_off_is_noticed(in_memory: 
         filling.check_whole()
         (name,) = slots(in_memory)
         os.truncate(in_memory / SLOTS / name, SIZE // 2)
-        with pytest.raises(StorageError, match="somebody else changes the RAM tier"):
+        with pytest.raises(StorageError, match="another process changes the RAM tier"):
             filling.check_whole()
         os.truncate(in_memory / SLOTS / name, SIZE)
     store.close()
@@ -105,7 +105,7 @@ def test_a_slot_that_is_cut_off_between_small_blocks_is_noticed_within_a_mib(
             for start in starts:
                 filling.write(start, block)
 
-        with pytest.raises(StorageError, match="somebody else changes the RAM tier"):
+        with pytest.raises(StorageError, match="another process changes the RAM tier"):
             write_on()
         assert next(starts) <= MIB
     store.close()

@@ -147,7 +147,11 @@ class _PartReader:
         image, placed = self._layouts[0].places[chunk.ordinal]
         try:
             with self._tally.lock:
-                lent = None if (0, image) in self._unreadable else self._reader(0, image).lasting_view()
+                lent = (
+                    None
+                    if (0, image) in self._unreadable
+                    else self._reader(0, image).lasting_view()
+                )
             if lent is None:
                 return False
             data = lent[placed.offset_bytes : placed.offset_bytes + placed.size_bytes]
