@@ -295,7 +295,7 @@ class ObjectFolder:
                     self._remove_empty(folder)
 
     def discard_unfinished(self, prefix: str) -> None:
-        """Remove leftovers of interrupted writes and deletes of `prefix` and of objects below it."""
+        """Remove leftovers of interrupted writes and deletes of `prefix` and below it."""
         folder = self.path(prefix)
         self._check_no_links(folder)
         with translated("clean up", folder):

@@ -354,7 +354,7 @@ class _MappedSlot:
         """
         deadline = clock.monotonic() + LOCK_SECS
         while not _try_lock(self._fd, fcntl.LOCK_EX):
-            # A search for free slots holds the lock for a moment; readers and writers hold it longer.
+            # A search for free slots holds the lock for a moment; readers and writers, longer.
             if clock.monotonic() > deadline:
                 raise StorageError(f"fill {self._path}: another process uses this slot")
             clock.sleep(LOCK_POLL_SECS)

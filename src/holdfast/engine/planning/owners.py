@@ -1,10 +1,10 @@
-"""Who saves what: each chunk gets one owner among the ranks that hold it, balanced by bytes.
+"""Ownership: each chunk gets one owner among the ranks that hold it, balanced by bytes.
 
-Every rank computes the same plan from the same global view of the state, so nothing is exchanged.
+Every rank computes the same plan from the same global view of the state, without communication.
 
-Arrays that are cut and placed alike are planned together: what is done for each array is done for
-all of its chunks at once. The number of different ways in which such arrays are shared out is
-bounded, because each way is written down once in every manifest.
+Arrays with equal grids and holders form a group. All chunks of an array are assigned at once. The
+number of distinct assignments within a group is bounded, because every manifest contains each of
+them once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.format.records import Owners
 
 WAYS_MAX = 16
 SHORT_WAY = 64
-"""Ways of at most so many runs are not counted: they take no room."""
+"""Assignments of at most this many runs are not counted: they take no space."""
 
 
 def assign_owners(placements: Sequence[Placement]) -> list[Owners]:
@@ -45,11 +45,11 @@ def assign_owners(placements: Sequence[Placement]) -> list[Owners]:
 
 
 def shared(owners: Sequence[Owners]) -> list[Owners | int]:
-    """`owners` as specs have them: written out once, and referred to by their index after that."""
+    """Return `owners` as in specs: each list once, and the index of its first array after that."""
     first: dict[Owners | int, int] = {}
     found: list[Owners | int] = []
     for index, of_array in enumerate(owners):
-        # Long ones are the same object where they are the same way; comparing them takes longer.
+        # Equal long lists are the same object; comparing their contents would take longer.
         at = first.setdefault(of_array if len(of_array) <= SHORT_WAY else id(of_array), index)
         found.append(of_array if at == index or len(of_array) == 1 else at)
     return found
@@ -61,10 +61,10 @@ def _chunk_sizes_bytes(placement: Placement) -> np.ndarray:
 
 
 class _Groups:
-    """The groups of arrays that are placed alike."""
+    """The groups of arrays with equal holders."""
 
     def __init__(self) -> None:
-        # Placements share their holders where they can; the same object needs no comparison.
+        # Placements share the object of their holders if they can; identity avoids a comparison.
         self._by_id: dict[int, _Group] = {}
         self._by_holders: dict[tuple[tuple[int, ...], ...], _Group] = {}
 
@@ -80,7 +80,7 @@ class _Groups:
 
 
 class _Group:
-    """Arrays that are placed alike, and the ways in which they were shared out so far."""
+    """Arrays with equal holders, and the assignments used for them so far."""
 
     def __init__(self, holders: tuple[tuple[int, ...], ...]) -> None:
         rows = _Rows(holders)
@@ -92,11 +92,11 @@ class _Group:
         self._ways: dict[bytes, tuple[np.ndarray, Owners]] = {}
 
     def share_out(self, sizes: np.ndarray, loads: np.ndarray) -> Owners:
-        """The owners of one array's chunks, of `sizes` bytes; adds them to what each rank has."""
+        """Return the owners of one array's chunks of `sizes` bytes; add the bytes to `loads`."""
         owner_of = np.empty(len(self._row_of), np.int64)
         taken = loads.copy()
         for chunks, holders in self._rounds:
-            # No rank is twice in a round, so all of it is decided at once.
+            # No rank is in a round twice, so all chunks of the round are assigned at once.
             found = holders[np.arange(len(chunks)), np.argmin(taken[holders], axis=1)]
             owner_of[chunks] = found
             taken[found] += sizes[chunks]
@@ -105,7 +105,7 @@ class _Group:
         return owners
 
     def _in_runs(self, owner_of: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """The owners, exchanged among chunks of the same holders and size: each gets neighbours."""
+        """Return the owners, exchanged among equal chunks so that each rank's are adjacent."""
         if self._is_each_its_own:
             return owner_of
         index = np.arange(len(owner_of))
@@ -131,14 +131,14 @@ class _Group:
 
 
 def _highest(owner_of: np.ndarray, sizes: np.ndarray, loads: np.ndarray) -> int:
-    """Return the most bytes that one rank would have."""
+    """Return the largest number of bytes that a rank would have."""
     after = loads.copy()
     np.add.at(after, owner_of, sizes)
     return int(after.max())
 
 
 class _Rows:
-    """Which chunks have the same holders: `distinct[row_of[chunk]]` are those of a chunk."""
+    """The distinct holders of chunks: `distinct[row_of[chunk]]` are the holders of a chunk."""
 
     def __init__(self, holders: tuple[tuple[int, ...], ...]) -> None:
         self.distinct: list[tuple[int, ...]] = []
@@ -146,7 +146,7 @@ class _Rows:
         by_ranks: dict[tuple[int, ...], int] = {}
         row_of = []
         for ranks in holders:
-            # Pieces of one shard have the same object, which needs no comparison.
+            # Pieces of one shard share the object of their holders; identity avoids a comparison.
             row = by_id.get(id(ranks))
             if row is None:
                 row = by_id[id(ranks)] = by_ranks.setdefault(ranks, len(self.distinct))
@@ -156,9 +156,11 @@ class _Rows:
         self.row_of = np.array(row_of)
 
     def disjoint_rounds(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The chunks in rounds within which no rank is twice: (chunks, their holders, a row each).
+        """Return the chunks in rounds in which no rank occurs twice.
 
-        Rows of holders are as long as the longest; a shorter one is filled up with its last one.
+        Returns:
+            For each round (chunks, holders): int arrays of shapes (n,) and (n, holders of the
+            longest row); a shorter row repeats its last holder.
         """
         chunks_of: list[list[int]] = [[] for _ in self.distinct]
         for chunk, row in enumerate(self.row_of.tolist()):

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, without its bytes."""
+"""The metadata of a checkpoint: its arrays, values and sizes, without its bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.format.values import decode_value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayMetadata:
-    """One array: `shape` and `dtype` as stored, and how many chunks there are along each axis."""
+    """One array: `shape` and `dtype` as stored, and the number of chunks along each axis."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -29,7 +29,7 @@ class ArrayMetadata:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReusedMetadata:
-    """The images that a checkpoint keeps of the one of `step`, of the same attempt."""
+    """The images that a checkpoint reuses from that of `step` of the same attempt."""
 
     step: int
     size_bytes: int
@@ -39,8 +39,8 @@ class ReusedMetadata:
 class CheckpointMetadata:
     """One checkpoint; `arrays` and `values` by name (`params/dense/kernel`).
 
-    `size_bytes` is that of all its images; `written_bytes` of those that were written for it. The
-    others are in `reused`: images of earlier checkpoints, with what has not changed since.
+    `size_bytes` is the size of all its images; `written_bytes` that of the images written for it.
+    The others are in `reused`: images of earlier checkpoints with unchanged arrays.
     """
 
     step: int

@@ -1,8 +1,8 @@
-"""The layouts of a checkpoint's parts, each made when it is first asked for.
+"""The layouts of a checkpoint's parts, each computed on first use.
 
 Of thousands of parts a reader needs few, and laying one out takes longer than reading its record.
-That a record goes with the arrays is checked for all parts, as far as that needs no layout.
-What is left, how long the headers are, is checked of each part that is laid out.
+All records are checked against the arrays as far as that needs no layout. The rest, the lengths of
+the headers, is checked for each part that is laid out.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from holdfast.format.records import ArraySpec, PartRecord, ReusedImage
 
 
 class PartLayouts:
-    """The layouts of the parts of one checkpoint of `arrays`; threads share them."""
+    """The layouts of the parts of one checkpoint of `arrays`. Thread-safe."""
 
     def __init__(self, arrays: Sequence[ArraySpec], before: PartLayouts | None = None) -> None:
-        """`before` are those of another checkpoint: what the same arrays make is made once."""
+        """Take over the layouts of `before`, another checkpoint's, if its arrays are equal."""
         self._arrays: Sequence[ArraySpec] = arrays
         if before is None or before._arrays != arrays:
             self._lock = threading.Lock()
@@ -38,7 +38,7 @@ class PartLayouts:
         """Return the layout of a part that was checked.
 
         Raises:
-            CheckpointDamagedError: its record says other sizes than the arrays make.
+            CheckpointDamagedError: the record's sizes do not match the arrays.
         """
         with self._lock:
             found = self._of(part.rank, part.reused)
@@ -46,7 +46,7 @@ class PartLayouts:
         return found
 
     def whole(self, rank: int) -> ImageLayout:
-        """Return the layout of all chunks of a rank, whichever images they stand in."""
+        """Return the layout of all chunks of a rank, as if they were in one image."""
         with self._lock:
             return self._whole_of(rank).images[0]
 
@@ -60,17 +60,17 @@ class PartLayouts:
         return self._reused[key]
 
     def _whole_of(self, rank: int) -> PartLayout:
-        """Where all of a rank's chunks stand in one image."""
+        """Return the part layout of a rank whose chunks are all in its own image."""
         if rank not in self._whole:
             laid = image_layout(self._arrays, rank, self.owned)
             self._whole[rank] = part_layout(self._arrays, rank, (), laid)
         return self._whole[rank]
 
     def check_counts(self, part: PartRecord) -> None:
-        """Checks a part before anything is laid out: of chunks with bytes each has a block.
+        """Check, before any layout, that a part has a block for each chunk with bytes.
 
         Raises:
-            CheckpointDamagedError: it has too few, or keeps chunks that it does not have.
+            CheckpointDamagedError: it has too few blocks, or reuses chunks that it does not own.
         """
         least = self.owned.block_count_min(part.rank)
         if len(part.blocks) < least:
@@ -80,14 +80,14 @@ class PartLayouts:
         check_reused_chunks(part, self.owned, f"part {part.rank} of {part.id}")
 
     def check_all(self, parts: Sequence[PartRecord]) -> None:
-        """Checks all parts of the checkpoint against the arrays, without laying them out.
+        """Check all parts of the checkpoint against the arrays, without laying them out.
 
         Raises:
-            CheckpointDamagedError: one does not have the blocks or the bytes that they make.
+            CheckpointDamagedError: the blocks or bytes of a part do not match the arrays.
         """
         for part in parts:
             self.check_counts(part)
-        # What follows looks at every chunk, and those are no more than the blocks just counted.
+        # `_check_sizes` visits every chunk; the check above bounds them by the records' size.
         for part in parts:
             self._check_sizes(part)
 
@@ -102,7 +102,7 @@ class PartLayouts:
             )
         data_bytes = int(sizes.data_bytes[rank]) if has_chunks else 0
         header_bytes = part.image_size_bytes - data_bytes
-        # With reused images the own one has less; which chunks those are only a layout tells.
+        # With reused images the own image has fewer chunks; which ones needs a layout.
         is_whole = header_bytes >= DATA_ALIGNMENT_BYTES and not header_bytes % DATA_ALIGNMENT_BYTES
         if not part.reused and not is_whole:
             raise CheckpointDamagedError(
