@@ -24,7 +24,7 @@ from holdfast.engine.saving.incremental import (
     size_of_next_bytes,
     unlink_reused,
 )
-from holdfast.engine.saving.part import ChunkBytes, PartImages, PartPlan, all_anew, write_part
+from holdfast.engine.saving.part import ChunkBytes, PartImages, PartPlan, without_reuse, write_part
 from holdfast.engine.saving.slots import FillProgress, digests_of, seal_slot
 from holdfast.errors import DeviceError, StorageError
 from holdfast.format.layout import Chunk, partial_layout
@@ -261,7 +261,7 @@ class PartWriter:
             link_reused(store, plan, images, last)
         except StorageError as error:
             log.debug("step %d is saved whole, nothing can be reused: %s", plan.id.step, error)
-            return all_anew(plan)
+            return without_reuse(plan)
         return images
 
     def _choose(self, plan: PartPlan, snapshot: Snapshot, last: SealedPart | None) -> PartImages:

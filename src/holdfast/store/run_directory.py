@@ -111,7 +111,7 @@ class RunDirectory:
         except OSError as error:
             if error.errno in _MISSING:
                 return
-            raise _cannot_look(self._path, error) from error
+            raise _cannot_read(self._path, error) from error
         weakref.finalize(self, os.close, fd)
         self._fd, self._state = fd, os.fstat(fd)
 
@@ -133,7 +133,7 @@ class RunDirectory:
         else:
             found = "its path leads to another directory" if is_other else "its path leads nowhere"
             found += ": it was replaced, or a file system was mounted or unmounted there"
-            advice = "mount it again and start anew, or stop this process"
+            advice = "mount it again and restart, or stop this process"
         return f"use the run's directory {self._path}: {found}; {advice}"
 
 
@@ -143,10 +143,10 @@ def _is_at(path: Path, state: os.stat_result) -> bool:
     except OSError as error:
         if error.errno in _MISSING:
             return False
-        raise _cannot_look(path, error) from error
+        raise _cannot_read(path, error) from error
 
 
-def _cannot_look(path: Path, error: OSError) -> StorageError:
+def _cannot_read(path: Path, error: OSError) -> StorageError:
     return StorageError(
         f"use the run's directory {path}: {error.strerror} (errno {error.errno}); check its "
         "permissions and mount"

@@ -131,9 +131,9 @@ def at_rest(state: CrashState, log: Log) -> Log:
 def materialise(tree: Tree, folders: Mapping[str, Path]) -> None:
     """Create the contents of `tree`, with hard links, in empty folders by its roots' keys."""
     places: dict[int, str] = {}
-    for word, node in tree.roots.items():
-        if word in folders:
-            _materialise_folder(tree, node, os.fspath(folders[word]), places)
+    for key, node in tree.roots.items():
+        if key in folders:
+            _materialise_folder(tree, node, os.fspath(folders[key]), places)
 
 
 def _materialise_folder(tree: Tree, folder: int, path: str, places: dict[int, str]) -> None:
@@ -158,7 +158,7 @@ class _Disk:
         self._safe = Tree(log.roots, {node: {} for node in log.roots.values()}, {})
         self._pending: list[Operation] = []
         # Nodes below the durable roots; the first name of a node decides its root.
-        self._own = {node for word, node in log.roots.items() if word in durable}
+        self._own = {node for key, node in log.roots.items() if key in durable}
 
     def do(self, operation: Operation) -> None:
         """Apply one operation; operations outside the durable folders are ignored."""

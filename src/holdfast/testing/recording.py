@@ -169,8 +169,8 @@ class RecordingFileSystem:
         The folders must exist. They are empty, or have the contents of `log`, which is continued.
         """
         self._inner = inner
-        self._folders = {word: Path(folder) for word, folder in folders.items()}
-        self.log = log or Log({word: node for node, word in enumerate(self._folders)}, [])
+        self._folders = {key: Path(folder) for key, folder in folders.items()}
+        self.log = log or Log({key: node for node, key in enumerate(self._folders)}, [])
         # Only the names in it are updated.
         self._tree = self.log.tree()
         self._next_node = max([*self._tree.folders, *self._tree.files]) + 1
@@ -302,9 +302,9 @@ class RecordingFileSystem:
 
     def _node(self, path: Path) -> int | None:
         """Return the node at `path`, or None."""
-        for word, folder in self._folders.items():
+        for key, folder in self._folders.items():
             if path.is_relative_to(folder):
-                node: int | None = self.log.roots[word]
+                node: int | None = self.log.roots[key]
                 for name in path.relative_to(folder).parts:
                     node = self._tree.folders.get(node, {}).get(name) if node is not None else None
                 return node

@@ -32,8 +32,8 @@ class LikeRestoration:
         self._spec = spec
         self._values = {value.path: decode_value(value.value) for value in spec.values}
         _check_structure(spec, self._values, self._structure.paths, self._like)
-        asked = set(self._structure.paths)
-        self.process_values: Sequence[Path] = [p for p in spec.process_values if p in asked]
+        requested = set(self._structure.paths)
+        self.process_values: Sequence[Path] = [p for p in spec.process_values if p in requested]
         self._index = {array.path: index for index, array in enumerate(spec.arrays)}
         self._buffers: dict[Path, dict[Any, np.ndarray]] = {}
         targets: list[RestoreTarget] = []
@@ -108,21 +108,21 @@ def _check_structure(
 ) -> None:
     saved = {array.path: _describe_spec(array) for array in spec.arrays}
     saved |= {path: _describe_value(value) for path, value in values.items()}
-    asked = {path: _describe_leaf(leaf) for path, leaf in zip(paths, like, strict=True)}
+    requested = {path: _describe_leaf(leaf) for path, leaf in zip(paths, like, strict=True)}
     # `like` may omit stateful objects: a program that divides their states itself has to.
-    saved |= {path: "object with a state" for path in spec.process_values if path in asked}
+    saved |= {path: "object with a state" for path in spec.process_values if path in requested}
     differences = [
-        f"{path_name(path)}: expected {asked.get(path, 'nothing')}, found "
+        f"{path_name(path)}: expected {requested.get(path, 'nothing')}, found "
         f"{saved.get(path, 'nothing')}"
-        for path in dict.fromkeys([*asked, *saved])
-        if asked.get(path) != saved.get(path)
+        for path in dict.fromkeys([*requested, *saved])
+        if requested.get(path) != saved.get(path)
     ]
     if differences:
         shown = differences[:DIFFERENCES_SHOWN_MAX]
         more = len(differences) - len(shown)
         raise StructureMismatchError(
-            f"restore: the state asked for differs from the checkpoint in {len(differences)} "
-            "places (expected is what was asked for, found is what was saved):\n  "
+            f"restore: the requested state differs from the checkpoint in {len(differences)} "
+            "places (expected: requested, found: saved):\n  "
             + "\n  ".join(shown)
             + (f"\n  and {more} more" if more else "")
             + "\nPass a state of the saved structure, or like=None for all that was saved."

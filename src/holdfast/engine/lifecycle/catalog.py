@@ -85,17 +85,17 @@ def list_stores(
     """
     peers = [store for store in stores if store.tier == PEER]
     with ThreadPoolExecutor(min(peers_at_once, len(peers)) or 1, "holdfast-list") as pool:
-        asked = {store.name: pool.submit(list_checkpoints, store) for store in peers}
+        listings = {store.name: pool.submit(list_checkpoints, store) for store in peers}
         try:
             found = {s.name: list_checkpoints(s) for s in stores if s.tier != PEER}
-            wait(asked.values(), peers_secs)
+            wait(listings.values(), peers_secs)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
     passed_over = []
     for store in peers:
         found[store.name] = {}
         try:
-            found[store.name] = asked[store.name].result()
+            found[store.name] = listings[store.name].result()
         except StorageError as error:
             passed_over.append(str(error))
         except CancelledError:

@@ -118,8 +118,8 @@ def _record_of_copy(
     store: DiskStore, original: RunRecord, place: RunPlace, clock: Clock
 ) -> RunRecord:
     """Return the copy's own record, created by the first process that gets here."""
-    word = xxhash.xxh3_128_hexdigest(f"{original.run_id} {place.inode} {place.path}".encode())
-    key = f"{COPIES}/{word}.json"
+    token = xxhash.xxh3_128_hexdigest(f"{original.run_id} {place.inode} {place.path}".encode())
+    key = f"{COPIES}/{token}.json"
     drawn = RunRecord(
         run_id=clock.token(), time=clock.now(), place=place, copied_from=original.run_id
     )

@@ -19,8 +19,8 @@ from holdfast.format.grid import chunk_sizes
 from holdfast.format.placement import Placement
 from holdfast.format.records import Owners
 
-WAYS_MAX = 16
-SHORT_WAY = 64
+ASSIGNMENTS_MAX = 16
+SHORT_ASSIGNMENT = 64
 """Assignments of at most this many runs are not counted: they take no space."""
 
 
@@ -50,7 +50,9 @@ def shared(owners: Sequence[Owners]) -> list[Owners | int]:
     found: list[Owners | int] = []
     for index, of_array in enumerate(owners):
         # Equal long lists are the same object; comparing their contents would take longer.
-        at = first.setdefault(of_array if len(of_array) <= SHORT_WAY else id(of_array), index)
+        at = first.setdefault(
+            of_array if len(of_array) <= SHORT_ASSIGNMENT else id(of_array), index
+        )
         found.append(of_array if at == index or len(of_array) == 1 else at)
     return found
 
@@ -89,7 +91,7 @@ class _Group:
         self._rounds = rows.disjoint_rounds()
         self._row_of = rows.row_of
         self._is_each_its_own = len(rows.distinct) == len(holders)
-        self._ways: dict[bytes, tuple[np.ndarray, Owners]] = {}
+        self._assignments: dict[bytes, tuple[np.ndarray, Owners]] = {}
 
     def share_out(self, sizes: np.ndarray, loads: np.ndarray) -> Owners:
         """Return the owners of one array's chunks of `sizes` bytes; add the bytes to `loads`."""
@@ -100,8 +102,8 @@ class _Group:
             found = holders[np.arange(len(chunks)), np.argmin(taken[holders], axis=1)]
             owner_of[chunks] = found
             taken[found] += sizes[chunks]
-        way, owners = self._way(self._in_runs(owner_of, sizes), sizes, loads)
-        np.add.at(loads, way, sizes)
+        assignment, owners = self._assignment(self._in_runs(owner_of, sizes), sizes, loads)
+        np.add.at(loads, assignment, sizes)
         return owners
 
     def _in_runs(self, owner_of: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -115,18 +117,18 @@ class _Group:
         found[into] = owner_of[out_of]
         return found
 
-    def _way(
+    def _assignment(
         self, owner_of: np.ndarray, sizes: np.ndarray, loads: np.ndarray
     ) -> tuple[np.ndarray, Owners]:
-        known = self._ways.get(owner_of.tobytes())
+        known = self._assignments.get(owner_of.tobytes())
         if known is not None:
             return known
         owners = tuple((int(rank), len(list(run))) for rank, run in groupby(owner_of.tolist()))
-        if len(owners) <= SHORT_WAY:
+        if len(owners) <= SHORT_ASSIGNMENT:
             return owner_of, owners
-        if len(self._ways) >= WAYS_MAX:
-            return min(self._ways.values(), key=lambda way: _highest(way[0], sizes, loads))
-        made = self._ways[owner_of.tobytes()] = owner_of, owners
+        if len(self._assignments) >= ASSIGNMENTS_MAX:
+            return min(self._assignments.values(), key=lambda one: _highest(one[0], sizes, loads))
+        made = self._assignments[owner_of.tobytes()] = owner_of, owners
         return made
 
 

@@ -93,10 +93,10 @@ def _holders_of_parts(
     known: dict[tuple[tuple[int, ...], ...], int] = {}
     for placement, of_array in zip(placements, owners, strict=True):
         # Arrays with equal holders and owners constrain the result in the same way.
-        way = known.setdefault(placement.holders, len(known)), id(of_array)
-        if way in seen:
+        arrangement = known.setdefault(placement.holders, len(known)), id(of_array)
+        if arrangement in seen:
             continue
-        seen.add(way)
+        seen.add(arrangement)
         for rank, chunk in _owned(of_array):
             row = placement.holders[chunk]
             if len(row) == 1:

@@ -80,21 +80,21 @@ def fill_targets(sources: CheckpointSources, targets: Sequence[RestoreTarget]) -
             for job in jobs:
                 job.result()
         except (CheckpointDamagedError, StorageError) as error:
-            raise _with_all_told(error, tally.passed_over) from error
+            raise _with_skipped(error, tally.passed_over) from error
         finally:
             for job in jobs:
                 job.cancel()
     return tally
 
 
-def _with_all_told(
+def _with_skipped(
     error: CheckpointDamagedError | StorageError, passed_over: Sequence[str]
 ) -> CheckpointDamagedError | StorageError:
     """Return the last copy's error, extended with the reasons why earlier copies were skipped."""
-    told = [reason for reason in passed_over if reason not in str(error)]
-    if not told:
+    skipped = [reason for reason in passed_over if reason not in str(error)]
+    if not skipped:
         return error
-    return CheckpointDamagedError(f"{error}; passed over before: {'; '.join(told)}")
+    return CheckpointDamagedError(f"{error}; passed over before: {'; '.join(skipped)}")
 
 
 def _chunks_wanted(
@@ -134,10 +134,10 @@ class _PartReader:
 
     def fill(self, chunk: Chunk, dtype: str, targets: Sequence[RestoreTarget]) -> None:
         """Fill the targets of a chunk."""
-        if not self._lend(chunk, targets):
+        if not self._pass_in_place(chunk, targets):
             self._fill(chunk, dtype, targets)
 
-    def _lend(self, chunk: Chunk, targets: Sequence[RestoreTarget]) -> bool:
+    def _pass_in_place(self, chunk: Chunk, targets: Sequence[RestoreTarget]) -> bool:
         """Pass the nearest copy's own memory to a single target, if the chunk is intact there."""
         if len(targets) != 1 or not chunk.size_bytes:
             return False
@@ -147,15 +147,15 @@ class _PartReader:
         image, placed = self._layouts[0].places[chunk.ordinal]
         try:
             with self._tally.lock:
-                lent = (
+                view = (
                     None
                     if (0, image) in self._unreadable
                     else self._reader(0, image).lasting_view()
                 )
-            if lent is None:
+            if view is None:
                 return False
-            data = lent[placed.offset_bytes : placed.offset_bytes + placed.size_bytes]
-            self._check_lent(image, placed, data)
+            data = view[placed.offset_bytes : placed.offset_bytes + placed.size_bytes]
+            self._check_in_place(image, placed, data)
         except (CheckpointDamagedError, StorageError) as error:
             # The copying path finds the damaged block again, and reads another copy of it.
             self._tally.pass_over(str(error))
@@ -164,7 +164,7 @@ class _PartReader:
         target.take(flat.reshape(target.buffer.shape))
         return True
 
-    def _check_lent(self, image: int, placed: Chunk, data: memoryview) -> None:
+    def _check_in_place(self, image: int, placed: Chunk, data: memoryview) -> None:
         copy = self._copies[0]
         where = f"{copy.store.name}: {copy.image_keys[image]}"
         for number, (start, stop) in enumerate(block_ranges(placed.size_bytes)):

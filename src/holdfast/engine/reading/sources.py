@@ -185,7 +185,7 @@ def _sizes_bytes(part: PartRecord, listing: Listing) -> list[tuple[str, int, int
 
 def _check_length(copies: Sequence[tuple[Store, PartRecord]], listings: Listings) -> None:
     """Check that the images of one copy are long enough, before memory is allocated."""
-    told: list[str] = []
+    problems: list[str] = []
     for store, part in copies:
         sizes = _sizes_bytes(part, listings[store.name][part.id])
         short = [
@@ -195,8 +195,8 @@ def _check_length(copies: Sequence[tuple[Store, PartRecord]], listings: Listings
         ]
         if not short:
             return
-        told += short
-    raise CheckpointDamagedError(f"read {copies[0][1].id}: {'; '.join(told)}")
+        problems += short
+    raise CheckpointDamagedError(f"read {copies[0][1].id}: {'; '.join(problems)}")
 
 
 def _check_values(part: PartRecord, spec: CheckpointSpec) -> None:
@@ -258,12 +258,12 @@ def _read_part(
             )
     part = parse_part(data, key, checkpoint, rank, part_count)
     if manifest is not None:
-        said, own = manifest.parts[rank], part.image_size_bytes
+        reference, own = manifest.parts[rank], part.image_size_bytes
         reused = sum(image.image_size_bytes for image in part.reused)
-        if (own, reused) != (said.image_size_bytes, said.reused_size_bytes):
+        if (own, reused) != (reference.image_size_bytes, reference.reused_size_bytes):
             raise CheckpointDamagedError(
                 f"read {key}: its image has {own} bytes, and the images that it reuses {reused}; "
-                f"the manifest has {said.image_size_bytes} and {said.reused_size_bytes}"
+                f"the manifest has {reference.image_size_bytes} and {reference.reused_size_bytes}"
             )
     return part
 

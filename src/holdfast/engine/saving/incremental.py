@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from holdfast.engine.saving.part import ChunkBytes, PartImages, PartPlan, all_anew
+from holdfast.engine.saving.part import ChunkBytes, PartImages, PartPlan, without_reuse
 from holdfast.errors import StorageError
 from holdfast.format.digests import block_count, block_ranges, digest
 from holdfast.format.layout import Chunk, ImageLayout, partial_layout
@@ -94,7 +94,7 @@ def choose(
     Without `chunk_bytes` nothing is digested: only chunks of identical objects are unchanged.
     """
     if before is None or not _may_serve(before, plan):
-        return all_anew(plan)
+        return without_reuse(plan)
     old_marks = before.marks
 
     def is_same(chunk: Chunk) -> bool:
@@ -196,7 +196,7 @@ def _images_of_part(
 ) -> PartImages:
     best = sorted(found, key=lambda entry: entry[0], reverse=True)[:REUSED_COUNT_MAX]
     if not best:
-        return all_anew(plan)
+        return without_reuse(plan)
     reused = tuple(sorted((image for _, image in best), key=lambda image: image.id))
     reused_blocks = {
         ordinal: _blocks(before.record, plan.layout.chunks[ordinal])

@@ -49,7 +49,7 @@ class PartImages:
     reused_blocks: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
 
-def all_anew(plan: PartPlan) -> PartImages:
+def without_reuse(plan: PartPlan) -> PartImages:
     """Return one image with all chunks: nothing is reused."""
     return PartImages(own=plan.layout)
 
@@ -67,7 +67,7 @@ def write_part(
     Raises:
         OutOfSpaceError, StorageError: no part is visible.
     """
-    images = images or all_anew(plan)
+    images = images or without_reuse(plan)
     blocks: list[str] = []
     key = image_key(plan.id, plan.rank, plan.part_count)
     store.put(key, images.own.size_bytes, _image_blocks(images.own, chunk_bytes, blocks))

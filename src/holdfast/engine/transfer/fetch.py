@@ -82,10 +82,10 @@ def _pull_images(
             size_bytes = layout.images[number].size_bytes
             expected = without_holes(expected_digests(part, layout, number), size_bytes)
             with source.open(key) as image, contextlib.closing(target.begin(size_bytes)) as filling:
-                bring = _Bringing(filling, image, f"{source.name}: {key}", is_filled and not number)
-                bring.all(_spans(expected))
+                fetch = _Fetch(filling, image, f"{source.name}: {key}", is_filled and not number)
+                fetch.run(_spans(expected))
                 filling.show(key)
-            pulled_bytes += bring.pulled_bytes
+            pulled_bytes += fetch.pulled_bytes
     return pulled_bytes
 
 
@@ -101,7 +101,7 @@ def _spans(expected: Iterator[tuple[int, int, str]]) -> Iterator[Digests]:
         yield span
 
 
-class _Bringing:
+class _Fetch:
     """The fetch of one image into a slot, over several streams."""
 
     def __init__(self, filling: SlotWriter, image: Reader, where: str, is_filled: bool) -> None:
@@ -113,7 +113,7 @@ class _Bringing:
         self._stopping = threading.Event()
         self.pulled_bytes = 0
 
-    def all(self, spans: Iterator[Digests]) -> None:
+    def run(self, spans: Iterator[Digests]) -> None:
         """Fill the slot; all streams have ended when this returns or raises."""
         with ThreadPoolExecutor(STREAM_COUNT, "holdfast-pull") as pool:
             try:
@@ -129,7 +129,7 @@ class _Bringing:
             if span is None:
                 return
             for missing in self._missing(span) if self._is_filled else [span]:
-                self._bring(missing)
+                self._fetch_span(missing)
 
     def _missing(self, span: Digests) -> Iterator[Digests]:
         """Yield the groups of adjacent ranges of a span that are not in the slot yet."""
@@ -149,7 +149,7 @@ class _Bringing:
             # Chunks that this part does not use have no digest; any bytes are accepted.
             return not expected or digest(block) == expected
 
-    def _bring(self, span: Digests) -> None:
+    def _fetch_span(self, span: Digests) -> None:
         start, stop = span[0][0], span[-1][1]
         with self._filling.target(start, stop) as memory:
             self._image.read_into(start, memory)
