@@ -31,7 +31,7 @@ from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.attempts import read_attempts
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.lifecycle.run import read_run
-from holdfast.engine.reading.view import look
+from holdfast.engine.reading.view import view_of
 from holdfast.errors import HoldfastError
 from holdfast.format.check import check_manifest, check_part
 from holdfast.format.layout import image_layout
@@ -191,7 +191,7 @@ class Targets:
         durable = self.damaged.durable
         with self._in_place(name, rng) as changed:
             read_run(durable, "run")
-            view = look(stores, durable)
+            view = view_of(stores, durable)
             view.sound()
             found = restore_newest(lambda: view, NestedFramework(), None, rounds, SystemClock())
         # What is sealed and committed is what the run says; all else is what was saved.

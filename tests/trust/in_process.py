@@ -27,7 +27,7 @@ from holdfast.clock import Clock
 from holdfast.engine.lifecycle.run import create_run
 from holdfast.engine.reading.restore import fill_targets
 from holdfast.engine.reading.sources import CheckpointSources
-from holdfast.engine.reading.view import View, look
+from holdfast.engine.reading.view import View, view_of
 from holdfast.engine.saving.part import PartImages, PartPlan, without_reuse, write_part
 from holdfast.errors import ObjectNotFoundError
 from holdfast.format.layout import Chunk, image_layout
@@ -440,7 +440,7 @@ class InProcessHost:
     def look(self) -> View:
         """What can be read now, from every tier."""
         ram, durable = self.stores()
-        return look((ram, durable), durable)
+        return view_of((ram, durable), durable)
 
     def close(self) -> None:
         """Ends all that was started."""

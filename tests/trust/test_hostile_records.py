@@ -15,7 +15,7 @@ import pytest
 
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.attempts import read_attempts
-from holdfast.engine.reading.view import look
+from holdfast.engine.reading.view import view_of
 from holdfast.errors import CheckpointDamagedError, HoldfastError, NewerFormatError, StorageError
 from holdfast.format.check import check_manifest
 from holdfast.format.records import AttemptRecord, Manifest, PartRecord, RunRecord
@@ -97,7 +97,7 @@ def assert_refused_for(run: DamagedRun, *words: str) -> None:
     tracemalloc.start()
     try:
         found = restore_newest(
-            lambda: look([durable], durable), NestedFramework(), None, rounds, SystemClock()
+            lambda: view_of([durable], durable), NestedFramework(), None, rounds, SystemClock()
         )
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
@@ -213,7 +213,7 @@ def test_a_manifest_of_a_million_parts_is_refused_for_the_first_that_is_not_ther
     rounds = Rounds(vote=lambda good, c: (good, c.step if c else -1), rank=0, count=2)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found = restore_newest(
-        lambda: look([run.durable], run.durable), NestedFramework(), None, rounds, SystemClock()
+        lambda: view_of([run.durable], run.durable), NestedFramework(), None, rounds, SystemClock()
     )
     assert found is not None
     assert "no good copy of part 0 of 1000000" in found.report.skipped[0][2]
@@ -251,7 +251,11 @@ def test_paths_of_arrays_that_look_like_files_touch_no_file(
     rounds = Rounds(vote=lambda good, c: (good, c.step if c else -1), rank=0, count=2)
     with contextlib.suppress(CheckpointDamagedError):
         restore_newest(
-            lambda: look([run.durable], run.durable), NestedFramework(), None, rounds, SystemClock()
+            lambda: view_of([run.durable], run.durable),
+            NestedFramework(),
+            None,
+            rounds,
+            SystemClock(),
         )
     assert set(run.root.rglob("*")) == files
 
@@ -453,7 +457,7 @@ def test_an_attempt_that_came_from_nowhere_ends_the_timeline(
         del tree["digest"]
         path.write_bytes(sealed_json({**tree, "origin": origin}))
     try:
-        view = look([run.durable], run.durable)
+        view = view_of([run.durable], run.durable)
     except StorageError:
         assert origin[1] == 10**100
         return

@@ -53,7 +53,7 @@ class RunDirectory:
         return (state.st_dev, state.st_ino) if state is not None else None
 
     @property
-    def word(self) -> str:
+    def identity_text(self) -> str:
         """The identity as text; empty if no directory has existed at the path yet."""
         identity = self.identity
         return f"{identity[0]}:{identity[1]}" if identity is not None else ""

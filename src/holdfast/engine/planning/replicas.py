@@ -32,7 +32,7 @@ class Replica:
     keeper: int
 
 
-def free_copies(
+def replicas_of(
     placements: Sequence[Placement],
     owners: Sequence[Owners],
     domains: Sequence[Hashable],

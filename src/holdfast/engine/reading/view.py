@@ -86,7 +86,7 @@ def _reads_only(size_bytes: int) -> str:
     raise AssertionError("a view of the RAM tier does not write")
 
 
-def look(stores: Sequence[Store], durable: Store) -> View:
+def view_of(stores: Sequence[Store], durable: Store) -> View:
     """Return a view of the stores now; the timeline is read from `durable`."""
     listings, unlisted = list_stores(stores)
     attempts = read_attempts(durable)

@@ -34,7 +34,7 @@ Digests = Sequence[tuple[int, int, str]]
 """(start, stop, digest) of adjacent ranges of an image."""
 
 
-def pull_part(
+def fetch_part(
     source: Store,
     target: RamStore,
     part: PartRecord,
