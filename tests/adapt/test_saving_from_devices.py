@@ -42,7 +42,7 @@ def saved(manager: holdfast.CheckpointManager, step: int, state: object) -> obje
 
 
 def wait_for_a_slot(manager: holdfast.CheckpointManager) -> None:
-    """Waits until a slot is ready for the next state; only looks, so that it disturbs nothing."""
+    """Wait until a slot is ready for the next state, by reading state only."""
     wait_until(lambda: manager._saver._slots._ready is not None)
 
 
@@ -53,7 +53,7 @@ def sharded(array: np.ndarray, *spec: str | None, shape: tuple[int, ...] = (4, 2
 
 def of_every_kind() -> dict[str, object]:
     rng = np.random.default_rng(7)
-    # XLA has no type for two of them, and of 8 bytes only where it is told to.
+    # XLA has no type for two of them, and of 8 bytes only if enabled.
     dtypes = [
         name
         for name in DTYPES

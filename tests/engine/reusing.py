@@ -1,4 +1,4 @@
-"""Checkpoints that keep images of earlier ones, just as a test tells them to.
+"""Checkpoints that reuse images of earlier ones, as chosen by a test.
 
 `Chain` writes one checkpoint after another of the same structure. The oracle is what each `Made`
 holds: NumPy arrays.
@@ -60,7 +60,7 @@ def images_keeping(plan: PartPlan, last: PartRecord, unchanged: Collection[int])
 
 
 def link_images(store: Store, plan: PartPlan, last: PartRecord, images: PartImages) -> None:
-    """Gives what is reused its names, from the folder of `last`."""
+    """Link the reused images from the folder of `last`."""
     for image in images.reused:
         source = reused_image_key(last.id, plan.rank, plan.part_count, image.origin)
         if image.origin == last.id:
@@ -76,7 +76,7 @@ class Chain:
     records: list[list[PartRecord]] = field(default_factory=list)
 
     def begin(self, first: Made, store: Store) -> None:
-        """Writes a first checkpoint, which keeps nothing."""
+        """Write a first checkpoint, which reuses nothing."""
         self.made.append(first)
         self.records.append(first.write(store))
 

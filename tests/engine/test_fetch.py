@@ -1,4 +1,4 @@
-"""Pulling a part out of a peer's RAM: whole and right, or nothing shows and the slot is free."""
+"""Fetching a part from a peer's RAM: complete and right, or nothing visible and a free slot."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Pair:
         return fetch_part(peer, self.own, self.part, PartLayouts(self.made.spec.arrays))
 
     def pull_into(self, peer: PeerStore, data: bytes | bytearray) -> int:
-        """Pulls into a slot in which a rank of this host has put `data`."""
+        """Fetch into a slot in which a rank of this host has put `data`."""
         with contextlib.closing(self.own.begin(len(data))) as filling:
             filling.write(0, memoryview(data))
         return fetch_part(
@@ -276,7 +276,7 @@ def _stop(pid: int | None) -> None:
 def test_the_slot_is_closed_only_after_the_last_stream_ended(
     pair: Pair, address: PeerAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first error ends the pull; what other streams still bring must go into no free slot."""
+    """The first error ends the fetch; bytes of other streams must not be written to a free slot."""
     monkeypatch.setattr(fetch, "SPAN_SIZE_BYTES", MIB)
     flip_bit(pair.image, 50)
     late: list[bool] = []

@@ -1,4 +1,4 @@
-"""Which images a new part keeps: only what is unchanged, and only where it is worth it."""
+"""Which images a new part reuses: only unchanged ones, and only if it is worth it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MIB = 1 << 20
 
 
 class Object:
-    """Something that cannot change, in place of an array of a framework."""
+    """An immutable object, in place of a framework's array."""
 
 
 class Run:
@@ -80,13 +80,13 @@ class Run:
         return self.made.chunk_bytes(chunk)
 
     def choose(self) -> PartImages:
-        """What the next part keeps."""
+        """Return the images of the next part."""
         self.made.id = CheckpointId(self.made.id.step + 1, self.made.id.attempt)
         self.digested.clear()
         return choose(self.plan(), self.last, self.marks, self.chunk_bytes)
 
     def save(self) -> PartImages:
-        """Chooses, and seals it."""
+        """Choose images, and seal the part."""
         images, plan = self.choose(), self.plan()
         if self.last is not None:
             link_reused(self.store, plan, images, self.last)
@@ -95,7 +95,7 @@ class Run:
         return images
 
     def anew(self, images: PartImages) -> list[int]:
-        """The numbers of the arrays that are written anew."""
+        """Return the numbers of the arrays that are written."""
         return sorted(chunk.array_index for chunk in images.own.chunks)
 
 
@@ -171,7 +171,7 @@ def test_no_more_images_are_reused_than_a_handful_the_most_used_ones(memory: Ram
     count = REUSED_COUNT_MAX + 2
     run = Run(memory, *[(1 << (count - 1 - n)) * MIB for n in range(count)])
     run.save()
-    # From save to save one more array stays as it is, so that each stands in an image of its own.
+    # In each save one more array is unchanged, so that each is in an image of its own.
     for number in range(1, count):
         run.change(*range(number, count))
         run.save()

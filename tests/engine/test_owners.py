@@ -1,4 +1,4 @@
-"""Who saves what: every chunk one owner, among those that hold it, balanced by bytes."""
+"""Ownership: every chunk has one owner among its holders, balanced by bytes."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def large_job(
     mesh.pop(without, None)
     for _ in range(array_count):
         grid, holders = mesh[chance.choice(sorted(mesh))]
-        # Not the same object: a framework may make them anew for each shape.
+        # Distinct objects: a framework may create them once per shape.
         holders = tuple(row for row in holders)
         chunk = tuple(chance.randint(1, 64) for _ in grid)
         shape = tuple(g * c for g, c in zip(grid, chunk, strict=True))

@@ -1,4 +1,4 @@
-"""Copies that data parallelism has made: who can keep whose part, in another failure domain."""
+"""Replicas by data parallelism: which rank can keep which part, in another failure domain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints that keep images of earlier ones: each reads as it was saved, whatever is deleted.
+"""Checkpoints that reuse earlier images: each reads as it was saved, whatever is deleted.
 
 The oracle is NumPy: the arrays of each `Made`.
 """
@@ -116,7 +116,7 @@ def _begun() -> Made:
 
 @pytest.fixture
 def chain(memory: RamStore) -> Chain:
-    """Steps 1, 2 and 3 in RAM; the last two keep the image of the first for what stays."""
+    """Steps 1, 2 and 3 in RAM; the last two reuse the first one's image for the unchanged array."""
     found = Chain()
     found.begin(_begun(), memory)
     for step in (2, 3):
@@ -252,7 +252,7 @@ def test_a_bad_reused_image_may_be_lent_nowhere_and_a_good_one_is_not_copied(
 
 
 def _taking(one: RestoreTarget, taken: list) -> RestoreTarget:
-    """The same target, which takes memory that is lent."""
+    """The same target, which accepts the store's own memory."""
     return RestoreTarget(
         array_index=one.array_index, region=one.region, buffer=one.buffer, take=taken.append
     )

@@ -1,4 +1,4 @@
-"""A reader of runs that knows docs/format.md alone. What NumPy lacks comes as bit patterns."""
+"""A reader of runs written from docs/format.md alone. Dtypes that NumPy lacks are bit patterns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DTYPES |= dict.fromkeys(LACKING.split(), np.dtype("u1")) | {"bfloat16": np.dtype
 
 
 class BadRunError(Exception):
-    """Something in the run is not as the format says."""
+    """Raised if something in the run violates the format."""
 
 
 class Checkpoint(NamedTuple):

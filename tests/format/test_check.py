@@ -156,7 +156,7 @@ def _reused(step: int, laid: tuple, used: tuple, attempt: int = 1) -> ReusedImag
     ],
 )
 def test_images_that_may_be_reused_pass(reused: tuple) -> None:
-    # Whether there are so many chunks is asked of the arrays, before any is counted one by one.
+    # The number of chunks is computed from the arrays, before they are counted one by one.
     check_part(_part(reused=reused), "r")
 
 

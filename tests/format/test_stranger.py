@@ -194,7 +194,7 @@ def test_a_stranger_notices_any_flipped_bit(name: str, example: Path) -> None:
     _read_second(example)
     path = example / name
     size_bits = (path.stat().st_size - 2 * (name == REUSED_IN_PART)) * 8
-    # One bit of each byte at the start, where what is most telling stands, and at the end.
+    # One bit of each byte at the start, with the most significant fields, and at the end.
     bits = [b for b in range(size_bits) if (b < 2400 and b % 9 == 0) or b % 391 == 0]
     bits += range(size_bits - 160, size_bits)
     for bit in bits:

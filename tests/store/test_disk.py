@@ -1,4 +1,4 @@
-"""What the disk store does beyond the contract: no leftovers, errors that say what to do."""
+"""The disk store beyond the contract: no leftovers, errors with a remedy."""
 
 from __future__ import annotations
 

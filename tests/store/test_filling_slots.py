@@ -1,4 +1,4 @@
-"""Slots that others write into, or that somebody else changes, while they are filled."""
+"""Slots that a device writes into, or that another process changes, while they are filled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IMAGE = "checkpoints/000000001.1/image-00000-of-00001.safetensors"
 
 
 class Pinned:
-    """What a device has of a slot's memory."""
+    """A device's registration of a slot's memory."""
 
     def __init__(self, memory: memoryview) -> None:
         self.view: np.ndarray | None = np.frombuffer(memory, np.uint8)

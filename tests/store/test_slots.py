@@ -1,4 +1,4 @@
-"""Slots: what is free is told by the file system alone."""
+"""Slots: the file system alone determines which are free."""
 
 from __future__ import annotations
 

@@ -302,7 +302,7 @@ def test_a_manifest_that_says_another_size_of_an_image_is_refused(run: DamagedRu
         tree["parts"][1]["image_size_bytes"] += 1
 
     commit_lies(run, lie, MANIFEST)
-    assert_refused_for(run, PART_1, "the manifest says")
+    assert_refused_for(run, PART_1, "the manifest has")
 
 
 # JSON.
