@@ -10,8 +10,6 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from holdfast.coordination.checkpoint_entry import CheckpointEntry
 from holdfast.coordination.checkpoint_table import CheckpointTable
 from holdfast.coordination.effects import Commit, ListDurable
@@ -20,9 +18,6 @@ from holdfast.coordination.replica_placement import Ring, assign_pulls
 from holdfast.coordination.settings import TRIES_MAX, Settings
 from holdfast.coordination.turn import Turn
 from holdfast.format.names import CheckpointId
-
-if TYPE_CHECKING:
-    from holdfast.coordination.leader import Leader
 
 
 class Durability:
@@ -40,7 +35,6 @@ class Durability:
         self._listing_failures = 0
         self._may_write = False
         self._ring: Ring | None = None
-        self._have_hosts_changed = True
 
     @property
     def committing(self) -> CheckpointId | None:
@@ -88,21 +82,23 @@ class Durability:
             self._tries = 0
             self._table.fail(entry, item.reason, turn.now_secs)
 
-    def hosts_changed(self) -> None:
-        """A host came or is gone: who copies from whom is to be decided anew."""
-        self._have_hosts_changed = True
+    def place_replicas(self, ring: Ring) -> None:
+        """Reassign all copies and writes: hosts joined or were lost, and `ring` has the rest."""
+        self._ring = ring
+        for entry in self._table.entries.values():
+            entry.is_stale = True
 
-    def run_due(self, turn: Turn, leader: Leader) -> None:
-        """Orders what is to be copied and written, and commits what is durable."""
-        if not self._has_listed or self._is_stuck(leader):
+    def run_due(self, turn: Turn, *, is_whole: bool) -> None:
+        """Order what is to be copied and written, and commit what is durable.
+
+        Args:
+            turn: the present turn.
+            is_whole: all ranks of the attempt live.
+        """
+        if not self._has_listed or self._is_stuck(is_whole):
             self._list(turn)
-        if not leader.is_whole and self._has_listed:
+        if not is_whole and self._has_listed:
             self._want_newest(turn)
-        if self._have_hosts_changed:
-            self._have_hosts_changed = False
-            self._ring = leader.ring()
-            for entry in self._table.entries.values():
-                entry.is_stale = True
         for entry in list(self._table.entries.values()):
             if entry.is_stale or entry.missing:
                 entry.is_stale = False
@@ -121,10 +117,10 @@ class Durability:
             for entry in self._table.entries.values():
                 entry.is_stale = True
 
-    def _is_stuck(self, leader: Leader) -> bool:
+    def _is_stuck(self, is_whole: bool) -> bool:
         """Whether a part is missing that a host which is gone may have made durable."""
         entries = self._table.entries.values()
-        return not leader.is_whole and any(e.is_pending and e.missing for e in entries)
+        return not is_whole and any(e.is_pending and e.missing for e in entries)
 
     def _list(self, turn: Turn) -> None:
         if not self._is_listing and turn.now_secs >= self._list_at_secs:

@@ -61,6 +61,7 @@ class Leader:
         self._successors = leadership.successors
         self._knows_targets = self._knows_newest = self.table.knows_timeline = is_new
         self._has_been_whole = False
+        self._have_hosts_changed = True
         self._living_count = 0
         self._broken: set[str] = set()
         self._branch: BranchWish | None = None
@@ -118,7 +119,7 @@ class Leader:
         return self._branch
 
     @property
-    def ledger_size(self) -> int:
+    def checkpoint_count(self) -> int:
         """How many checkpoints it cares for."""
         return len(self.table.entries)
 
@@ -213,7 +214,10 @@ class Leader:
             self._look_at_secs = turn.now_secs + self._settings.heartbeat_secs / 2
             self._look_for_lost(turn)
         self._decide_targets(turn)
-        self._durability.run_due(turn, self)
+        if self._have_hosts_changed:
+            self._have_hosts_changed = False
+            self._durability.place_replicas(self._ring())
+        self._durability.run_due(turn, is_whole=self.is_whole)
         self.table.settle()
         self._look_at_copies(turn)
         for entry, status in self.table.news:
@@ -230,7 +234,7 @@ class Leader:
         storage_at_secs = self._durability.next_at_secs(now_secs)
         return min(self._look_at_secs, self._retry_at_secs, storage_at_secs)
 
-    def ring(self) -> Ring:
+    def _ring(self) -> Ring:
         """The hosts that were heard of; those that had ranks of this attempt take copies."""
         here = {h: v for h, v in self.views.items() if v.state is not None and not v.is_lost}
         domains = {host: self.table.domains[host] for host in here}
@@ -240,7 +244,7 @@ class Leader:
     def _take_state(self, view: HostView, state: HostState, *, is_present: bool) -> None:
         host = view.host
         if view.state is None or view.state.offers != state.offers:
-            self._durability.hosts_changed()
+            self._have_hosts_changed = True
         self.table.domains[host] = state.domain
         self._living_count -= len(view.ranks)
         before = view.take_state(state, self.leadership.group)
@@ -412,7 +416,7 @@ class Leader:
         view.state = None
         view.is_lost = True
         self.table.is_changed = True
-        self._durability.hosts_changed()
+        self._have_hosts_changed = True
 
     # What it tells.
 
