@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.coordination import inputs as fa
 from holdfast.coordination.messages import TargetKind
-from holdfast.coordination.survivability import Lead, check_lead, standings, survey
+from holdfast.coordination.survivability import Lead, check_lead, standings
 from holdfast.format.names import CheckpointId
 from tests.coordination.trainer import Trainer
 
@@ -124,7 +124,7 @@ class Job:
             return
         host = world.hosts[self.leader]
         agent = host.agent
-        leader = agent.leader if agent is not None else None
+        leader = agent.roles.leader if agent is not None else None
         if (
             agent is not None
             and leader is not None
@@ -140,12 +140,13 @@ def survives(world: World, leader: str) -> tuple[CheckpointId, int | None] | Non
     """The newest checkpoint and the losses that it survives, as found from what all hosts tell."""
     agent = world.hosts[leader].agent
     assert agent is not None
-    assert agent.leader is not None
-    data = msgspec.json.encode(survey(agent.leader, world.now))
+    found = agent.survey(world.now)
+    assert found is not None
+    data = msgspec.json.encode(found)
     told = msgspec.json.decode(data, type=Lead)
     check_lead(told)
     agents = {name: host.agent for name, host in world.hosts.items() if host.agent is not None}
-    holds = {name: agent.follower.inventory.states() for name, agent in agents.items()}
+    holds = {name: agent.held() for name, agent in agents.items()}
     whole = standings(told, holds, {name: world.hosts[name].domain for name in agents})
     newest = next(iter(whole), None)
     return (CheckpointId(newest.step, newest.attempt), newest.survives) if newest else None

@@ -197,7 +197,7 @@ class Oracle:
             missing = sorted(set(range(effect.part_count)) - set(parts))
             self.fail("I1", f"{host.name} commits {effect.id} without the parts of {missing}")
         if host.agent is not None and host.agent.attempt > effect.id.attempt:
-            known = host.agent.leader
+            known = host.agent.roles.leader
             if known is None or not known.table.on_timeline(effect.id):
                 self.fail("I2", f"{host.name} knows a newer attempt and commits {effect.id}")
 
@@ -276,7 +276,7 @@ class Oracle:
             if truth is None or not truth.was_complete:
                 self.fail("I1", f"{effect.id} is called {effect.status}; parts never stood")
             elif effect.status is CheckpointStatus.PROTECTED and not truth.was_protected:
-                leader = host.agent.leader if host.agent is not None else None
+                leader = host.agent.roles.leader if host.agent is not None else None
                 if leader is None or leader.leadership.attempt != effect.id.attempt:
                     # Another attempt, of fewer hosts, asks for fewer copies.
                     return
@@ -327,10 +327,10 @@ class Oracle:
             self.fail("I4", f"attempt {effect.attempt} begins from {effect.origin}, not whole")
         agent = host.agent
         assert agent is not None
-        if agent.bootstrap is not None:
+        if agent.roles.bootstrap is not None:
             hosts = frozenset(
                 h
-                for h, report in agent.bootstrap.hellos.items()
+                for h, report in agent.roles.bootstrap.hellos.items()
                 if any(held.id == effect.origin for held in report.state.held)
             )
             self.relied_on[effect.attempt] = effect.origin, hosts, effect.group
@@ -360,7 +360,7 @@ class Oracle:
         if agent is None:
             return
         self._bounds(host)
-        leader = agent.leader
+        leader = agent.roles.leader
         if leader is None or not leader.leadership.is_first:
             return
         for kind in TargetKind:
@@ -455,11 +455,15 @@ class Oracle:
     def _bounds(self, host: Host) -> None:
         agent, world = host.agent, self.world
         assert agent is not None
-        if len(agent.follower.inventory) > HELD_MAX:
-            self.fail("I8", f"{host.name} holds {len(agent.follower.inventory)} checkpoints")
-        if agent.follower.inventory.under_way > PULLS_MAX + 1:
-            self.fail("I8", f"{host.name} has {agent.follower.inventory.under_way} deeds under way")
-        if agent.leader is not None and agent.leader.ledger_size > 2 * HELD_MAX:
-            self.fail("I8", f"{host.name} cares for {agent.leader.ledger_size} checkpoints")
+        if len(agent.roles.follower.inventory) > HELD_MAX:
+            self.fail("I8", f"{host.name} holds {len(agent.roles.follower.inventory)} checkpoints")
+        if agent.roles.follower.inventory.under_way > PULLS_MAX + 1:
+            self.fail(
+                "I8", f"{host.name} has {agent.roles.follower.inventory.under_way} deeds under way"
+            )
+        if agent.roles.leader is not None and agent.roles.leader.checkpoint_count > 2 * HELD_MAX:
+            self.fail(
+                "I8", f"{host.name} cares for {agent.roles.leader.checkpoint_count} checkpoints"
+            )
         if world.network.in_flight > IN_FLIGHT_A_HOST_MAX * len(world.hosts):
             self.fail("I8", f"{world.network.in_flight} messages are in flight")

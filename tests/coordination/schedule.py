@@ -377,9 +377,9 @@ class Schedule:
             agent = world.hosts[name].agent
             if agent is None or not agent.is_settled:
                 return f"{name} is not settled"
-            if agent.follower.inventory.under_way:
+            if agent.roles.follower.inventory.under_way:
                 return f"{name} has deeds under way"
-            if agent.leader is not None and agent.leader.table.open_entries():
+            if agent.roles.leader is not None and agent.roles.leader.table.open_entries():
                 return f"{name} waits for parts of ranks that are gone"
         newest = [
             c

@@ -21,6 +21,7 @@ from holdfast.coordination.inputs import (
     WriteFailed,
 )
 from holdfast.coordination.messages import (
+    COMPLETE_STATUSES,
     REASON_CHARS_MAX,
     CheckpointStatus,
     Command,
@@ -33,13 +34,6 @@ from holdfast.coordination.settings import HELD_MAX, PULLS_MAX, TRIES_MAX, Setti
 from holdfast.coordination.turn import Turn
 from holdfast.format.names import CheckpointId
 
-COMPLETE = (
-    CheckpointStatus.COMPLETE,
-    CheckpointStatus.PROTECTED,
-    CheckpointStatus.COMMITTED,
-    CheckpointStatus.FAILED,
-)
-"""What is said of checkpoints that were complete."""
 _FINAL = (CheckpointStatus.COMMITTED, CheckpointStatus.FAILED, CheckpointStatus.DROPPED)
 _NOTIFIED = (CheckpointStatus.PROTECTED, *_FINAL)
 """What the ranks here are notified of."""
@@ -133,7 +127,7 @@ class HostInventory:
 
     def complete_ids(self) -> set[CheckpointId]:
         """Those held here whose parts all stand somewhere, as their leader told last."""
-        return {h.id for h in self._held.values() if h.status in COMPLETE}
+        return {h.id for h in self._held.values() if h.status in COMPLETE_STATUSES}
 
     def parts(self, checkpoint: CheckpointId) -> set[int]:
         """The ranks whose part stands in RAM here."""

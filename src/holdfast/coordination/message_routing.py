@@ -7,8 +7,6 @@ here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from holdfast.coordination.messages import (
     REASON_CHARS_MAX,
     Alive,
@@ -21,40 +19,38 @@ from holdfast.coordination.messages import (
     Report,
     WhoHolds,
 )
+from holdfast.coordination.roles import HostRoles
 from holdfast.coordination.turn import Turn
 
-if TYPE_CHECKING:
-    from holdfast.coordination.node import Node
 
-
-def receive(node: Node, turn: Turn, sender: str, message: AnyMessage) -> None:
+def receive(roles: HostRoles, turn: Turn, sender: str, message: AnyMessage) -> None:
     """Takes one message."""
-    if message.run != node.identity.run:
+    if message.run != roles.identity.run:
         return
     match message:
         case Report():
-            _report(node, turn, sender, message)
+            _report(roles, turn, sender, message)
         case Orders():
-            _orders(node, turn, sender, message)
+            _orders(roles, turn, sender, message)
         case Newer():
-            _newer(node, turn, message)
+            _newer(roles, turn, message)
         case Probe():
-            _probe(node, turn, sender, message)
+            _probe(roles, turn, sender, message)
         case Alive():
-            if node.bootstrap is not None:
-                node.bootstrap.on_alive(message)
+            if roles.bootstrap is not None:
+                roles.bootstrap.on_alive(message)
         case Refused():
-            node.follower.on_refused(turn, message)
+            roles.follower.on_refused(turn, message)
         case WhoHolds():
-            if message.attempt >= node.follower.attempt:
-                node.follower.report_held(turn, sender)
+            if message.attempt >= roles.follower.attempt:
+                roles.follower.report_held(turn, sender)
         case Leaving():
-            if node.leader is not None:
-                node.leader.left(sender, message)
+            if roles.leader is not None:
+                roles.leader.left(sender, message)
 
 
-def _report(node: Node, turn: Turn, sender: str, report: Report) -> None:
-    follower, leader, bootstrap = node.follower, node.leader, node.bootstrap
+def _report(roles: HostRoles, turn: Turn, sender: str, report: Report) -> None:
+    follower, leader, bootstrap = roles.follower, roles.leader, roles.bootstrap
     group = report.state.group
     if report.is_hello and bootstrap is not None and bootstrap.takes(sender, group):
         bootstrap.accept_report(sender, report)
@@ -66,13 +62,13 @@ def _report(node: Node, turn: Turn, sender: str, report: Report) -> None:
     ):
         leader.accept_report(turn, sender, report)
         return
-    if group in node.refused:
+    if group in roles.refused:
         refused = Refused(
             run=report.run,
             attempt=follower.attempt,
             group=group,
-            reason=node.refused[group][0][:REASON_CHARS_MAX],
-            kind=node.refused[group][1],
+            reason=roles.refused[group][0][:REASON_CHARS_MAX],
+            kind=roles.refused[group][1],
         )
         turn.send(sender, refused)
         return
@@ -81,7 +77,7 @@ def _report(node: Node, turn: Turn, sender: str, report: Report) -> None:
         return
     if report.attempt > follower.attempt:
         reason = f"{sender} knows of attempt {report.attempt}"
-        node.fence(turn, report.attempt, reason)
+        roles.fence(turn, report.attempt, reason)
     elif report.attempt < follower.attempt:
         follower.send_newer(turn, sender)
     elif leader is not None:
@@ -91,8 +87,8 @@ def _report(node: Node, turn: Turn, sender: str, report: Report) -> None:
         follower.send_newer(turn, sender)
 
 
-def _orders(node: Node, turn: Turn, sender: str, orders: Orders) -> None:
-    follower, leader = node.follower, node.leader
+def _orders(roles: HostRoles, turn: Turn, sender: str, orders: Orders) -> None:
+    follower, leader = roles.follower, roles.leader
     is_other = leader is not None and sender != turn.host
     if leader is not None and is_other and orders.attempt == leader.leadership.attempt:
         if leader.leadership.is_first and orders.term > leader.term:
@@ -102,13 +98,13 @@ def _orders(node: Node, turn: Turn, sender: str, orders: Orders) -> None:
         if orders.term <= leader.term:
             follower.send_newer(turn, sender)
             return
-        node.step_down()
+        roles.step_down()
     follower.ordered(turn, sender, orders)
-    node.check_leads()
+    roles.check_leads()
 
 
-def _newer(node: Node, turn: Turn, message: Newer) -> None:
-    leader = node.leader
+def _newer(roles: HostRoles, turn: Turn, message: Newer) -> None:
+    leader = roles.leader
     if leader is not None and message.attempt == leader.leadership.attempt:
         if message.leader == turn.host or message.term < leader.term:
             return
@@ -116,20 +112,20 @@ def _newer(node: Node, turn: Turn, message: Newer) -> None:
             leader.outbid(message.term)
             return
         if message.term > leader.term:
-            node.step_down()
-    node.follower.on_newer(turn, message)
-    node.check_leads()
+            roles.step_down()
+    roles.follower.on_newer(turn, message)
+    roles.check_leads()
 
 
-def _probe(node: Node, turn: Turn, sender: str, probe: Probe) -> None:
-    group, leader = node.follower.group, node.leader
+def _probe(roles: HostRoles, turn: Turn, sender: str, probe: Probe) -> None:
+    group, leader = roles.follower.group, roles.leader
     is_other = group is not None and group.word != probe.group
     is_living = group is not None and is_other and group.is_living
     if is_living and leader is not None and leader.is_broken:
         # Without all its ranks it cannot go on, so it does not stand in the way.
         is_living = False
-    attempt = node.follower.attempt
-    if node.bootstrap is not None and node.bootstrap.may_have(probe.attempt):
+    attempt = roles.follower.attempt
+    if roles.bootstrap is not None and roles.bootstrap.may_have(probe.attempt):
         # The record that the other start has found is the one that this host is putting.
         is_living, attempt = True, probe.attempt
     alive = Alive(run=probe.run, attempt=attempt, group=probe.group, is_living=is_living)

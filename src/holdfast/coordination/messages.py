@@ -57,6 +57,15 @@ class CheckpointStatus(StrEnum):
     DROPPED = "dropped"
 
 
+COMPLETE_STATUSES = (
+    CheckpointStatus.COMPLETE,
+    CheckpointStatus.PROTECTED,
+    CheckpointStatus.COMMITTED,
+    CheckpointStatus.FAILED,
+)
+"""The statuses of a checkpoint that was complete at some time."""
+
+
 class Refusal(StrEnum):
     """Why a start does not begin an attempt."""
 

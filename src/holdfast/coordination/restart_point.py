@@ -10,9 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from holdfast.coordination.effects import GivenUp
-from holdfast.coordination.host_inventory import COMPLETE
 from holdfast.coordination.inputs import DurableListed
-from holdfast.coordination.messages import HostState
+from holdfast.coordination.messages import COMPLETE_STATUSES, HostState
 from holdfast.coordination.rank_runs import ranks_in, ranks_text
 from holdfast.format.names import CheckpointId
 
@@ -65,7 +64,10 @@ def given_up(
     """
     states, silent = list(states), sorted(silent)
     statuses = {
-        held.id: held.status for state in states for held in state.held if held.status in COMPLETE
+        held.id: held.status
+        for state in states
+        for held in state.held
+        if held.status in COMPLETE_STATUSES
     }
     found = []
     for checkpoint, stand in sorted(_stands(states, durable).items()):
