@@ -27,7 +27,7 @@ class Job:
     """One start of the training."""
 
     world: World
-    word: str
+    token: str
     leader: str
     rank_count: int
     window: int
@@ -128,7 +128,7 @@ class Job:
         if (
             agent is not None
             and leader is not None
-            and leader.leadership.group == self.word
+            and leader.leadership.group == self.token
             and not agent.is_target_under_way(self.kind)
             and not agent.is_saving
         ):

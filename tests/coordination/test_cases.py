@@ -140,7 +140,7 @@ def test_all_ranks_are_told_of_one_that_ends_on_any_host(
     told = [world.hosts[name] for name in ("h0000", "h0001", "h0003")]
     assert world.run(world.now + TOLD_SECS, lambda: all(one.ended for one in told))
     for one in told:
-        assert one.ended[0] == (job.word, trainer.rank, host.name)
+        assert one.ended[0] == (job.token, trainer.rank, host.name)
 
 
 def test_a_broken_group_does_not_stand_in_the_way() -> None:

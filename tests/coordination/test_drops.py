@@ -100,7 +100,7 @@ def test_what_is_given_up_without_a_final_verdict_ends_its_save(
     inventory.note_sealed(
         turn, PartSealed(rank=0, id=one, part_count=2, in_ram=True, is_due=is_due)
     )
-    inventory.obey(turn, Command(verdicts=(CheckpointVerdict(one, status, True),)))
+    inventory.apply_command(turn, Command(verdicts=(CheckpointVerdict(one, status, True),)))
     inventory.run_due(turn, is_frozen=False)
     assert [e.status for e in turn.effects if isinstance(e, ReportOutcome)] == [told]
     assert [e.id for e in turn.effects if isinstance(e, Drop)] == [one]

@@ -134,11 +134,11 @@ def test_what_is_due_keeps_its_ram_on_a_host_that_was_silent_for_a_while() -> No
     table.apply_report("a", {}, held)
     table.settle()
     assert table.floor == newer.id
-    assert not table.verdict(older.id).may_go
+    assert not table.verdict(older.id).may_release
     assert table.pending()[0].id == older.id
     # Once that is told, the RAM may go.
     table.fail(table.entries[older.id], "its host was silent for too long", 0.0)
-    assert table.verdict(older.id).may_go
+    assert table.verdict(older.id).may_release
 
 
 def test_the_second_successor_stands_in_another_domain() -> None:

@@ -46,7 +46,7 @@ class Trainer:
 
     @property
     def group(self) -> str:
-        return self.job.word
+        return self.job.token
 
     # Its life.
 

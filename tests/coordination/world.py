@@ -108,7 +108,7 @@ class World:
         shape = self.shape
         job = Job(
             world=self,
-            word=f"g{len(self.jobs)}",
+            token=f"g{len(self.jobs)}",
             leader=hosts[0],
             rank_count=len(hosts) * shape.ranks_a_host,
             window=shape.window,
@@ -119,7 +119,7 @@ class World:
             kind=shape.kind,
             started_at=self.now,
         )
-        self.jobs[job.word] = self.job = job
+        self.jobs[job.token] = self.job = job
         base_secs = shape.pace_secs
         rank = 0
         for name in hosts:

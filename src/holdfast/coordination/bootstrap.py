@@ -62,7 +62,7 @@ from holdfast.format.names import STEP_MAX, CheckpointId
 TAKEN_MAX = 20
 """How many numbers others may take before a start gives up."""
 
-HOSTS_TOLD_MAX = 10
+HOSTS_NAMED_MAX = 10
 
 
 class _Phase(Enum):
@@ -101,13 +101,13 @@ class Bootstrap:
     _own_number: int = 0
     _asked: set[str] = field(default_factory=set)
     _ask_at_secs: float = float("inf")
-    _patient_until_secs: float | None = None
+    _ask_until_secs: float | None = None
     _watch: LeaseWatch | None = None
-    _looked_at_secs: float = 0.0
+    _lease_asked_at_secs: float = 0.0
 
-    def takes(self, sender: str, group: str) -> bool:
+    def accepts(self, sender: str, group: str) -> bool:
         """Whether a report is for this start: of its trainers' hosts, or of hosts that it asked."""
-        return not self.branch_from and (group == self.group.word or sender in self._asked)
+        return not self.branch_from and (group == self.group.token or sender in self._asked)
 
     def accept_report(self, sender: str, report: Report) -> None:
         """Takes what a host holds."""
@@ -126,7 +126,7 @@ class Bootstrap:
         if self._phase is _Phase.PROBE:
             self._probe(turn, living)
         if self._phase is _Phase.LEASE and not self._is_asking and turn.now_secs >= self._at_secs:
-            self._look_at_lease(turn)
+            self._request_lease(turn)
         if self._phase is _Phase.BEGIN and not self._is_asking and turn.now_secs >= self._at_secs:
             self._begin(turn)
         if self._phase is not _Phase.DONE and turn.now_secs >= self._ask_at_secs:
@@ -192,7 +192,7 @@ class Bootstrap:
     def attempt_begun(self, item: AttemptBegun) -> None:
         """The record stands: this start has the number."""
         if self.awaits(item.asked):
-            self._reign(item.asked.attempt)
+            self._begin_leading(item.asked.attempt)
 
     def attempt_taken(self, item: AttemptTaken) -> None:
         """Somebody else has the number: whoever that is may live."""
@@ -216,7 +216,7 @@ class Bootstrap:
     def on_alive(self, message: Alive) -> None:
         """The agent that leads the newest attempt has answered."""
         is_asked = self._phase in (_Phase.PROBE, _Phase.LEASE)
-        if is_asked and message.group == self.group.word:
+        if is_asked and message.group == self.group.token:
             if message.is_living:
                 self._refuse(f"attempt {message.attempt} is live on other hosts", Refusal.BUSY)
             else:
@@ -230,13 +230,13 @@ class Bootstrap:
             return
         self._is_asking = False
         is_first = watch.lease is None
-        match watch.look(self._looked_at_secs, turn.now_secs, item.lease):
+        match watch.judge(self._lease_asked_at_secs, turn.now_secs, item.lease):
             case LeaseVerdict.DEAD:
                 self._go_on()
             case LeaseVerdict.LIVE if item.lease is not None:
                 self._refuse(_live_text(item.attempt, item.lease), Refusal.BUSY)
             case _:
-                self._at_secs = watch.next_look_at_secs
+                self._at_secs = watch.next_read_at_secs
                 if is_first and listed is not None:
                     secs = watch.over_at_secs - turn.now_secs
                     turn.act(LeaseAwaited(item.attempt, listed.leader, secs))
@@ -251,7 +251,7 @@ class Bootstrap:
 
     def _own_states(self) -> list[HostState]:
         """What the hosts of this start's ranks have reported."""
-        return [state for state in self._states() if state.group == self.group.word]
+        return [state for state in self._states() if state.group == self.group.token]
 
     def _gather(self, turn: Turn) -> None:
         joined = sum(count_in(state.ranks) for state in self._own_states())
@@ -270,7 +270,7 @@ class Bootstrap:
         reported = {
             host
             for host, report in self.hellos.items()
-            if report.state.group == self.group.word and report.state.ranks
+            if report.state.group == self.group.token and report.state.ranks
         }
         hosts = sorted(set(self.group.hosts) - reported)
         where = f" of {_hosts_text(hosts)}" if hosts else ""
@@ -307,12 +307,12 @@ class Bootstrap:
     def _ask_leader(self, turn: Turn) -> None:
         assert self.listed is not None
         newest = self.listed.newest_attempt
-        probe = Probe(run=self.identity.run, attempt=newest, group=self.group.word)
+        probe = Probe(run=self.identity.run, attempt=newest, group=self.group.token)
         turn.send(self.listed.leader, probe)
 
-    def _look_at_lease(self, turn: Turn) -> None:
+    def _request_lease(self, turn: Turn) -> None:
         assert self.listed is not None
-        self._is_asking, self._looked_at_secs = True, turn.now_secs
+        self._is_asking, self._lease_asked_at_secs = True, turn.now_secs
         turn.act(ReadLease(self.listed.newest_attempt))
         self._ask_leader(turn)
 
@@ -335,20 +335,20 @@ class Bootstrap:
             self.given_up = given_up(states, self.listed, self.origin, self._silent())
         self._is_asking = True
         number = self.listed.newest_attempt + 1
-        self._asked_for = BeginAttempt(number, self.origin, self.group.word)
+        self._asked_for = BeginAttempt(number, self.origin, self.group.token)
         turn.act(self._asked_for)
 
     def _ask_others(self, turn: Turn) -> bool:
         """Asks hosts of the attempt before, which may hold the rest; whether to wait for them."""
-        if self._patient_until_secs is None:
-            self._patient_until_secs = turn.now_secs + self.identity.settings.probe_secs
+        if self._ask_until_secs is None:
+            self._ask_until_secs = turn.now_secs + self.identity.settings.probe_secs
         silent = self._silent()
-        if not silent or turn.now_secs >= self._patient_until_secs:
+        if not silent or turn.now_secs >= self._ask_until_secs:
             return False
         self._asked |= silent
         self._ask(turn)
         beat_secs = self.identity.settings.heartbeat_secs
-        self._at_secs = min(turn.now_secs + beat_secs / 2, self._patient_until_secs)
+        self._at_secs = min(turn.now_secs + beat_secs / 2, self._ask_until_secs)
         return True
 
     def _silent(self) -> set[str]:
@@ -359,16 +359,16 @@ class Bootstrap:
         """Asks them what they hold; until it has begun, they give nothing up."""
         attempt = self.listed.newest_attempt if self.listed is not None else 0
         for host in sorted(self._asked):
-            ask = WhoHolds(run=self.identity.run, attempt=attempt, group=self.group.word)
+            ask = WhoHolds(run=self.identity.run, attempt=attempt, group=self.group.token)
             turn.send(host, ask)
         self._ask_at_secs = turn.now_secs + self.identity.settings.storage_retry_secs
 
-    def _reign(self, attempt: int) -> None:
+    def _begin_leading(self, attempt: int) -> None:
         assert self.listed is not None
         self._phase, self._is_asking = _Phase.DONE, False
         self.leadership = Leadership(
             attempt=attempt,
-            group=self.group.word,
+            group=self.group.token,
             rank_count=self.group.rank_count,
             origin=self.origin,
             limits=limits_after(self.listed.limits, attempt, self.origin, STEP_MAX),
@@ -388,9 +388,9 @@ class Bootstrap:
 
 def _hosts_text(hosts: list[str]) -> str:
     """Names of hosts, for users; of many only the first ones."""
-    told = ", ".join(hosts[:HOSTS_TOLD_MAX])
-    more = f" and {len(hosts) - HOSTS_TOLD_MAX} more" if len(hosts) > HOSTS_TOLD_MAX else ""
-    return f"host{'s' if len(hosts) > 1 else ''} {told}{more}"
+    named = ", ".join(hosts[:HOSTS_NAMED_MAX])
+    more = f" and {len(hosts) - HOSTS_NAMED_MAX} more" if len(hosts) > HOSTS_NAMED_MAX else ""
+    return f"host{'s' if len(hosts) > 1 else ''} {named}{more}"
 
 
 def _live_text(attempt: int, lease: LeaseSeen) -> str:
@@ -400,12 +400,12 @@ def _live_text(attempt: int, lease: LeaseSeen) -> str:
     )
 
 
-def tell_refused(turn: Turn, bootstrap: Bootstrap) -> None:
+def send_refused(turn: Turn, bootstrap: Bootstrap) -> None:
     """Tells the hosts of a start's trainers that it does not begin."""
     refused = Refused(
         run=bootstrap.identity.run,
         attempt=bootstrap.listed.newest_attempt if bootstrap.listed else 0,
-        group=bootstrap.group.word,
+        group=bootstrap.group.token,
         reason=bootstrap.refusal[:REASON_CHARS_MAX],
         kind=bootstrap.refusal_kind,
     )

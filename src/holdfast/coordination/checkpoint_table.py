@@ -40,7 +40,7 @@ class CheckpointTable:
         self.domains: dict[str, str] = {}
         self.entries: dict[CheckpointId, CheckpointEntry] = {}
         self.is_changed = False
-        self.news: list[tuple[CheckpointEntry, CheckpointStatus]] = []
+        self.status_changes: list[tuple[CheckpointEntry, CheckpointStatus]] = []
         self.floor: CheckpointId | None = None
         self._committed: set[CheckpointId] = set()
         self._newest_committed = (0, -1)
@@ -124,7 +124,7 @@ class CheckpointTable:
     def drop(self, entry: CheckpointEntry, reason: str) -> None:
         """It never can be whole."""
         entry.dropped = reason
-        self._tell(entry, CheckpointStatus.DROPPED)
+        self._record_status(entry, CheckpointStatus.DROPPED)
 
     def delete(self, checkpoint: CheckpointId) -> None:
         """It was removed; what is newest after it keeps its RAM from here on."""
@@ -157,12 +157,12 @@ class CheckpointTable:
             entry.durable.add(rank)
             entry.count(rank, self.required, self.domains)
         self._advance(entry)
-        self._tell(entry, CheckpointStatus.COMMITTED)
+        self._record_status(entry, CheckpointStatus.COMMITTED)
 
     def fail(self, entry: CheckpointEntry, reason: str, now_secs: float) -> None:
         """It cannot be made durable."""
         entry.failure, entry.failed_at_secs = reason, now_secs
-        self._tell(entry, CheckpointStatus.FAILED)
+        self._record_status(entry, CheckpointStatus.FAILED)
 
     def settle(self) -> None:
         """Gives up what nobody goes on from or is overtaken, and forgets what nobody holds."""
@@ -198,9 +198,9 @@ class CheckpointTable:
                 checkpoint, CheckpointStatus.DROPPED, True, "it is not known any more"
             )
         reason = entry.dropped or entry.failure
-        return CheckpointVerdict(checkpoint, entry.status, self._may_go(entry), reason)
+        return CheckpointVerdict(checkpoint, entry.status, self._may_release(entry), reason)
 
-    def _may_go(self, entry: CheckpointEntry) -> bool:
+    def _may_release(self, entry: CheckpointEntry) -> bool:
         if entry.dropped:
             return True
         if self.floor is None or not self._may_recycle(entry) or entry.age >= _age(self.floor):
@@ -257,13 +257,13 @@ class CheckpointTable:
             entry.durable |= written
             entry.is_stale |= after.is_due and not entry.is_due
             entry.is_due |= after.is_due
-            self._take_troubles(entry, host, after)
+            self._apply_failures(entry, host, after)
         for rank in touched:
             entry.count(rank, self.required, self.domains)
         if touched:
             self._advance(entry)
 
-    def _take_troubles(self, entry: CheckpointEntry, host: str, held: Held) -> None:
+    def _apply_failures(self, entry: CheckpointEntry, host: str, held: Held) -> None:
         if held.abandoned and entry.is_open:
             self.drop(entry, held.abandoned)
         if held.round > entry.round:
@@ -292,18 +292,18 @@ class CheckpointTable:
             return
         if entry.is_complete and not entry.was_complete:
             entry.was_complete = True
-            self._tell(entry, CheckpointStatus.COMPLETE)
+            self._record_status(entry, CheckpointStatus.COMPLETE)
         if self.required and entry.was_complete and not entry.exposed and not entry.was_protected:
             entry.was_protected = True
             if entry.id.attempt == self.attempt and entry.age > _age(self.floor):
                 self.floor = entry.id
-            self._tell(entry, CheckpointStatus.PROTECTED)
+            self._record_status(entry, CheckpointStatus.PROTECTED)
         if not entry.thin or not entry.exposed or len(entry.durable) == entry.part_count:
             entry.is_stale = True
 
-    def _tell(self, entry: CheckpointEntry, status: CheckpointStatus) -> None:
+    def _record_status(self, entry: CheckpointEntry, status: CheckpointStatus) -> None:
         entry.is_stale = True
-        self.news.append((entry, status))
+        self.status_changes.append((entry, status))
         self.is_changed = True
 
     def _forget(self, entry: CheckpointEntry) -> None:

@@ -51,7 +51,7 @@ class Durability:
     def listed(self, turn: Turn) -> None:
         """The durable tier was listed."""
         self._is_listing, self._has_listed = False, True
-        self._let_write()
+        self._allow_writes()
         self._list_at_secs = turn.now_secs + self._settings.lost_secs
 
     def listing_failed(self, turn: Turn) -> None:
@@ -61,7 +61,7 @@ class Durability:
         self._listing_failures += 1
         if self._listing_failures == TRIES_MAX:
             # Whoever waits is to be told, by a write that fails too.
-            self._let_write()
+            self._allow_writes()
 
     def committed(self, checkpoint: CheckpointId) -> None:
         """A manifest stands."""
@@ -111,7 +111,7 @@ class Durability:
         times = (self._commit_at_secs, self._list_at_secs)
         return min((at_secs for at_secs in times if at_secs > now_secs), default=float("inf"))
 
-    def _let_write(self) -> None:
+    def _allow_writes(self) -> None:
         if not self._may_write:
             self._may_write = True
             for entry in self._table.entries.values():

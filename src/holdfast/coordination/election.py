@@ -25,22 +25,20 @@ class Election:
     incarnation: int = 0
     seq: int = 0
     ack: int = 0
-    heard_at_secs: float = 0.0
+    last_orders_at_secs: float = 0.0
 
     @property
     def leader(self) -> str | None:
         """The host that leads the present term; None where none is known."""
         return leader_of(self.successors, self.term) if self.successors else None
 
-    def turn_to(
-        self, attempt: int, successors: tuple[str, ...], term: int, now_secs: float
-    ) -> None:
+    def follow(self, attempt: int, successors: tuple[str, ...], term: int, now_secs: float) -> None:
         """Follows another attempt's leader, or another term's, of whom nothing was heard yet."""
         self.attempt, self.successors, self.term = attempt, successors, term
         self.incarnation = self.seq = self.ack = 0
-        self.heard_at_secs = now_secs
+        self.last_orders_at_secs = now_secs
 
-    def takes(self, orders: Orders, now_secs: float) -> bool:
+    def accepts(self, orders: Orders, now_secs: float) -> bool:
         """Whether these orders count; then they are the last that were heard."""
         stamp = orders.term, orders.incarnation, orders.seq
         if orders.attempt == self.attempt and stamp <= (self.term, self.incarnation, self.seq):
@@ -48,19 +46,19 @@ class Election:
         self.attempt, self.successors = orders.attempt, orders.successors
         self.term, self.incarnation, self.seq = stamp
         self.ack = orders.version
-        self.heard_at_secs = now_secs
+        self.last_orders_at_secs = now_secs
         return True
 
     def next_if_silent(self, now_secs: float) -> bool:
         """Turns to the next successor where the present leader is silent; whether it did."""
         if not self.successors or now_secs < self.silent_at_secs():
             return False
-        self.turn_to(self.attempt, self.successors, self.term + 1, now_secs)
+        self.follow(self.attempt, self.successors, self.term + 1, now_secs)
         return True
 
     def silent_at_secs(self) -> float:
         """When the leader will have been silent for too long."""
-        return self.heard_at_secs + self.settings.silence_secs
+        return self.last_orders_at_secs + self.settings.silence_secs
 
 
 def leader_of(successors: tuple[str, ...], term: int) -> str:

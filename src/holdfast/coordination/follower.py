@@ -54,7 +54,7 @@ from holdfast.coordination.target_cells import TargetCells
 from holdfast.coordination.turn import AgentIdentity, Channel, Turn
 from holdfast.format.names import STEP_MAX, CheckpointId
 
-LOOK_SECS = 0.05
+POLL_SECS = 0.05
 """How often the published steps are looked at while a target waits for ranks."""
 
 
@@ -67,7 +67,7 @@ class Follower:
         self.attempt = 0
         self.leadership: Leadership | None = None
         self.group: RankGroup | None = None
-        self.wanting: dict[str, RankGroup] = {}
+        self.waiting: dict[str, RankGroup] = {}
         """Trainers here whose attempt has not begun, by their words, in the order of coming."""
         self.election = Election(identity.settings)
         self.inventory = HostInventory(identity.settings)
@@ -95,7 +95,7 @@ class Follower:
         self.inventory.adopt_images(found)
         self.cells.adopt_cells(turn, found)
         successors = found.successors or ((found.leader,) if found.leader else ())
-        self.election.turn_to(found.attempt, successors, 0, turn.now_secs)
+        self.election.follow(found.attempt, successors, 0, turn.now_secs)
         if successors:
             self._learn_leadership(found.group, found.rank_count, found.origin)
         if self.group is not None:
@@ -107,7 +107,7 @@ class Follower:
     def begins_here(self) -> RankGroup | None:
         """The first of those that want to begin whose attempt this host begins."""
         host = self._identity.host
-        return next((group for group in self.wanting.values() if group.leader == host), None)
+        return next((group for group in self.waiting.values() if group.leader == host), None)
 
     @property
     def is_settled(self) -> bool:
@@ -119,29 +119,29 @@ class Follower:
     def joined(self, turn: Turn, item: RankJoined) -> None:
         """A trainer is attached; its group begins an attempt, or is in one already."""
         self._is_changed = True
-        if self.group is not None and self.group.word == item.group:
+        if self.group is not None and self.group.token == item.group:
             self.group.ranks.add(item.rank)
             return
-        for word in [word for word in self.wanting if item.takeover and word != item.group]:
-            self._refuse(turn, word, "another start took its place", Refusal.BUSY)
-        if item.group not in self.wanting:
+        for token in [token for token in self.waiting if item.takeover and token != item.group]:
+            self._refuse(turn, token, "another start took its place", Refusal.BUSY)
+        if item.group not in self.waiting:
             # Others that want to begin are not in its way: two hosts may hear of two starts in
             # different orders, and each would lose a rank. The attempt's record decides.
-            self.wanting[item.group] = joined_group(item, turn.now_secs)
-        self.wanting[item.group].ranks.add(item.rank)
+            self.waiting[item.group] = joined_group(item, turn.now_secs)
+        self.waiting[item.group].ranks.add(item.rank)
 
     def left(self, item: RankLeft | RankLost) -> None:
         """A trainer is gone; lost where it did not say so."""
         self._is_changed = True
-        if self.group is not None and self.group.word == item.group:
+        if self.group is not None and self.group.token == item.group:
             self.ended_attempt = self.attempt
-        for group in (self.group, self.wanting.get(item.group)):
-            if group is not None and group.word == item.group and item.rank in group.ranks:
+        for group in (self.group, self.waiting.get(item.group)):
+            if group is not None and group.token == item.group and item.rank in group.ranks:
                 group.ranks.discard(item.rank)
                 group.offers.pop(item.rank, None)
                 group.is_broken |= isinstance(item, RankLost)
                 (group.lost if isinstance(item, RankLost) else group.left).add(item.rank)
-        self.wanting = {word: group for word, group in self.wanting.items() if group.ranks}
+        self.waiting = {token: group for token, group in self.waiting.items() if group.ranks}
 
     def note_begun(self, item: PartBegun) -> None:
         """A rank has read its target, and takes a checkpoint."""
@@ -217,7 +217,7 @@ class Follower:
 
     # What others say.
 
-    def ordered(self, turn: Turn, sender: str, orders: Orders) -> None:
+    def apply_orders(self, turn: Turn, sender: str, orders: Orders) -> None:
         """Does what a leader wants, if it is the present one."""
         if orders.attempt < self.attempt or (
             orders.attempt == self.attempt == self.election.attempt
@@ -225,24 +225,24 @@ class Follower:
         ):
             self.send_newer(turn, sender)
             return
-        if not self.election.takes(orders, turn.now_secs):
+        if not self.election.accepts(orders, turn.now_secs):
             return
-        if self.attempt < orders.attempt or orders.group in self.wanting:
+        if self.attempt < orders.attempt or orders.group in self.waiting:
             self._enter(turn, orders)
         self._learn_leadership(orders.group, orders.rank_count, orders.origin)
         self._channel.acked = max(self._channel.acked, min(orders.ack, self._channel.version))
         command = orders.command
         if command.targets is not None:
-            if self.group is not None and self.group.word == orders.group:
-                self.cells.obey(turn, command.targets)
+            if self.group is not None and self.group.token == orders.group:
+                self.cells.apply_targets(turn, command.targets)
             if self.cells.is_confirmed(TargetKind.PREEMPTION):
                 self._wishes.discard(TargetKind.PREEMPTION)
-        self.inventory.obey(turn, command)
-        for checkpoint in command.gone:
+        self.inventory.apply_command(turn, command)
+        for checkpoint in command.deleted_everywhere:
             if self._deleted.get(checkpoint) is False:
                 self._deleted[checkpoint] = True
                 turn.act(DeleteConfirmed(checkpoint))
-        self._tell_ended(turn, orders)
+        self._notify_ended(turn, orders)
         self._settled = command.is_settled
         self._is_changed = True
 
@@ -251,16 +251,16 @@ class Follower:
         if message.attempt > self.attempt:
             reason = f"attempt {message.attempt} is led by {message.leader}"
             self.fence(turn, message.attempt, reason)
-            self.election.turn_to(message.attempt, (message.leader,), 0, turn.now_secs)
+            self.election.follow(message.attempt, (message.leader,), 0, turn.now_secs)
         elif message.attempt == self.attempt and message.term > self.election.term:
             successors = self.election.successors
             if message.leader in successors:
-                self.election.turn_to(self.attempt, successors, message.term, turn.now_secs)
+                self.election.follow(self.attempt, successors, message.term, turn.now_secs)
                 self._is_changed = True
 
     def on_refused(self, turn: Turn, message: Refused) -> None:
         """The attempt that trainers here wanted does not begin."""
-        if message.group in self.wanting:
+        if message.group in self.waiting:
             self._refuse(turn, message.group, message.reason, message.kind)
 
     def report_held(self, turn: Turn, starter: str) -> None:
@@ -287,19 +287,19 @@ class Follower:
     def run_due(self, turn: Turn) -> None:
         """Looks at the words, begins what is due, and tells what has changed."""
         now_secs = turn.now_secs
-        for word, wanting in list(self.wanting.items()):
-            if now_secs - wanting.since_secs >= self._settings.joining_secs:
-                self._refuse(turn, word, self._late_text(wanting), Refusal.UNREACHED)
+        for token, waiting in list(self.waiting.items()):
+            if now_secs - waiting.since_secs >= self._settings.joining_secs:
+                self._refuse(turn, token, self._late_text(waiting), Refusal.UNREACHED)
         group = self.group
         if self.cells.is_waiting and group is not None:
             self.cells.check_ranks(group.ranks, group.begun, turn.published.lowest)
             self._is_changed = True
         if self.election.next_if_silent(now_secs):
             self._is_changed = True
-        is_frozen = bool(self.wanting) or now_secs < self._frozen_until_secs
+        is_frozen = bool(self.waiting) or now_secs < self._frozen_until_secs
         if self.inventory.run_due(turn, is_frozen):
             self._is_changed = True
-        self._tell(turn)
+        self._send_reports(turn)
 
     def next_at_secs(self, now_secs: float) -> float:
         """When it has something to do by itself, if nothing happens before."""
@@ -307,17 +307,17 @@ class Follower:
         if self.election.leader is not None:
             times.append(self._channel.due_at_secs(self._settings))
             times.append(self.election.silent_at_secs())
-        for group in self.wanting.values():
+        for group in self.waiting.values():
             times.append(group.hello.due_at_secs(self._settings))
             times.append(group.since_secs + self._settings.joining_secs)
         if self.cells.is_waiting:
-            times.append(now_secs + LOOK_SECS)
+            times.append(now_secs + POLL_SECS)
         return min(times)
 
-    def _tell(self, turn: Turn) -> None:
+    def _send_reports(self, turn: Turn) -> None:
         """Reports to the leader, and to those of attempts that begin, what is new or due."""
         targets = [(self.election.leader, self._channel, self.group)]
-        targets += [(group.leader, group.hello, group) for group in self.wanting.values()]
+        targets += [(group.leader, group.hello, group) for group in self.waiting.values()]
         for host, channel, group in targets:
             if host is None:
                 continue
@@ -325,19 +325,19 @@ class Follower:
             is_new = self._is_changed and channel.put(self._state(group, is_for_start=is_hello))
             if (
                 is_new
-                or self._owes_ack(channel)
+                or self._is_ack_due(channel)
                 or turn.now_secs >= channel.due_at_secs(self._settings)
             ):
                 channel.sent_at_secs = turn.now_secs
                 turn.send(host, self._report(turn, channel))
         self._is_changed = False
 
-    def _owes_ack(self, channel: Channel) -> bool:
+    def _is_ack_due(self, channel: Channel) -> bool:
         """Whether the leader's last orders are to be acknowledged."""
         if channel is not self._channel:
             return False
-        heard = self.election.term, self.election.incarnation, self.election.ack
-        if heard == self._acked:
+        followed = self.election.term, self.election.incarnation, self.election.ack
+        if followed == self._acked:
             return False
         return self.election.incarnation > 0
 
@@ -381,7 +381,7 @@ class Follower:
         for rank, step in group.sealed.items():
             sealed_ranks.setdefault(step, []).append(rank)
         return HostState(
-            group=group.word,
+            group=group.token,
             domain=self._identity.domain,
             rank_count=group.rank_count,
             ranks=runs_of(group.ranks),
@@ -401,24 +401,24 @@ class Follower:
             ended_attempt=ended_attempt,
         )
 
-    def _late_text(self, wanting: RankGroup) -> str:
-        """Name what the trainers of `wanting` have waited for in vain."""
-        awaited = f"host {wanting.leader}, where rank 0 is, has not begun it"
-        if wanting.leader == self._identity.host and self.start_waits_for:
+    def _late_text(self, waiting: RankGroup) -> str:
+        """Name what the trainers of `waiting` have waited for in vain."""
+        awaited = f"host {waiting.leader}, where rank 0 is, has not begun it"
+        if waiting.leader == self._identity.host and self.start_waits_for:
             awaited = self.start_waits_for
         return f"{awaited} within {self._settings.joining_secs:.0f} s"
 
-    def _tell_ended(self, turn: Turn, orders: Orders) -> None:
+    def _notify_ended(self, turn: Turn, orders: Orders) -> None:
         """Tells the trainers here of ranks on other hosts that are gone."""
         group = self.group
-        if group is None or group.word != orders.group:
+        if group is None or group.token != orders.group:
             return
         for ended in orders.command.ended:
-            new = [rank for rank in ranks_in(ended.ranks) if rank not in group.told_ended]
+            new = [rank for rank in ranks_in(ended.ranks) if rank not in group.notified_ended]
             # Of those on this host they heard at once.
             if new and ended.host != self._identity.host:
-                group.told_ended.update(new)
-                turn.act(RanksEnded(group.word, ended.host, tuple(new), ended.is_lost))
+                group.notified_ended.update(new)
+                turn.act(RanksEnded(group.token, ended.host, tuple(new), ended.is_lost))
 
     def _learn_leadership(self, group: str, rank_count: int, origin: CheckpointId | None) -> None:
         """Keeps what a successor has to know to lead in the leader's place."""
@@ -435,11 +435,11 @@ class Follower:
 
     def _enter(self, turn: Turn, orders: Orders) -> None:
         """A newer attempt has begun: of the trainers here, or of others."""
-        wanting = self.wanting.pop(orders.group, None)
-        if wanting is not None:
+        waiting = self.waiting.pop(orders.group, None)
+        if waiting is not None:
             self.fence(turn, orders.attempt, "another start has taken its place")
-            self.group = wanting
-        elif self.group is None or self.group.word != orders.group:
+            self.group = waiting
+        elif self.group is None or self.group.token != orders.group:
             self.fence(turn, orders.attempt, "trainers on other hosts have taken the run over")
         self.attempt = orders.attempt
         self.cells.reset(turn)
@@ -458,7 +458,7 @@ class Follower:
         Who leads it is asked of those that led before, until it is known.
         """
         self.attempt = attempt
-        self.election.turn_to(attempt, self.election.successors, 0, turn.now_secs)
+        self.election.follow(attempt, self.election.successors, 0, turn.now_secs)
         self._is_changed = True
         group, self.group = self.group, None
         self.cells.reset(turn)
@@ -466,8 +466,8 @@ class Follower:
         self._wishes.clear()
         self._branch = None
         if group is not None and group.ranks:
-            turn.act(Fenced(group.word, attempt, reason))
+            turn.act(Fenced(group.token, attempt, reason))
 
-    def _refuse(self, turn: Turn, word: str, reason: str, kind: Refusal) -> None:
-        del self.wanting[word]
-        turn.act(GroupRefused(word, reason, kind))
+    def _refuse(self, turn: Turn, token: str, reason: str, kind: Refusal) -> None:
+        del self.waiting[token]
+        turn.act(GroupRefused(token, reason, kind))

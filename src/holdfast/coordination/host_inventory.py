@@ -51,7 +51,7 @@ class _Holding:
     round: int = 0
     tries: int = 0
     abandoned: str = ""
-    told: CheckpointStatus | None = None
+    notified: CheckpointStatus | None = None
     status: CheckpointStatus = CheckpointStatus.OPEN
     reason: str = ""
 
@@ -83,7 +83,7 @@ class HostInventory:
         self._pulling: set[tuple[CheckpointId, int]] = set()
         self._unwanted: set[tuple[CheckpointId, int]] = set()
         self._pull_at_secs: dict[tuple[CheckpointId, int], float] = {}
-        self._may_go: dict[CheckpointId, str] = {}
+        self._releasable: dict[CheckpointId, str] = {}
 
     def adopt_images(self, found: Found) -> None:
         """Takes what an agent before this one left in RAM."""
@@ -108,7 +108,7 @@ class HostInventory:
 
     def pending_count(self, but: CheckpointId) -> int:
         """How many checkpoints, but one, stand here that are still to become durable."""
-        waiting = (h for h in self._held.values() if h.is_due and h.told not in _FINAL)
+        waiting = (h for h in self._held.values() if h.is_due and h.notified not in _FINAL)
         return sum(h.id != but for h in waiting)
 
     def states(self, *, with_status: bool = False) -> tuple[Held, ...]:
@@ -212,19 +212,19 @@ class HostInventory:
 
     # What the leader wants.
 
-    def obey(self, turn: Turn, command: Command) -> None:
+    def apply_command(self, turn: Turn, command: Command) -> None:
         """Takes the leader's word."""
-        self._may_go.clear()
+        self._releasable.clear()
         for verdict in command.verdicts:
             holding = self._held.get(verdict.id)
             if holding is None:
                 continue
             holding.status, holding.reason = verdict.status, verdict.reason
-            if verdict.status in _NOTIFIED and verdict.status is not holding.told:
-                holding.told = verdict.status
+            if verdict.status in _NOTIFIED and verdict.status is not holding.notified:
+                holding.notified = verdict.status
                 turn.act(ReportOutcome(holding.id, verdict.status, verdict.reason, holding.is_due))
-            if verdict.may_go:
-                self._may_go[verdict.id] = verdict.reason or "newer checkpoints stand"
+            if verdict.may_release:
+                self._releasable[verdict.id] = verdict.reason or "newer checkpoints stand"
         self._writes, self._pull_orders = command.writes, command.pulls
         wanted = {(o.id, rank) for o in command.pulls for rank in ranks_in(o.ranks)}
         self._pull_at_secs = {p: at for p, at in self._pull_at_secs.items() if p in wanted}
@@ -232,7 +232,7 @@ class HostInventory:
     def release(self) -> None:
         """What was ordered does not count any more: another attempt has begun."""
         self._writes, self._pull_orders = (), ()
-        self._may_go.clear()
+        self._releasable.clear()
 
     def run_due(self, turn: Turn, is_frozen: bool) -> bool:
         """Begins what is due now, and gives up what may go, but not while `is_frozen`.
@@ -241,8 +241,8 @@ class HostInventory:
         """
         has_dropped = False
         if not is_frozen:
-            for checkpoint in [c for c in self._may_go if c != self._writing]:
-                self._drop(turn, checkpoint, self._may_go.pop(checkpoint))
+            for checkpoint in [c for c in self._releasable if c != self._writing]:
+                self._drop(turn, checkpoint, self._releasable.pop(checkpoint))
                 has_dropped = True
         self._pull(turn)
         if self._writing is None and turn.now_secs >= self._write_at_secs:
@@ -265,9 +265,9 @@ class HostInventory:
             return
         # A leader may have learned too late that it is due here: no verdict names its end.
         is_awaited = holding.is_due or holding.status is CheckpointStatus.OPEN
-        if is_awaited and holding.told not in _FINAL:
+        if is_awaited and holding.notified not in _FINAL:
             turn.act(ReportOutcome(checkpoint, CheckpointStatus.DROPPED, reason))
-        elif holding.told is None:
+        elif holding.notified is None:
             turn.act(ReportOutcome(checkpoint, CheckpointStatus.PROTECTED, reason))
         for part in [part for part in self._pulling if part[0] == checkpoint]:
             self._pulling.discard(part)

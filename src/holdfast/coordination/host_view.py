@@ -16,9 +16,9 @@ class HostView:
 
     Attributes:
         ranks: those of the present group that live there.
-        homes: those that were ever there in this attempt; `left`: in good order.
+        known_ranks: those that were ever there in this attempt; `left`: in good order.
         is_following: it has heard this leader, so that what it says of targets answers this one.
-        is_owed: it is to be answered, also where there is nothing new.
+        is_reply_due: it is to be answered, also where there is nothing new.
         offers: the ranks of whose parts it has copies made by its own.
         is_present: its last state is of the leader's attempt, so that its steps are of that too.
         is_lost: silent for so long that its RAM is not counted on.
@@ -31,13 +31,13 @@ class HostView:
     state: HostState | None = None
     published: int = NO_STEP
     save_cost_secs: float | None = None
-    heard_at_secs: float = 0.0
+    last_report_at_secs: float = 0.0
     is_following: bool = False
     is_present: bool = False
     is_lost: bool = False
-    is_owed: bool = True
+    is_reply_due: bool = True
     ranks: frozenset[int] = frozenset()
-    homes: set[int] = field(default_factory=set)
+    known_ranks: set[int] = field(default_factory=set)
     offers: frozenset[int] = frozenset()
     left: set[int] = field(default_factory=set)
     held: dict[CheckpointId, Held] = field(default_factory=dict)
@@ -51,7 +51,10 @@ class HostView:
         """
         if report.incarnation == self.incarnation:
             return report.seq <= self.seq
-        return report.incarnation < self.incarnation and now_secs - self.heard_at_secs < lost_secs
+        return (
+            report.incarnation < self.incarnation
+            and now_secs - self.last_report_at_secs < lost_secs
+        )
 
     def apply_report(self, report: Report, now_secs: float) -> None:
         """Takes the report's numbers."""
@@ -60,14 +63,14 @@ class HostView:
         self.incarnation, self.seq = report.incarnation, report.seq
         self.version, self.published = report.version, report.published
         self.save_cost_secs = report.save_cost_secs
-        self.heard_at_secs = now_secs
+        self.last_report_at_secs = now_secs
 
     def take_state(self, state: HostState, group: str) -> dict[CheckpointId, Held]:
         """Takes what the host says; returns what it held before."""
         before = self.held
         self.state = state
         self.ranks = frozenset(ranks_in(state.ranks)) if state.group == group else frozenset()
-        self.homes |= self.ranks
+        self.known_ranks |= self.ranks
         self.offers = frozenset(ranks_in(state.offers)) if self.ranks else frozenset()
         self.held = {held.id: held for held in state.held}
         return before

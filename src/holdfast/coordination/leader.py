@@ -67,9 +67,9 @@ class Leader:
         self._branch: BranchWish | None = None
         self._refused_branch = False
         self._ended: dict[tuple[str, bool], Ended] = {}
-        self._known_gone: set[CheckpointId] = set()
+        self._known_deleted: set[CheckpointId] = set()
         self._seq = 0
-        self._look_at_secs = 0.0
+        self._check_at_secs = 0.0
         self._retry_at_secs = 0.0
         self._dirty: set[str] = set()
         self._rank_hosts: frozenset[str] = frozenset()
@@ -130,7 +130,7 @@ class Leader:
         for host, old in before.views.items():
             if old.state is not None:
                 view = self.views[host] = HostView(host, old.incarnation, old.seq, old.version)
-                view.heard_at_secs = turn.now_secs
+                view.last_report_at_secs = turn.now_secs
                 self._take_state(view, old.state, is_present=False)
                 self._dirty.add(host)
 
@@ -171,7 +171,7 @@ class Leader:
                 view, report.state, is_present=report.attempt == self.leadership.attempt
             )
         if is_new_version or turn.now_secs >= view.channel.due_at_secs(self._settings):
-            view.is_owed = True
+            view.is_reply_due = True
             self._dirty.add(sender)
 
     def outbid(self, term: int) -> None:
@@ -180,7 +180,7 @@ class Leader:
             self.term = term_above(self._successors, self._identity.host, term)
             self._dirty.update(self.views)
             for view in self.views.values():
-                view.is_following, view.is_owed = False, True
+                view.is_following, view.is_reply_due = False, True
                 view.channel.acked = 0
 
     def left(self, sender: str, message: Leaving) -> None:
@@ -210,35 +210,35 @@ class Leader:
         """Decides what is to be done now, and tells the hosts."""
         if self._begun_at_secs is None:
             self._begun_at_secs = turn.now_secs
-        if turn.now_secs >= self._look_at_secs:
-            self._look_at_secs = turn.now_secs + self._settings.heartbeat_secs / 2
-            self._look_for_lost(turn)
+        if turn.now_secs >= self._check_at_secs:
+            self._check_at_secs = turn.now_secs + self._settings.heartbeat_secs / 2
+            self._check_silent_hosts(turn)
         self._decide_targets(turn)
         if self._have_hosts_changed:
             self._have_hosts_changed = False
             self._durability.place_replicas(self._ring())
         self._durability.run_due(turn, is_whole=self.is_whole)
         self.table.settle()
-        self._look_at_copies(turn)
-        for entry, status in self.table.news:
+        self._check_replication(turn)
+        for entry, status in self.table.status_changes:
             reason = entry.dropped or entry.failure
             turn.act(Reached(entry.id, status, entry.is_due, reason))
-        self.table.news.clear()
+        self.table.status_changes.clear()
         if self.table.is_changed or self.targets.is_changed:
             self.table.is_changed = self.targets.is_changed = False
             self._dirty.update(self.views)
-        self._tell(turn)
+        self._send_orders(turn)
 
     def next_at_secs(self, now_secs: float) -> float:
         """When it has something to do by itself."""
         storage_at_secs = self._durability.next_at_secs(now_secs)
-        return min(self._look_at_secs, self._retry_at_secs, storage_at_secs)
+        return min(self._check_at_secs, self._retry_at_secs, storage_at_secs)
 
     def _ring(self) -> Ring:
         """The hosts that were heard of; those that had ranks of this attempt take copies."""
         here = {h: v for h, v in self.views.items() if v.state is not None and not v.is_lost}
         domains = {host: self.table.domains[host] for host in here}
-        takers = {host: view.offers for host, view in here.items() if view.homes}
+        takers = {host: view.offers for host, view in here.items() if view.known_ranks}
         return Ring(domains, takers)
 
     def _take_state(self, view: HostView, state: HostState, *, is_present: bool) -> None:
@@ -250,13 +250,17 @@ class Leader:
         before = view.take_state(state, self.leadership.group)
         self._living_count += len(view.ranks)
         self._note_ended(view, state)
-        if view.homes - view.ranks or (state.group == self.leadership.group and state.is_broken):
+        if view.known_ranks - view.ranks or (
+            state.group == self.leadership.group and state.is_broken
+        ):
             self._broken.add(host)
         else:
             self._broken.discard(host)
         if bool(view.ranks) != (host in self._rank_hosts):
             # A silent host counts: its ranks go on, and have still to meet the targets.
-            rank_hosts = (v.host for v in self.views.values() if v.ranks or (v.is_lost and v.homes))
+            rank_hosts = (
+                v.host for v in self.views.values() if v.ranks or (v.is_lost and v.known_ranks)
+            )
             self._rank_hosts = frozenset(rank_hosts)
         for checkpoint in state.deleted:
             self.table.delete(checkpoint)
@@ -267,7 +271,7 @@ class Leader:
         view.is_present = is_present
         self._drop_missed([view])
         if self.is_whole and not self._has_been_whole:
-            self._know_all()
+            self._note_whole()
         if view.is_following and self._knows_targets:
             for kind in state.wishes:
                 self.targets.wish(kind)
@@ -280,9 +284,9 @@ class Leader:
         """Notes what ranks are gone, for all others, which may wait for them."""
         if state.group == self.leadership.group:
             view.left.update(ranks_in(state.left))
-            view.homes.update(ranks_in(state.lost))
+            view.known_ranks.update(ranks_in(state.lost))
         # An agent that is started anew, and finds no rank alive, says nothing of them.
-        lost = view.homes - view.ranks - view.left
+        lost = view.known_ranks - view.ranks - view.left
         for is_lost, ranks in ((False, view.left), (True, lost)):
             key = view.host, is_lost
             ended = Ended(view.host, runs_of(ranks), is_lost)
@@ -291,7 +295,7 @@ class Leader:
                 self._ended[key] = ended
                 self.table.is_changed = True
 
-    def _know_all(self) -> None:
+    def _note_whole(self) -> None:
         """All ranks are there: it is known in how many domains a part can stand."""
         self._has_been_whole = True
         if self.leadership.is_first:
@@ -329,7 +333,7 @@ class Leader:
             if view.state is None or not view.is_present:
                 continue
             if are_all_heard:
-                gone |= view.homes - view.ranks
+                gone |= view.known_ranks - view.ranks
             if view.state.group == self.leadership.group:
                 for progress in view.state.progress:
                     last_steps.update(dict.fromkeys(ranks_in(progress.ranks), progress.step))
@@ -344,7 +348,7 @@ class Leader:
             return
         if not self.is_whole:
             if self._has_been_whole:
-                self.targets.give_up()
+                self.targets.withdraw()
             return
         if not self._knows_targets:
             rank_views = [v for v in self.views.values() if v.ranks]
@@ -368,17 +372,17 @@ class Leader:
         highest = max((self.views[host].published for host in self._rank_hosts), default=NO_STEP)
         return Ranks(self._rank_hosts, max(highest, origin.step if origin else NO_STEP))
 
-    def _look_for_lost(self, turn: Turn) -> None:
+    def _check_silent_hosts(self, turn: Turn) -> None:
         oldest = turn.now_secs - self._settings.lost_secs
         for view in self.views.values():
             # Where this agent stood still, its own host has not gone away.
-            is_silent = view.heard_at_secs < oldest and view.host != self._identity.host
+            is_silent = view.last_report_at_secs < oldest and view.host != self._identity.host
             if not view.is_lost and is_silent:
                 view.is_lost = True
                 if view.ranks:
                     self._broken.add(view.host)
                 self._forget(view)
-            if view.is_lost and (view.homes or view.host in self._successors):
+            if view.is_lost and (view.known_ranks or view.host in self._successors):
                 # It may follow a successor by now, and will say so.
                 view.channel.put(self._command(view))
                 self._send(turn, view)
@@ -391,7 +395,7 @@ class Leader:
             if entry.is_open and entry.id.attempt < self.leadership.attempt:
                 self.table.drop(entry, "its attempt is over")
 
-    def _look_at_copies(self, turn: Turn) -> None:
+    def _check_replication(self, turn: Turn) -> None:
         """Whether copies are on their way; a peer that cannot be reached holds nothing up."""
         newest = self.table.newest_complete()
         exposed = None
@@ -420,7 +424,7 @@ class Leader:
 
     # What it tells.
 
-    def _tell(self, turn: Turn) -> None:
+    def _send_orders(self, turn: Turn) -> None:
         if turn.now_secs >= self._retry_at_secs:
             self._retry_at_secs = turn.now_secs + self._settings.retry_secs
             for view in self.views.values():
@@ -434,12 +438,12 @@ class Leader:
             if view.is_lost:
                 continue
             is_new = view.channel.put(self._command(view))
-            if is_new or view.is_owed:
+            if is_new or view.is_reply_due:
                 self._send(turn, view)
 
     def _send(self, turn: Turn, view: HostView) -> None:
         view.channel.sent_at_secs = turn.now_secs
-        view.is_owed = False
+        view.is_reply_due = False
         turn.send(view.host, self._orders(view))
 
     def _orders(self, view: HostView) -> Orders:
@@ -477,23 +481,23 @@ class Leader:
             writes=tuple(writes),
             pulls=tuple(pulls),
             is_settled=self._durability.is_settled,
-            gone=self._gone(view),
+            deleted_everywhere=self._confirmed_deletes(view),
             ended=tuple(self._ended.values()),
         )
 
-    def _gone(self, view: HostView) -> tuple[CheckpointId, ...]:
+    def _confirmed_deletes(self, view: HostView) -> tuple[CheckpointId, ...]:
         """Of what was removed on a host, that of which nobody holds or commits anything.
 
         A successor does not say so: where the network is cut, it may see some hosts alone.
         """
         if view.state is None or not (self.leadership.is_first and self._has_been_whole):
             return ()
-        new = set(view.state.deleted) - self._known_gone
-        if new and any(other.is_lost and other.homes for other in self.views.values()):
+        new = set(view.state.deleted) - self._known_deleted
+        if new and any(other.is_lost and other.known_ranks for other in self.views.values()):
             # A host of the attempt is silent, and may come back with it.
             new.clear()
         for checkpoint in new:
             is_held = any(checkpoint in other.held for other in self.views.values())
             if not is_held and checkpoint != self._durability.committing:
-                self._known_gone.add(checkpoint)
-        return tuple(c for c in view.state.deleted if c in self._known_gone)
+                self._known_deleted.add(checkpoint)
+        return tuple(c for c in view.state.deleted if c in self._known_deleted)

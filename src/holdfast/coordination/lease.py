@@ -18,7 +18,7 @@ from enum import Enum, auto
 
 from holdfast.coordination.effects import ReleaseLease, RenewLease
 from holdfast.coordination.inputs import LeaseSeen
-from holdfast.coordination.settings import LEASE_LOOK_SECS, LEASE_RENEW_SECS, LEASE_SECS
+from holdfast.coordination.settings import LEASE_READ_SECS, LEASE_RENEW_SECS, LEASE_SECS
 from holdfast.coordination.turn import Turn
 
 
@@ -75,9 +75,9 @@ class LeaseWatch:
     since_secs: float
     lease: LeaseSeen | None = None
     over_at_secs: float = float("-inf")
-    next_look_at_secs: float = float("-inf")
+    next_read_at_secs: float = float("-inf")
 
-    def look(self, asked_at_secs: float, now_secs: float, lease: LeaseSeen | None) -> LeaseVerdict:
+    def judge(self, asked_at_secs: float, now_secs: float, lease: LeaseSeen | None) -> LeaseVerdict:
         """Judge what was read.
 
         Args:
@@ -87,7 +87,7 @@ class LeaseWatch:
 
         Returns:
             `LIVE` once the lease was renewed since the first look, `DEAD` where it has run out or
-            is gone. Else `UNKNOWN`; the next look is due at `next_look_at_secs`.
+            is gone. Else `UNKNOWN`; the next look is due at `next_read_at_secs`.
         """
         if lease is None or lease.age_secs >= LEASE_SECS:
             return LeaseVerdict.DEAD
@@ -99,5 +99,5 @@ class LeaseWatch:
             return LeaseVerdict.LIVE
         elif asked_at_secs >= self.over_at_secs:
             return LeaseVerdict.DEAD
-        self.next_look_at_secs = min(now_secs + LEASE_LOOK_SECS, self.over_at_secs)
+        self.next_read_at_secs = min(now_secs + LEASE_READ_SECS, self.over_at_secs)
         return LeaseVerdict.UNKNOWN

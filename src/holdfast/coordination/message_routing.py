@@ -52,7 +52,7 @@ def receive(roles: HostRoles, turn: Turn, sender: str, message: AnyMessage) -> N
 def _report(roles: HostRoles, turn: Turn, sender: str, report: Report) -> None:
     follower, leader, bootstrap = roles.follower, roles.leader, roles.bootstrap
     group = report.state.group
-    if report.is_hello and bootstrap is not None and bootstrap.takes(sender, group):
+    if report.is_hello and bootstrap is not None and bootstrap.accepts(sender, group):
         bootstrap.accept_report(sender, report)
         return
     if (
@@ -99,7 +99,7 @@ def _orders(roles: HostRoles, turn: Turn, sender: str, orders: Orders) -> None:
             follower.send_newer(turn, sender)
             return
         roles.step_down()
-    follower.ordered(turn, sender, orders)
+    follower.apply_orders(turn, sender, orders)
     roles.check_leads()
 
 
@@ -119,7 +119,7 @@ def _newer(roles: HostRoles, turn: Turn, message: Newer) -> None:
 
 def _probe(roles: HostRoles, turn: Turn, sender: str, probe: Probe) -> None:
     group, leader = roles.follower.group, roles.leader
-    is_other = group is not None and group.word != probe.group
+    is_other = group is not None and group.token != probe.group
     is_living = group is not None and is_other and group.is_living
     if is_living and leader is not None and leader.is_broken:
         # Without all its ranks it cannot go on, so it does not stand in the way.

@@ -212,7 +212,7 @@ class CheckpointVerdict(msgspec.Struct, frozen=True, array_like=True):
 
     id: CheckpointId
     status: CheckpointStatus
-    may_go: bool
+    may_release: bool
     reason: Reason = ""
 
 
@@ -260,7 +260,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     writes: tuple[WriteOrder, ...] = ()
     pulls: tuple[PullOrder, ...] = ()
     is_settled: bool = False
-    gone: tuple[CheckpointId, ...] = ()
+    deleted_everywhere: tuple[CheckpointId, ...] = ()
     ended: tuple[Ended, ...] = ()
 
 
@@ -379,8 +379,8 @@ def _check(message: AnyMessage) -> None:
             _check_id(verdict.id)
         for ended in message.command.ended:
             check_runs(ended.ranks, message.rank_count)
-        for gone in message.command.gone:
-            _check_id(gone)
+        for deleted in message.command.deleted_everywhere:
+            _check_id(deleted)
 
 
 def _check_id(found: CheckpointId) -> None:

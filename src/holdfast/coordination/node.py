@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from holdfast.coordination import inputs
-from holdfast.coordination.bootstrap import Bootstrap, tell_refused
+from holdfast.coordination.bootstrap import Bootstrap, send_refused
 from holdfast.coordination.checkpoint_entry import CheckpointEntry
 from holdfast.coordination.effects import Effect, GroupRefused
 from holdfast.coordination.inputs import Input, Published
@@ -172,12 +172,12 @@ class Node:
 
     def waits_for(self, now_secs: float) -> str:
         """Return what trainers here whose attempt has not begun wait for; empty: there are none."""
-        wanting = next(iter(self.roles.follower.wanting.values()), None)
-        if wanting is None:
+        waiting = next(iter(self.roles.follower.waiting.values()), None)
+        if waiting is None:
             return ""
         if self.roles.bootstrap is not None:
             return self.roles.bootstrap.waits_for(now_secs)
-        return f"host {wanting.leader}, where rank 0 is, has not begun the attempt"
+        return f"host {waiting.leader}, where rank 0 is, has not begun the attempt"
 
     @property
     def may_decide(self) -> bool:
@@ -350,15 +350,15 @@ class Node:
         if self.roles.leader is not None:
             self.roles.leader.run_due(turn)
         self.roles.follower.run_due(turn)
-        self._succeed(turn)
+        self._lead_as_successor(turn)
 
     def _start(self, turn: Turn) -> None:
         """Begins what trainers want to begin: an attempt, or a branch of theirs."""
-        follower, wanting = self.roles.follower, self.roles.follower.begins_here
+        follower, starting = self.roles.follower, self.roles.follower.begins_here
         if self.roles.bootstrap is not None and not self._is_wanted(self.roles.bootstrap):
             self.roles.bootstrap = None
-        if self.roles.bootstrap is None and wanting is not None:
-            self.roles.bootstrap = Bootstrap(self.identity, wanting, turn.now_secs)
+        if self.roles.bootstrap is None and starting is not None:
+            self.roles.bootstrap = Bootstrap(self.identity, starting, turn.now_secs)
         if (
             self.roles.bootstrap is None
             and self.roles.leader is not None
@@ -392,7 +392,7 @@ class Node:
         leader, group = self.roles.leader, self.roles.follower.group
         if leader is None or group is None or not leader.leadership.is_first or leader.is_broken:
             return 0
-        is_living = group.word == leader.leadership.group and group.is_living
+        is_living = group.token == leader.leadership.group and group.is_living
         return leader.leadership.attempt if is_living else 0
 
     def _is_wanted(self, bootstrap: Bootstrap) -> bool:
@@ -421,15 +421,15 @@ class Node:
             if self.roles.leader is not None:
                 self.roles.leader.forget_branch()
             newest = bootstrap.listed.newest_attempt if bootstrap.listed is not None else 0
-            turn.act(GroupRefused(bootstrap.group.word, bootstrap.refusal, bootstrap.refusal_kind))
+            turn.act(GroupRefused(bootstrap.group.token, bootstrap.refusal, bootstrap.refusal_kind))
             self.roles.fence(turn, newest, bootstrap.refusal)
             return
-        self.roles.refused[bootstrap.group.word] = bootstrap.refusal, bootstrap.refusal_kind
+        self.roles.refused[bootstrap.group.token] = bootstrap.refusal, bootstrap.refusal_kind
         while len(self.roles.refused) > REFUSED_MAX:
             del self.roles.refused[next(iter(self.roles.refused))]
-        tell_refused(turn, bootstrap)
+        send_refused(turn, bootstrap)
 
-    def _succeed(self, turn: Turn) -> None:
+    def _lead_as_successor(self, turn: Turn) -> None:
         """Leads in the place of a silent leader, if it is this host's turn."""
         election = self.roles.follower.election
         if election.leader != turn.host or election.incarnation:

@@ -19,7 +19,7 @@ class RankGroup:
     told of them until the attempt has begun. `hosts` are those of all ranks, where known.
     """
 
-    word: str
+    token: str
     rank_count: int
     leader: str
     attempt: int = 0
@@ -34,7 +34,7 @@ class RankGroup:
     offers: dict[int, frozenset[int]] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)
-    told_ended: set[int] = field(default_factory=set)
+    notified_ended: set[int] = field(default_factory=set)
     hello: Channel = field(default_factory=Channel)
 
     @property

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 Runs = tuple[tuple[int, int], ...]
 """(first rank, number of ranks), ascending."""
 
-RUNS_TOLD_MAX = 10
+RUNS_NAMED_MAX = 10
 
 
 def runs_of(ranks: Iterable[int]) -> Runs:
@@ -45,10 +45,10 @@ def count_in(runs: Runs) -> int:
 def ranks_text(ranks: Collection[int]) -> str:
     """Ranks as a person writes them: `ranks 2, 5-7`."""
     runs = runs_of(ranks)
-    told = [
+    named = [
         str(first) if count == 1 else f"{first}-{first + count - 1}"
-        for first, count in runs[:RUNS_TOLD_MAX]
+        for first, count in runs[:RUNS_NAMED_MAX]
     ]
-    more = sum(count for _, count in runs[RUNS_TOLD_MAX:])
-    text = ", ".join(told) + (f" and {more} more" if more else "")
+    more = sum(count for _, count in runs[RUNS_NAMED_MAX:])
+    text = ", ".join(named) + (f" and {more} more" if more else "")
     return f"rank{'s' if len(ranks) > 1 else ''} {text}"

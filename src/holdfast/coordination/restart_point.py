@@ -17,7 +17,7 @@ from holdfast.format.names import CheckpointId
 
 
 @dataclass(slots=True)
-class _Stand:
+class _Availability:
     """Where one checkpoint stands."""
 
     part_count: int
@@ -38,14 +38,14 @@ def choose_checkpoint(states: Iterable[HostState], durable: DurableListed) -> Ch
     states = list(states)
     whole = {c for c in durable.committed if _counts(c, durable.limits)}
     whole -= {c for state in states for c in state.deleted}
-    whole |= {c for c, stand in _stands(states, durable).items() if stand.is_whole}
+    whole |= {c for c, a in _availabilities(states, durable).items() if a.is_whole}
     # Where a step stands on the timeline twice, the newest attempt's counts.
     return max(whole, key=lambda c: (c.step, c.attempt), default=None)
 
 
 def newest_begun(states: Iterable[HostState], durable: DurableListed) -> CheckpointId | None:
     """The newest on the timeline of which anything stands, be it whole or not."""
-    return max(_stands(states, durable), key=lambda c: (c.step, c.attempt), default=None)
+    return max(_availabilities(states, durable), key=lambda c: (c.step, c.attempt), default=None)
 
 
 def given_up(
@@ -70,10 +70,10 @@ def given_up(
         if held.status in COMPLETE_STATUSES
     }
     found = []
-    for checkpoint, stand in sorted(_stands(states, durable).items()):
+    for checkpoint, available in sorted(_availabilities(states, durable).items()):
         is_newer = origin is None or checkpoint > origin
-        if checkpoint in statuses and is_newer and not stand.is_whole:
-            missing = ranks_text(set(range(stand.part_count)) - stand.ranks)
+        if checkpoint in statuses and is_newer and not available.is_whole:
+            missing = ranks_text(set(range(available.part_count)) - available.ranks)
             reason = f"no host that has reported holds the parts of {missing}"
             if silent:
                 reason += f"; no report came from {', '.join(silent)}"
@@ -81,15 +81,17 @@ def given_up(
     return tuple(found)
 
 
-def _stands(states: Iterable[HostState], durable: DurableListed) -> dict[CheckpointId, _Stand]:
+def _availabilities(
+    states: Iterable[HostState], durable: DurableListed
+) -> dict[CheckpointId, _Availability]:
     states = list(states)
     deleted = {c for state in states for c in state.deleted}
-    stands: dict[CheckpointId, _Stand] = {}
+    found: dict[CheckpointId, _Availability] = {}
     for checkpoint, part_count, ranks in _found(states, durable):
         if _counts(checkpoint, durable.limits) and checkpoint not in deleted:
-            stand = stands.setdefault(checkpoint, _Stand(part_count))
-            stand.add_part(part_count, ranks)
-    return stands
+            one = found.setdefault(checkpoint, _Availability(part_count))
+            one.add_part(part_count, ranks)
+    return found
 
 
 def _found(

@@ -76,7 +76,7 @@ class TargetAgreement:
         if slot.step is None:
             slot.is_wanted = True
 
-    def give_up(self) -> None:
+    def withdraw(self) -> None:
         """Not all ranks are there: no target can be met. One that is agreed stands."""
         for slot in self._slots.values():
             if slot.step is not None and not slot.is_agreed:
@@ -85,10 +85,10 @@ class TargetAgreement:
 
     def recover(self, states: Iterable[tuple[str, TargetState]]) -> None:
         """Goes on with what a leader before this one had proposed, as all hosts tell it."""
-        told = list(states)
+        found = list(states)
         for kind, slot in self._slots.items():
-            steps = [state.step for _, state in told if state.kind is kind]
-            confirmed = [s.step for _, s in told if s.kind is kind and s.is_confirmed]
+            steps = [state.step for _, state in found if state.kind is kind]
+            confirmed = [s.step for _, s in found if s.kind is kind and s.is_confirmed]
             if not steps:
                 continue
             slot.step = confirmed[0] if confirmed else max(steps)
@@ -98,9 +98,9 @@ class TargetAgreement:
             self.is_changed = True
 
     def accept_states(
-        self, host: str, states: Iterable[TargetState], look: Callable[[], Ranks]
+        self, host: str, states: Iterable[TargetState], count_ranks: Callable[[], Ranks]
     ) -> None:
-        """Takes what a host made of the targets; `look` counts the hosts, which takes a while."""
+        """Apply what a host reports of the targets; `count_ranks` is costly."""
         for state in states:
             slot = self._slots[state.kind]
             if state.step != slot.step:
@@ -109,10 +109,10 @@ class TargetAgreement:
             if state.is_accepted is False and not slot.is_agreed:
                 shortfall = max(0, state.highest - state.step + 1)
                 self._margin = min(MARGIN_MAX, 2 * self._margin + shortfall)
-                ranks = look()
+                ranks = count_ranks()
                 self._propose(state.kind, Ranks(ranks.hosts, max(ranks.highest, state.highest)))
                 continue
-            hosts = look().hosts
+            hosts = count_ranks().hosts
             if state.is_accepted:
                 slot.accepted.add(host)
             if state.is_served:
@@ -124,14 +124,14 @@ class TargetAgreement:
                 slot.step, slot.is_agreed = None, False
                 self.is_changed = True
 
-    def propose(self, look: Callable[[], Ranks]) -> None:
+    def propose(self, count_ranks: Callable[[], Ranks]) -> None:
         """Proposes what is wanted; all ranks of the attempt live."""
         for kind, slot in self._slots.items():
             if not slot.is_wanted or slot.step is not None:
                 continue
             if kind is TargetKind.RAM and self.is_under_way(TargetKind.DURABLE):
                 continue
-            self._propose(kind, look())
+            self._propose(kind, count_ranks())
 
     def _propose(self, kind: TargetKind, ranks: Ranks) -> None:
         slot = self._slots[kind]
@@ -168,5 +168,5 @@ class TargetAgreement:
             self._met_count = 0
 
 
-def _has_all(told: set[str], hosts: frozenset[str]) -> bool:
-    return len(told) >= len(hosts) and told >= hosts
+def _has_all(found: set[str], hosts: frozenset[str]) -> bool:
+    return len(found) >= len(hosts) and found >= hosts

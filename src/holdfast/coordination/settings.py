@@ -41,7 +41,7 @@ LEASE_RENEW_SECS = 5.0
 LEASE_SECS = 30.0
 """The age at which a lease has run out: its host is taken for lost."""
 
-LEASE_LOOK_SECS = 1.0
+LEASE_READ_SECS = 1.0
 """How often a start reads a lease that it waits for."""
 
 HOSTS_A_HEARTBEAT = 200

@@ -84,13 +84,13 @@ def survey(leader: Leader, now_secs: float) -> Lead:
     table = leader.table
     seen = []
     for view in leader.views.values():
-        heard_at_secs = view.heard_at_secs
+        last_at_secs = view.last_report_at_secs
         seen.append(
             HostSeen(
                 host=view.host,
                 domain=table.domains.get(view.host, view.host),
-                ranks=runs_of(view.homes),
-                silent_secs=max(0.0, now_secs - heard_at_secs) if heard_at_secs else None,
+                ranks=runs_of(view.known_ranks),
+                silent_secs=max(0.0, now_secs - last_at_secs) if last_at_secs else None,
             )
         )
     counting = [e for e in table if not e.dropped and table.on_timeline(e.id)]

@@ -47,53 +47,53 @@ class TargetCells:
     @property
     def is_waiting(self) -> bool:
         """Whether ranks have still to come to a target."""
-        return any(not word.is_served for word in self._cells.values())
+        return any(not cell.is_served for cell in self._cells.values())
 
-    def obey(self, turn: Turn, targets: Sequence[TargetProposal]) -> None:
+    def apply_targets(self, turn: Turn, targets: Sequence[TargetProposal]) -> None:
         """Makes the words say what the leader wants."""
         wanted = {target.kind: target for target in targets}
         for kind in TargetKind:
-            target, word = wanted.get(kind), self._cells.get(kind)
+            target, cell = wanted.get(kind), self._cells.get(kind)
             if target is None:
-                if word is not None:
+                if cell is not None:
                     del self._cells[kind]
                     turn.act(ClearTarget(kind))
                 continue
-            if word is None or word.step != target.step:
-                word = self._cells[kind] = _Cell(target.step)
+            if cell is None or cell.step != target.step:
+                cell = self._cells[kind] = _Cell(target.step)
                 turn.act(SetTarget(kind, target.step))
-            if target.is_confirmed and not word.is_confirmed:
-                word.is_confirmed = True
+            if target.is_confirmed and not cell.is_confirmed:
+                cell.is_confirmed = True
                 if kind is TargetKind.PREEMPTION:
                     turn.act(ConfirmTarget(target.step))
 
     def written(self, item: TargetWritten) -> bool:
         """Takes the look after the writing; whether the target is accepted by it."""
-        word = self._cells.get(item.kind)
-        if word is None or word.step != item.step or word.is_accepted is not None:
+        cell = self._cells.get(item.kind)
+        if cell is None or cell.step != item.step or cell.is_accepted is not None:
             return False
-        word.is_accepted, word.highest = item.highest < item.step, item.highest
-        return word.is_accepted
+        cell.is_accepted, cell.highest = item.highest < item.step, item.highest
+        return cell.is_accepted
 
     def is_confirmed(self, kind: TargetKind) -> bool:
         """Whether all hosts have accepted the target of `kind`."""
-        word = self._cells.get(kind)
-        return word is not None and word.is_confirmed
+        cell = self._cells.get(kind)
+        return cell is not None and cell.is_confirmed
 
     def check_ranks(self, ranks: Collection[int], begun: Mapping[int, int], lowest: int) -> None:
         """Notes which targets every rank here has come to: it began its part, or is beyond."""
-        for word in self._cells.values():
+        for cell in self._cells.values():
             # Steps that were read before the word stood tell nothing of who will see it.
-            if not word.is_served and word.is_accepted is not None:
-                word.is_served = lowest > word.step or all(
-                    begun.get(rank, NO_STEP) >= word.step for rank in ranks
+            if not cell.is_served and cell.is_accepted is not None:
+                cell.is_served = lowest > cell.step or all(
+                    begun.get(rank, NO_STEP) >= cell.step for rank in ranks
                 )
 
     def states(self) -> tuple[TargetState, ...]:
         """What the leader is told."""
         return tuple(
             TargetState(
-                kind, word.step, word.is_accepted, word.highest, word.is_served, word.is_confirmed
+                kind, cell.step, cell.is_accepted, cell.highest, cell.is_served, cell.is_confirmed
             )
-            for kind, word in sorted(self._cells.items())
+            for kind, cell in sorted(self._cells.items())
         )
