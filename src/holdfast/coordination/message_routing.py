@@ -1,8 +1,8 @@
-"""What a host makes of a message: whose it is, and whether its sender is behind.
+"""Routing of messages to the roles of a host, and fencing by their attempts.
 
-Fencing comes first. A message of an older attempt is answered with the newer one, whoever sent it,
-except where its sender joins the newer attempt. One that knows of a newer attempt ends what is led
-here.
+A message is checked for its attempt before it is applied. A message of an older attempt is answered
+with `Newer`, whatever its sender, unless the sender joins the newer attempt. A message of a newer
+attempt ends the leadership of this host.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from holdfast.coordination.turn import Turn
 
 
 def receive(roles: HostRoles, turn: Turn, sender: str, message: AnyMessage) -> None:
-    """Takes one message."""
+    """Apply one message; messages of another run are ignored."""
     if message.run != roles.identity.run:
         return
     match message:
@@ -73,7 +73,7 @@ def _report(roles: HostRoles, turn: Turn, sender: str, report: Report) -> None:
         turn.send(sender, refused)
         return
     if report.is_hello:
-        # Its start is not here yet; it will say so again.
+        # Its trainers' start has not begun here yet; the sender repeats its report.
         return
     if report.attempt > follower.attempt:
         reason = f"{sender} knows of attempt {report.attempt}"
@@ -83,7 +83,7 @@ def _report(roles: HostRoles, turn: Turn, sender: str, report: Report) -> None:
     elif leader is not None:
         leader.accept_report(turn, sender, report)
     elif follower.election.incarnation:
-        # The sender took this host for a leader; who leads is known here.
+        # The sender follows this host, which does not lead; answer with the leader known here.
         follower.send_newer(turn, sender)
 
 
@@ -92,7 +92,8 @@ def _orders(roles: HostRoles, turn: Turn, sender: str, orders: Orders) -> None:
     is_other = leader is not None and sender != turn.host
     if leader is not None and is_other and orders.attempt == leader.leadership.attempt:
         if leader.leadership.is_first and orders.term > leader.term:
-            # A successor took this one for dead. The trainers' own host goes on leading.
+            # A successor did not get this leader's orders. Rank 0's host keeps the lead: the
+            # trainers and their policies are here.
             leader.outbid(orders.term)
             return
         if orders.term <= leader.term:
@@ -122,11 +123,11 @@ def _probe(roles: HostRoles, turn: Turn, sender: str, probe: Probe) -> None:
     is_other = group is not None and group.token != probe.group
     is_living = group is not None and is_other and group.is_living
     if is_living and leader is not None and leader.is_broken:
-        # Without all its ranks it cannot go on, so it does not stand in the way.
+        # Without all its ranks it cannot continue, so it does not block a new attempt.
         is_living = False
     attempt = roles.follower.attempt
     if roles.bootstrap is not None and roles.bootstrap.may_have(probe.attempt):
-        # The record that the other start has found is the one that this host is putting.
+        # The record that the other start has found is the one that this host's start is putting.
         is_living, attempt = True, probe.attempt
     alive = Alive(run=probe.run, attempt=attempt, group=probe.group, is_living=is_living)
     turn.send(sender, alive)
