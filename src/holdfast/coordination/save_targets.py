@@ -1,12 +1,11 @@
-"""The leader's targets: one step that all ranks will save, for each kind of wish.
+"""The leader's targets: for each kind, one step that all ranks will save.
 
-A target is proposed above all steps that were published as far as is known, and each host accepts
-it only if no rank there has come to it. Then it is agreed: every rank meets it. Where one host
-refuses, the target is proposed anew, further ahead. Ranks that have saved a target that came to
-nothing made parts that are dropped; nothing that was made of two steps can be put together, because
-parts are put together by step.
+A target is proposed above all known published steps. Each host accepts it only if none of its ranks
+has reached it. Once all hosts have accepted, it is agreed: every rank will save that step. If one
+host refuses, a later step is proposed. Ranks may already have saved a target that was refused;
+their parts are dropped. Parts of two steps are never combined, because parts are combined by step.
 
-A rank that is to stop at a target waits there until it is agreed, or another one is proposed.
+A rank that must stop at a target waits there until it is agreed, or another one is proposed.
 """
 
 from __future__ import annotations
@@ -19,12 +18,21 @@ from holdfast.coordination.settings import MARGIN_MAX
 
 FIRST_MARGIN = 1
 EASE_AFTER = 16
-"""So many targets are met in a row before a small margin is lowered by a step."""
+"""How many targets in a row must need less than half of a small margin before it is lowered."""
 
 
 @dataclass(slots=True)
 class _Slot:
-    """One kind's target. `step` is None where none is under way."""
+    """The target of one kind.
+
+    Attributes:
+        is_wanted: a target has been wished for and not been agreed yet.
+        step: the proposed or agreed step; None if none is under way.
+        basis: the highest step that was published when `step` was proposed.
+        highest: the highest step that a host reported since.
+        last_step: the last step that was proposed; later proposals are above it.
+        accepted, served: the hosts that have accepted the target, and whose ranks have reached it.
+    """
 
     is_wanted: bool = False
     step: int | None = None
@@ -38,14 +46,14 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """The hosts that have ranks, and the highest step that was published there, as far as known."""
+    """The hosts that have ranks, and the highest known step that was published there."""
 
     hosts: frozenset[str]
     highest: int
 
 
 class TargetAgreement:
-    """Proposes, counts what the hosts say, and proposes further ahead."""
+    """Proposes targets, counts the hosts' answers, and proposes again after a refusal."""
 
     def __init__(self) -> None:
         self._slots = {kind: _Slot() for kind in TargetKind}
@@ -54,7 +62,7 @@ class TargetAgreement:
         self.is_changed = False
 
     def targets(self) -> tuple[TargetProposal, ...]:
-        """What the words are to say."""
+        """Return the targets that the hosts have to write to their cells."""
         return tuple(
             TargetProposal(kind, slot.step, slot.is_agreed)
             for kind, slot in self._slots.items()
@@ -62,29 +70,29 @@ class TargetAgreement:
         )
 
     def agreed(self, kind: TargetKind) -> int | None:
-        """The target of `kind` that every host has accepted."""
+        """Return the target of `kind` that every host has accepted; None if there is none."""
         slot = self._slots[kind]
         return slot.step if slot.is_agreed else None
 
     def is_under_way(self, kind: TargetKind) -> bool:
-        """Whether a target of `kind` is proposed or agreed, and not yet reached by all ranks."""
+        """Return whether a target of `kind` is under way: not reached by all ranks yet."""
         return self._slots[kind].step is not None
 
     def wish(self, kind: TargetKind) -> None:
-        """Somebody wants a checkpoint."""
+        """Request a target of `kind`, unless one is under way."""
         slot = self._slots[kind]
         if slot.step is None:
             slot.is_wanted = True
 
     def withdraw(self) -> None:
-        """Not all ranks are there: no target can be met. One that is agreed stands."""
+        """Withdraw the targets that are not agreed: some ranks are missing, so none can be met."""
         for slot in self._slots.values():
             if slot.step is not None and not slot.is_agreed:
                 slot.step = None
                 self.is_changed = True
 
     def recover(self, states: Iterable[tuple[str, TargetState]]) -> None:
-        """Goes on with what a leader before this one had proposed, as all hosts tell it."""
+        """Adopt the targets of a previous leader from the states that all hosts report."""
         found = list(states)
         for kind, slot in self._slots.items():
             steps = [state.step for _, state in found if state.kind is kind]
@@ -125,7 +133,7 @@ class TargetAgreement:
                 self.is_changed = True
 
     def propose(self, count_ranks: Callable[[], Ranks]) -> None:
-        """Proposes what is wanted; all ranks of the attempt live."""
+        """Propose the targets that are wanted; all ranks of the attempt live."""
         for kind, slot in self._slots.items():
             if not slot.is_wanted or slot.step is not None:
                 continue
@@ -135,11 +143,12 @@ class TargetAgreement:
 
     def _propose(self, kind: TargetKind, ranks: Ranks) -> None:
         slot = self._slots[kind]
-        # Alone on one host, the steps are read anew at every proposal: nothing can be late.
+        # On a single host the published steps are read right before the proposal, so it needs no
+        # margin.
         margin = self._margin if len(ranks.hosts) > 1 else 0
         step = max(ranks.highest + 1 + margin, slot.last_step + 1)
         for other in self._slots.values():
-            # One checkpoint serves all that is wanted about now.
+            # Use the later step of another kind, so that one checkpoint serves both.
             if other is not slot and other.step is not None and other.step > step:
                 step = other.step
         slot.step = slot.last_step = step
@@ -156,7 +165,7 @@ class TargetAgreement:
         self.is_changed = True
 
     def _ease(self, used: int) -> None:
-        """Lowers the margin slowly: one that is too low costs parts that are saved for nothing."""
+        """Lower the margin slowly: too low a margin costs refused targets and useless saves."""
         if 2 * used >= self._margin:
             self._met_count = 0
             return
