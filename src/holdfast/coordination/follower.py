@@ -1,12 +1,12 @@
-"""A member: what every host does, the leader's too.
+"""The follower: the role of every host, the leader's included.
 
-It tells its leader all that stands here (`Report`), and does what the leader wants (`Orders`).
+It reports this host's whole state to its leader (`Report`) and applies the leader's `Orders`.
 
 Invariants:
-- Nothing that an older attempt wants is done once a newer one is known.
-- Between the report to an attempt that begins and its beginning, nothing is dropped: the new
-  attempt counts on what it was told.
-- A report that was not acknowledged is told again; where the leader is silent, to its successor.
+- Orders of an older attempt are ignored once a newer one is known.
+- From this host's report to a start until that attempt has begun, nothing is dropped: the new
+  attempt relies on the report.
+- A report that was not acknowledged is sent again; if the leader is silent, to the next successor.
 """
 
 from __future__ import annotations
@@ -55,11 +55,20 @@ from holdfast.coordination.turn import AgentIdentity, Channel, Turn
 from holdfast.format.names import STEP_MAX, CheckpointId
 
 POLL_SECS = 0.05
-"""How often the published steps are looked at while a target waits for ranks."""
+"""How often the published steps are read while a target waits for ranks."""
 
 
 class Follower:
-    """One host's part in a run."""
+    """The follower of one host; see the module's docstring.
+
+    Attributes:
+        attempt: the newest attempt known here; 0 if none is.
+        leadership: what a successor has to know to lead that attempt; None if unknown.
+        group: the trainers here that belong to the attempt; None if there are none.
+        election: the leader that this host follows.
+        inventory: the checkpoints of which this host holds parts.
+        cells: the target cells.
+    """
 
     def __init__(self, identity: AgentIdentity) -> None:
         self._identity = identity
@@ -68,7 +77,7 @@ class Follower:
         self.leadership: Leadership | None = None
         self.group: RankGroup | None = None
         self.waiting: dict[str, RankGroup] = {}
-        """Trainers here whose attempt has not begun, by their words, in the order of coming."""
+        """The trainers here whose attempt has not begun, by their tokens, in order of arrival."""
         self.election = Election(identity.settings)
         self.inventory = HostInventory(identity.settings)
         self.cells = TargetCells()
@@ -81,14 +90,15 @@ class Follower:
         self._is_changed = True
         self._settled = False
         self._deleted: dict[CheckpointId, bool] = {}
-        """What was removed here, and whether nobody holds it any more."""
+        """The checkpoints that were deleted here, and whether that was confirmed: no host has them.
+        """
         self.ended_attempt = 0
         """The newest attempt of which a rank has ended here."""
         self.start_waits_for = ""
-        """What the start on this host waits for; empty where there is none."""
+        """What the start on this host waits for; empty if there is none."""
 
     def adopt_state(self, turn: Turn, found: Found) -> None:
-        """Takes over from an agent before this one."""
+        """Adopt what a previous agent left on this host."""
         self.attempt = found.attempt
         self.group = found_group(found)
         self.ended_attempt = found.ended_attempt
@@ -105,7 +115,7 @@ class Follower:
 
     @property
     def begins_here(self) -> RankGroup | None:
-        """The first of those that want to begin whose attempt this host begins."""
+        """The first of the waiting groups whose attempt this host has to begin; None if none."""
         host = self._identity.host
         return next((group for group in self.waiting.values() if group.leader == host), None)
 
@@ -114,10 +124,10 @@ class Follower:
         """Whether, as far as its leader knows, no checkpoint needs this host's RAM any more."""
         return self._settled or len(self.inventory) == 0
 
-    # What happens here.
+    # Local events.
 
     def joined(self, turn: Turn, item: RankJoined) -> None:
-        """A trainer is attached; its group begins an attempt, or is in one already."""
+        """Add a trainer: to the present group, or to one whose attempt has not begun."""
         self._is_changed = True
         if self.group is not None and self.group.token == item.group:
             self.group.ranks.add(item.rank)
@@ -125,13 +135,13 @@ class Follower:
         for token in [token for token in self.waiting if item.takeover and token != item.group]:
             self._refuse(turn, token, "another start took its place", Refusal.BUSY)
         if item.group not in self.waiting:
-            # Others that want to begin are not in its way: two hosts may hear of two starts in
-            # different orders, and each would lose a rank. The attempt's record decides.
+            # Other waiting starts are not refused: two hosts may get two starts in different
+            # orders, and then each start would lose a rank. The attempt's record decides.
             self.waiting[item.group] = joined_group(item, turn.now_secs)
         self.waiting[item.group].ranks.add(item.rank)
 
     def left(self, item: RankLeft | RankLost) -> None:
-        """A trainer is gone; lost where it did not say so."""
+        """Remove a trainer that has detached or was lost."""
         self._is_changed = True
         if self.group is not None and self.group.token == item.group:
             self.ended_attempt = self.attempt
@@ -144,20 +154,20 @@ class Follower:
         self.waiting = {token: group for token, group in self.waiting.items() if group.ranks}
 
     def note_begun(self, item: PartBegun) -> None:
-        """A rank has read its target, and takes a checkpoint."""
+        """Note that a rank has read its target and begun a save."""
         if self.group is not None and item.id.attempt == self.group.attempt:
             self._is_changed = True
             begun = self.group.begun
             begun[item.rank] = max(begun.get(item.rank, NO_STEP), item.id.step)
 
     def offered(self, item: CopiesOffered) -> None:
-        """A rank here makes copies of others' parts."""
+        """Record the parts of other ranks that a rank here copies."""
         if self.group is not None:
             self._is_changed = True
             self.group.offers[item.rank] = item.parts
 
     def note_sealed(self, turn: Turn, item: PartSealed | PartAbandoned) -> None:
-        """A rank's part is whole, or will never be."""
+        """Note that a rank's part is whole, or could not be made."""
         self._is_changed = True
         group = self.group
         if group is None or item.id.attempt != group.attempt:
@@ -173,25 +183,25 @@ class Follower:
             self.inventory.note_abandoned(turn, item)
 
     def wished(self, kind: TargetKind) -> None:
-        """Somebody here wants a checkpoint."""
+        """Report a wish for a checkpoint until its target is accepted."""
         if self.group is not None and kind not in self._wishes:
             self._wishes.add(kind)
             self._is_changed = True
 
     def branch_wanted(self, item: BranchWanted) -> None:
-        """The ranks here went back; each of them says so."""
+        """Report that the ranks here went back to an older checkpoint; each rank gives this."""
         if self.group is not None and item.attempt == self.group.attempt:
             self._branch = BranchWish(item.attempt, item.origin)
             self._is_changed = True
 
     def target_written(self, item: TargetWritten) -> None:
-        """The word stands, and the steps were read after that."""
+        """Apply the steps that were read after a target cell was written."""
         self._is_changed = True
         if self.cells.written(item) and item.kind is not TargetKind.PREEMPTION:
             self._wishes.discard(item.kind)
 
     def deleted(self, turn: Turn, checkpoint: CheckpointId) -> None:
-        """Somebody here has removed it; the leader is told, and those that lead after it."""
+        """Report a checkpoint that was removed here, to this leader and to later ones."""
         is_gone = self._deleted.pop(checkpoint, False) or self.election.leader is None
         self._deleted[checkpoint] = is_gone
         while len(self._deleted) > DELETED_MAX:
@@ -201,11 +211,11 @@ class Follower:
             turn.act(DeleteConfirmed(checkpoint))
 
     def changed(self) -> None:
-        """What is held has changed."""
+        """Note that the state to report may have changed."""
         self._is_changed = True
 
     def leave(self, turn: Turn) -> None:
-        """Says that this host's RAM goes."""
+        """Notify the leader that this host's RAM is going away."""
         leader = self.election.leader
         if leader is not None:
             leaving = Leaving(
@@ -215,10 +225,10 @@ class Follower:
             )
             turn.send(leader, leaving)
 
-    # What others say.
+    # Messages of other hosts.
 
     def apply_orders(self, turn: Turn, sender: str, orders: Orders) -> None:
-        """Does what a leader wants, if it is the present one."""
+        """Apply a leader's orders if they are the newest; answer older ones with `Newer`."""
         if orders.attempt < self.attempt or (
             orders.attempt == self.attempt == self.election.attempt
             and orders.term < self.election.term
@@ -247,7 +257,7 @@ class Follower:
         self._is_changed = True
 
     def on_newer(self, turn: Turn, message: Newer) -> None:
-        """A newer attempt has begun, or a later term leads this one."""
+        """Follow a newer attempt, or a later term of the present one."""
         if message.attempt > self.attempt:
             reason = f"attempt {message.attempt} is led by {message.leader}"
             self.fence(turn, message.attempt, reason)
@@ -259,19 +269,22 @@ class Follower:
                 self._is_changed = True
 
     def on_refused(self, turn: Turn, message: Refused) -> None:
-        """The attempt that trainers here wanted does not begin."""
+        """Refuse the trainers here whose attempt does not begin."""
         if message.group in self.waiting:
             self._refuse(turn, message.group, message.reason, message.kind)
 
     def report_held(self, turn: Turn, starter: str) -> None:
-        """Tells a start what stands here; until it has begun, nothing is dropped."""
+        """Report to a start what this host holds, and drop nothing for `gather_secs`.
+
+        A start repeats its question until its attempt has begun, so the time is extended.
+        """
         self._frozen_until_secs = turn.now_secs + self._settings.gather_secs
         held = Channel()
         held.put(self._state(None, is_for_start=True))
         turn.send(starter, self._report(turn, held))
 
     def send_newer(self, turn: Turn, host: str) -> None:
-        """Tells somebody who is behind what is known here."""
+        """Send the newest attempt and its leader to a host that does not know them."""
         leader = self.election.leader
         if leader is not None and self.election.attempt == self.attempt and host != turn.host:
             newer = Newer(
@@ -282,10 +295,10 @@ class Follower:
             )
             turn.send(host, newer)
 
-    # By itself.
+    # Timed work.
 
     def run_due(self, turn: Turn) -> None:
-        """Looks at the words, begins what is due, and tells what has changed."""
+        """Check the target cells, begin what is due, and report what has changed."""
         now_secs = turn.now_secs
         for token, waiting in list(self.waiting.items()):
             if now_secs - waiting.since_secs >= self._settings.joining_secs:
@@ -302,7 +315,7 @@ class Follower:
         self._send_reports(turn)
 
     def next_at_secs(self, now_secs: float) -> float:
-        """When it has something to do by itself, if nothing happens before."""
+        """Return when `run_due` has work to do, if no input comes before."""
         times = [self.inventory.next_at_secs(now_secs)]
         if self.election.leader is not None:
             times.append(self._channel.due_at_secs(self._settings))
@@ -315,7 +328,7 @@ class Follower:
         return min(times)
 
     def _send_reports(self, turn: Turn) -> None:
-        """Reports to the leader, and to those of attempts that begin, what is new or due."""
+        """Report to the leader and to starts, if the state is new or the report is due."""
         targets = [(self.election.leader, self._channel, self.group)]
         targets += [(group.leader, group.hello, group) for group in self.waiting.values()]
         for host, channel, group in targets:
@@ -333,7 +346,7 @@ class Follower:
         self._is_changed = False
 
     def _is_ack_due(self, channel: Channel) -> bool:
-        """Whether the leader's last orders are to be acknowledged."""
+        """Return whether the leader's last orders have not been acknowledged yet."""
         if channel is not self._channel:
             return False
         followed = self.election.term, self.election.incarnation, self.election.ack
@@ -357,7 +370,7 @@ class Follower:
             term=election.term,
             leader_incarnation=election.incarnation,
             ack=election.ack,
-            # Those of trainers that are about to begin another attempt say nothing of it.
+            # The published steps belong to the present attempt, not to the one that will begin.
             published=NO_STEP if is_hello else turn.published.highest,
             is_hello=is_hello,
             state=channel.content,
@@ -402,26 +415,26 @@ class Follower:
         )
 
     def _late_text(self, waiting: RankGroup) -> str:
-        """Name what the trainers of `waiting` have waited for in vain."""
+        """Return what the trainers of `waiting` have waited for until the timeout."""
         awaited = f"host {waiting.leader}, where rank 0 is, has not begun it"
         if waiting.leader == self._identity.host and self.start_waits_for:
             awaited = self.start_waits_for
         return f"{awaited} within {self._settings.joining_secs:.0f} s"
 
     def _notify_ended(self, turn: Turn, orders: Orders) -> None:
-        """Tells the trainers here of ranks on other hosts that are gone."""
+        """Notify the trainers here of ranks on other hosts that have ended, each rank once."""
         group = self.group
         if group is None or group.token != orders.group:
             return
         for ended in orders.command.ended:
             new = [rank for rank in ranks_in(ended.ranks) if rank not in group.notified_ended]
-            # Of those on this host they heard at once.
+            # The ranks here were notified at once of those that ended on this host.
             if new and ended.host != self._identity.host:
                 group.notified_ended.update(new)
                 turn.act(RanksEnded(group.token, ended.host, tuple(new), ended.is_lost))
 
     def _learn_leadership(self, group: str, rank_count: int, origin: CheckpointId | None) -> None:
-        """Keeps what a successor has to know to lead in the leader's place."""
+        """Keep what a successor has to know to lead in the leader's place."""
         attempt = self.election.attempt
         limits = limits_after({}, attempt, origin, STEP_MAX)
         self.leadership = Leadership(
@@ -434,7 +447,7 @@ class Follower:
         )
 
     def _enter(self, turn: Turn, orders: Orders) -> None:
-        """A newer attempt has begun: of the trainers here, or of others."""
+        """Enter a newer attempt: of waiting trainers here, or of trainers on other hosts."""
         waiting = self.waiting.pop(orders.group, None)
         if waiting is not None:
             self.fence(turn, orders.attempt, "another start has taken its place")
@@ -453,9 +466,10 @@ class Follower:
             turn.act(AttemptJoined(orders.group, orders.attempt, orders.origin, orders.successors))
 
     def fence(self, turn: Turn, attempt: int, reason: str) -> None:
-        """A newer attempt has begun, of other trainers: those here must stop.
+        """Stop the trainers here: a newer attempt of other trainers has begun.
 
-        Who leads it is asked of those that led before, until it is known.
+        Its leader may be unknown. Until it is known, this host reports to the hosts that led
+        before, whose answers name it.
         """
         self.attempt = attempt
         self.election.follow(attempt, self.election.successors, 0, turn.now_secs)

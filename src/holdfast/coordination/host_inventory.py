@@ -101,7 +101,7 @@ class HostInventory:
         self._releasable: dict[CheckpointId, str] = {}
 
     def adopt_images(self, found: Found) -> None:
-        """Adopt the parts that a previous agent left in RAM; of too many, the newest checkpoints."""
+        """Adopt what a previous agent left in RAM, of the newest `HELD_MAX` checkpoints."""
         newest_first = sorted(found.ram, key=lambda c: (c.attempt, c.step), reverse=True)
         for checkpoint in newest_first[:HELD_MAX]:
             listed = found.ram[checkpoint]

@@ -61,7 +61,7 @@ class HostView:
         )
 
     def apply_report(self, report: Report, now_secs: float) -> None:
-        """Apply the report's numbers. A new incarnation has no orders yet, so its channel is new."""
+        """Apply the report's numbers; a new incarnation has received no orders yet."""
         if report.incarnation != self.incarnation:
             self.channel = Channel()
         self.incarnation, self.seq = report.incarnation, report.seq

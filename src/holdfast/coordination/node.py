@@ -1,8 +1,8 @@
-"""One host's machine: the member, and the leader where this host leads.
+"""One host's node: the state machine that coordinates the host with the run's other hosts.
 
-It does no I/O and waits for nothing. It is told a fact at a time, with the time and the steps that
-were published, and hands back what is to be done. `next_at_secs` tells when it wants a `Tick`
-though nothing happens. A run on one host is the same machine: its messages stay inside.
+The node does no I/O and never waits. `handle` takes one input at a time, with the time and the
+published steps, and returns the effects to carry out. `next_at_secs` returns when it needs a `Tick`
+if no other input comes before. A run on one host uses the same node; its messages stay inside.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from holdfast.coordination.turn import AgentIdentity, Turn
 from holdfast.format.names import CheckpointId
 
 INNER_MAX = 200
-"""The messages that the halves of one host exchange in one turn."""
+"""The most rounds of messages that the roles of one host exchange in one turn."""
 
 REFUSED_MAX = 8
+"""The refused starts that a node remembers, to answer reports of their hosts that come late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class HeldOutcome:
 
 
 class Node:
-    """The machine of one start of one host's agent. Owned by one thread."""
+    """The node of one start of one host's agent. Owned by one thread."""
 
     def __init__(self, identity: AgentIdentity) -> None:
         self.identity = identity
@@ -60,12 +61,15 @@ class Node:
         """Take one input.
 
         Args:
-            item: what happened; the first one of a start may be `Found`.
+            item: what happened; the first input of an agent is `Found` if it found anything.
             now_secs: seconds on a clock that never goes backwards.
-            published: the steps of the ranks that live here, read just now.
+            published: the steps of the ranks that live here, read just before.
 
         Returns:
-            What is to be done, in this order.
+            The effects to carry out, in this order.
+
+        Raises:
+            AssertionError: the roles of this host do not stop exchanging messages; a defect.
         """
         turn = Turn(self.identity.host, now_secs, published)
         self._take(turn, item)
@@ -76,10 +80,13 @@ class Node:
                 return turn.effects
             while turn.inner:
                 receive(self.roles, turn, self.identity.host, turn.inner.popleft())
-        raise AssertionError("the halves of one host do not come to rest")
+        raise AssertionError(
+            f"coordination on host {self.identity.host}: the roles still exchange messages after "
+            f"{INNER_MAX} rounds; this is a defect"
+        )
 
     def next_at_secs(self, now_secs: float) -> float:
-        """When a `Tick` is due, if nothing happens before; on the clock of `handle`."""
+        """Return when a `Tick` is due if no input comes before; on the clock of `handle`."""
         times = [self.roles.follower.next_at_secs(now_secs), self.lease.next_at_secs()]
         if self.roles.leader is not None:
             times.append(self.roles.leader.next_at_secs(now_secs))
@@ -112,7 +119,7 @@ class Node:
 
     @property
     def leadership(self) -> Leadership | None:
-        """What a successor has to know to lead the newest attempt; None where it is not known."""
+        """What a successor has to know to lead the newest attempt; None if it is unknown."""
         return self.roles.follower.leadership
 
     @property
@@ -245,7 +252,7 @@ class Node:
     def _entries(self) -> Iterable[CheckpointEntry]:
         return self.roles.leader.table if self.roles.leader is not None else ()
 
-    # How facts are taken.
+    # Inputs.
 
     def _take(self, turn: Turn, item: Input) -> None:
         follower = self.roles.follower
@@ -256,7 +263,7 @@ class Node:
                 follower.adopt_state(turn, item)
                 if follower.leadership is not None and item.leader == turn.host:
                     self.roles.leader = Leader(self.identity, follower.leadership, is_new=False)
-                    # The agent before this one may have left the lease.
+                    # The previous agent may have left the lease.
                     self.lease.held = item.attempt
             case inputs.RankJoined():
                 follower.joined(turn, item)
@@ -287,7 +294,7 @@ class Node:
                 self._take_outcome(turn, item)
 
     def _take_outcome(self, turn: Turn, item: Input) -> None:
-        """Takes what came of an effect on the stores."""
+        """Take the outcome of an effect on the stores."""
         inventory, leader, bootstrap = (
             self.roles.follower.inventory,
             self.roles.leader,
@@ -321,7 +328,8 @@ class Node:
                 if bootstrap is not None and bootstrap.awaits(item.asked):
                     bootstrap.attempt_begun(item)
                 else:
-                    # The start that asked for it is gone; the record fences all the same.
+                    # The start that requested the record no longer exists. The record fences older
+                    # attempts all the same, and its lease has to be released.
                     self.roles.fence(turn, attempt, f"attempt {attempt} has begun")
                     self.lease.held = self.lease.held or attempt
             case inputs.LeaseWritten():
@@ -340,7 +348,7 @@ class Node:
         if self.roles.bootstrap is not None:
             self.roles.bootstrap.listed_durable(item)
         if self.roles.leader is not None and item.newest_attempt > self.roles.follower.attempt:
-            # A start that goes on meanwhile is told by the record whether it is too late.
+            # A start that is under way here learns from its own put whether it is too late.
             self.roles.fence(turn, item.newest_attempt, f"attempt {item.newest_attempt} has begun")
         elif self.roles.leader is not None:
             self.roles.leader.listed(turn, item)
@@ -353,7 +361,7 @@ class Node:
         self._lead_as_successor(turn)
 
     def _start(self, turn: Turn) -> None:
-        """Begins what trainers want to begin: an attempt, or a branch of theirs."""
+        """Begin or continue a start: of trainers that wait here, or of a branch of the attempt."""
         follower, starting = self.roles.follower, self.roles.follower.begins_here
         if self.roles.bootstrap is not None and not self._is_wanted(self.roles.bootstrap):
             self.roles.bootstrap = None
@@ -377,7 +385,7 @@ class Node:
         follower.start_waits_for = ""
         if bootstrap is None:
             return
-        # A group that lost a rank, on whichever host, cannot go on and does not stand in the way.
+        # A group that lost a rank, on any host, cannot continue, so it does not block a start.
         is_broken = self.roles.leader is not None and self.roles.leader.is_broken
         bootstrap.run_due(turn, None if is_broken else follower.group)
         if bootstrap.leadership is not None:
@@ -430,7 +438,7 @@ class Node:
         send_refused(turn, bootstrap)
 
     def _lead_as_successor(self, turn: Turn) -> None:
-        """Leads in the place of a silent leader, if it is this host's turn."""
+        """Lead in the place of a silent leader, if the present term is this host's."""
         election = self.roles.follower.election
         if election.leader != turn.host or election.incarnation:
             return

@@ -45,7 +45,7 @@ LEASE_READ_SECS = 1.0
 """How often a start reads the lease whose expiry it waits for."""
 
 HOSTS_A_HEARTBEAT = 200
-"""Above that many hosts the heartbeat grows, so that a leader's messages per second stay bounded."""
+"""Above that many hosts the heartbeat grows, to bound a leader's messages per second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from holdfast.coordination.settings import Settings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentIdentity:
-    """The run, the host, and the start of the host's agent; `incarnation` grows with every start."""
+    """The run, the host, and the start of its agent; `incarnation` grows with every start."""
 
     run: str
     host: str
