@@ -257,11 +257,13 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     """All that a leader wants of one host.
 
     Attributes:
-        targets: what the words are to say; None: as they are (the leader does not know yet).
-        verdicts: on each checkpoint that the host said it holds.
+        targets: the targets to set; None: leave the cells as they are, because the leader does not
+            know the targets of the previous leader yet.
+        verdicts: on each checkpoint that the host has reported.
+        writes, pulls: the parts that the host has to make durable, and to copy.
         is_settled: no checkpoint is pending, and the newest complete one is committed.
-        gone: of what was removed on this host, that of which no host holds anything any more.
-        ended: ranks of the attempt that are gone, those of the hosts where that came first.
+        deleted_everywhere: the checkpoints deleted from this host of which no host holds anything.
+        ended: the ranks of the attempt that have ended, of the first hosts that lost any.
     """
 
     targets: tuple[TargetProposal, ...] | None = None

@@ -61,7 +61,7 @@ class Node:
         """Take one input.
 
         Args:
-            item: what happened; the first input of an agent is `Found` if it found anything.
+            item: what happened; the first input of an agent may be `Found`.
             now_secs: seconds on a clock that never goes backwards.
             published: the steps of the ranks that live here, read just before.
 
@@ -212,7 +212,7 @@ class Node:
 
     @property
     def has_copies(self) -> bool:
-        """Whether each part is to be held in several failure domains."""
+        """Whether each part is required in several failure domains."""
         return self.roles.leader is not None and self.roles.leader.table.required > 1
 
     def complete_ids(self) -> set[CheckpointId]:
