@@ -1,4 +1,4 @@
-"""Rules of the protocol, each broken on purpose: what the simulator has to notice."""
+"""Rules of the protocol, each broken on purpose; the simulator has to detect each breach."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def drop_all_but_the_newest_part(patch: Patch) -> None:
     patch(CheckpointTable, "verdict", hasty)
 
 
-def never_tell_again(patch: Patch) -> None:
+def never_send_again(patch: Patch) -> None:
     patch(Channel, "due_at_secs", lambda self, settings: float("inf"))
 
 
@@ -223,7 +223,7 @@ BREACHES: dict[str, Breach] = {
         agree_before_all_accept,
         recycle_once_complete,
         drop_all_but_the_newest_part,
-        never_tell_again,
+        never_send_again,
         obey_older_attempts,
         believe_overtaken_reports,
         obey_overtaken_orders,
