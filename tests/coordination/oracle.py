@@ -306,7 +306,7 @@ class Oracle:
             self.fail("I4", f"attempt {effect.attempt} from {effect.origin}, not from {expected}")
 
     def expected(self) -> CheckpointId | None:
-        """Return the newest that a start has to find: committed, or protected and not lost since."""
+        """Return the newest that a start must find: committed, or protected and not lost."""
         world = self.world
         found = [
             c
@@ -404,7 +404,7 @@ class Oracle:
             )
 
     def agent_lost(self, host: Host) -> None:
-        """Forget targets of a lost leader: the next one may agree on another step, except to stop."""
+        """Forget targets of a lost leader: the next one may agree on others, except to stop."""
         self.obligations = [
             o
             for o in self.obligations
@@ -436,7 +436,7 @@ class Oracle:
     # I10: every save ends.
 
     def check_saves(self) -> None:
-        """Check, in calm, that saves of living ranks end soon after all ranks reached their step."""
+        """Check, in calm, that saves of living ranks end soon after all reached their step."""
         world = self.world
         living = world.job.living if world.job is not None else []
         lowest = min((trainer.step for trainer in living), default=-1)
