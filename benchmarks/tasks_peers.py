@@ -17,7 +17,7 @@ from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.commit import parse_part
 from holdfast.engine.saving.part import PartPlan, write_part
 from holdfast.engine.saving.part_layouts import PartLayouts
-from holdfast.engine.transfer.fetch import pull_part
+from holdfast.engine.transfer.fetch import fetch_part
 from holdfast.format.layout import image_layout
 from holdfast.format.names import CHECKPOINTS, CheckpointId, image_key, part_key
 from holdfast.format.records import ArraySpec, CheckpointSpec
@@ -64,7 +64,7 @@ def _measure(port: int, plain_port: int, root: Path, count: int) -> dict[str, An
     # The first of each finds pages that nobody used yet, and does not count.
     for _ in range(count + 1):
         started = time.perf_counter()
-        pull_part(peer, own, part, PartLayouts(part.checkpoint.arrays))
+        fetch_part(peer, own, part, PartLayouts(part.checkpoint.arrays))
         pulled.append(time.perf_counter() - started)
         for stored in list(own.list(CHECKPOINTS)):
             own.delete(stored.key)

@@ -1,7 +1,8 @@
-"""The documentation's examples do what they say, as printed."""
+"""The pages of the documentation: examples run as printed, and links lead to what they name."""
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -9,13 +10,20 @@ from pathlib import Path
 
 import pytest
 
+import holdfast
 from tests.hosts import host
 
 ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "holdfast"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MARKED = re.compile(r"<!-- run -->\n```python\n(.*?)```", re.DOTALL)
 ANY = re.compile(r"```python\n(.*?)```", re.DOTALL)
-LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+BLOCK = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
+NAME = re.compile(r"`([A-Za-z_][\w.]*)`")
+DOTTED = re.compile(r"`([a-z_]+(?:\.\w+)+)")
+HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
+FILES = {".json", ".jsonl", ".md", ".png", ".py", ".safetensors", ".sock", ".toml"}
 EXAMPLES = [
     pytest.param(code, id=f"{page.name}-{number}")
     for page in PAGES
@@ -39,11 +47,99 @@ def test_an_example_runs_as_printed(code: str, tmp_path: Path) -> None:
     assert list((tmp_path / "runs").glob("*/checkpoints/*/manifest.json"))
 
 
+def _links(text: str) -> list[tuple[str, str, str]]:
+    """Return (text, path, anchor) of each link of a page to a place in this repository."""
+    found = []
+    for words, target in LINK.findall(BLOCK.sub("", text)):
+        path, _, anchor = target.partition("#")
+        if ":" not in path:
+            found.append((words, path, anchor))
+    return found
+
+
+def _anchors(text: str) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    found: set[str] = set()
+    for heading in HEADING.findall(BLOCK.sub("", text)):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        anchor = re.sub(r"[^\w\- ]", "", words.lower()).replace(" ", "-")
+        number, unique = 0, anchor
+        while unique in found:
+            number += 1
+            unique = f"{anchor}-{number}"
+        found.add(unique)
+    return found
+
+
+def _bad_links(page: Path, text: str) -> list[str]:
+    """Return the links of a page, whose text is `text`, that lead to no file or no heading."""
+    bad = []
+    for _, path, anchor in _links(text):
+        target = page.parent / path if path else page
+        if not target.exists():
+            bad.append(f"{path}: no such file")
+        elif anchor and target.suffix == ".md":
+            place = text if target == page else target.read_text()
+            if anchor not in _anchors(place):
+                bad.append(f"{path}#{anchor}: no such heading")
+    return bad
+
+
+def _names_in(source: str) -> set[str]:
+    """Return the names that a module defines: `function`, `Class`, `Class.method`."""
+    names = set()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+            names |= {f"{node.name}.{n.name}" for n in node.body if isinstance(n, functions)}
+    return names
+
+
+def _missing_names(page: Path, text: str) -> list[str]:
+    """Return the names that a page links to a module which does not define them."""
+    missing = []
+    for words, path, _ in _links(text):
+        name = NAME.fullmatch(words)
+        if path.endswith(".py") and name and not name[1].endswith(".py"):
+            target = page.parent / path
+            if target.exists() and name[1] not in _names_in(target.read_text()):
+                missing.append(f"{name[1]} in {path}")
+    return missing
+
+
+def _is_in_the_package(dotted: str) -> bool:
+    """Return whether `engine.saving.part`, `errors.HoldfastError`, … is a module or a name in one.
+
+    A name that begins with no folder or module of the package counts as another thing's. `manager`
+    is also the name that pages give to a `CheckpointManager`.
+    """
+    parts = dotted.removeprefix("holdfast.").split(".")
+    if not ((SOURCE / parts[0]).is_dir() or (SOURCE / f"{parts[0]}.py").is_file()):
+        return not dotted.startswith("holdfast.") or parts[0] in holdfast.__all__
+    place = SOURCE
+    while parts and (place / parts[0]).is_dir():
+        place /= parts.pop(0)
+    if parts and (place / f"{parts[0]}.py").is_file():
+        place /= f"{parts.pop(0)}.py"
+    if place == SOURCE / "manager" and parts:
+        manager = holdfast.CheckpointManager
+        return hasattr(manager, parts[0]) or parts[0] in manager.__annotations__
+    return not parts or (place.is_file() and ".".join(parts) in _names_in(place.read_text()))
+
+
+def _wrong_modules(text: str) -> list[str]:
+    """Return the dotted names of a page that are not in the package; names of files are none."""
+    found = DOTTED.findall(BLOCK.sub("", text))
+    return [d for d in found if Path(d).suffix not in FILES and not _is_in_the_package(d)]
+
+
 def test_the_first_example_repeats_nothing_when_it_is_run_again(tmp_path: Path) -> None:
     (code,) = MARKED.findall((ROOT / "README.md").read_text())
     (tmp_path / "example.py").write_text(code + "\nprint(start, float(state['w'][0]))\n")
     with host() as made:
-        told = []
+        printed = []
         for _ in range(2):
             done = subprocess.run(
                 [sys.executable, "-W", "error", "example.py"],
@@ -55,18 +151,49 @@ def test_the_first_example_repeats_nothing_when_it_is_run_again(tmp_path: Path) 
             )
             assert done.returncode == 0, done.stderr
             assert "closing after" not in done.stderr
-            told.append(done.stdout.split())
-    assert told == [["0", "200.0"], ["200", "200.0"]]
+            printed.append(done.stdout.split())
+    assert printed == [["0", "200.0"], ["200", "200.0"]]
 
 
 def test_every_example_in_python_is_run() -> None:
     for page in PAGES:
         text = page.read_text()
+        assert len(MARKED.findall(text)) == text.count("```python"), page
         assert MARKED.findall(text) == ANY.findall(text), page
-    assert len(EXAMPLES) >= 4
+    assert len(EXAMPLES) >= 9
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_link_leads_to_a_file(page: Path) -> None:
-    for target in LINK.findall(page.read_text()):
-        assert (page.parent / target).exists(), target
+def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    assert _bad_links(page, page.read_text()) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_name_that_links_to_a_module_is_defined_there(page: Path) -> None:
+    assert _missing_names(page, page.read_text()) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_module_that_a_page_names_is_there(page: Path) -> None:
+    assert _wrong_modules(page.read_text()) == []
+
+
+def test_a_module_that_is_not_there_is_found() -> None:
+    gone = ["engine.gone", "holdfast.gone", "manager.gone", "store.slots.Gone", "agent.gone.Gone"]
+    assert _wrong_modules("".join(f"`{name}` " for name in gone)) == gone
+    there = "`engine.saving.part` `manager.save(step)` `holdfast.errors.StorageError` `jax.gone`"
+    assert _wrong_modules(there) == []
+
+
+@pytest.mark.parametrize("link", ["[a](gone.md)", "[a](guide.md#gone)", "[a](#gone)"])
+def test_a_bad_link_is_found(link: str) -> None:
+    page = ROOT / "docs" / "hosts.md"
+    assert _bad_links(page, f"# Here\n{link}") != []
+    assert _bad_links(page, "# Here, now\n[a](#here-now) [b](guide.md#errors) [c](guide.md)") == []
+
+
+def test_a_name_that_a_module_does_not_define_is_found() -> None:
+    page = ROOT / "docs" / "contributing.md"
+    there = "[`RamTier`](../src/holdfast/job/options.py)"
+    gone = "[`RamTier.gone`](../src/holdfast/job/options.py)"
+    assert _missing_names(page, there + gone) == ["RamTier.gone in ../src/holdfast/job/options.py"]

@@ -1,4 +1,4 @@
-"""`benchmarks/gpu.py` where there is no GPU: it says so, and its code path works all the same."""
+"""`benchmarks/gpu.py` without a GPU: it reports that, and its code path works."""
 
 from __future__ import annotations
 

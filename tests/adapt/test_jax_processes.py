@@ -1,4 +1,4 @@
-"""What JAX tells of a job's processes."""
+"""The processes of a JAX job."""
 
 from __future__ import annotations
 

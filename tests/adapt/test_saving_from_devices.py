@@ -42,7 +42,7 @@ def saved(manager: holdfast.CheckpointManager, step: int, state: object) -> obje
 
 
 def wait_for_a_slot(manager: holdfast.CheckpointManager) -> None:
-    """Waits until a slot is ready for the next state; only looks, so that it disturbs nothing."""
+    """Wait until a slot is ready for the next state, by reading state only."""
     wait_until(lambda: manager._saver._slots._ready is not None)
 
 
@@ -53,7 +53,7 @@ def sharded(array: np.ndarray, *spec: str | None, shape: tuple[int, ...] = (4, 2
 
 def of_every_kind() -> dict[str, object]:
     rng = np.random.default_rng(7)
-    # XLA has no type for two of them, and of 8 bytes only where it is told to.
+    # XLA has no type for two of them, and of 8 bytes only if enabled.
     dtypes = [
         name
         for name in DTYPES
@@ -153,7 +153,7 @@ def test_a_failed_transfer_fails_its_save_and_the_next_one_works(
     for step in (2, 3):
         assert same(saved(manager, step, state), state)
     assert manager.all_steps() == [0, 2, 3]
-    assert caplog.text.count("leave their devices through NumPy") == 1
+    assert caplog.text.count("copied from their devices through NumPy") == 1
 
 
 def test_a_copy_that_runs_out_of_memory_after_save_fails_it_and_the_next_one_borrows(
@@ -189,7 +189,7 @@ def test_where_memory_cannot_be_registered_states_go_through_numpy_and_that_is_t
     for step in range(3):
         assert same(saved(manager, step, state), state)
     assert not device.copied_bytes
-    assert caplog.text.count("leave their devices through NumPy") == 1
+    assert caplog.text.count("copied from their devices through NumPy") == 1
     assert [e["tier"] for e in events(Path(manager._run.directory), "sealed")] == ["ram"] * 3
 
 

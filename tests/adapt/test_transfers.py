@@ -1,4 +1,4 @@
-"""Transfers: what is said of them is true, whatever the device does."""
+"""Transfers report their state correctly, whatever the device does."""
 
 from __future__ import annotations
 

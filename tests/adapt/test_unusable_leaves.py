@@ -58,7 +58,7 @@ def test_a_state_inside_a_traced_function_is_refused(look: Callable[[Any], Any])
 def test_a_donated_array_is_refused(
     look: Callable[[Any], Any], make: Callable[[], jax.Array]
 ) -> None:
-    # The second look finds the outline of the first.
+    # The second call finds the outline of the first.
     look({"a": jnp.ones(2), "w": make()})
     with pytest.raises(UnsupportedLeafError, match=r"save w: .*was deleted or donated"):
         look({"a": jnp.ones(2), "w": donated(make())})

@@ -1,4 +1,4 @@
-"""A world without chance faults, and waiting in it for what has to come about."""
+"""A world without random faults, and waits for expected results in it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""One host of the simulator: its RAM, words and processes, and the shell that carries out effects.
+"""One host of the simulator: its RAM, target cells and processes, and the shell for effects.
 
-The machine of an agent dies with the agent; RAM, words and the group's file stay, until the host
+The node of an agent ends with the agent. RAM, target cells and the group's file stay until the host
 itself is lost.
 """
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 NEVER = 1 << 62
 MESSAGES_MAX = 4
-"""The newest messages that wait in the sockets of an agent that is stopped."""
+"""The most messages that wait in the sockets of a stopped agent; the newest are kept."""
 TICK_SECS_MIN = 0.001
 
 
 @dataclass
 class GroupFile:
-    """What an agent leaves for the next one on its host."""
+    """The state that an agent leaves for the next one on its host."""
 
     group: str
     attempt: int
@@ -51,7 +51,7 @@ class Host:
     agent: Node | None = None
     life: int = 0
     is_halted: bool = False
-    """Its agent was stopped: what comes to it waits, messages not for long."""
+    """Its agent was stopped: inputs wait, messages only for a short time."""
     waiting: list[fa.Input] = field(default_factory=list)
     ram: dict[CheckpointId, dict[int, bool]] = field(default_factory=dict)
     counts: dict[CheckpointId, int] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Host:
     given_up: list[ef.GivenUp] = field(default_factory=list)
     awaited: list[ef.LeaseAwaited] = field(default_factory=list)
 
-    # The agent's life.
+    # The agent's life cycle.
 
     def start_agent(self) -> None:
         if self.agent is not None or not self.is_up:
@@ -90,14 +90,14 @@ class Host:
                 settings=world.settings,
             )
         )
-        self.tell(self._found())
+        self.submit(self._found())
         for trainer in list(self.trainers.values()):
             trainer.agent_returned()
         for checkpoint in sorted(self.deleting):
             self.delete(checkpoint)
 
     def pause(self) -> None:
-        """All processes of the host stand still; what is sent to them waits, or is lost."""
+        """Pause all processes of the host; their inputs wait, or are lost."""
         self.is_paused, self.paused_at = True, self.world.now
 
     def unpause(self) -> None:
@@ -106,7 +106,7 @@ class Host:
             self.world.oracle.was_lost(self)
         backlog, self.backlog = self.backlog, []
         for life, item in backlog:
-            self._tell_life(life, item)
+            self._submit_to_life(life, item)
 
     def kill_agent(self) -> None:
         self.world.oracle.agent_lost(self)
@@ -117,11 +117,11 @@ class Host:
         self.waiting.clear()
 
     def halt(self) -> None:
-        """Its agent's process is stopped (SIGSTOP); the trainers go on."""
+        """Stop the agent's process (SIGSTOP); the trainers continue."""
         self.is_halted = self.agent is not None
 
     def go_on(self) -> None:
-        """It goes on with what has come meanwhile; senders of messages gave up long ago."""
+        """Continue the agent with the inputs that waited; senders of older messages timed out."""
         if not self.is_halted:
             return
         self.is_halted = False
@@ -129,15 +129,15 @@ class Host:
         newest = [f for f in waiting if isinstance(f, fa.Received)][-MESSAGES_MAX:]
         for item in waiting:
             if not isinstance(item, fa.Received) or any(item is one for one in newest):
-                self.tell(item)
-        self.tell(fa.Tick())
+                self.submit(item)
+        self.submit(fa.Tick())
 
     def delete(self, checkpoint: CheckpointId) -> None:
-        """Somebody removes a checkpoint here; he asks again where the agent ends meanwhile."""
+        """Delete a checkpoint here; the caller repeats it if the agent ends meanwhile."""
         self.deleting.add(checkpoint)
         self.world.oracle.deleted(checkpoint)
         self._remove(checkpoint)
-        self.tell(fa.Deleted(checkpoint))
+        self.submit(fa.Deleted(checkpoint))
 
     def _remove(self, checkpoint: CheckpointId) -> None:
         self.world.storage.remove(checkpoint)
@@ -148,7 +148,7 @@ class Host:
         self.is_up = self.is_paused = False
         self.backlog.clear()
         for trainer in list(self.trainers.values()):
-            trainer.die(tell=False)
+            trainer.die(notify=False)
         self.trainers.clear()
         self.world.oracle.ram_lost(self)
         self.ram.clear()
@@ -193,7 +193,7 @@ class Host:
             ended_attempt=file.ended_attempt,
         )
 
-    # What the agent is told.
+    # The agent's inputs.
 
     def published(self) -> fa.Published:
         file, steps = self.file, []
@@ -204,8 +204,8 @@ class Host:
             return fa.Published()
         return fa.Published(max(steps), min(steps), self.save_cost_secs)
 
-    def tell(self, item: fa.Input) -> None:
-        """Tells the agent, if it lives, and does what it wants."""
+    def submit(self, item: fa.Input) -> None:
+        """Give an input to the agent, if it lives, and carry out its effects."""
         if self.agent is None:
             return
         if self.is_paused:
@@ -217,7 +217,7 @@ class Host:
         life = self.life
         wanted = self.agent.handle(item, self.world.now, self.published())
         for effect in wanted:
-            # An agent may die between any two deeds.
+            # An agent may die between any two effects.
             if self.life != life:
                 return
             self.do(effect)
@@ -225,23 +225,23 @@ class Host:
             if self.agent is not None and self.agent.wants_preserved and not self.is_asking:
                 self.is_asking = True
                 self.world.at(self.world.rng.random() * 0.1, self._ask_policy)
-            self.world.oracle.looked(self)
+            self.world.oracle.check_turn(self)
             self._arm()
 
     def _ask_policy(self) -> None:
-        """The RAM tier's policy is rank 0's, which tells it when it has come back to its agent."""
+        """Evaluate the RAM tier's policy, which the agent gets when rank 0 has attached again."""
         self.is_asking = False
         if self.agent is not None and self.agent.wants_preserved and self.trainers:
             kept = {c for c in self.agent.once_complete_ids() if c.step in self.kept_steps}
-            self.tell(fa.Preserved(frozenset(kept)))
+            self.submit(fa.Preserved(frozenset(kept)))
 
     def later(self, secs: float, item: fa.Input) -> None:
-        """Tells the agent of now after a while, if it lives then."""
-        self.world.at(secs, self._tell_life, self.life, item)
+        """Give an input to the present agent later, if it still lives."""
+        self.world.at(secs, self._submit_to_life, self.life, item)
 
-    def _tell_life(self, life: int, item: fa.Input) -> None:
+    def _submit_to_life(self, life: int, item: fa.Input) -> None:
         if life == self.life:
-            self.tell(item)
+            self.submit(item)
 
     def _arm(self) -> None:
         assert self.agent is not None
@@ -253,9 +253,9 @@ class Host:
     def _tick(self, life: int, at: float) -> None:
         if life == self.life and self.armed_at == at:
             self.armed_at = math.inf
-            self.tell(fa.Tick())
+            self.submit(fa.Tick())
 
-    # What it wants.
+    # The agent's effects.
 
     def do(self, effect: ef.Effect) -> None:
         world, rng = self.world, self.world.rng
@@ -264,7 +264,7 @@ class Host:
                 world.network.send(self.name, effect.host, effect.message)
             case ef.SetTarget():
                 self.cells[effect.kind] = effect.step
-                world.at(rng.random() * 0.002, self._look, self.life, effect)
+                world.at(rng.random() * 0.002, self._read_steps, self.life, effect)
             case ef.ConfirmTarget():
                 self.confirmed = effect.step
             case ef.ClearTarget():
@@ -289,7 +289,7 @@ class Host:
                 if effect.id in self.deleting:
                     self.deleting.discard(effect.id)
                     self._remove(effect.id)
-                    world.oracle.gone(effect.id)
+                    world.oracle.delete_confirmed(effect.id)
             case ef.ListDurable():
                 world.at(world.storage_secs(), self._list, self.life)
             case ef.BeginAttempt():
@@ -328,7 +328,7 @@ class Host:
                     if trainer.group == effect.group:
                         trainer.attempt_joined(effect.attempt, effect.origin)
             case ef.ReportOutcome():
-                self.world.oracle.told(self, effect)
+                self.world.oracle.notified(self, effect)
                 for trainer in list(self.trainers.values()):
                     trainer.notified(effect)
             case ef.GroupRefused():
@@ -349,11 +349,11 @@ class Host:
         for what in [w for w in self.busy if w.startswith(kind)]:
             self.busy.discard(what)
 
-    def _look(self, life: int, effect: ef.SetTarget) -> None:
+    def _read_steps(self, life: int, effect: ef.SetTarget) -> None:
         if life == self.life:
-            self.tell(fa.TargetWritten(effect.kind, effect.step, self.published().highest))
+            self.submit(fa.TargetWritten(effect.kind, effect.step, self.published().highest))
 
-    # Storage: what is checked and what is put are two requests, with time between them.
+    # Storage: the check and the put are two requests, with time between them.
 
     def _check_fence(self, life: int, effect: ef.Persist | ef.Commit) -> None:
         world = self.world
@@ -373,10 +373,10 @@ class Host:
         is_commit = isinstance(effect, ef.Commit)
         self._release(is_commit)
         failed = fa.CommitFailed if is_commit else fa.WriteFailed
-        self.tell(failed(effect.id, reason, newer))
+        self.submit(failed(effect.id, reason, newer))
 
     def _put(self, life: int, effect: ef.Persist | ef.Commit) -> None:
-        """A request that was sent arrives, though its agent may be dead by now."""
+        """Carry out a request that was sent, even if its agent is dead by now."""
         world, storage = self.world, self.world.storage
         item: fa.Input
         if isinstance(effect, ef.Persist):
@@ -401,19 +401,19 @@ class Host:
             self._storage_failed(life, effect, "no answer", 0)
         elif life == self.life:
             self._release(isinstance(effect, ef.Commit))
-            self.tell(item)
+            self.submit(item)
 
     def _list(self, life: int) -> None:
         if life != self.life:
             return
         world = self.world
         if world.rng.random() < world.storage_failures:
-            self.tell(fa.ListingFailed("no answer"))
+            self.submit(fa.ListingFailed("no answer"))
         else:
-            self.tell(world.storage.listing())
+            self.submit(world.storage.listing())
 
     def _write_lease(self, life: int, effect: ef.RenewLease | ef.ReleaseLease) -> None:
-        """A request that was sent arrives, though its agent may be dead by now."""
+        """Carry out a request that was sent, even if its agent is dead by now."""
         world = self.world
         if world.rng.random() >= world.storage_failures:
             if isinstance(effect, ef.RenewLease):
@@ -423,16 +423,18 @@ class Host:
                 world.storage.leases.pop(effect.attempt, None)
         if life == self.life:
             self.busy.discard("lease")
-            self.tell(fa.LeaseWritten(effect.attempt))
+            self.submit(fa.LeaseWritten(effect.attempt))
 
     def _read_lease(self, life: int, effect: ef.ReadLease) -> None:
         world = self.world
         if life != self.life:
             return
         if world.rng.random() < world.storage_failures:
-            self.tell(fa.LeaseNotRead(effect.attempt, "no answer"))
+            self.submit(fa.LeaseNotRead(effect.attempt, "no answer"))
         else:
-            self.tell(fa.LeaseRead(effect.attempt, world.storage.lease(effect.attempt, world.now)))
+            self.submit(
+                fa.LeaseRead(effect.attempt, world.storage.lease(effect.attempt, world.now))
+            )
 
     def _begin(self, life: int, effect: ef.BeginAttempt) -> None:
         world = self.world
@@ -441,11 +443,11 @@ class Host:
         if world.rng.random() < world.storage_failures:
             if world.rng.random() < 0.5:
                 self._put_attempt(effect)
-            self.tell(fa.BeginFailed(effect, "no answer"))
+            self.submit(fa.BeginFailed(effect, "no answer"))
         elif self._put_attempt(effect):
             self.later(world.answer_secs, fa.AttemptBegun(effect))
         else:
-            self.tell(fa.AttemptTaken(effect))
+            self.submit(fa.AttemptTaken(effect))
 
     def _put_attempt(self, effect: ef.BeginAttempt) -> bool:
         oracle = self.world.oracle
@@ -470,17 +472,17 @@ class Host:
             and world.rng.random() >= world.pull_failures
         )
         if not is_there:
-            self.tell(fa.PullFailed(effect.id, effect.rank))
+            self.submit(fa.PullFailed(effect.id, effect.rank))
             return
         self.hold(effect.id, effect.rank, effect.part_count, is_own=False)
-        self.tell(fa.ReplicaSealed(effect.id, effect.rank, effect.part_count))
+        self.submit(fa.ReplicaSealed(effect.id, effect.rank, effect.part_count))
 
     def hold(self, checkpoint: CheckpointId, rank: int, count: int, *, is_own: bool) -> None:
-        """A part stands in this host's RAM."""
+        """Add a part to this host's RAM."""
         self.ram.setdefault(checkpoint, {})[rank] = is_own
         self.counts[checkpoint] = count
-        self.world.oracle.stands(self, checkpoint, rank, count)
+        self.world.oracle.part_held(self, checkpoint, rank, count)
 
     def receive(self, sender: str, message: AnyMessage) -> None:
         if self.agent is not None and not self.is_paused:
-            self.tell(fa.Received(sender, message))
+            self.submit(fa.Received(sender, message))

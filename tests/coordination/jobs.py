@@ -1,4 +1,4 @@
-"""Jobs of the simulator: the trainers that were started together, and who starts them again."""
+"""Jobs of the simulator: the trainers of one start, and their launcher."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.coordination import inputs as fa
 from holdfast.coordination.messages import TargetKind
-from holdfast.coordination.survivability import Lead, check_lead, standings, survey
+from holdfast.coordination.survivability import Lead, check_lead, standings
 from holdfast.format.names import CheckpointId
 from tests.coordination.trainer import Trainer
 
@@ -27,7 +27,7 @@ class Job:
     """One start of the training."""
 
     world: World
-    word: str
+    token: str
     leader: str
     rank_count: int
     window: int
@@ -60,7 +60,7 @@ class Job:
         return is_going and all(t.attempt for t in self.trainers)
 
     def may_step(self, trainer: Trainer) -> bool:
-        """Whether the ranks that it has to wait for have come far enough."""
+        """Return whether the ranks that `trainer` has to wait for have come far enough."""
         if self.steps is not None and trainer.step + 1 >= self.steps:
             return False
         if self.world.now >= self.looked_at + LOOK_SECS or self.rank_count < MANY_RANKS:
@@ -72,7 +72,7 @@ class Job:
                 if not t.is_attached or t.is_stopped or t.waits_since is not None
             ]
         halted = self.halted
-        # A rank that is gone, or waits, takes no part in the next collective.
+        # A rank that has ended, or waits, takes no part in the next collective.
         if halted and trainer.step + 1 - min(halted) > self.window - 1:
             return False
         return trainer.step + 1 - self.lowest <= self.window
@@ -87,7 +87,7 @@ class Job:
             self.finish()
 
     def finish(self) -> None:
-        """All ranks wait until what they saved is durable, then leave in good order."""
+        """Let all ranks wait until their saves are durable, then detach."""
         self.is_finishing = True
         self.finish_at = self.world.now + CLOSE_SECS
         for trainer in self.trainers:
@@ -107,10 +107,10 @@ class Job:
         self.world.job_over(self)
 
     def rewind(self, origin: CheckpointId) -> None:
-        """The ranks go back to an earlier checkpoint; each of them says so."""
+        """Let all ranks go back to an earlier checkpoint; each of them reports it."""
         self.is_rewind = True
         for trainer in self.living:
-            trainer.host.tell(fa.BranchWanted(trainer.attempt, origin))
+            trainer.host.submit(fa.BranchWanted(trainer.attempt, origin))
 
     def kill(self) -> None:
         self.is_broken = True
@@ -118,34 +118,35 @@ class Job:
             trainer.die()
 
     def poll(self) -> None:
-        """The leader's agent asks the policy, which wants a checkpoint every so often."""
+        """Evaluate the policy on the leader's agent; it wants a checkpoint at each interval."""
         world = self.world
         if self.is_broken or self.is_over or self.interval_secs <= 0:
             return
         host = world.hosts[self.leader]
         agent = host.agent
-        leader = agent.leader if agent is not None else None
+        leader = agent.roles.leader if agent is not None else None
         if (
             agent is not None
             and leader is not None
-            and leader.leadership.group == self.word
+            and leader.leadership.group == self.token
             and not agent.is_target_under_way(self.kind)
             and not agent.is_saving
         ):
-            host.tell(fa.Wish(self.kind))
+            host.submit(fa.Wish(self.kind))
         world.at(self.interval_secs, self.poll)
 
 
 def survives(world: World, leader: str) -> tuple[CheckpointId, int | None] | None:
-    """The newest checkpoint and the losses that it survives, as found from what all hosts tell."""
+    """Return the newest checkpoint and the losses that it survives, from all hosts' statuses."""
     agent = world.hosts[leader].agent
     assert agent is not None
-    assert agent.leader is not None
-    data = msgspec.json.encode(survey(agent.leader, world.now))
-    told = msgspec.json.decode(data, type=Lead)
-    check_lead(told)
+    found = agent.survey(world.now)
+    assert found is not None
+    data = msgspec.json.encode(found)
+    decoded = msgspec.json.decode(data, type=Lead)
+    check_lead(decoded)
     agents = {name: host.agent for name, host in world.hosts.items() if host.agent is not None}
-    holds = {name: agent.follower.inventory.states() for name, agent in agents.items()}
-    whole = standings(told, holds, {name: world.hosts[name].domain for name in agents})
+    holds = {name: agent.held() for name, agent in agents.items()}
+    whole = standings(decoded, holds, {name: world.hosts[name].domain for name in agents})
     newest = next(iter(whole), None)
     return (CheckpointId(newest.step, newest.attempt), newest.survives) if newest else None

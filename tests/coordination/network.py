@@ -1,4 +1,4 @@
-"""The network of the simulator: it delays, drops, repeats and reorders, and is cut for a while."""
+"""The network of the simulator: it delays, drops, repeats, reorders, and is partitioned."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.coordination.messages import AnyMessage, decode_message, encode_me
 
 @dataclass
 class Faults:
-    """How bad it is now; all zero is a network that only takes its time."""
+    """The present rates of faults; if all are zero, the network only delays."""
 
     drop: float = 0.0
     repeat: float = 0.0
@@ -21,7 +21,7 @@ class Faults:
 
 @dataclass
 class Network:
-    """Carries messages. `cut` has the pairs of hosts that do not reach each other now."""
+    """Carries messages. `cut` has the pairs of hosts that cannot reach each other now."""
 
     rng: random.Random
     at: Callable[..., None]

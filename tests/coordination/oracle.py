@@ -1,7 +1,7 @@
-"""The oracle: what was promised, judged from what truly happened and not from what machines think.
+"""The oracle: checks the invariants against what happened, not against what the nodes report.
 
-It sees every part that comes to stand somewhere, every loss, and every deed, and knows nothing of
-how the machines decide.
+It observes every part that is held, every loss and every operation, and does not use the logic by
+which the nodes decide.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 IN_FLIGHT_A_HOST_MAX = 400
 SAVE_SECS = 60.0
-"""A save ends within this time in calm, once all ranks have come to its step."""
-LOOK_AT_SAVES_SECS = 5.0
+"""The bound for a save to end in calm, once all ranks have reached its step."""
+CHECK_SAVES_SECS = 5.0
 
 
 class BrokenPromiseError(AssertionError):
-    """A promise was broken; the message tells which."""
+    """An invariant was broken; the message names it."""
 
 
 def age(checkpoint: CheckpointId) -> tuple[int, int]:
@@ -36,10 +36,10 @@ def age(checkpoint: CheckpointId) -> tuple[int, int]:
 
 @dataclass
 class Truth:
-    """What truly became of one checkpoint.
+    """The true state of one checkpoint.
 
-    `ever`: for each rank the domains in which its part ever stood; `written`: the ranks whose parts
-    were ever durable, though a delete that the leader has not heard of may have removed them.
+    `ever`: for each rank, the domains that ever held its part. `written`: the ranks whose parts
+    were ever durable; a delete that the leader does not know yet may have removed them.
     """
 
     part_count: int
@@ -50,13 +50,13 @@ class Truth:
     was_protected: bool = False
     protected_at: float | None = None
     is_abandoned: bool = False
-    told: set[CheckpointStatus] = field(default_factory=set)
+    notified: set[CheckpointStatus] = field(default_factory=set)
     is_due: bool = False
 
 
 @dataclass
 class Obligation:
-    """All ranks of a job are to save this step."""
+    """A step that all ranks of a job have to save."""
 
     job: Job
     attempt: int
@@ -85,17 +85,17 @@ class Oracle:
     def count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
 
-    # What stands where.
+    # Parts and their holders.
 
-    def stands(self, host: Host, checkpoint: CheckpointId, rank: int, count: int) -> None:
+    def part_held(self, host: Host, checkpoint: CheckpointId, rank: int, count: int) -> None:
         truth = self.truths.get(checkpoint)
         if truth is None:
             required = self.required.get(checkpoint.attempt, self.world.settings.copies)
             truth = self.truths[checkpoint] = Truth(count, required)
         truth.ever.setdefault(rank, set()).add(host.domain)
-        self._look(checkpoint, truth)
+        self._update(checkpoint, truth)
 
-    def _look(self, checkpoint: CheckpointId, truth: Truth) -> None:
+    def _update(self, checkpoint: CheckpointId, truth: Truth) -> None:
         truth.written.update(self.world.storage.parts.get(checkpoint, {}))
         if len(truth.ever.keys() | truth.written) == truth.part_count:
             truth.was_complete = True
@@ -109,24 +109,24 @@ class Oracle:
     def written(self, checkpoint: CheckpointId) -> None:
         truth = self.truths.get(checkpoint)
         if truth is not None:
-            self._look(checkpoint, truth)
+            self._update(checkpoint, truth)
 
     def is_protected_now(self, checkpoint: CheckpointId) -> bool:
         truth = self.truths[checkpoint]
         durable = self.world.storage.parts.get(checkpoint, {})
-        standing = self.standing(checkpoint)
+        held = self.domains_by_rank(checkpoint)
         return all(
-            rank in durable or len(standing.get(rank, ())) >= truth.required
+            rank in durable or len(held.get(rank, ())) >= truth.required
             for rank in range(truth.part_count)
         )
 
     def is_copied_now(self, checkpoint: CheckpointId) -> bool:
         truth = self.truths[checkpoint]
-        standing = self.standing(checkpoint)
-        return all(len(standing.get(r, ())) >= truth.required for r in range(truth.part_count))
+        held = self.domains_by_rank(checkpoint)
+        return all(len(held.get(r, ())) >= truth.required for r in range(truth.part_count))
 
-    def standing(self, checkpoint: CheckpointId) -> dict[int, set[str]]:
-        """For each rank the domains in which its part stands now."""
+    def domains_by_rank(self, checkpoint: CheckpointId) -> dict[int, set[str]]:
+        """Return, for each rank, the domains that hold its part now."""
         found: dict[int, set[str]] = {}
         for host in self.world.hosts.values():
             for rank in host.ram.get(checkpoint, ()):
@@ -140,7 +140,7 @@ class Oracle:
         truth = self.truths.get(checkpoint)
         if truth is None:
             return False
-        ranks = set(self.standing(checkpoint)) | set(storage.parts.get(checkpoint, ()))
+        ranks = set(self.domains_by_rank(checkpoint)) | set(storage.parts.get(checkpoint, ()))
         return len(ranks) == truth.part_count
 
     def ram_lost(self, host: Host) -> None:
@@ -153,7 +153,7 @@ class Oracle:
         if checkpoint in self.truths:
             self.truths[checkpoint].is_abandoned = True
 
-    # I9: what somebody deletes.
+    # I9: deletes.
 
     def deleted(self, checkpoint: CheckpointId) -> None:
         self.abandoned(checkpoint)
@@ -164,19 +164,19 @@ class Oracle:
         return checkpoint in self.are_deleted
 
     def is_overtaken(self, checkpoint: CheckpointId) -> bool:
-        """Whether it was given up for a newer one that was deleted after that."""
+        """Return whether it was dropped for a newer one that was deleted after that."""
         return any(
             age(c) > age(checkpoint) and self.truths[c].was_protected
             for c in self.are_deleted
             if c in self.truths
         )
 
-    def gone(self, checkpoint: CheckpointId) -> None:
-        """Whoever deleted it is told that it is gone; in calm all hosts of the attempt are heard.
+    def delete_confirmed(self, checkpoint: CheckpointId) -> None:
+        """Check a delete that was confirmed; in calm all hosts of the attempt have reported.
 
-        A host that had no part in the attempt may not have been heard of yet.
+        A host that had no rank in the attempt may not have reported yet.
         """
-        self.count("gone")
+        self.count("deletes confirmed")
         if not self.world.is_calm:
             return
         self.are_deleted[checkpoint] = True
@@ -184,20 +184,23 @@ class Oracle:
         hosts = {t.host.name: t.host for t in job.living} if job is not None else {}
         holders = [name for name, host in hosts.items() if checkpoint in host.ram]
         if holders or checkpoint in self.world.storage.manifests:
-            self.fail("I9", f"{checkpoint} is called gone; it stands on {holders}, or is committed")
+            self.fail(
+                "I9",
+                f"{checkpoint} is confirmed as deleted; it is held by {holders}, or is committed",
+            )
 
     # I1, I2: commits.
 
     def commit_wanted(self, host: Host, effect: ef.Commit) -> None:
         if self.is_deleted(effect.id):
-            # It was removed a moment ago; the store looks again.
+            # It was removed a moment ago; the store checks again.
             return
         parts = self.world.storage.parts.get(effect.id, {})
         if set(parts) != set(range(effect.part_count)):
             missing = sorted(set(range(effect.part_count)) - set(parts))
             self.fail("I1", f"{host.name} commits {effect.id} without the parts of {missing}")
         if host.agent is not None and host.agent.attempt > effect.id.attempt:
-            known = host.agent.leader
+            known = host.agent.roles.leader
             if known is None or not known.table.on_timeline(effect.id):
                 self.fail("I2", f"{host.name} knows a newer attempt and commits {effect.id}")
 
@@ -237,8 +240,10 @@ class Oracle:
             if age(c) > age(checkpoint) and t.was_protected and c.attempt >= checkpoint.attempt
         ]
         if not newer and checkpoint.attempt == world.storage.newest:
-            self.fail("I3", f"{host.name} drops {checkpoint} ({effect.reason}), none newer stands")
-        is_over = checkpoint in world.storage.manifests or truth.told & {
+            self.fail(
+                "I3", f"{host.name} drops {checkpoint} ({effect.reason}), no newer one exists"
+            )
+        is_over = checkpoint in world.storage.manifests or truth.notified & {
             CheckpointStatus.FAILED,
             CheckpointStatus.DROPPED,
             CheckpointStatus.COMMITTED,
@@ -247,7 +252,7 @@ class Oracle:
             self.fail("I3", f"{host.name} drops {checkpoint}, which is not durable yet")
         origin, hosts, group = self.relied_on.get(world.storage.newest, (None, frozenset(), ""))
         job = world.jobs.get(group)
-        # Of a start that died between its record and its first word nobody knows.
+        # No host knows of a start that died between its record and its first message.
         is_orphan = job is None or job.is_broken or bool(job.refused)
         if checkpoint == origin and host.name in hosts and not is_orphan:
             has_newer = any(
@@ -257,35 +262,37 @@ class Oracle:
             if not has_newer:
                 self.fail("I2", f"{host.name} drops {checkpoint}, the newest attempt's origin")
 
-    def told(self, host: Host, effect: ef.ReportOutcome) -> None:
+    def notified(self, host: Host, effect: ef.ReportOutcome) -> None:
         truth = self.truths.get(effect.id)
         if truth is not None:
-            truth.told.add(effect.status)
-        self.count(f"told {effect.status}")
+            truth.notified.add(effect.status)
+        self.count(f"notified {effect.status}")
         is_there = effect.id in self.world.storage.manifests or self.is_deleted(effect.id)
         if effect.status is CheckpointStatus.COMMITTED and not is_there:
-            self.fail("I1", f"{effect.id} is told to be committed, and is not")
+            self.fail("I1", f"{effect.id} is reported as committed, and is not")
 
     def reached(self, host: Host, effect: ef.Reached) -> None:
         self.count(effect.status)
         truth = self.truths.get(effect.id)
         if self.is_deleted(effect.id):
-            # What its hosts told of it may have been removed since.
+            # The parts that its hosts reported may have been removed since.
             return
         if effect.status in (CheckpointStatus.COMPLETE, CheckpointStatus.PROTECTED):
             if truth is None or not truth.was_complete:
-                self.fail("I1", f"{effect.id} is called {effect.status}; parts never stood")
+                self.fail(
+                    "I1", f"{effect.id} is called {effect.status}; not all parts ever existed"
+                )
             elif effect.status is CheckpointStatus.PROTECTED and not truth.was_protected:
-                leader = host.agent.leader if host.agent is not None else None
+                leader = host.agent.roles.leader if host.agent is not None else None
                 if leader is None or leader.leadership.attempt != effect.id.attempt:
-                    # Another attempt, of fewer hosts, asks for fewer copies.
+                    # Another attempt, of fewer hosts, requires fewer copies.
                     return
                 self.fail("I3", f"{effect.id} is called protected; it never was")
 
-    # I4: what an attempt goes on from.
+    # I4: the checkpoint that an attempt continues from.
 
     def beginning(self, host: Host, effect: ef.BeginAttempt) -> None:
-        """Judged before the record is put, on the timeline until then."""
+        """Check before the record is put, on the timeline until then."""
         if effect.attempt in self.world.storage.attempts or not self.world.is_calm:
             return
         expected = self.expected()
@@ -299,7 +306,7 @@ class Oracle:
             self.fail("I4", f"attempt {effect.attempt} from {effect.origin}, not from {expected}")
 
     def expected(self) -> CheckpointId | None:
-        """The newest that has to be found: committed, or protected and not lost too often since."""
+        """Return the newest that a start must find: committed, or protected and not lost."""
         world = self.world
         found = [
             c
@@ -327,16 +334,16 @@ class Oracle:
             self.fail("I4", f"attempt {effect.attempt} begins from {effect.origin}, not whole")
         agent = host.agent
         assert agent is not None
-        if agent.bootstrap is not None:
+        if agent.roles.bootstrap is not None:
             hosts = frozenset(
                 h
-                for h, report in agent.bootstrap.hellos.items()
+                for h, report in agent.roles.bootstrap.hellos.items()
                 if any(held.id == effect.origin for held in report.state.held)
             )
             self.relied_on[effect.attempt] = effect.origin, hosts, effect.group
 
     def given_up(self, effect: ef.GivenUp) -> None:
-        """What is named as given up had been whole, and is not."""
+        """Check that a checkpoint that is reported as lost had been complete."""
         self.count("given up")
         truth = self.truths.get(effect.id)
         if truth is None or not truth.was_complete:
@@ -354,13 +361,13 @@ class Oracle:
 
     # I5, I7: targets.
 
-    def looked(self, host: Host) -> None:
-        """After each turn of a machine: what it has agreed, and how much it holds."""
+    def check_turn(self, host: Host) -> None:
+        """Check a node after each turn: its agreed targets, and its bounds."""
         agent = host.agent
         if agent is None:
             return
         self._bounds(host)
-        leader = agent.leader
+        leader = agent.roles.leader
         if leader is None or not leader.leadership.is_first:
             return
         for kind in TargetKind:
@@ -375,12 +382,12 @@ class Oracle:
             job = self.world.jobs[leader.leadership.group]
             self.obligations.append(Obligation(job, leader.leadership.attempt, step, kind))
             for trainer in job.living:
-                # A rank that has just published may still be about to read.
+                # A rank that has just published may not have read the cells yet.
                 if trainer.step > step:
                     self._check(self.obligations[-1], trainer)
 
     def read(self, trainer: Trainer, step: int) -> None:
-        """A rank has read its words at `step`, and begun its part if it was due."""
+        """Check a rank that has read the cells at `step`, and begun its part if it was due."""
         for obligation in self.obligations:
             if obligation.job is trainer.job and step >= obligation.step:
                 self._check(obligation, trainer)
@@ -397,7 +404,7 @@ class Oracle:
             )
 
     def agent_lost(self, host: Host) -> None:
-        """A leader that comes after it may agree on another step, but for one to stop at."""
+        """Forget targets of a lost leader: the next one may agree on others, except to stop."""
         self.obligations = [
             o
             for o in self.obligations
@@ -405,9 +412,9 @@ class Oracle:
         ]
 
     def was_lost(self, host: Host) -> None:
-        """A host stood still for so long that its leader counted on its ranks no more.
+        """Forget targets of a host that was paused until its leader counted its ranks as lost.
 
-        A target that they have not reached is taken back then, and the checkpoint is dropped.
+        A target that they have not reached is withdrawn then, and the checkpoint is dropped.
         """
         self.obligations = [
             o
@@ -428,8 +435,8 @@ class Oracle:
 
     # I10: every save ends.
 
-    def look_at_saves(self) -> None:
-        """In calm: a save of a living rank ends soon after all ranks have come to its step."""
+    def check_saves(self) -> None:
+        """Check, in calm, that saves of living ranks end soon after all reached their step."""
         world = self.world
         living = world.job.living if world.job is not None else []
         lowest = min((trainer.step for trainer in living), default=-1)
@@ -444,22 +451,25 @@ class Oracle:
                         f"rank {trainer.rank} of {trainer.group} has accepted {checkpoint} "
                         f"{world.now - accepted_at:.0f} s ago and is not notified of its end",
                     )
-        world.at(LOOK_AT_SAVES_SECS, self.look_at_saves)
+        world.at(CHECK_SAVES_SECS, self.check_saves)
 
     def begin_calm(self) -> None:
-        """Faults have stopped: from now on saves end in bounded time."""
-        self.look_at_saves()
+        """Start the checks of saves: faults have stopped, so saves end in bounded time."""
+        self.check_saves()
 
     # I8: bounds.
 
     def _bounds(self, host: Host) -> None:
         agent, world = host.agent, self.world
         assert agent is not None
-        if len(agent.follower.inventory) > HELD_MAX:
-            self.fail("I8", f"{host.name} holds {len(agent.follower.inventory)} checkpoints")
-        if agent.follower.inventory.under_way > PULLS_MAX + 1:
-            self.fail("I8", f"{host.name} has {agent.follower.inventory.under_way} deeds under way")
-        if agent.leader is not None and agent.leader.ledger_size > 2 * HELD_MAX:
-            self.fail("I8", f"{host.name} cares for {agent.leader.ledger_size} checkpoints")
+        if len(agent.roles.follower.inventory) > HELD_MAX:
+            self.fail("I8", f"{host.name} holds {len(agent.roles.follower.inventory)} checkpoints")
+        if agent.roles.follower.inventory.under_way > PULLS_MAX + 1:
+            self.fail(
+                "I8",
+                f"{host.name} has {agent.roles.follower.inventory.under_way} operations under way",
+            )
+        if agent.roles.leader is not None and agent.roles.leader.checkpoint_count > 2 * HELD_MAX:
+            self.fail("I8", f"{host.name} tracks {agent.roles.leader.checkpoint_count} checkpoints")
         if world.network.in_flight > IN_FLIGHT_A_HOST_MAX * len(world.hosts):
             self.fail("I8", f"{world.network.in_flight} messages are in flight")

@@ -1,4 +1,4 @@
-"""Rules of the protocol, each broken on purpose: what the simulator has to notice."""
+"""Rules of the protocol, each broken on purpose; the simulator has to detect each breach."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def accept_without_looking(patch: Patch) -> None:
 
 
 def agree_before_all_accept(patch: Patch) -> None:
-    patch(save_targets, "_has_all", lambda told, hosts: bool(told))
+    patch(save_targets, "_has_all", lambda found, hosts: bool(found))
 
 
 def recycle_once_complete(patch: Patch) -> None:
@@ -55,20 +55,20 @@ def drop_all_but_the_newest_part(patch: Patch) -> None:
     patch(CheckpointTable, "verdict", hasty)
 
 
-def never_tell_again(patch: Patch) -> None:
+def never_send_again(patch: Patch) -> None:
     patch(Channel, "due_at_secs", lambda self, settings: float("inf"))
 
 
 def obey_older_attempts(patch: Patch) -> None:
-    ordered = Follower.ordered
+    apply_orders = Follower.apply_orders
 
     def gullible(self: Follower, turn: Any, sender: str, orders: Any) -> None:
         if orders.attempt < self.attempt:
-            self.inventory.obey(turn, orders.command)
+            self.inventory.apply_command(turn, orders.command)
         else:
-            ordered(self, turn, sender, orders)
+            apply_orders(self, turn, sender, orders)
 
-    patch(Follower, "ordered", gullible)
+    patch(Follower, "apply_orders", gullible)
 
 
 def believe_overtaken_reports(patch: Patch) -> None:
@@ -76,13 +76,13 @@ def believe_overtaken_reports(patch: Patch) -> None:
 
 
 def obey_overtaken_orders(patch: Patch) -> None:
-    def takes(self: Election, orders: Any, now_secs: float) -> bool:
+    def accepts(self: Election, orders: Any, now_secs: float) -> bool:
         self.attempt, self.successors = orders.attempt, orders.successors
         self.term, self.incarnation, self.seq = orders.term, orders.incarnation, orders.seq
-        self.ack, self.heard_at_secs = orders.version, now_secs
+        self.ack, self.last_orders_at_secs = orders.version, now_secs
         return True
 
-    patch(Election, "takes", takes)
+    patch(Election, "accepts", accepts)
 
 
 def commit_without_the_last_part(patch: Patch) -> None:
@@ -180,7 +180,7 @@ def never_pull(patch: Patch) -> None:
 
 
 def call_deleted_what_hosts_still_hold(patch: Patch) -> None:
-    patch(Leader, "_gone", lambda self, view: view.state.deleted if view.state else ())
+    patch(Leader, "_confirmed_deletes", lambda self, view: view.state.deleted if view.state else ())
 
 
 def forget_what_was_deleted(patch: Patch) -> None:
@@ -192,21 +192,21 @@ def forget_what_was_deleted(patch: Patch) -> None:
 
 def join_without_a_record(patch: Patch) -> None:
     def begin(self: Bootstrap, turn: Any) -> None:
-        self._reign(self.listed.newest_attempt + 1 if self.listed else 1)
+        self._begin_leading(self.listed.newest_attempt + 1 if self.listed else 1)
 
     patch(Bootstrap, "_begin", begin)
 
 
 def stop_before_it_is_agreed(patch: Patch) -> None:
-    obey = TargetCells.obey
+    apply = TargetCells.apply_targets
 
     def eager(self: TargetCells, turn: Any, wanted: Any) -> None:
         eager_ones = [
             type(t)(t.kind, t.step, True) if t.kind is TargetKind.PREEMPTION else t for t in wanted
         ]
-        obey(self, turn, eager_ones)
+        apply(self, turn, eager_ones)
 
-    patch(TargetCells, "obey", eager)
+    patch(TargetCells, "apply_targets", eager)
 
 
 def forget_what_failed(patch: Patch) -> None:
@@ -223,7 +223,7 @@ BREACHES: dict[str, Breach] = {
         agree_before_all_accept,
         recycle_once_complete,
         drop_all_but_the_newest_part,
-        never_tell_again,
+        never_send_again,
         obey_older_attempts,
         believe_overtaken_reports,
         obey_overtaken_orders,

@@ -1,10 +1,10 @@
-"""Schedules: a seed makes a world, breaks it for a while, lets it calm down, and looks at it.
+"""Schedules: from a seed, a world with faults for a while, then calm, then checks.
 
-A schedule has three ages. In the first everything fails by chance. Then faults stop, and what was
-promised for then has to come about within a bounded time: a wish leads to a commit, a preemption
-stops all ranks at one step, everything becomes durable, queues are empty. Last, as many failure
-domains as may be lost are lost with all trainers, and the next start has to find the newest
-protected checkpoint; one of the hosts that are left may be heard late by it.
+A schedule has three phases. In the first, everything fails at random. Then faults stop, and the
+liveness invariants have to hold within a bounded time: a wish leads to a commit, a preemption stops
+all ranks at one step, everything becomes durable, queues are empty. Last, as many failure domains
+as may be lost are lost with all trainers, and the next start has to find the newest protected
+checkpoint; the report of one of the hosts left may reach it late.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HALTING = 0.3
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a schedule came to, for the figures."""
+    """The results of a schedule, for the figures."""
 
     counts: dict[str, int]
     events: int
@@ -34,7 +34,7 @@ class Outcome:
 
 
 def draw_shape(rng: random.Random, host_count: int | None = None) -> Shape:
-    """A world of 2 to 16 hosts, small ones more often."""
+    """Return a world of 2 to 16 hosts, small ones more often."""
     hosts = host_count or min(16, 2 + int(rng.expovariate(0.25)))
     return Shape(
         host_count=hosts,
@@ -56,19 +56,19 @@ class Schedule:
 
     def __init__(self, seed: int, host_count: int | None = None) -> None:
         self.rng = random.Random(f"schedule {seed}")
-        # Of its own, so that what was drawn before there were halts stays the same.
+        # A generator of its own, so that the seeds of older faults keep their schedules.
         self.halts = random.Random(f"halts {seed}")
-        # Drawn apart, so that a schedule's other faults stay as they are.
+        # A generator of its own, so that a schedule's other faults stay as they are.
         self.start_rng = random.Random(f"starts {seed}")
         shape = draw_shape(self.rng, host_count)
         self.world = World(seed, shape, Settings(copies=shape.copies))
         self.world.network.is_on_wire = seed % 10 == 0
 
     def run(self) -> Outcome:
-        """Runs it through.
+        """Run all phases.
 
         Raises:
-            BrokenPromiseError: a promise was broken.
+            BrokenPromiseError: an invariant was broken.
         """
         world = self.world
         for host in world.hosts.values():
@@ -128,7 +128,7 @@ class Schedule:
         world.run(STORM_SECS)
 
     def _halt(self) -> None:
-        """One agent's process is stopped for a while, and goes on."""
+        """Stop one agent's process for a while."""
         host = self.world.hosts[self.halts.choice(list(self.world.hosts))]
         self.world.oracle.count("halts")
         host.halt()
@@ -169,7 +169,7 @@ class Schedule:
             self.rng.choice(job.living).die()
 
     def _kill_all_after_save(self) -> None:
-        """All trainers die, and the leader's agent with them."""
+        """Kill all trainers, and the leader's agent."""
         job = self.world.job
         if job is None or not job.living:
             return
@@ -179,7 +179,7 @@ class Schedule:
             self.world.at(self.rng.random() * 20, self._restart_agent, job.leader)
 
     def _cut(self) -> None:
-        """Cuts the hosts in two, or one way only, for a while."""
+        """Partition the hosts for a while, in both directions or in one."""
         world, rng = self.world, self.rng
         names = list(world.hosts)
         rng.shuffle(names)
@@ -192,7 +192,7 @@ class Schedule:
         world.at(rng.choice([0.5, 3.0, 12.0, 25.0]), self._heal, pairs)
 
     def _start_without_a_host(self) -> None:
-        """All trainers die, and while they are started again a host is cut off from the others."""
+        """Kill all trainers, and cut a host off while they are started again."""
         world, rng = self.world, self.start_rng
         if world.job is not None:
             world.job.kill()
@@ -204,7 +204,7 @@ class Schedule:
         self._heal(pairs)
 
     def _cut_off(self, name: str) -> set[tuple[str, str]]:
-        """Cuts one host off from all others; returns the pairs to heal."""
+        """Cut one host off from all others; return the pairs to heal."""
         world = self.world
         others = [other for other in world.hosts if other != name]
         pairs = {(name, other) for other in others} | {(other, name) for other in others}
@@ -213,7 +213,7 @@ class Schedule:
         return pairs
 
     def _pause(self) -> None:
-        """A host stands still for a while, its agent and its trainers."""
+        """Pause a host for a while, its agent and its trainers."""
         world, rng = self.world, self.start_rng
         host = world.hosts[rng.choice(list(world.hosts))]
         if host.is_up:
@@ -252,7 +252,7 @@ class Schedule:
             job.rewind(self.rng.choice(choices))
 
     def _delete(self) -> None:
-        """A rank on any host removes a checkpoint that it sees, an old or a new one."""
+        """Let a rank on any host delete a checkpoint that it sees, an old or a new one."""
         world = self.world
         seen = sorted(c for c in world.oracle.truths if world.oracle.is_whole_now(c))
         job = world.job
@@ -260,7 +260,7 @@ class Schedule:
             self.rng.choice(job.living).host.delete(self.rng.choice(seen))
 
     def _rival(self) -> None:
-        """Somebody starts the same run once more."""
+        """Start the same run once more."""
         world, rng = self.world, self.rng
         up = world.up_hosts()
         if world.job is None or not up:
@@ -270,11 +270,11 @@ class Schedule:
         world.oracle.count("rivals")
         rival = world.start_job(up[: rng.randint(1, len(up))], takeover=rng.random() < 0.4)
         if rng.random() < 0.5:
-            # Whoever loses is not started again.
+            # The start that loses is not repeated.
             world.job = before
             world.at(25.0, rival.kill)
 
-    # What has to come about.
+    # Check the liveness invariants.
 
     def _calm_down(self) -> None:
         world = self.world
@@ -292,7 +292,7 @@ class Schedule:
                 host.reboot()
             host.go_on()
             host.start_agent()
-        # What was sent in the storm arrives, and what was claimed in it runs out.
+        # Messages that were sent in the storm arrive, and leases expire.
         for job in world.jobs.values():
             if job is not world.job:
                 job.kill()
@@ -302,7 +302,7 @@ class Schedule:
         if world.job is None or world.job.is_broken or world.job.is_over:
             return
         if any(t.attempt == 0 for t in world.job.trainers):
-            # It was refused or waits for an attempt that never came: the launcher ends it.
+            # It was refused, or waits for an attempt that never began: the launcher ends it.
             world.run(world.now + 70.0, lambda: world.job is not None and world.job.is_running)
 
     def _all_comes_about(self) -> None:
@@ -314,7 +314,7 @@ class Schedule:
         assert job is not None
         before = oracle.commits
         while oracle.commits == before:
-            # A job that was told to stop in the storm may do so now; the next one is asked again.
+            # A job that got a notice in the storm may stop now; the next one gets another notice.
             job = world.job
             world.wish(rng.choice(job.living).host.name, TargetKind.DURABLE)
             world.run(
@@ -351,12 +351,12 @@ class Schedule:
         return job is not None and job.is_running and bool(job.living)
 
     def _is_deleted(self) -> bool:
-        """Whether all deletes of the job's hosts are done; others may not know who leads."""
+        """Return whether all deletes of the job's hosts are done; others may know no leader."""
         job = self.world.job
         return job is not None and not any(trainer.host.deleting for trainer in job.living)
 
     def _is_copied(self) -> bool:
-        """Whether a checkpoint of the present attempt stands in as many domains as it should."""
+        """Return whether a checkpoint of the present attempt is in enough domains."""
         job, oracle = self.world.job, self.world.oracle
         assert job is not None
         attempt = job.trainers[0].attempt
@@ -377,9 +377,9 @@ class Schedule:
             agent = world.hosts[name].agent
             if agent is None or not agent.is_settled:
                 return f"{name} is not settled"
-            if agent.follower.inventory.under_way:
+            if agent.roles.follower.inventory.under_way:
                 return f"{name} has deeds under way"
-            if agent.leader is not None and agent.leader.table.open_entries():
+            if agent.roles.leader is not None and agent.roles.leader.table.open_entries():
                 return f"{name} waits for parts of ranks that are gone"
         newest = [
             c
@@ -396,7 +396,7 @@ class Schedule:
         return ""
 
     def _last_start_finds_it(self) -> None:
-        """As many domains as may be are lost at once; the next start goes on all the same."""
+        """Lose as many domains as may be lost at once, and start again."""
         world, rng = self.world, self.rng
         world.restarts = True
         world.start_job(world.up_hosts())
@@ -404,7 +404,7 @@ class Schedule:
             world.oracle.fail("I6", "the last job but one does not start")
         world.run(world.now + 2 + rng.random() * 6)
         world.restarts = False
-        # A host that has kept its RAM may be heard late, and storage may not have what it holds.
+        # A report of a host that kept its RAM may come late, and storage may lack its parts.
         is_late = self.start_rng.random() < 0.5
         world.are_writes_refused = is_late
         for job in world.jobs.values():
@@ -428,4 +428,4 @@ class Schedule:
         world.at(self.start_rng.choice([5.0, 20.0, 60.0]), self._start_late, pairs)
         if not world.run(world.now + CALM_SECS, self._is_running):
             world.oracle.fail("I6", "the last job does not start")
-        world.hosts[world.up_hosts()[0]].tell(fa.Tick())
+        world.hosts[world.up_hosts()[0]].submit(fa.Tick())

@@ -15,7 +15,7 @@ EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 @dataclass
 class Storage:
-    """What is durable. `manifests` tells for each commit the number of its parts."""
+    """The durable objects. `manifests` has the number of parts of each commit."""
 
     attempts: dict[int, AttemptRecord] = field(default_factory=dict)
     parts: dict[CheckpointId, dict[int, tuple[int, int, int]]] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Storage:
         return True
 
     def lease(self, attempt: int, now: float) -> LeaseSeen | None:
-        """The attempt's lease, with its age by this storage's clock."""
+        """Return the attempt's lease, with its age by this storage's clock."""
         if attempt not in self.leases:
             return None
         host, stamp, written_at = self.leases[attempt]
@@ -66,7 +66,7 @@ class Storage:
         return len(self.parts.get(checkpoint, ())) == self.part_counts[checkpoint]
 
     def forbids(self, checkpoint: CheckpointId) -> int:
-        """The attempt that fences `checkpoint`, as `check_not_fenced` tells; else 0."""
+        """Return the attempt that fences `checkpoint`, as `check_not_fenced` does; else 0."""
         if self.newest == checkpoint.attempt or self.on_timeline(checkpoint):
             return 0
         return self.newest

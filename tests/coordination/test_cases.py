@@ -1,4 +1,4 @@
-"""What the protocol promises, one case at a time, in a world without chance faults."""
+"""The invariants of the protocol, one case at a time, in a world without random faults."""
 
 from __future__ import annotations
 
@@ -140,12 +140,12 @@ def test_all_ranks_are_told_of_one_that_ends_on_any_host(
     told = [world.hosts[name] for name in ("h0000", "h0001", "h0003")]
     assert world.run(world.now + TOLD_SECS, lambda: all(one.ended for one in told))
     for one in told:
-        assert one.ended[0] == (job.word, trainer.rank, host.name)
+        assert one.ended[0] == (job.token, trainer.rank, host.name)
 
 
 def test_a_broken_group_does_not_stand_in_the_way() -> None:
     world = make(3)
-    # Nobody ends the others.
+    # No launcher ends the other ranks.
     world.zombies = 1.0
     first = running(world)
     first.trainers[2].die()
@@ -187,7 +187,7 @@ def test_what_waits_for_storage_on_an_abandoned_branch_is_given_up_and_holds_not
     job.rewind(origin)
     until(world, lambda: all(t.attempt == 2 for t in job.trainers))
     assert left not in world.storage.manifests
-    # Nothing more is saved that would overtake it.
+    # No later checkpoint replaces it.
     until(world, lambda: not any(left in host.ram for host in world.hosts.values()))
     assert world.oracle.truths[left].told - {CheckpointStatus.PROTECTED} == {
         CheckpointStatus.DROPPED
@@ -276,7 +276,7 @@ def test_the_ram_of_an_agent_that_leaves_counts_no_more_and_is_copied_anew() -> 
     (checkpoint,) = {c for t in job.trainers for c in t.begun}
     assert survives(world, job.leader) == (checkpoint, 1)
     world.storage_slow_secs, world.pull_failures = 1000.0, 1.0
-    world.hosts["h0002"].tell(fa.LeaveWanted())
+    world.hosts["h0002"].submit(fa.LeaveWanted())
     world.hosts["h0002"].kill_agent()
     world.run(world.now + 0.5)
     assert survives(world, job.leader) == (checkpoint, 0)
@@ -343,12 +343,12 @@ def test_no_attempt_begins_from_what_a_host_has_deleted() -> None:
         world.wish(job.leader, TargetKind.DURABLE)
         until(world, lambda n=count: world.oracle.commits >= n)
     older, newer = sorted(world.storage.manifests)
-    # Durable first, copied after that: what is deleted on one host is still whole on the others.
+    # Durable first, then replicated: after a delete on one host the others have it whole.
     until(world, lambda: sum(len(h.ram.get(newer, ())) for h in world.hosts.values()) == 6)
     job.kill()
     for name in ("h0000", "h0001"):
         world.hosts[name].kill_agent()
-    # Nobody leads who could be told; the durable tier has it no more, and RAM has it still.
+    # No leader can confirm the delete; the durable tier has it no more, and RAM still has it.
     world.hosts["h0002"].delete(newer)
     assert world.oracle.is_whole_now(newer)
     running(world)
@@ -384,10 +384,10 @@ def test_what_the_ram_policy_keeps_is_kept_while_hosts_are_silent_and_agents_sta
     def ask_policy() -> None:
         assert leader.agent is not None
         ids = leader.agent.once_complete_ids()
-        leader.tell(fa.Preserved(frozenset(c for c in ids if c == kept)))
+        leader.submit(fa.Preserved(frozenset(c for c in ids if c == kept)))
 
     ask_policy()
-    # Both are silent for longer than their RAM is counted on, and come back.
+    # Both are silent until their RAM counts as lost, and come back.
     world.network.cut = {(a, b) for a in world.hosts for b in world.hosts if a != b}
     world.run(world.now + 15)
     ask_policy()
@@ -400,7 +400,7 @@ def test_what_the_ram_policy_keeps_is_kept_while_hosts_are_silent_and_agents_sta
     leader.kill_agent()
     world.run(world.now + 1)
     leader.start_agent()
-    # Asked before the others have reported, the policy knows of nothing.
+    # Evaluated before the others have reported, the policy knows no checkpoint.
     ask_policy()
     for count in (4, 5):
         world.run(world.now + 3)
@@ -438,11 +438,11 @@ def test_a_leader_that_stood_still_does_not_take_its_own_host_for_lost() -> None
     world.wish(job.leader, TargetKind.RAM)
     until(world, lambda: reached(world, CheckpointStatus.PROTECTED))
     (first,) = host.ram
-    host.tell(fa.Preserved(frozenset({first})))
+    host.submit(fa.Preserved(frozenset({first})))
     world.wish(job.leader, TargetKind.RAM)
     until(world, lambda: reached(world, CheckpointStatus.PROTECTED, 2))
     world.now += 60.0
-    host.tell(fa.Tick())
+    host.submit(fa.Tick())
     assert first in host.ram
     assert len(host.ram) == 2
 
@@ -458,7 +458,7 @@ def test_the_leader_knows_what_a_save_costs_the_dearest_host() -> None:
     assert agent is not None
     until(world, lambda: agent.save_cost_secs(fa.Published()) == 7.0)
     assert agent.save_cost_secs(fa.Published(save_cost_secs=9.0)) == 9.0
-    # A host that is gone has no say.
+    # A lost host does not answer.
     world.hosts["h0001"].crash()
     until(world, lambda: agent.save_cost_secs(fa.Published()) != 7.0)
 

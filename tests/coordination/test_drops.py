@@ -1,7 +1,7 @@
-"""Accepted saves that are dropped: each rank is notified of the end of each of them.
+"""Accepted saves that are dropped: each rank is notified of the end of each save.
 
-Ranks are hundreds of steps apart, and one host's agent is stopped for a while. The oracle's rule is
-the one of all schedules (I10): every save that a living rank has accepted ends in bounded time.
+Ranks are hundreds of steps apart, and one host's agent is stopped for a while. The oracle applies
+the rule of all schedules (I10): every save that a living rank has accepted ends in bounded time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SECS = 400.0
 
 
 def drifted_world(seed: int, halted: str, halt_at: float, *, every: int) -> World:
-    """Two hosts; rank 0 takes ten steps while rank 1 takes one, and both end after `STEPS`."""
+    """Run two hosts; rank 0 takes ten steps per step of rank 1; both end after `STEPS`."""
     shape = Shape(
         host_count=2,
         domain_size=1,
@@ -100,7 +100,7 @@ def test_what_is_given_up_without_a_final_verdict_ends_its_save(
     inventory.note_sealed(
         turn, PartSealed(rank=0, id=one, part_count=2, in_ram=True, is_due=is_due)
     )
-    inventory.obey(turn, Command(verdicts=(CheckpointVerdict(one, status, True),)))
+    inventory.apply_command(turn, Command(verdicts=(CheckpointVerdict(one, status, True),)))
     inventory.run_due(turn, is_frozen=False)
     assert [e.status for e in turn.effects if isinstance(e, ReportOutcome)] == [told]
     assert [e.id for e in turn.effects if isinstance(e, Drop)] == [one]

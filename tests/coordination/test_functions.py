@@ -1,4 +1,4 @@
-"""The pure functions of the agreement, and the messages on the wire."""
+"""The pure functions of coordination, and the messages on the wire."""
 
 from __future__ import annotations
 
@@ -134,11 +134,11 @@ def test_what_is_due_keeps_its_ram_on_a_host_that_was_silent_for_a_while() -> No
     table.apply_report("a", {}, held)
     table.settle()
     assert table.floor == newer.id
-    assert not table.verdict(older.id).may_go
+    assert not table.verdict(older.id).may_release
     assert table.pending()[0].id == older.id
-    # Once that is told, the RAM may go.
+    # Once that is reported, the RAM may be released.
     table.fail(table.entries[older.id], "its host was silent for too long", 0.0)
-    assert table.verdict(older.id).may_go
+    assert table.verdict(older.id).may_release
 
 
 def test_the_second_successor_stands_in_another_domain() -> None:
@@ -286,6 +286,6 @@ def test_a_share_that_failed_after_a_leader_before_had_begun_it_anew_counts_as_f
     for host, held in parts.items():
         table.apply_report(host, {}, {step: held})
     table.settle()
-    # The first one is asked again, as the second one was.
+    # The first one is tried again, as the second one was.
     assert table.entries[step].round == 3
     assert table.entries[step].failures == {"b": "the disk is full"}

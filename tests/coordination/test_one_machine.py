@@ -1,4 +1,4 @@
-"""One machine alone, where the order of what it hears matters."""
+"""A single node, where the order of its inputs matters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NOTHING = fa.Published()
 
 
 def a_member() -> Node:
-    """A host of attempt 2 that holds one part, and follows `a`."""
+    """Return a node of attempt 2 that holds one part, and follows `a`."""
     machine = Node(
         AgentIdentity(run="run", host="b", domain="b", incarnation=7, settings=Settings())
     )
@@ -97,7 +97,7 @@ def test_nothing_is_dropped_between_the_report_to_a_new_attempt_and_its_beginnin
     machine.handle(fa.Received("c", asks), 0.2, NOTHING)
     drop = orders(2, "g2", seq=2, drop=True)
     assert not drops(machine.handle(fa.Received("a", drop), 0.3, NOTHING))
-    # The start came to nothing: its bound has passed.
+    # The start has failed: its bound has passed.
     assert drops(machine.handle(fa.Tick(), 30.0, NOTHING))
 
 
@@ -212,7 +212,7 @@ def test_hosts_are_asked_again_until_storage_says_whether_the_attempt_has_begun(
     listed = fa.DurableListed(
         newest_attempt=2, leader="a", limits={1: 50, 2: 10**15}, committed=frozenset(), parts={}
     )
-    # The other part of step 50 stands elsewhere, if anywhere.
+    # The other part of step 50 is on another host, if anywhere.
     assert asked_hosts(machine.handle(listed, 0.3, NOTHING)) == ["a"]
     now_secs, done = 0.3, []
     while not (begun := [e for e in done if isinstance(e, ef.BeginAttempt)]):
@@ -220,13 +220,13 @@ def test_hosts_are_asked_again_until_storage_says_whether_the_attempt_has_begun(
         done = machine.handle(fa.Tick(), now_secs, NOTHING)
     settings, asked_at_secs = Settings(), [now_secs]
     while now_secs < 3 * settings.gather_secs:
-        # As an agent does: it looks again when the machine says so.
+        # As an agent does: it submits a tick when the node asks for one.
         now_secs = machine.next_at_secs(now_secs)
         if asked_hosts(machine.handle(fa.Tick(), now_secs, NOTHING)):
             asked_at_secs.append(now_secs)
     pauses = [b - a for a, b in itertools.pairwise(asked_at_secs)]
     assert len(pauses) > 10
-    # Some of them may be lost on the way.
+    # Some of them may be lost in transit.
     assert max(pauses) < settings.gather_secs / 3
     machine.handle(fa.AttemptBegun(begun[0]), now_secs, NOTHING)
     assert not asked_hosts(machine.handle(fa.Tick(), now_secs + settings.gather_secs, NOTHING))

@@ -1,4 +1,4 @@
-"""The protocol against its invariants, on seeded schedules; docs/protocol.md has them.
+"""The protocol against the invariants of docs/protocol.md, on seeded schedules.
 
 `HOLDFAST_SCHEDULE=4711 pytest tests/coordination -k one_schedule` runs one seed alone.
 """
@@ -25,14 +25,14 @@ SOAK_SEEDS = 10_000
 CHUNK = 30
 MANY_HOSTS = 1000
 
-# The seed at which each broken rule shows, so that a test need not look for it. Others of the rules
-# show later, in the soak test, or have a case of their own in test_cases.py.
+# The seed that reveals each broken rule, so that the test runs one schedule. Other rules need the
+# soak test, or have a case of their own in test_cases.py.
 SEEN_AT = {
     "accept_without_looking": 4,
     "agree_before_all_accept": 0,
     "recycle_once_complete": 0,
     "drop_all_but_the_newest_part": 0,
-    "never_tell_again": 4,
+    "never_send_again": 4,
     "commit_without_the_last_part": 0,
     "count_parts_of_other_steps": 0,
     "keep_words_of_the_attempt_before": 2,
@@ -46,7 +46,7 @@ SEEN_AT = {
 
 
 def run_seed(seed: int) -> tuple[int, str, dict[str, int]]:
-    """The seed, what it broke (empty: nothing), and what happened in it."""
+    """Return the seed, the broken invariant (empty: none), and the counts of events."""
     schedule = Schedule(seed)
     try:
         outcome = schedule.run()
@@ -62,7 +62,7 @@ def replay(seed: int, error: str) -> str:
 
 
 def listed(counts: Counter[str]) -> str:
-    """What happened, the most frequent first."""
+    """Return the counts of events as text, the most frequent first."""
     return ", ".join(f"{what!s} {count:,}" for what, count in counts.most_common())
 
 
@@ -121,7 +121,7 @@ def test_fifty_hosts_agree() -> None:
 
 
 def many_hosts(count: int, secs: float) -> str:
-    """Many hosts, some losses, and a preemption; the oracle looks on."""
+    """Many hosts, some losses, and a preemption, checked by the oracle."""
     shape = Shape(
         host_count=count,
         domain_size=4,

@@ -1,4 +1,4 @@
-"""How an attempt begins: two starts at once, hosts that report late, attempts on other hosts."""
+"""The start of an attempt: concurrent starts, hosts that report late, attempts on other hosts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_of_two_starts_on_the_same_hosts_one_wins_in_whatever_order_their_ranks_
 
 
 def cut_off(world: World, name: str) -> set[tuple[str, str]]:
-    """Cuts a host off from all others; what to take out of `cut` to heal it."""
+    """Cut a host off from all others; return the pairs to take out of `cut` to heal it."""
     pairs = {pair for other in world.hosts if other != name for pair in cut_pair(name, other)}
     world.network.cut |= pairs
     return pairs
@@ -58,7 +58,7 @@ def cut_pair(one: str, other: str) -> set[tuple[str, str]]:
 
 
 def protected_in_ram(world: World) -> CheckpointId:
-    """Runs until a checkpoint is protected by RAM alone; which one."""
+    """Run until a checkpoint is protected by RAM alone; return it."""
     job = running(world)
     world.run(world.now + 1)
     world.wish(job.leader, TargetKind.RAM)

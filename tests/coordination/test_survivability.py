@@ -1,4 +1,4 @@
-"""What is told of where a run's checkpoints stand, and of the losses that it survives."""
+"""The status of a run's checkpoints: where they are held, and the losses that they survive."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_part_counts_once_for_each_failure_domain_that_holds_it() -> None:
     both = {"a": [held(5, 0, 1)], "b": [held(5, 0, 1)]}
     assert found(lead(known(5)), **both) == [(5, True, False, 1, 0)]
     assert found(lead(known(5)), **both, c=[held(5, 0, 1)]) == [(5, True, False, 2, 1)]
-    # The part in the fewest domains decides.
+    # The part in the fewest domains determines the result.
     assert found(lead(known(5)), **both, c=[held(5, 1)]) == [(5, True, False, 1, 0)]
 
 
@@ -90,7 +90,7 @@ def test_the_more_is_lost_the_older_is_what_the_run_goes_on_from() -> None:
     holds = {"a": [held(9, 0, 1), *everywhere], "b": [], "c": everywhere}
     assert outlook(standings(table, holds, DOMAINS)) == (
         Outlook(lost_domains_max=0, step=9, attempt=1),
-        # That of step 5 survives no more than this one, and is older.
+        # The one of step 5 survives no more losses than this one, and is older.
         Outlook(lost_domains_max=1, step=7, attempt=1),
         Outlook(lost_domains_max=None, step=3, attempt=1),
     )

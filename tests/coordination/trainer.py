@@ -1,4 +1,4 @@
-"""One trainer of the simulator: it steps, publishes, reads the words, and saves."""
+"""One trainer of the simulator: it steps, publishes, reads the target cells, and saves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAUSED_SECS = 0.1
 
 @dataclass
 class Trainer:
-    """One rank. `window`: how many steps it may be ahead of the slowest rank."""
+    """One rank. `window`: the most steps that it may be ahead of the slowest rank."""
 
     job: Job
     rank: int
@@ -46,15 +46,15 @@ class Trainer:
 
     @property
     def group(self) -> str:
-        return self.job.word
+        return self.job.token
 
-    # Its life.
+    # Life cycle.
 
     def attach(self) -> None:
         self.host.trainers[self.group, self.rank] = self
         if self.host.agent is None:
             self.host.start_agent()
-        self.host.tell(self._joined())
+        self.host.submit(self._joined())
 
     def _joined(self) -> fa.RankJoined:
         return fa.RankJoined(
@@ -67,20 +67,20 @@ class Trainer:
         )
 
     def agent_returned(self) -> None:
-        """A new agent is here: it is told again what the one before may not have heard."""
+        """Report again to a new agent what the previous one may not have processed."""
         if not self.is_attached:
             return
         if self.attempt == 0:
-            self.host.tell(self._joined())
+            self.host.submit(self._joined())
         untold, self.untold = self.untold, []
         for item in untold:
-            self.host.tell(item)
+            self.host.submit(item)
         for checkpoint, report in list(self.reports.items()):
             if report.in_ram and self.rank not in self.host.ram.get(checkpoint, ()):
-                # The agent before this one gave it up, and may not have said so any more.
+                # The previous agent dropped it, and may have ended before it notified this rank.
                 self._end(checkpoint)
             else:
-                self.host.tell(report)
+                self.host.submit(report)
 
     def attempt_joined(self, attempt: int, origin: CheckpointId | None) -> None:
         if not self.is_attached or attempt <= self.attempt:
@@ -90,20 +90,20 @@ class Trainer:
         self.served.clear()
         self.filling = None
         self.waits_since = None
-        # A rank that went back with the others goes on with them.
+        # A rank that went back with the others continues with them.
         self.is_stopped = False
         self.loop += 1
         self._next()
 
-    def die(self, *, tell: bool = True) -> None:
-        """Ends without a word; what it has sealed is told before that is."""
+    def die(self, *, notify: bool = True) -> None:
+        """End without detaching; the host learns of sealed parts before it learns of the end."""
         if not self.is_attached:
             return
         self.is_attached = False
         self.loop += 1
         self.host.trainers.pop((self.group, self.rank), None)
         self.job.lost(self)
-        if not tell:
+        if not notify:
             return
         if self.host.file is not None and self.host.file.group == self.group:
             self.host.file.is_broken = True
@@ -111,17 +111,17 @@ class Trainer:
             self.host.file.ended_attempt = self.host.file.attempt
         if self.host.agent is not None:
             for item in self.untold:
-                self.host.tell(item)
-            self.host.tell(fa.RankLost(self.group, self.rank))
+                self.host.submit(item)
+            self.host.submit(fa.RankLost(self.group, self.rank))
 
     def notified(self, effect: ef.ReportOutcome) -> None:
-        """A save has ended, or its checkpoint is protected: then one for RAM alone has ended."""
+        """Note the end of a save; one for RAM alone ends when its checkpoint is protected."""
         if effect.status is CheckpointStatus.PROTECTED and self.outstanding.get(effect.id):
             return
         self._end(effect.id)
 
     def released(self, checkpoint: CheckpointId) -> None:
-        """Its part here was given up; so ends a save for RAM alone."""
+        """Note that a checkpoint's RAM was released, which ends a save for RAM alone."""
         if not self.outstanding.get(checkpoint, True):
             self._end(checkpoint)
 
@@ -130,7 +130,7 @@ class Trainer:
             known.pop(checkpoint, None)
 
     def leave(self) -> None:
-        """Ends in good order."""
+        """Detach."""
         if not self.is_attached:
             return
         self.is_attached = False
@@ -138,13 +138,13 @@ class Trainer:
         self.host.trainers.pop((self.group, self.rank), None)
         if self.host.file is not None and self.host.file.group == self.group:
             self.host.file.ended_attempt = self.host.file.attempt
-        self.host.tell(fa.RankLeft(self.group, self.rank))
+        self.host.submit(fa.RankLeft(self.group, self.rank))
 
     def fenced(self) -> None:
         if not self.is_zombie:
             self.die()
 
-    # Its steps.
+    # Steps.
 
     def _next(self) -> None:
         world = self.host.world
@@ -159,7 +159,7 @@ class Trainer:
             world.at(self.pace_secs * 0.5, self._step, loop)
             return
         self.step += 1
-        # Between the publishing of a step and the reading of the words anything may happen.
+        # Anything may happen between publishing a step and reading the cells.
         world.at(world.rng.random() * 0.003, self._read, loop)
 
     def _read(self, loop: int) -> None:
@@ -184,7 +184,7 @@ class Trainer:
             self._next()
 
     def _wait(self, loop: int, target: int) -> None:
-        """At a target to stop at: until it is agreed, or another one is proposed."""
+        """Wait at a preemption target until it is agreed, or another one is proposed."""
         if loop != self.loop or not self.is_attached:
             return
         host, world = self.host, self.host.world
@@ -203,7 +203,7 @@ class Trainer:
             return
         world.at(POLL_SECS, self._wait, loop, target)
 
-    # Its saves.
+    # Saves.
 
     def _save(self, *, is_due: bool) -> None:
         world = self.host.world
@@ -213,7 +213,7 @@ class Trainer:
         self.begun.add(checkpoint)
         self.outstanding[checkpoint] = is_due
         self.accepted_at[checkpoint] = world.now
-        self.host.tell(fa.PartBegun(self.rank, checkpoint))
+        self.host.submit(fa.PartBegun(self.rank, checkpoint))
         self._offer()
         fill_secs = 0.01 + world.rng.random() * world.fill_secs_max
         at = max(world.now + fill_secs, getattr(self, "_sealed_at", 0.0) + 0.001)
@@ -221,11 +221,11 @@ class Trainer:
         world.at(at - world.now, self._sealed, checkpoint, is_due)
 
     def _offer(self) -> None:
-        """Some ranks hold the bytes of the next ones, and not the same ranks at all times."""
+        """Let some ranks offer replicas of the next ranks; which ones changes over time."""
         world, count = self.host.world, self.job.rank_count
         ahead = world.rng.randrange(4)
         parts = {(self.rank + i) % count for i in range(1, min(ahead, count))}
-        self.host.tell(fa.CopiesOffered(self.rank, frozenset(parts)))
+        self.host.submit(fa.CopiesOffered(self.rank, frozenset(parts)))
 
     def _sealed(self, checkpoint: CheckpointId, is_due: bool) -> None:
         world, host = self.host.world, self.host
@@ -246,7 +246,7 @@ class Trainer:
             else:
                 token = checkpoint.step, checkpoint.attempt, self.rank
                 world.storage.put_part(checkpoint, self.rank, count, token)
-                world.oracle.stands(host, checkpoint, self.rank, count)
+                world.oracle.part_held(host, checkpoint, self.rank, count)
             item = fa.PartSealed(
                 rank=self.rank,
                 id=checkpoint,
@@ -258,4 +258,4 @@ class Trainer:
         if host.agent is None:
             self.untold.append(item)
         else:
-            host.tell(item)
+            host.submit(item)

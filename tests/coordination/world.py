@@ -23,7 +23,7 @@ EVENTS_MAX = 3_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a world is made of."""
+    """The options of a world."""
 
     host_count: int
     domain_size: int
@@ -79,7 +79,7 @@ class World:
         heapq.heappush(self._heap, (self.now + secs, self._count, call, arguments))
 
     def run(self, until: float, is_done: Callable[[], bool] | None = None) -> bool:
-        """Lets time pass; whether `is_done` came true before `until`."""
+        """Let time pass; return whether `is_done` became true before `until`."""
         looked = 0
         while self._heap and self._heap[0][0] <= until:
             self.now, _, call, arguments = heapq.heappop(self._heap)
@@ -104,11 +104,11 @@ class World:
     # Jobs.
 
     def start_job(self, hosts: list[str], *, takeover: bool = False) -> Job:
-        """Starts trainers on these hosts; the first one has rank 0."""
+        """Start trainers on these hosts; the first one has rank 0."""
         shape = self.shape
         job = Job(
             world=self,
-            word=f"g{len(self.jobs)}",
+            token=f"g{len(self.jobs)}",
             leader=hosts[0],
             rank_count=len(hosts) * shape.ranks_a_host,
             window=shape.window,
@@ -119,7 +119,7 @@ class World:
             kind=shape.kind,
             started_at=self.now,
         )
-        self.jobs[job.word] = self.job = job
+        self.jobs[job.token] = self.job = job
         base_secs = shape.pace_secs
         rank = 0
         for name in hosts:
@@ -143,7 +143,7 @@ class World:
         return [name for name, host in self.hosts.items() if host.is_up]
 
     def job_broken(self, job: Job) -> None:
-        """A rank is gone: whoever launched the job ends the others, and starts again."""
+        """React to the end of a rank as a launcher: end the other ranks, and start again."""
         self.at(0.5 + self.rng.random() * 3, self._end_broken, job)
 
     def _end_broken(self, job: Job) -> None:
@@ -184,7 +184,7 @@ class World:
             job.refused = effect.reason
             self.at(0.1, job.kill)
 
-    # What a person does.
+    # Actions of users.
 
     def wish(self, host: str, kind: TargetKind) -> None:
-        self.hosts[host].tell(fa.Wish(kind))
+        self.hosts[host].submit(fa.Wish(kind))

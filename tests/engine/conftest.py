@@ -13,7 +13,7 @@ from tests.engine.stores import ram
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    """A folder that goes with the test, in memory where there is a place for it."""
+    """Return a folder for the duration of the test, in memory where possible."""
     with memory_folder() as folder:
         yield Path(folder)
 

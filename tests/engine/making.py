@@ -1,6 +1,6 @@
 """Checkpoints to test with: arrays of every dtype, cut into random grids and given to random ranks.
 
-The oracle is NumPy: what an array should read as is a slice of the array that was saved.
+The oracle is NumPy: the expected content is a slice of the saved array.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ DTYPES = NUMPY_DTYPES + ML_DTYPES
 
 
 def numpy_type(name: str) -> np.dtype:
-    """The NumPy dtype of that name, without asking Holdfast."""
+    """Return the NumPy dtype of that name, without using Holdfast."""
     return np.dtype(getattr(ml_dtypes, name) if name in ML_DTYPES else name)
 
 
@@ -71,7 +71,7 @@ def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
 
 @dataclass(kw_only=True)
 class Made:
-    """A checkpoint that was or will be saved: the arrays and all that is said of them."""
+    """A checkpoint that was or will be saved: its arrays and their specs."""
 
     id: CheckpointId = field(default_factory=lambda: CheckpointId(10, 1))
     part_count: int = 1
@@ -100,7 +100,7 @@ class Made:
 
     @property
     def spec(self) -> CheckpointSpec:
-        """What is written of it: of arrays with the same owners the first has them."""
+        """Return the spec as written: of arrays with equal owners, the first one has the list."""
         first: dict[tuple, int] = {}
         at = [first.setdefault(spec.owners, i) for i, spec in enumerate(self.specs)]
         arrays = tuple(
@@ -133,7 +133,7 @@ class Made:
         return np.ascontiguousarray(array[cut]).reshape(-1).view(np.uint8).data
 
     def write(self, store: Store, ranks: Sequence[int] | None = None) -> list[PartRecord]:
-        """Writes the parts of `ranks`, all where none are given."""
+        """Write the parts of `ranks`, by default of all."""
         ranks = range(self.part_count) if ranks is None else ranks
         return [write_part(store, self.plan(rank), self.chunk_bytes) for rank in ranks]
 
@@ -144,7 +144,7 @@ class Made:
 
 
 def sources_of(checkpoint: CheckpointId, *stores: Store) -> CheckpointSources:
-    """Where `checkpoint` can be read from; `stores` from the nearest on."""
+    """Return the sources of `checkpoint`; `stores` in order of distance."""
     return find_sources(checkpoint, stores, {s.name: list_checkpoints(s) for s in stores})
 
 
@@ -157,7 +157,7 @@ def begin(store: Store, *origins: tuple[int, int] | None) -> None:
 
 
 def planned_spec(placements: Sequence[Placement], owners: Sequence[Owners]) -> CheckpointSpec:
-    """What a checkpoint of the arrays says that were placed so, and are saved by these."""
+    """Return the spec of a checkpoint of arrays with these placements and owners."""
     arrays = tuple(
         ArraySpec(
             path=("params", f"layer_{i:04d}", "kernel"),
@@ -180,7 +180,7 @@ def disk(root: Path) -> DiskStore:
 
 
 def memory_folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder that goes away with its `with`, in memory where the system has a place for it."""
+    """Yield a temporary folder, in memory where possible."""
     shared = "/dev/shm"
     return tempfile.TemporaryDirectory(
         prefix="holdfast-test-", dir=shared if os.path.isdir(shared) else None
@@ -223,7 +223,7 @@ def regions(draw: Callable, shape: Sequence[int]) -> tuple[tuple[int, ...], tupl
 
 @st.composite
 def owner_runs(draw: Callable, chunk_count: int, part_count: int) -> tuple[tuple[int, int], ...]:
-    """Who owns each of so many chunks, run-length encoded; neighbouring runs may have one owner."""
+    """The owners of that many chunks, run-length encoded; adjacent runs may have the same owner."""
     owners = draw(
         st.lists(st.integers(0, part_count - 1), min_size=chunk_count, max_size=chunk_count)
     )
@@ -237,7 +237,7 @@ def owner_runs(draw: Callable, chunk_count: int, part_count: int) -> tuple[tuple
 
 
 def cells(shape: Sequence[int], chunk_shape: Sequence[int]) -> Iterator[tuple[slice, ...]]:
-    """The chunks in C order as slices, by plain loops; Holdfast's grid is not asked."""
+    """Return the chunks in C order as slices, by plain loops, without Holdfast's grid."""
     if math.prod(shape) == 0:
         yield tuple(slice(0, d) for d in shape)
         return

@@ -1,4 +1,4 @@
-"""Checkpoints that keep images of earlier ones, just as a test tells them to.
+"""Checkpoints that reuse images of earlier ones, as chosen by a test.
 
 `Chain` writes one checkpoint after another of the same structure. The oracle is what each `Made`
 holds: NumPy arrays.
@@ -14,20 +14,20 @@ import numpy as np
 from holdfast.engine.lifecycle.commit import commit
 from holdfast.engine.saving.part import PartImages, PartPlan, write_part
 from holdfast.format.layout import partial_layout
-from holdfast.format.names import CheckpointId, image_key, kept_image_key
+from holdfast.format.names import CheckpointId, image_key, reused_image_key
 from holdfast.format.ranges import members, ranges_of
-from holdfast.format.records import KeptImage, PartRecord
+from holdfast.format.records import PartRecord, ReusedImage
 from holdfast.store.contract import Store
 from tests.engine.making import Made, random_array
 
 
 def images_keeping(plan: PartPlan, last: PartRecord, unchanged: Collection[int]) -> PartImages:
     """The images of a part that takes the chunks `unchanged`, by ordinal, from those of `last`."""
-    elsewhere = {ordinal for image in last.kept for ordinal in members(image.used)}
+    elsewhere = {ordinal for image in last.reused for ordinal in members(image.used)}
     own = [c.ordinal for c in plan.layout.chunks if c.ordinal not in elsewhere]
-    before = [*last.kept]
+    before = [*last.reused]
     if own:
-        image = KeptImage(
+        image = ReusedImage(
             id=(last.step, last.attempt),
             image_size_bytes=last.image_size_bytes,
             header_digest=last.header_digest,
@@ -35,12 +35,12 @@ def images_keeping(plan: PartPlan, last: PartRecord, unchanged: Collection[int])
             used=ranges_of(own),
         )
         before.append(image)
-    kept = []
+    reused = []
     for image in before:
         used = ranges_of(o for o in members(image.used) if o in unchanged)
         if used:
-            kept.append(
-                KeptImage(
+            reused.append(
+                ReusedImage(
                     id=image.id,
                     image_size_bytes=image.image_size_bytes,
                     header_digest=image.header_digest,
@@ -48,7 +48,7 @@ def images_keeping(plan: PartPlan, last: PartRecord, unchanged: Collection[int])
                     used=used,
                 )
             )
-    taken = {ordinal for image in kept for ordinal in members(image.used)}
+    taken = {ordinal for image in reused for ordinal in members(image.used)}
     rest = [c.ordinal for c in plan.layout.chunks if c.ordinal not in taken]
     blocks = {}
     for ordinal in taken:
@@ -56,16 +56,16 @@ def images_keeping(plan: PartPlan, last: PartRecord, unchanged: Collection[int])
         count = -(-chunk.size_bytes // (8 * 1024 * 1024))
         blocks[ordinal] = last.blocks[chunk.first_block : chunk.first_block + count]
     layout = partial_layout(plan.spec.arrays, plan.layout, rest)
-    return PartImages(own=layout, kept=tuple(kept), kept_blocks=blocks)
+    return PartImages(own=layout, reused=tuple(reused), reused_blocks=blocks)
 
 
 def link_images(store: Store, plan: PartPlan, last: PartRecord, images: PartImages) -> None:
-    """Gives what is kept its names, from the folder of `last`."""
-    for image in images.kept:
-        source = kept_image_key(last.id, plan.rank, plan.part_count, image.origin)
+    """Link the reused images from the folder of `last`."""
+    for image in images.reused:
+        source = reused_image_key(last.id, plan.rank, plan.part_count, image.origin)
         if image.origin == last.id:
             source = image_key(last.id, plan.rank, plan.part_count)
-        store.link(source, kept_image_key(plan.id, plan.rank, plan.part_count, image.origin))
+        store.link(source, reused_image_key(plan.id, plan.rank, plan.part_count, image.origin))
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Chain:
     records: list[list[PartRecord]] = field(default_factory=list)
 
     def begin(self, first: Made, store: Store) -> None:
-        """Writes a first checkpoint, which keeps nothing."""
+        """Write a first checkpoint, which reuses nothing."""
         self.made.append(first)
         self.records.append(first.write(store))
 

@@ -1,4 +1,4 @@
-"""Stores around other stores: one that dies at a chosen point, one that watches what is read."""
+"""Wrappers of stores: one that dies at a chosen point, one that records reads."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def ram(root: Path) -> RamStore:
 
 
 class DiedError(Exception):
-    """The process is taken to be dead from here on."""
+    """Simulates the death of the process: nothing after it takes effect."""
 
 
 class DyingStore:
-    """Does `calls_left` more calls that change something; dies before, midway in or after the next.
+    """Performs `calls_left` more changing calls; dies before, midway in or after the next one.
 
-    Midway is where a put has some of its bytes, and any other call is done and has not returned.
+    Midway, a put has written some of its bytes, and any other call is done but has not returned.
     A delete of several objects counts as so many calls.
     """
 
@@ -92,7 +92,7 @@ class DyingStore:
 
 
 class WatchingStore:
-    """Notes every range that is read, and reads of what is closed; may hold reads up."""
+    """Records every range read, and reads of closed objects; can delay reads."""
 
     def __init__(self, inner: Store) -> None:
         self.tier = inner.tier
@@ -149,7 +149,7 @@ class _WatchingReader:
         return self._inner.size_bytes
 
     def view(self) -> memoryview | None:
-        """Nothing is seen of reads that do not pass here."""
+        """Reads that bypass this method are not recorded."""
         return None
 
     def read_into(self, offset_bytes: int, target: memoryview) -> None:

@@ -1,4 +1,4 @@
-"""What a listing tells, whatever else lies in the folder."""
+"""Listings: the checkpoints derived from names, whatever else is in the folder."""
 
 from __future__ import annotations
 

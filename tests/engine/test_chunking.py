@@ -62,7 +62,7 @@ def model(rank_count: int, way: str, seed: int = 0) -> list[Placement]:
 
 
 def loads_of(arrays: list[Placement]) -> dict[int, int]:
-    """What each rank writes; checks on the way that every byte has one owner, who holds it."""
+    """Return the bytes that each rank writes; check that every byte has one owner that holds it."""
     loads: dict[int, int] = {}
     for placement, owners in zip(arrays, assign_owners(arrays), strict=True):
         ranks = [rank for rank, count in owners for _ in range(count)]
@@ -207,7 +207,7 @@ def test_pieces_are_cut_along_the_leading_axes(
 
 @given(large_placements())
 def test_the_same_arrays_are_always_cut_alike(arrays: list[Placement]) -> None:
-    # Other objects that say the same: nothing hangs on which arrays share what they say.
+    # Equal but distinct objects: the result does not depend on which arrays share an object.
     again = [
         Placement(
             shape=p.shape,

@@ -1,4 +1,4 @@
-"""A part is copied in pieces: every byte arrives, and a wrong one is told wherever it stands."""
+"""Copies in pieces: every byte arrives, and a wrong byte is reported at any position."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def made() -> Made:
 def source(
     request: pytest.FixtureRequest, memory: RamStore, durable: DiskStore
 ) -> DiskStore | RamStore:
-    """One that shows its bytes where they stand, and one that has to be read."""
+    """One store with mapped memory, and one that must be read."""
     return memory if request.param == "seen" else durable
 
 

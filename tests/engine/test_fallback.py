@@ -1,4 +1,4 @@
-"""Bad copies: the next one serves and the reason is told; where none is left, all of it is told."""
+"""Damaged copies: the next one is read and the reason recorded; without one, the error has all."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_part_in_ram_that_is_not_the_committed_one_is_passed_over(
     tally = fill_targets(sources_of(made.id, memory, durable), targets)
     assert_filled(made, targets)
     assert {*tally.bytes_by_tier} == {"ram", "durable"}
-    assert "it is not the record that was committed" in tally.passed_over[0]
+    assert "this is not the committed record" in tally.passed_over[0]
 
 
 def test_where_every_copy_is_bad_the_file_the_range_and_both_digests_are_told(

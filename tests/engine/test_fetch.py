@@ -1,4 +1,4 @@
-"""Pulling a part out of a peer's RAM: whole and right, or nothing shows and the slot is free."""
+"""Fetching a part from a peer's RAM: complete and right, or nothing visible and a free slot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from holdfast.clock import SystemClock
 from holdfast.engine.saving.part_layouts import PartLayouts
 from holdfast.engine.transfer import fetch
-from holdfast.engine.transfer.fetch import pull_part
+from holdfast.engine.transfer.fetch import fetch_part
 from holdfast.errors import (
     CheckpointDamagedError,
     ObjectNotFoundError,
@@ -58,13 +58,13 @@ class Pair:
         self.image = root / "theirs" / image_key(made.id, 0, 1)
 
     def pull(self, peer: PeerStore) -> int:
-        return pull_part(peer, self.own, self.part, PartLayouts(self.made.spec.arrays))
+        return fetch_part(peer, self.own, self.part, PartLayouts(self.made.spec.arrays))
 
     def pull_into(self, peer: PeerStore, data: bytes | bytearray) -> int:
-        """Pulls into a slot in which a rank of this host has put `data`."""
+        """Fetch into a slot in which a rank of this host has put `data`."""
         with contextlib.closing(self.own.begin(len(data))) as filling:
             filling.write(0, memoryview(data))
-        return pull_part(
+        return fetch_part(
             peer, self.own, self.part, PartLayouts(self.made.spec.arrays), is_filled=True
         )
 
@@ -149,7 +149,7 @@ def test_whatever_an_image_holds_it_is_pulled(made: Made) -> None:
         parts = made.write(theirs)
         with serving(theirs.root) as server, reaching(server.address) as peer:
             for part in parts:
-                pull_part(peer, own, part, PartLayouts(made.spec.arrays))
+                fetch_part(peer, own, part, PartLayouts(made.spec.arrays))
         for stored in theirs.list(CHECKPOINTS):
             assert own.get(stored.key) == theirs.get(stored.key)
         theirs.close()
@@ -215,7 +215,7 @@ def test_where_there_is_no_room_nothing_is_asked_for(pair: Pair, address: PeerAd
     pool = SlotPool(pair.own.root, MIB, SystemClock())
     own = RamStore(pair.own.root, pool.reserve, SystemClock())
     with reaching(address) as peer, pytest.raises(OutOfSpaceError):
-        pull_part(peer, own, pair.part, PartLayouts(pair.made.spec.arrays))
+        fetch_part(peer, own, pair.part, PartLayouts(pair.made.spec.arrays))
     pair.assert_nothing_shows()
 
 
@@ -276,7 +276,7 @@ def _stop(pid: int | None) -> None:
 def test_the_slot_is_closed_only_after_the_last_stream_ended(
     pair: Pair, address: PeerAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first error ends the pull; what other streams still bring must go into no free slot."""
+    """The first error ends the fetch; bytes of other streams must not be written to a free slot."""
     monkeypatch.setattr(fetch, "SPAN_SIZE_BYTES", MIB)
     flip_bit(pair.image, 50)
     late: list[bool] = []

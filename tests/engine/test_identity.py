@@ -1,4 +1,4 @@
-"""Whether a directory is the run that its record names, or a copy of it."""
+"""Detection of copied runs: a directory is the run in its record, or a copy of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which images a new part keeps: only what is unchanged, and only where it is worth it."""
+"""Which images a new part reuses: only unchanged ones, and only if it is worth it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Collection
 import pytest
 
 from holdfast.engine.saving.incremental import (
-    KEPT_COUNT_MAX,
+    REUSED_COUNT_MAX,
     USED_SIZE_MIN_BYTES,
     Mark,
     SealedPart,
     choose,
-    link_kept,
+    link_reused,
     remember,
     size_of_next_bytes,
 )
-from holdfast.engine.saving.part import PartImages, PartPlan, all_anew, write_part
+from holdfast.engine.saving.part import PartImages, PartPlan, without_reuse, write_part
 from holdfast.errors import ObjectNotFoundError
 from holdfast.format.layout import Chunk
 from holdfast.format.names import CheckpointId
@@ -29,7 +29,7 @@ MIB = 1 << 20
 
 
 class Object:
-    """Something that cannot change, in place of an array of a framework."""
+    """An immutable object, in place of a framework's array."""
 
 
 class Run:
@@ -80,33 +80,33 @@ class Run:
         return self.made.chunk_bytes(chunk)
 
     def choose(self) -> PartImages:
-        """What the next part keeps."""
+        """Return the images of the next part."""
         self.made.id = CheckpointId(self.made.id.step + 1, self.made.id.attempt)
         self.digested.clear()
         return choose(self.plan(), self.last, self.marks, self.chunk_bytes)
 
     def save(self) -> PartImages:
-        """Chooses, and seals it."""
+        """Choose images, and seal the part."""
         images, plan = self.choose(), self.plan()
         if self.last is not None:
-            link_kept(self.store, plan, images, self.last)
+            link_reused(self.store, plan, images, self.last)
         record = write_part(self.store, plan, self.made.chunk_bytes, images)
         self.last = remember("ram", record, plan, images, self.marks, self.last, is_readable=True)
         return images
 
     def anew(self, images: PartImages) -> list[int]:
-        """The numbers of the arrays that are written anew."""
+        """Return the numbers of the arrays that are written."""
         return sorted(chunk.array_index for chunk in images.own.chunks)
 
 
 def used(images: PartImages) -> list[tuple[int, int]]:
-    """(step, number of chunks) of each kept image."""
-    return [(image.id[0], len([*members(image.used)])) for image in images.kept]
+    """(step, number of chunks) of each reused image."""
+    return [(image.id[0], len([*members(image.used)])) for image in images.reused]
 
 
 def test_the_same_object_is_not_read_and_not_written(memory: RamStore) -> None:
     run = Run(memory, 4 * MIB, 100, 50)
-    assert run.save().kept == ()
+    assert run.save().reused == ()
     run.change(1)
     images = run.save()
     assert run.anew(images) == [1]
@@ -141,13 +141,13 @@ def test_an_object_that_is_gone_is_the_same_as_none(memory: RamStore) -> None:
     run.save()
     marks = run.marks
     run.objects = [Object()]
-    assert choose(run.plan(), run.last, marks, run.made.chunk_bytes) == all_anew(run.plan())
+    assert choose(run.plan(), run.last, marks, run.made.chunk_bytes) == without_reuse(run.plan())
     run.made.id = CheckpointId(9, 1)
-    assert choose(run.plan(), run.last, [None], run.made.chunk_bytes) == all_anew(run.plan())
+    assert choose(run.plan(), run.last, [None], run.made.chunk_bytes) == without_reuse(run.plan())
 
 
 @pytest.mark.parametrize(
-    ("sizes", "changed", "is_kept"),
+    ("sizes", "changed", "is_reused"),
     [
         ((USED_SIZE_MIN_BYTES, 8), {1}, True),
         ((USED_SIZE_MIN_BYTES - 1, 8), {1}, False),
@@ -156,28 +156,28 @@ def test_an_object_that_is_gone_is_the_same_as_none(memory: RamStore) -> None:
         ((4 * MIB, 4 * MIB), {0, 1}, False),
     ],
 )
-def test_an_image_is_kept_while_half_of_it_is_used_and_that_is_much(
-    memory: RamStore, sizes: tuple[int, int], changed: Collection[int], is_kept: bool
+def test_an_image_is_reused_while_half_of_it_is_used_and_that_is_much(
+    memory: RamStore, sizes: tuple[int, int], changed: Collection[int], is_reused: bool
 ) -> None:
     run = Run(memory, *sizes)
     run.save()
     run.change(*changed)
     images = run.save()
-    assert bool(images.kept) == is_kept
-    assert run.anew(images) == (sorted(changed) if is_kept else [0, 1])
+    assert bool(images.reused) == is_reused
+    assert run.anew(images) == (sorted(changed) if is_reused else [0, 1])
 
 
-def test_no_more_images_are_kept_than_a_handful_the_most_used_ones(memory: RamStore) -> None:
-    count = KEPT_COUNT_MAX + 2
+def test_no_more_images_are_reused_than_a_handful_the_most_used_ones(memory: RamStore) -> None:
+    count = REUSED_COUNT_MAX + 2
     run = Run(memory, *[(1 << (count - 1 - n)) * MIB for n in range(count)])
     run.save()
-    # From save to save one more array stays as it is, so that each stands in an image of its own.
+    # In each save one more array is unchanged, so that each is in an image of its own.
     for number in range(1, count):
         run.change(*range(number, count))
         run.save()
     images = run.save()
-    assert [chunks for _, chunks in used(images)] == [1] * KEPT_COUNT_MAX
-    assert run.anew(images) == [*range(KEPT_COUNT_MAX, count)]
+    assert [chunks for _, chunks in used(images)] == [1] * REUSED_COUNT_MAX
+    assert run.anew(images) == [*range(REUSED_COUNT_MAX, count)]
 
 
 def test_an_older_or_another_part_keeps_nothing(memory: RamStore) -> None:
@@ -185,11 +185,11 @@ def test_an_older_or_another_part_keeps_nothing(memory: RamStore) -> None:
     run.save()
     for one in (CheckpointId(1, 1), CheckpointId(0, 1), CheckpointId(5, 2)):
         run.made.id = one
-        assert choose(run.plan(), run.last, run.marks, run.made.chunk_bytes).kept == ()
+        assert choose(run.plan(), run.last, run.marks, run.made.chunk_bytes).reused == ()
     run.made.id = CheckpointId(5, 1)
-    assert choose(run.plan(), run.last, run.marks, run.made.chunk_bytes).kept != ()
+    assert choose(run.plan(), run.last, run.marks, run.made.chunk_bytes).reused != ()
     run.layout = run.made.plan(0).layout
-    assert choose(run.plan(), run.last, run.marks, run.made.chunk_bytes).kept == ()
+    assert choose(run.plan(), run.last, run.marks, run.made.chunk_bytes).reused == ()
 
 
 def test_the_size_of_the_next_image_is_told_by_what_was_steady(memory: RamStore) -> None:
@@ -216,11 +216,11 @@ def test_where_one_image_is_gone_no_name_is_left_of_the_others(memory: RamStore)
     assert run.last is not None
     memory.delete("checkpoints/000000002.1/image-00000-of-00001.safetensors")
     with pytest.raises(ObjectNotFoundError):
-        link_kept(memory, run.plan(), images, run.last)
+        link_reused(memory, run.plan(), images, run.last)
     assert [*memory.list("checkpoints/000000003.1")] == []
 
 
-def test_the_digests_of_what_is_kept_are_those_of_its_bytes(memory: RamStore) -> None:
+def test_the_digests_of_what_is_reused_are_those_of_its_bytes(memory: RamStore) -> None:
     run = Run(memory, 20 * MIB + 5, 100)
     run.save()
     run.change(1)

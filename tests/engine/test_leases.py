@@ -1,4 +1,4 @@
-"""Leases: their age is told by the file system, and what fails is logged once."""
+"""Leases: their age comes from the file system, and a failure is logged once."""
 
 from __future__ import annotations
 

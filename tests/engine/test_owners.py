@@ -1,4 +1,4 @@
-"""Who saves what: every chunk one owner, among those that hold it, balanced by bytes."""
+"""Ownership: every chunk has one owner among its holders, balanced by bytes."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def large_job(
     mesh.pop(without, None)
     for _ in range(array_count):
         grid, holders = mesh[chance.choice(sorted(mesh))]
-        # Not the same object: a framework may make them anew for each shape.
+        # Distinct objects: a framework may create them once per shape.
         holders = tuple(row for row in holders)
         chunk = tuple(chance.randint(1, 64) for _ in grid)
         shape = tuple(g * c for g, c in zip(grid, chunk, strict=True))
@@ -181,7 +181,7 @@ def test_a_large_job_is_planned_in_time_evenly_and_written_down_in_little_room(s
     largest = max(4 * math.prod(p.chunk_shape) for p in arrays)
     assert max(loads) <= np.mean(loads) + 2 * largest
     spec = planned_spec(arrays, layout_of)
-    reference = PartReference(record_digest="0" * 32, image_size_bytes=10**10, kept_size_bytes=0)
+    reference = PartReference(record_digest="0" * 32, image_size_bytes=10**10, reused_size_bytes=0)
     manifest = Manifest(
         run_id="r" * 32, step=10**6, attempt=3, parts=(reference,) * RANKS, checkpoint=spec
     )

@@ -1,4 +1,4 @@
-"""Of a checkpoint's parts only those are laid out that are needed; all are checked."""
+"""Only the needed parts of a checkpoint are laid out; all are checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies that data parallelism has made: who can keep whose part, in another failure domain."""
+"""Replicas by data parallelism: which rank can keep which part, in another failure domain."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.engine.planning.owners import assign_owners
-from holdfast.engine.planning.replicas import Replica, free_copies
+from holdfast.engine.planning.replicas import Replica, replicas_of
 from holdfast.format.placement import Placement
 from holdfast.format.records import Owners
 from tests.engine.test_owners import RANKS, large_job, placements
@@ -28,7 +28,7 @@ def placed(size: int, *holders: tuple[int, ...]) -> Placement:
 def copies_of(
     arrays: Sequence[Placement], domains: Sequence[int], copies: int = 2
 ) -> list[tuple[int, int]]:
-    found = free_copies(arrays, assign_owners(arrays), domains, copies)
+    found = replicas_of(arrays, assign_owners(arrays), domains, copies)
     return [(copy.rank, copy.keeper) for copy in found]
 
 
@@ -51,7 +51,7 @@ def test_a_keeper_holds_all_that_anybody_else_holds_and_is_in_another_domain(
 ) -> None:
     arrays, domains, copies = job
     owners = assign_owners(arrays)
-    found = free_copies(arrays, owners, domains, copies)
+    found = replicas_of(arrays, owners, domains, copies)
     for copy in found:
         for placement, of_array in zip(arrays, owners, strict=True):
             for owner, holders in zip(expanded(of_array), placement.holders, strict=True):
@@ -67,7 +67,7 @@ def test_where_a_rank_of_another_domain_holds_what_it_can_a_copy_is_found(
 ) -> None:
     arrays, domains, copies = job
     owners = assign_owners(arrays)
-    found = free_copies(arrays, owners, domains, copies)
+    found = replicas_of(arrays, owners, domains, copies)
     for rank in {rank for of_array in owners for rank, _ in of_array}:
         able, is_held_elsewhere = set(range(4)), False
         for placement, of_array in zip(arrays, owners, strict=True):
@@ -108,7 +108,7 @@ def test_what_a_rank_holds_alone_does_not_keep_the_rest_from_being_copied() -> N
 
 def test_three_copies_are_in_three_domains() -> None:
     arrays = [placed(10, (0, 1, 2, 3)) for _ in range(4)]
-    found = free_copies(arrays, assign_owners(arrays), (0, 0, 1, 2), 3)
+    found = replicas_of(arrays, assign_owners(arrays), (0, 0, 1, 2), 3)
     assert len(found) == 8
     assert Replica(0, 1) not in found
 
@@ -123,6 +123,6 @@ def test_a_large_job_is_looked_through_in_time(seed: int) -> None:
     owners = assign_owners(arrays)
     # Two slices, each of which fails as a whole.
     domains = [rank * 2 // RANKS for rank in range(RANKS)]
-    found = in_time(2, lambda: free_copies(arrays, owners, domains, 2))
+    found = in_time(2, lambda: replicas_of(arrays, owners, domains, 2))
     print(f"seed {seed}: {len(found)} copies found")
     assert {copy.rank for copy in found} == {rank for o in owners for rank, _ in o}

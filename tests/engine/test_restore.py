@@ -35,7 +35,7 @@ BLOCK = 8 * 1024 * 1024
 
 
 def poisoned(shape: tuple[int, ...], dtype: np.dtype, order: str = "C") -> np.ndarray:
-    """A buffer whose bytes tell that nobody wrote there; `strided` is no contiguous one."""
+    """Return a buffer filled with a marker for unwritten bytes; `strided`: not contiguous."""
     strided = order == "strided"
     whole = tuple(2 * d for d in shape) if strided else shape
     size = math.prod(whole) * dtype.itemsize

@@ -144,8 +144,8 @@ def test_a_peers_copy_of_a_newer_format_is_passed_over_and_told_once(
         assert [told.split(":")[0] for told in found.passed_over] == [near.name.split(":")[0]] * 2
         assert all("upgrade Holdfast" in told for told in found.passed_over)
         (told,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-        assert told.startswith(f"{near.name} is passed over, its Holdfast is newer")
-        # A host's own memory is not another's to pass over in silence.
+        assert told.startswith(f"{near.name} is skipped, its format is newer")
+        # A newer format in the host's own memory is an error, unlike in a peer's.
         own = [hosts.a, far]
         with pytest.raises(NewerFormatError):
             find_sources(hosts.made.id, own, list_stores(own)[0])
@@ -178,7 +178,7 @@ def test_a_peer_that_is_cut_off_midway_costs_one_wait_and_the_next_serves(hosts:
         started = time.monotonic()
         tally = restored(hosts.made, hosts.own, near, far, hosts.durable)
         took_secs = time.monotonic() - started
-        # What it is asked now fails at once, without a wait.
+        # Further requests fail at once, without a wait.
         started = time.monotonic()
         with pytest.raises(StorageError, match="not asked"):
             near.get("a/b")
@@ -226,7 +226,7 @@ class FakePeer:
 
 
 def test_peers_are_listed_side_by_side_and_told_in_their_order() -> None:
-    # Each of them answers once all are being asked.
+    # Each of them answers once all have a request.
     together = threading.Barrier(8, timeout=20.0)
     peers = [FakePeer(f"peer {i}", together.wait) for i in range(8)]
     listings, unlisted = list_stores(peers)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What the durable tier drops, as a table."""
+"""The checkpoints that the durable tier drops, as a table."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import pytest
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.saving import slots
-from holdfast.engine.saving.part import PartPlan, all_anew, write_part
+from holdfast.engine.saving.part import PartPlan, without_reuse, write_part
 from holdfast.engine.saving.slots import (
     CACHED_SIZE_BYTES,
     FillProgress,
@@ -87,7 +87,7 @@ def test_a_slot_is_what_a_store_would_have_been_given(
         digests = fill_slot(slot, plan.layout, chunk_bytes)
         assert not list_checkpoints(memory)
         assert digests == digests_of(slot, plan.layout, lambda stop_bytes: None)
-        assert seal_slot(memory, slot, plan, all_anew(plan), digests) == expected
+        assert seal_slot(memory, slot, plan, without_reuse(plan), digests) == expected
     with memory.open(f"checkpoints/{ID}/image-00000-of-00001.safetensors") as image:
         data = bytearray(image.size_bytes)
         image.read_into(0, memoryview(data))

@@ -152,7 +152,7 @@ def test_a_committed_part_that_is_gone_is_damage(made: Made, durable: DiskStore,
 def test_a_committed_checkpoint_with_a_part_gone_is_not_passed_over_unseen(
     made: Made, durable: DiskStore
 ) -> None:
-    # What is not listed as readable is never tried, so nobody is told why an older one was taken.
+    # It must be listed as readable: otherwise no reason is reported for using an older one.
     made.save(durable)
     durable.delete(image_key(made.id, 1, 2))
     assert readable(listings(durable)) == [made.id]

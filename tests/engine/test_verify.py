@@ -1,4 +1,4 @@
-"""Verifying says exactly which ranges of which copy are bad."""
+"""Verification reports exactly the damaged ranges of each copy."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def write_example(run: Path) -> None:
 def _write_part(
     store: Store, checkpoint: CheckpointId, rank: int, before: Sequence[PartRecord]
 ) -> PartRecord:
-    """Writes one part; all but `params/scale` is kept of the one before, where there is one."""
+    """Writes one part; all but `params/scale` is reused of the one before, where there is one."""
     spec = CheckpointSpec(
         time=TIME,
         metrics={"loss": 0.25, "grad_norm": "inf"},

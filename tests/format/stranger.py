@@ -1,4 +1,4 @@
-"""A reader of runs that knows docs/format.md alone. What NumPy lacks comes as bit patterns."""
+"""A reader of runs written from docs/format.md alone. Dtypes that NumPy lacks are bit patterns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DTYPES |= dict.fromkeys(LACKING.split(), np.dtype("u1")) | {"bfloat16": np.dtype
 
 
 class BadRunError(Exception):
-    """Something in the run is not as the format says."""
+    """Raised if something in the run violates the format."""
 
 
 class Checkpoint(NamedTuple):
@@ -92,11 +92,11 @@ def _read_images(path: Path, part: dict, chunks: dict[str, np.ndarray]) -> None:
     order = sorted(sizes, key=lambda name: (-min(sizes[name] & -sizes[name] or 64, 64), name))
     rest = {n: (chunks[n], [next(blocks, "") for _ in range(0, sizes[n], BLOCK)]) for n in order}
     _need(not [*blocks], "no more digests than blocks")
-    for kept in part["kept"]:
-        laid, used = ({order[i] for r in kept[key] for i in range(*r)} for key in ("laid", "used"))
+    for other in part["reused"]:
+        laid, used = ({order[i] for r in other[key] for i in range(*r)} for key in ("laid", "used"))
         _need(used <= laid & rest.keys(), "each chunk once, from an image that has it")
-        name = "{}.from-{:09d}.{}.safetensors".format(path, *kept["id"])
-        _read_image(Path(name), kept, laid, {name: rest.pop(name) for name in used})
+        name = "{}.from-{:09d}.{}.safetensors".format(path, *other["id"])
+        _read_image(Path(name), other, laid, {name: rest.pop(name) for name in used})
     _read_image(Path(f"{path}.safetensors"), part, {*rest}, rest)
 
 

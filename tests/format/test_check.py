@@ -18,10 +18,10 @@ from holdfast.format.layout import image_layout
 from holdfast.format.records import (
     ArraySpec,
     CheckpointSpec,
-    KeptImage,
     Manifest,
     PartRecord,
     PartReference,
+    ReusedImage,
     SavedValue,
 )
 from holdfast.format.values import encode_value
@@ -140,56 +140,56 @@ def test_a_contradictory_part_record_is_refused(changes: dict) -> None:
         check_part(_part(**changes), "r/part")
 
 
-def _kept(step: int, laid: tuple, used: tuple, attempt: int = 1) -> KeptImage:
-    return KeptImage(
+def _reused(step: int, laid: tuple, used: tuple, attempt: int = 1) -> ReusedImage:
+    return ReusedImage(
         id=(step, attempt), image_size_bytes=4096, header_digest="4" * 32, laid=laid, used=used
     )
 
 
 @pytest.mark.parametrize(
-    "kept",
+    "reused",
     [
-        (_kept(0, ((0, 3),), ((0, 3),)),),
-        (_kept(9, ((0, 1), (2, 10**9)), ((0, 1), (5, 6))),),
-        (_kept(1, ((0, 9),), ((0, 1), (3, 4))), _kept(2, ((0, 9),), ((1, 3), (4, 9)))),
-        tuple(_kept(n, ((0, 9),), ((n, n + 1),)) for n in range(9)),
+        (_reused(0, ((0, 3),), ((0, 3),)),),
+        (_reused(9, ((0, 1), (2, 10**9)), ((0, 1), (5, 6))),),
+        (_reused(1, ((0, 9),), ((0, 1), (3, 4))), _reused(2, ((0, 9),), ((1, 3), (4, 9)))),
+        tuple(_reused(n, ((0, 9),), ((n, n + 1),)) for n in range(9)),
     ],
 )
-def test_images_that_may_be_kept_pass(kept: tuple) -> None:
-    # Whether there are so many chunks is asked of the arrays, before any is counted one by one.
-    check_part(_part(kept=kept), "r")
+def test_images_that_may_be_reused_pass(reused: tuple) -> None:
+    # The number of chunks is computed from the arrays, before they are counted one by one.
+    check_part(_part(reused=reused), "r")
 
 
 @pytest.mark.parametrize(
-    "kept",
+    "reused",
     [
-        (_kept(10, ((0, 1),), ((0, 1),)),),
-        (_kept(11, ((0, 1),), ((0, 1),)),),
-        (_kept(-1, ((0, 1),), ((0, 1),)),),
-        (_kept(1, ((0, 1),), ((0, 1),), attempt=2),),
-        (_kept(2, ((0, 9),), ((0, 1),)), _kept(1, ((0, 9),), ((1, 2),))),
-        (_kept(1, ((0, 9),), ((0, 1),)), _kept(1, ((0, 9),), ((1, 2),))),
-        (_kept(1, ((0, 9),), ((0, 2),)), _kept(2, ((0, 9),), ((1, 2),))),
-        (_kept(1, ((0, 9),), ((5, 6),)), _kept(2, ((0, 9),), ((0, 8),))),
-        (_kept(1, ((0, 3),), ((0, 1), (3, 4))),),
-        (_kept(1, (), ()),),
-        (_kept(1, ((0, 1),), ()),),
-        (_kept(1, ((0, 0),), ((0, 0),)),),
-        (_kept(1, ((0, 2), (1, 3)), ((0, 1),)),),
-        (_kept(1, ((0, 1), (1, 2)), ((0, 1),)),),
-        (_kept(1, ((-1, 1),), ((0, 1),)),),
-        (msgspec.structs.replace(_kept(1, ((0, 1),), ((0, 1),)), image_size_bytes=-1),),
-        (msgspec.structs.replace(_kept(1, ((0, 1),), ((0, 1),)), header_digest="4" * 31),),
+        (_reused(10, ((0, 1),), ((0, 1),)),),
+        (_reused(11, ((0, 1),), ((0, 1),)),),
+        (_reused(-1, ((0, 1),), ((0, 1),)),),
+        (_reused(1, ((0, 1),), ((0, 1),), attempt=2),),
+        (_reused(2, ((0, 9),), ((0, 1),)), _reused(1, ((0, 9),), ((1, 2),))),
+        (_reused(1, ((0, 9),), ((0, 1),)), _reused(1, ((0, 9),), ((1, 2),))),
+        (_reused(1, ((0, 9),), ((0, 2),)), _reused(2, ((0, 9),), ((1, 2),))),
+        (_reused(1, ((0, 9),), ((5, 6),)), _reused(2, ((0, 9),), ((0, 8),))),
+        (_reused(1, ((0, 3),), ((0, 1), (3, 4))),),
+        (_reused(1, (), ()),),
+        (_reused(1, ((0, 1),), ()),),
+        (_reused(1, ((0, 0),), ((0, 0),)),),
+        (_reused(1, ((0, 2), (1, 3)), ((0, 1),)),),
+        (_reused(1, ((0, 1), (1, 2)), ((0, 1),)),),
+        (_reused(1, ((-1, 1),), ((0, 1),)),),
+        (msgspec.structs.replace(_reused(1, ((0, 1),), ((0, 1),)), image_size_bytes=-1),),
+        (msgspec.structs.replace(_reused(1, ((0, 1),), ((0, 1),)), header_digest="4" * 31),),
         tuple(
-            msgspec.structs.replace(_kept(n, ((0, 99),), ((n, n + 1),)), id=(n, 1))
+            msgspec.structs.replace(_reused(n, ((0, 99),), ((n, n + 1),)), id=(n, 1))
             for n in range(17)
         ),
     ],
     ids=str,
 )
-def test_images_that_cannot_be_kept_are_refused(kept: tuple) -> None:
+def test_images_that_cannot_be_reused_are_refused(reused: tuple) -> None:
     with pytest.raises(CheckpointDamagedError, match="r/part"):
-        check_part(_part(kept=kept, step=10 if len(kept) < 17 else 100), "r/part")
+        check_part(_part(reused=reused, step=10 if len(reused) < 17 else 100), "r/part")
 
 
 @pytest.mark.parametrize("count", [0, 10**6 + 1])

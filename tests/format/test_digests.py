@@ -14,7 +14,7 @@ MIB = 1024 * 1024
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        # The first is what XXH3 gives for no bytes, the others stand in docs/format.md.
+        # The first is XXH3 of no bytes, the others are in docs/format.md.
         (b"", "99aa06d3014798d86001c324468d497f"),
         (bytes.fromhex("c03f"), "f7f302f964658b4a12f7496a243a9638"),
         (bytes.fromhex("000000400000a040"), "3fd80764456fcf2165f956229dcb82b4"),

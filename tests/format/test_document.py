@@ -71,7 +71,7 @@ def test_a_stranger_reads_the_example_as_the_document_says(tmp_path: Path) -> No
         ("step | 10¹⁵", names.STEP_MAX == 10**15),
         ("attempt | 999 999 999", names.ATTEMPT_MAX == 999_999_999),
         ("parts | 10⁶", names.PART_COUNT_MAX == 10**6),
-        ("kept images of a part | 16", check.KEPT_COUNT_MAX == 16),
+        ("reused images of a part | 16", check.REUSED_COUNT_MAX == 16),
         ("axes of an array | 64", check.AXES_MAX == 64),
         ("bytes of an array | 2⁶⁰", check.ARRAY_SIZE_MAX_BYTES == 2**60),
         ("chunks of a checkpoint | 2²⁴", check.CHUNK_COUNT_MAX == 2**24),

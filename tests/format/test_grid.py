@@ -66,7 +66,7 @@ def test_a_region_starts_where_its_elements_stand_together_or_has_gaps(
 ) -> None:
     region = data.draw(regions(shape))
     places = np.arange(math.prod(shape)).reshape(shape)[_slices(region)].reshape(-1)
-    # An outer region that does not start at 0 says the same.
+    # An outer region that does not start at 0 gives the same result.
     shift = data.draw(st.integers(0, 3))
     moved, outer = (
         tuple(tuple(x + shift for x in bound) for bound in bounds)

@@ -34,18 +34,18 @@ def test_a_part_name_parses_to_what_it_was_made_of(
 
 
 @given(IDS, IDS, COUNTS, st.data())
-def test_a_kept_images_name_parses_to_what_it_was_made_of(
+def test_a_reused_images_name_parses_to_what_it_was_made_of(
     checkpoint: CheckpointId, origin: CheckpointId, count: int, data: st.DataObject
 ) -> None:
     rank = data.draw(st.integers(0, count - 1))
-    key = names.kept_image_key(checkpoint, rank, count, origin)
+    key = names.reused_image_key(checkpoint, rank, count, origin)
     assert check_key(key) == key
     folder, name = key.rsplit("/", 1)
-    assert names.parse_kept_image_name(name) == (rank, count, origin)
+    assert names.parse_reused_image_name(name) == (rank, count, origin)
     assert folder == names.checkpoint_folder(checkpoint)
     own = names.image_key(checkpoint, rank, count).rsplit("/", 1)[1]
     assert name == own.replace(".safetensors", f".from-{origin}.safetensors")
-    assert names.parse_kept_image_name(own) is None
+    assert names.parse_reused_image_name(own) is None
     assert names.parse_part_name(name) is None
 
 
@@ -54,12 +54,12 @@ def test_a_kept_images_name_parses_to_what_it_was_made_of(
         r"\Aimage-0*[0-9]{1,7}-of-0*[0-9]{1,7}\.from-0*[0-9]{1,17}\.0*[0-9]{1,10}\.safetensors\n?"
     )
 )
-def test_what_parses_as_a_kept_image_is_its_one_name(name: str) -> None:
-    found = names.parse_kept_image_name(name)
+def test_what_parses_as_a_reused_image_is_its_one_name(name: str) -> None:
+    found = names.parse_reused_image_name(name)
     if found is not None:
         rank, count, origin = found
         assert 0 <= rank < count
-        assert names.kept_image_key(CheckpointId(0, 1), rank, count, origin).endswith("/" + name)
+        assert names.reused_image_key(CheckpointId(0, 1), rank, count, origin).endswith("/" + name)
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_what_parses_as_a_kept_image_is_its_one_name(name: str) -> None:
         "image-00000-of-00001.from-1000000000000001.1.safetensors",
     ],
 )
-def test_other_names_are_no_kept_image(name: str) -> None:
-    assert names.parse_kept_image_name(name) is None
+def test_other_names_are_no_reused_image(name: str) -> None:
+    assert names.parse_reused_image_name(name) is None
 
 
 @given(st.integers(1, 999_999_999))

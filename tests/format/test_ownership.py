@@ -1,4 +1,4 @@
-"""Who owns what, and how much that is, against plain loops and against the layouts."""
+"""Owners and sizes of chunks, against plain loops and against the layouts."""
 
 from __future__ import annotations
 

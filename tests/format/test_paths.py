@@ -1,4 +1,4 @@
-"""Names of arrays and chunks: a name tells its path, and no two paths share one."""
+"""Names of arrays and chunks: a name determines its path, and no two paths share one."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def test_a_stranger_passes_over_what_is_not_committed(tmp_path: Path) -> None:
 
 
 # Its last chunk, a bfloat16, is not used.
-KEPT_IN_PART = "checkpoints/000000130.1/image-00001-of-00002.from-000000120.1.safetensors"
+REUSED_IN_PART = "checkpoints/000000130.1/image-00001-of-00002.from-000000120.1.safetensors"
 EXAMPLE_FILES = [
     "holdfast.json",
     "attempts/000000001.json",
@@ -172,7 +172,7 @@ EXAMPLE_FILES = [
     "checkpoints/000000130.1/image-00000-of-00002.safetensors",
     "checkpoints/000000130.1/image-00001-of-00002.safetensors",
     "checkpoints/000000130.1/image-00000-of-00002.from-000000120.1.safetensors",
-    KEPT_IN_PART,
+    REUSED_IN_PART,
 ]
 
 
@@ -193,8 +193,8 @@ def _read_second(run: Path) -> None:
 def test_a_stranger_notices_any_flipped_bit(name: str, example: Path) -> None:
     _read_second(example)
     path = example / name
-    size_bits = (path.stat().st_size - 2 * (name == KEPT_IN_PART)) * 8
-    # One bit of each byte at the start, where what is most telling stands, and at the end.
+    size_bits = (path.stat().st_size - 2 * (name == REUSED_IN_PART)) * 8
+    # One bit of each byte at the start, with the most significant fields, and at the end.
     bits = [b for b in range(size_bits) if (b < 2400 and b % 9 == 0) or b % 391 == 0]
     bits += range(size_bits - 160, size_bits)
     for bit in bits:
@@ -203,7 +203,7 @@ def test_a_stranger_notices_any_flipped_bit(name: str, example: Path) -> None:
             _read_second(example)
         flip_bit(path, bit)
     _read_second(example)
-    if name == KEPT_IN_PART:
+    if name == REUSED_IN_PART:
         flip_bit(path, size_bits)
         _read_second(example)
         flip_bit(path, size_bits)

@@ -166,7 +166,7 @@ class Color(IntEnum):
 
 
 class Text(str):
-    """A string of somebody's own."""
+    """A user's own subclass of str."""
 
 
 Point = namedtuple("Point", "x y")

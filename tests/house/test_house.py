@@ -20,6 +20,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from holdfast.coordination.node import Node
+
 ROOT = Path(__file__).parents[2]
 
 # The only places that may catch everything, as "path:function", each with its reason. They are the
@@ -56,6 +58,9 @@ REGISTRY = re.compile(
 
 DECODING = "src/holdfast/format/json_codec.py"
 DIRECT_DECODE = re.compile(r"msgspec\.json\.decode\(")
+
+AGENT = "src/holdfast/agent/"
+NODE_API = {name for name in vars(Node) if not name.startswith("_")}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -195,6 +200,17 @@ def json_is_decoded_in_one_place(source: Source) -> Iterator[str]:
         yield from _lines_with(DIRECT_DECODE, f"what {DECODING} does in a safe way", source)
 
 
+def the_agent_asks_the_node(source: Source) -> Iterator[str]:
+    """The state machines behind the node may change without the agent."""
+    if not source.path.startswith(AGENT):
+        return
+    for node in ast.walk(source.tree):
+        if not isinstance(node, ast.Attribute) or node.attr in NODE_API:
+            continue
+        if _dotted(node.value).split(".")[-1] == "node":
+            yield f"{source.path}:{node.lineno} `{_dotted(node)}` is no public method of Node"
+
+
 RULES: list[Callable[[Source], Iterator[str]]] = [
     files_are_short,
     functions_are_short,
@@ -205,6 +221,7 @@ RULES: list[Callable[[Source], Iterator[str]]] = [
     no_path_of_a_machine,
     no_package_registry,
     json_is_decoded_in_one_place,
+    the_agent_asks_the_node,
 ]
 
 
@@ -325,6 +342,16 @@ BREACHES = {
         "src/a.py",
         "x = msgspec.json.decode(data, type=A)",
     ),
+    "a state machine of the node": (
+        the_agent_asks_the_node,
+        "src/holdfast/agent/a.py",
+        "x = self._coordinator.node.roles.follower.inventory",
+    ),
+    "a private part of the node": (
+        the_agent_asks_the_node,
+        "src/holdfast/agent/a.py",
+        "node._work(turn)",
+    ),
     "registry host": (no_package_registry, "README.md", f"https://{'pypi'}.org/simple"),
 }
 
@@ -341,6 +368,12 @@ FINE = {
         "@pytest.mark.skipif(True, reason='why')\ndef test(): pass",
     ),
     "decode in a test": (json_is_decoded_in_one_place, "tests/a.py", "msgspec.json.decode(a)"),
+    "a query of the node": (
+        the_agent_asks_the_node,
+        "src/holdfast/agent/a.py",
+        "x = self._coordinator.node.held(), node.is_settled",
+    ),
+    "the node's parts in a test": (the_agent_asks_the_node, "tests/a.py", "agent.node.roles"),
     "relative path": (no_path_of_a_machine, "docs/a.md", f"runs/{'work'}/a and ../{'work'}/a"),
 }
 

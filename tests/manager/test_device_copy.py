@@ -18,7 +18,7 @@ from holdfast.adapt.contract import Snapshot
 from holdfast.adapt.devices.transfers import PIECE_SIZE_BYTES
 from holdfast.adapt.jax.state import JaxFramework
 from holdfast.clock import SystemClock
-from holdfast.engine.saving.part import PartPlan, all_anew
+from holdfast.engine.saving.part import PartPlan, without_reuse
 from holdfast.engine.saving.slots import digests_of, seal_slot
 from holdfast.errors import DeviceError, StorageError
 from holdfast.format.digests import BLOCK_SIZE_BYTES, digest
@@ -94,7 +94,7 @@ def test_a_block_is_digested_while_later_ones_are_on_their_way(rig: Rig) -> None
 
     with rig.device.held(), contextlib.closing(filling), arriving:
         digests = digests_of(filling, rig.plan.layout, wait)
-        record = seal_slot(rig.store, filling, rig.plan, all_anew(rig.plan), digests)
+        record = seal_slot(rig.store, filling, rig.plan, without_reuse(rig.plan), digests)
     assert (
         len(record.blocks)
         == len(set(stops)) - (rig.plan.layout.size_bytes not in stops[:-1])
@@ -214,6 +214,6 @@ def test_a_slot_that_lost_its_memory_while_a_device_filled_it_becomes_no_image(r
         digests = digests_of(filling, rig.plan.layout, arriving.wait)
         os.truncate(slot, 0)
         os.truncate(slot, rig.plan.layout.size_bytes)
-        with pytest.raises(StorageError, match="somebody else changes the RAM tier"):
-            seal_slot(rig.store, filling, rig.plan, all_anew(rig.plan), digests)
+        with pytest.raises(StorageError, match="another process changes the RAM tier"):
+            seal_slot(rig.store, filling, rig.plan, without_reuse(rig.plan), digests)
     assert not rig.image.exists()

@@ -97,7 +97,7 @@ def test_a_large_array_that_both_processes_have_is_written_by_both_and_comes_bac
         assert np.array_equal(big, expected)
 
 
-def test_a_large_array_that_both_write_and_that_does_not_change_is_kept_by_both(
+def test_a_large_array_that_both_write_and_that_does_not_change_is_reused_by_both(
     one_host: Host, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -117,9 +117,9 @@ def test_a_large_array_that_both_write_and_that_does_not_change_is_kept_by_both(
     last = run / "checkpoints" / "000000002.1"
     for rank in range(2):
         own = last / f"image-0000{rank}-of-00002.safetensors"
-        (kept,) = last.glob(f"image-0000{rank}-of-00002.from-*")
+        (reused,) = last.glob(f"image-0000{rank}-of-00002.from-*")
         assert own.stat().st_size < 1 << 20
-        assert kept.stat().st_size >= 0.9 * (20 << 20)
+        assert reused.stat().st_size >= 0.9 * (20 << 20)
     with holdfast.CheckpointManager(run) as manager:
         big = manager.restore(2)["big"]
     assert np.array_equal(big, np.arange(40 << 18, dtype=np.float32).reshape(40, 512, 512))

@@ -129,7 +129,7 @@ def test_the_checkpoint_that_wrote_it_may_be_deleted(
             saving.wait_until_finished()
         wait_until(lambda: saving.all_steps() == [4])
         assert saving.metadata(4).written_bytes < WHOLE_BYTES / 8
-        assert [kept.step for kept in saving.metadata(4).kept] == [0]
+        assert [reused.step for reused in saving.metadata(4).reused] == [0]
     with manager(tmp_path / "run", ram=ram) as again:
         next_step, found = again.resume(begun())
         assert next_step == 5
@@ -329,7 +329,7 @@ def _seal_next(parts: PartWriter, slots: RamSlots, plan: Any, snapshot: Any) -> 
 def test_a_part_whose_ram_is_removed_under_it_still_has_all_its_bytes(
     slots: RamSlots, tmp_path: Path
 ) -> None:
-    """Also those that it had only kept: nothing else holds the state any more."""
+    """Also those that it had only reused: nothing else holds the state any more."""
     durable = DiskStore(tmp_path, SystemClock())
     parts, planner, framework = (
         PartWriter(slots, durable, SystemClock()),
@@ -348,7 +348,7 @@ def test_a_part_whose_ram_is_removed_under_it_still_has_all_its_bytes(
     state = trained(state, "frozen")
     plan, snapshot = taking(1)
     images = parts._keep(slots.tier(), plan, snapshot)
-    assert len(images.kept) == 1
+    assert len(images.reused) == 1
     _ready(slots, images.own.size_bytes)
     filled = parts.begin(plan, snapshot)
     assert filled is not None
@@ -381,7 +381,7 @@ def test_a_part_that_is_not_sealed_leaves_no_name_behind(slots: RamSlots, tmp_pa
     root = slots._session.place.ram_folder / "checkpoints"
     assert sorted(os.listdir(root)) == ["000000000.1", "000000001.1"]
     with parts.draft(slots.store(), plan, snapshot) as draft:
-        assert len(draft.images.kept) == 1
+        assert len(draft.images.reused) == 1
         assert len(os.listdir(root / "000000002.1")) == 1
     assert sorted(os.listdir(root)) == ["000000000.1", "000000001.1"]
     _ready(slots, draft.images.own.size_bytes)

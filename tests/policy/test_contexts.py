@@ -1,4 +1,4 @@
-"""What policies look at is checked when it is made, and says what it means."""
+"""The inputs of policies are checked at construction and normalised."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_times_are_held_in_utc() -> None:
 
 
 class ChangesToWinterTime(tzinfo):
-    """A zone within the hour that is there twice: `fold` tells the second."""
+    """A zone within the hour that is there twice: `fold` distinguishes the second."""
 
     def utcoffset(self, when: datetime | None) -> timedelta:
         return timedelta(hours=1 if when and when.fold else 2)

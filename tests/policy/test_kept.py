@@ -1,4 +1,4 @@
-"""How a preservation policy is asked, and what a user's own may answer."""
+"""The evaluation of preservation policies, and the answers that a user's own may return."""
 
 from __future__ import annotations
 

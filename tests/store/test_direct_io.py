@@ -31,7 +31,7 @@ DATA = content(SIZE, 1)
 
 
 class Watching(LocalFileSystem):
-    """Notes how much was read through which kind of descriptor, and refuses direct reads."""
+    """Records the bytes read per kind of descriptor, and can refuse direct reads."""
 
     def __init__(self, refusal: int | None = None) -> None:
         self.direct = self.plain = self.refused = 0
@@ -149,7 +149,7 @@ def test_where_direct_reads_are_refused_the_system_s_own_way_is_taken(
             target = _memory(SIZE, before)
             reader.read_into(0, target)
             assert target == DATA
-    # It is asked once, and not at every block.
+    # Direct reads are tried once, and not for every block.
     assert (files.refused, files.plain) == (1, 3 * SIZE)
 
 

@@ -1,4 +1,4 @@
-"""What the disk store does beyond the contract: no leftovers, errors that say what to do."""
+"""The disk store beyond the contract: no leftovers, errors with a remedy."""
 
 from __future__ import annotations
 
@@ -209,9 +209,9 @@ def test_a_name_that_was_linked_survives_the_loss_of_power(tmp_path: Path) -> No
             keys = [stored.key for stored in left.list("a")]
             if "linked" in recorder.log.marks(state.done_count):
                 count += 1
-                assert left.get("b/c/2") == b"bytes", state.told
+                assert left.get("b/c/2") == b"bytes", state.description
             if "deleted" in recorder.log.marks(state.done_count):
-                assert keys == [], state.told
+                assert keys == [], state.description
     assert count
 
 
@@ -236,7 +236,7 @@ def test_what_was_deleted_in_one_call_is_synced_once_a_folder_and_stays_deleted(
             with memory_folder() as fresh:
                 materialise(state.tree, {"disk": Path(fresh)})
                 left = open_disk(Path(fresh) / "run")
-                assert [stored.key for stored in left.list("a")] == ["a/kept"], state.told
+                assert [stored.key for stored in left.list("a")] == ["a/kept"], state.description
     assert count
 
 

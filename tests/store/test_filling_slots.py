@@ -1,4 +1,4 @@
-"""Slots that others write into, or that somebody else changes, while they are filled."""
+"""Slots that a device writes into, or that another process changes, while they are filled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IMAGE = "checkpoints/000000001.1/image-00000-of-00001.safetensors"
 
 
 class Pinned:
-    """What a device has of a slot's memory."""
+    """A device's registration of a slot's memory."""
 
     def __init__(self, memory: memoryview) -> None:
         self.view: np.ndarray | None = np.frombuffer(memory, np.uint8)
@@ -83,7 +83,7 @@ def test_what_a_device_wrote_into_a_slot_that_was_cut_off_is_noticed(in_memory: 
         filling.check_whole()
         (name,) = slots(in_memory)
         os.truncate(in_memory / SLOTS / name, SIZE // 2)
-        with pytest.raises(StorageError, match="somebody else changes the RAM tier"):
+        with pytest.raises(StorageError, match="another process changes the RAM tier"):
             filling.check_whole()
         os.truncate(in_memory / SLOTS / name, SIZE)
     store.close()
@@ -105,7 +105,7 @@ def test_a_slot_that_is_cut_off_between_small_blocks_is_noticed_within_a_mib(
             for start in starts:
                 filling.write(start, block)
 
-        with pytest.raises(StorageError, match="somebody else changes the RAM tier"):
+        with pytest.raises(StorageError, match="another process changes the RAM tier"):
             write_on()
         assert next(starts) <= MIB
     store.close()

@@ -1,4 +1,4 @@
-"""Slots mapped for reading: they follow what the names say, and hold neither locks nor memory."""
+"""Read mappings of slots: they follow the names, and hold neither locks nor memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pool(in_memory: Path) -> SlotPool:
 @pytest.fixture
 def store(in_memory: Path, pool: SlotPool) -> Iterator[RamStore]:
     made = RamStore(in_memory, pool.reserve, SystemClock())
-    pool.gave_up = made.forget_gone
+    pool.on_evicted = made.release_deleted
     yield made
     made.close()
 
@@ -69,7 +69,7 @@ def test_the_memory_of_a_slot_that_was_given_up_is_free(
     store.put(FIRST, SIZE, [b"a" * SIZE])
     read(store, FIRST)
     store.delete(FIRST)
-    # An image of another size: the slot of the first one is given up for it.
+    # An image of another size: the slot of the first one is evicted for it.
     store.put(SECOND, 2 * SIZE, [b"b" * 2 * SIZE])
     assert mapped_count(in_memory) == 0
     assert read(store, SECOND) == b"b" * 2 * SIZE
@@ -85,10 +85,10 @@ def test_a_slot_that_is_given_up_while_it_is_read_goes_when_it_was_read(
         for path in (in_memory / SLOTS).iterdir():
             path.unlink()
         store.delete(FIRST)
-        store.forget_gone()
+        store.release_deleted()
         assert bytes(view) == b"a" * SIZE
         view.release()
-    store.forget_gone()
+    store.release_deleted()
     assert mapped_count(in_memory) == 0
 
 
@@ -122,7 +122,7 @@ def test_a_store_that_nobody_has_any_more_leaves_no_descriptor(
         if is_closed:
             made.close()
         else:
-            # What is mapped for filling has an owner who closes it.
+            # Mappings for filling are closed by their owner.
             made._unmap(lambda slot: True)
         del made
     gc.collect()

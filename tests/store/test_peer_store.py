@@ -312,7 +312,7 @@ def _say_nothing(connection: object) -> None:
 
 @pytest.mark.parametrize("begin", [b"", HEAD[:-2], _partial("bytes 0-9/10", b"", 1000)])
 def test_a_peer_that_trickles_is_given_up(begin: bytes) -> None:
-    """Each byte comes long before the bound for silence; the whole never does."""
+    """Each byte arrives long before the idle timeout; the whole object never does."""
 
     def trickle(connection) -> None:
         while request_on(connection):

@@ -1,4 +1,4 @@
-"""Slots: what is free is told by the file system alone."""
+"""Slots: the file system alone determines which are free."""
 
 from __future__ import annotations
 
@@ -366,7 +366,7 @@ def test_lent_memory_stays_as_it_is_while_anything_views_it(
 ) -> None:
     fill(store)
     with store.open(IMAGE) as reader:
-        lent = reader.lend()
+        lent = reader.lasting_view()
     assert lent is not None
     assert lent.readonly
     part = np.frombuffer(lent[5:], np.uint8)

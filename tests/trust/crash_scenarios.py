@@ -366,7 +366,7 @@ def branch_twice_without_a_save(host: RecordedHost) -> None:
     host.take_durable(trainer, 3)
 
 
-def kept_images(host: RecordedHost) -> None:
+def reused_images(host: RecordedHost) -> None:
     host.keeps = True
     trainer = begun(host, count=2)
     host.start()
@@ -380,7 +380,7 @@ def kept_images(host: RecordedHost) -> None:
         host.take_durable(trainer, step)
 
 
-def kept_images_of_what_ram_alone_had(host: RecordedHost) -> None:
+def reused_images_of_what_ram_alone_had(host: RecordedHost) -> None:
     host.keeps = True
     trainer = begun(host)
     host.go_back(trainer, 2, Id(1, 1))
@@ -391,7 +391,7 @@ def kept_images_of_what_ram_alone_had(host: RecordedHost) -> None:
     host.take_durable(trainer, 5)
 
 
-def kept_images_straight_to_the_durable_tier(host: RecordedHost) -> None:
+def reused_images_straight_to_the_durable_tier(host: RecordedHost) -> None:
     host.keeps = True
     trainer = begun(host)
     host.start()
@@ -424,9 +424,9 @@ SCENARIOS: list[Scenario] = [
     recovery_clears_half_a_save,
     half_a_save_in_ram,
     agent_leaves,
-    kept_images,
-    kept_images_of_what_ram_alone_had,
-    kept_images_straight_to_the_durable_tier,
+    reused_images,
+    reused_images_of_what_ram_alone_had,
+    reused_images_straight_to_the_durable_tier,
 ]
 
 

@@ -30,7 +30,13 @@ from holdfast.engine.reading.restore import fill_targets
 from holdfast.engine.saving.part import write_part
 from holdfast.engine.saving.part_layouts import PartLayouts
 from holdfast.engine.transfer.copy import copy_part
-from holdfast.format.names import CHECKPOINTS, CheckpointId, attempt_keys, image_key, kept_image_key
+from holdfast.format.names import (
+    CHECKPOINTS,
+    CheckpointId,
+    attempt_keys,
+    image_key,
+    reused_image_key,
+)
 from holdfast.format.placement import RestoreTarget
 from holdfast.format.records import CheckpointSpec, Container
 from holdfast.store.contract import Store
@@ -44,7 +50,7 @@ from tests.engine.reusing import Chain
 from tests.trust.in_process import StepClock
 
 GONE, OLD, NEW = CheckpointId(5, 1), CheckpointId(10, 1), CheckpointId(20, 1)
-LINKED = kept_image_key(NEW, 0, 2, OLD)
+LINKED = reused_image_key(NEW, 0, 2, OLD)
 # Several writes each, of which the last is not aligned.
 SIZE = 9000
 ONE = "checkpoints/one"

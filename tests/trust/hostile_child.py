@@ -31,7 +31,7 @@ from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.attempts import read_attempts
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.lifecycle.run import read_run
-from holdfast.engine.reading.view import look
+from holdfast.engine.reading.view import view_of
 from holdfast.errors import HoldfastError
 from holdfast.format.check import check_manifest, check_part
 from holdfast.format.layout import image_layout
@@ -39,8 +39,8 @@ from holdfast.format.names import (
     CheckpointId,
     parse_attempt_name,
     parse_checkpoint_name,
-    parse_kept_image_name,
     parse_part_name,
+    parse_reused_image_name,
 )
 from holdfast.format.ownership import Ownership
 from holdfast.format.records import (
@@ -149,7 +149,7 @@ class Targets:
         checkpoint, part = parse_checkpoint_name(name), parse_part_name(name)
         assert checkpoint is None or str(checkpoint) == name
         assert part is None or "part-{:05d}-of-{:05d}.json".format(*part) == name
-        kept = parse_kept_image_name(name)
+        kept = parse_reused_image_name(name)
         assert kept is None or name == "image-{:05d}-of-{:05d}.from-{}.safetensors".format(*kept)
         number = parse_attempt_name(name)
         assert number is None or name in (f"{number:09d}.json", f"{number:09d}.copy.json")
@@ -191,7 +191,7 @@ class Targets:
         durable = self.damaged.durable
         with self._in_place(name, rng) as changed:
             read_run(durable, "run")
-            view = look(stores, durable)
+            view = view_of(stores, durable)
             view.sound()
             found = restore_newest(lambda: view, NestedFramework(), None, rounds, SystemClock())
         # What is sealed and committed is what the run says; all else is what was saved.

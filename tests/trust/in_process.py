@@ -27,8 +27,8 @@ from holdfast.clock import Clock
 from holdfast.engine.lifecycle.run import create_run
 from holdfast.engine.reading.restore import fill_targets
 from holdfast.engine.reading.sources import CheckpointSources
-from holdfast.engine.reading.view import View, look
-from holdfast.engine.saving.part import PartImages, PartPlan, all_anew, write_part
+from holdfast.engine.reading.view import View, view_of
+from holdfast.engine.saving.part import PartImages, PartPlan, without_reuse, write_part
 from holdfast.errors import ObjectNotFoundError
 from holdfast.format.layout import Chunk, image_layout
 from holdfast.format.names import CheckpointId
@@ -345,13 +345,13 @@ class InProcessHost:
         plan = right_plan(checkpoint, rank, trainer.count, self.clock.now(), has_base=self.keeps)
         last = self._last.get((store.tier, checkpoint.attempt, rank))
         if last is None or last.part_count != trainer.count:
-            return plan, all_anew(plan)
+            return plan, without_reuse(plan)
         base = {chunk.ordinal for chunk in plan.layout.chunks if chunk.array_index == 1}
         images = images_keeping(plan, last, base)
         try:
             link_images(store, plan, last, images)
         except ObjectNotFoundError:
-            return plan, all_anew(plan)
+            return plan, without_reuse(plan)
         return plan, images
 
     def write_part(self, store: Store, plan: PartPlan, images: PartImages) -> None:
@@ -440,7 +440,7 @@ class InProcessHost:
     def look(self) -> View:
         """What can be read now, from every tier."""
         ram, durable = self.stores()
-        return look((ram, durable), durable)
+        return view_of((ram, durable), durable)
 
     def close(self) -> None:
         """Ends all that was started."""

@@ -25,7 +25,7 @@ from holdfast.cli.findings import check_attempts, check_copy, copies_of
 from holdfast.cli.runs import Run, read_damaged
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.run import read_run
-from holdfast.engine.reading.view import look
+from holdfast.engine.reading.view import view_of
 from holdfast.format.names import CheckpointId
 from holdfast.manager.restoring import Rounds, restore_newest
 from holdfast.store.disk import DiskStore
@@ -96,7 +96,7 @@ def restore(run: DamagedRun, view: str, rank: int) -> Answer:
     with warnings_of_holdfast() as told:
         read_run(run.durable, str(run.run))
         found = restore_newest(
-            lambda: look(stores, run.durable), NestedFramework(), None, rounds, SystemClock()
+            lambda: view_of(stores, run.durable), NestedFramework(), None, rounds, SystemClock()
         )
     assert found is not None
     skipped = [CheckpointId(step, attempt) for step, attempt, _ in found.report.skipped]

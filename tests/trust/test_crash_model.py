@@ -221,7 +221,7 @@ def test_deaths_leave_all_that_was_done(act: Callable[[Disk], None], tmp_path: P
     act(disk)
     *_, last = deaths(disk.log)
     assert found_of(last) == found_in(tmp_path)
-    assert [s.done_count for s in deaths(disk.log) if s.told == "killed"] == list(
+    assert [s.done_count for s in deaths(disk.log) if s.description == "killed"] == list(
         range(len(disk.log) + 1)
     )
 
@@ -283,7 +283,7 @@ def test_what_would_escape_the_record_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="it is in none of"):
         disk.write(str(tmp_path / "outside"), b"y")
     (inside / "past").write_bytes(b"")
-    with pytest.raises(ValueError, match="made past the recording file system"):
+    with pytest.raises(ValueError, match="created without the recording file system"):
         disk.write("past", b"y", flags=0)
     assert len(disk.log) == 0
     with pytest.raises(FileNotFoundError):

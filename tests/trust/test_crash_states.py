@@ -215,7 +215,9 @@ class Tally:
             check(self.outcomes[state.key], expected, with_ram=with_ram)
         except (AssertionError, HoldfastError, OSError) as error:
             done = log.operations[max(0, state.done_count - TOLD_COUNT) : state.done_count]
-            error.add_note(f"state: {state.told}, after {state.done_count} operations, the last:")
+            error.add_note(
+                f"state: {state.description}, after {state.done_count} operations, the last:"
+            )
             error.add_note("\n".join(map(str, done)))
             raise
 
@@ -251,7 +253,7 @@ def try_second_crashes(tally: Tally, scenario: Scenario, every: int) -> None:
     with memory_folder() as folder:
         log = recorded(scenario, Path(folder))
     first = start_of(log)
-    died = [state for state in deaths(log, first) if state.told == "killed"]
+    died = [state for state in deaths(log, first) if state.description == "killed"]
     for state in died[tally.offset(every) :: every]:
         with memory_folder() as folder:
             longer = gone_on(state, log.prefix(state.done_count), Path(folder), going_on)
@@ -281,7 +283,7 @@ def deaths_before_a_sync(log: Log) -> Iterator[CrashState]:
     """The deaths that leave most unsynced."""
     for state in deaths(log, start_of(log)):
         following = log.operations[state.done_count : state.done_count + 1]
-        if state.told == "killed" and following and isinstance(following[0], Sync):
+        if state.description == "killed" and following and isinstance(following[0], Sync):
             yield state
 
 

@@ -20,7 +20,7 @@ import pytest
 from holdfast.adapt.jax.state import JaxFramework
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.commit import commit
-from holdfast.engine.reading.view import look
+from holdfast.engine.reading.view import view_of
 from holdfast.errors import HoldfastError, OutOfSpaceError
 from holdfast.format.names import CheckpointId
 from holdfast.manager.restoring import RestoredState, Rounds, restore_newest
@@ -153,7 +153,7 @@ def restore(place: Place) -> RestoredState:
     rounds = Rounds(vote=lambda good, found: (good, found.step if found else -1), rank=0, count=1)
     stores = (place.ram, place.durable)
     restored = restore_newest(
-        lambda: look(stores, place.durable), JaxFramework(), None, rounds, SystemClock()
+        lambda: view_of(stores, place.durable), JaxFramework(), None, rounds, SystemClock()
     )
     assert restored is not None
     return restored

@@ -20,7 +20,7 @@ from holdfast.cli.main import main as command
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.lifecycle.run import read_run
-from holdfast.engine.reading.view import look
+from holdfast.engine.reading.view import view_of
 from holdfast.errors import HoldfastError, StorageError
 from holdfast.format.names import parse_checkpoint_name, parse_part_name
 from holdfast.manager.restoring import RestoredState, Rounds, restore_newest
@@ -131,7 +131,7 @@ def restored(run: DamagedRun) -> RestoredState:
     rounds = Rounds(vote=lambda good, c: (good, c.step if c else -1), rank=0, count=1)
     durable = run.durable
     found = restore_newest(
-        lambda: look([durable], durable), NestedFramework(), None, rounds, SystemClock()
+        lambda: view_of([durable], durable), NestedFramework(), None, rounds, SystemClock()
     )
     assert found is not None
     assert same_tree(found.state, right_state(found.id, 0, False))
@@ -192,7 +192,7 @@ def test_a_linked_folder_of_the_format_is_refused_by_name(run: DamagedRun, name:
     folder.rename(run.root / "elsewhere")
     folder.symlink_to(run.root / "elsewhere")
     with pytest.raises(StorageError, match=f"{name}: expected a folder, found a symbolic link"):
-        look([run.durable], run.durable)
+        view_of([run.durable], run.durable)
 
 
 def test_a_linked_checkpoint_is_none(run: DamagedRun) -> None:
@@ -231,7 +231,7 @@ def test_a_file_in_place_of_a_folder_is_as_if_nothing_were_there(
 ) -> None:
     (run.run / name).rename(run.root / "elsewhere")
     (run.run / name).write_bytes(b"x")
-    assert look([run.durable], run.durable).timeline == ()
+    assert view_of([run.durable], run.durable).timeline == ()
 
 
 def test_folders_in_folders_without_end_are_ignored(run: DamagedRun) -> None:
@@ -311,7 +311,7 @@ def test_stray_parts_of_another_count_do_not_hide_the_checkpoint(run: DamagedRun
         for name in ("part-00000-of-00003.json", "image-00000-of-00003.safetensors"):
             made.append(run.run / FOLDER / name)
             made[-1].write_bytes(b"stray")
-        view = look([run.durable], run.durable)
+        view = view_of([run.durable], run.durable)
         assert view.newest_sound() == NEWEST
     finally:
         for path in made:

@@ -15,7 +15,7 @@ import pytest
 
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.attempts import read_attempts
-from holdfast.engine.reading.view import look
+from holdfast.engine.reading.view import view_of
 from holdfast.errors import CheckpointDamagedError, HoldfastError, NewerFormatError, StorageError
 from holdfast.format.check import check_manifest
 from holdfast.format.records import AttemptRecord, Manifest, PartRecord, RunRecord
@@ -97,7 +97,7 @@ def assert_refused_for(run: DamagedRun, *words: str) -> None:
     tracemalloc.start()
     try:
         found = restore_newest(
-            lambda: look([durable], durable), NestedFramework(), None, rounds, SystemClock()
+            lambda: view_of([durable], durable), NestedFramework(), None, rounds, SystemClock()
         )
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
@@ -213,7 +213,7 @@ def test_a_manifest_of_a_million_parts_is_refused_for_the_first_that_is_not_ther
     rounds = Rounds(vote=lambda good, c: (good, c.step if c else -1), rank=0, count=2)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found = restore_newest(
-        lambda: look([run.durable], run.durable), NestedFramework(), None, rounds, SystemClock()
+        lambda: view_of([run.durable], run.durable), NestedFramework(), None, rounds, SystemClock()
     )
     assert found is not None
     assert "no good copy of part 0 of 1000000" in found.report.skipped[0][2]
@@ -251,7 +251,11 @@ def test_paths_of_arrays_that_look_like_files_touch_no_file(
     rounds = Rounds(vote=lambda good, c: (good, c.step if c else -1), rank=0, count=2)
     with contextlib.suppress(CheckpointDamagedError):
         restore_newest(
-            lambda: look([run.durable], run.durable), NestedFramework(), None, rounds, SystemClock()
+            lambda: view_of([run.durable], run.durable),
+            NestedFramework(),
+            None,
+            rounds,
+            SystemClock(),
         )
     assert set(run.root.rglob("*")) == files
 
@@ -275,7 +279,7 @@ def test_two_nodes_at_one_path_are_refused(run: DamagedRun) -> None:
         tree["checkpoint"]["containers"].append({"path": ["params"], "kind": "list"})
 
     commit_lies(run, twice, MANIFEST, PART_0)
-    assert_refused_for(run, "two nodes stand at one path")
+    assert_refused_for(run, "two nodes have the same path")
 
 
 def test_a_part_with_other_values_than_the_checkpoint_has_objects_is_refused(
@@ -298,7 +302,7 @@ def test_a_manifest_that_says_another_size_of_an_image_is_refused(run: DamagedRu
         tree["parts"][1]["image_size_bytes"] += 1
 
     commit_lies(run, lie, MANIFEST)
-    assert_refused_for(run, PART_1, "the manifest says")
+    assert_refused_for(run, PART_1, "the manifest has")
 
 
 # JSON.
@@ -429,7 +433,7 @@ def test_a_run_id_that_could_lead_out_of_the_hosts_folder_is_refused(
 
 @pytest.mark.parametrize("version", [0, -1])
 def test_a_format_version_that_never_was_is_damage(run: DamagedRun, version: int) -> None:
-    with pytest.raises(CheckpointDamagedError, match="there is no format version"):
+    with pytest.raises(CheckpointDamagedError, match="invalid format version"):
         _unsealed(run, b'"format_version":1', b'"format_version":%d' % version)
 
 
@@ -453,7 +457,7 @@ def test_an_attempt_that_came_from_nowhere_ends_the_timeline(
         del tree["digest"]
         path.write_bytes(sealed_json({**tree, "origin": origin}))
     try:
-        view = look([run.durable], run.durable)
+        view = view_of([run.durable], run.durable)
     except StorageError:
         assert origin[1] == 10**100
         return

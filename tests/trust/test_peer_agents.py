@@ -19,7 +19,7 @@ from holdfast.agent.config import AgentConfig
 from holdfast.agent.launch import ensure_agent
 from holdfast.clock import SystemClock
 from holdfast.engine.saving.part_layouts import PartLayouts
-from holdfast.engine.transfer.fetch import pull_part
+from holdfast.engine.transfer.fetch import fetch_part
 from holdfast.errors import StorageError
 from holdfast.format.names import CHECKPOINTS
 from holdfast.peers.config import LOOPBACK, PeerConfig
@@ -85,7 +85,7 @@ def assert_pulled(status: protocol.AgentStatus, root: Path, tls: PeerTls | None 
         reaching(address_of(status), tls=tls) as peer,
     ):
         (part,) = made.write(theirs)
-        pull_part(peer, own, part, PartLayouts(made.spec.arrays))
+        fetch_part(peer, own, part, PartLayouts(made.spec.arrays))
         for stored in theirs.list(CHECKPOINTS):
             assert own.get(stored.key) == theirs.get(stored.key)
 

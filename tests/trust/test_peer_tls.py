@@ -15,7 +15,7 @@ import pytest
 
 from holdfast.clock import SystemClock
 from holdfast.engine.saving.part_layouts import PartLayouts
-from holdfast.engine.transfer.fetch import pull_part
+from holdfast.engine.transfer.fetch import fetch_part
 from holdfast.errors import StorageError
 from holdfast.format.names import CHECKPOINTS
 from holdfast.peers.config import LOOPBACK
@@ -85,7 +85,7 @@ def test_a_part_is_pulled_over_tls(
         contextlib.closing(ram(root / "own")) as mine,
         reaching(server.address, tls=authority.issue("another-agent")) as peer,
     ):
-        pull_part(peer, mine, part, PartLayouts(made.spec.arrays))
+        fetch_part(peer, mine, part, PartLayouts(made.spec.arrays))
         for stored in own.list(f"{CHECKPOINTS}/{made.id}"):
             assert mine.get(stored.key) == own.get(stored.key)
 

@@ -1,4 +1,4 @@
-"""Frameworks' trees and arrays to specs and host buffers, and back.
+"""Conversion of frameworks' trees and arrays to specs and host buffers, and back.
 
-`import jax` and `import torch` stand here and nowhere else in the library.
+Only this package imports `jax` and `torch`.
 """

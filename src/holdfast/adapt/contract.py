@@ -1,4 +1,4 @@
-"""What the manager needs of a framework."""
+"""The interface between the manager and a framework."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.format.placement import Placement, RestoreTarget
 from holdfast.format.records import CheckpointSpec, Container, SavedValue
 
 Mark = weakref.ReferenceType[Any] | None
-"""Leads to an array object that cannot change; None for one of a kind that can."""
+"""A weak reference to an immutable array object; None for an array of a mutable kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class ArrayOutline:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Outline:
-    """A state without its bytes. States of one structure and sharding give the same object."""
+    """A state without its bytes. States of equal structure and sharding share one object."""
 
     arrays: tuple[ArrayOutline, ...]
     containers: tuple[Container, ...]
@@ -38,7 +38,7 @@ class Outline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRange:
-    """Contiguous bytes in a device's memory, and where in the host's memory they belong."""
+    """Contiguous bytes in a device's memory, and their offset in the host's memory."""
 
     device: int
     address: int
@@ -47,27 +47,27 @@ class DeviceRange:
 
 
 class Transfer(Protocol):
-    """Copies from devices into the host's memory that are on their way. Nothing here waits."""
+    """Queued copies from devices into the host's memory. No method blocks."""
 
     def has_arrived(self, stop_bytes: int) -> bool:
-        """Whether all of it that belongs below `stop_bytes` is there; stops only ever grow.
+        """Return whether all bytes below `stop_bytes` have arrived; callers pass ascending values.
 
         Raises:
-            DeviceError: some of it will never arrive.
+            DeviceError: some of the bytes will never arrive.
         """
         ...
 
     def fail(self, error: DeviceError) -> None:
-        """Counts as failed from here on, and so does the way that it takes: it does not move."""
+        """Mark the transfer, and its streams for later transfers, as failed: it is stuck."""
         ...
 
     def is_over(self) -> bool:
-        """Whether no device writes any more, be it that all arrived or that some of it failed."""
+        """Whether no device writes any more, because all bytes arrived or the rest failed."""
         ...
 
 
 class PinnedMemory(Protocol):
-    """Host memory that devices write into by themselves, at their full rate."""
+    """Host memory that devices write into directly, at their full rate."""
 
     @property
     def is_busy(self) -> bool:
@@ -75,105 +75,107 @@ class PinnedMemory(Protocol):
         ...
 
     def start(self, ranges: Sequence[DeviceRange]) -> Transfer:
-        """Queues the copies of `ranges`, which stand in the order of their places.
+        """Queue the copies of `ranges`, which are sorted by their offset in the host's memory.
 
-        The devices' memory is to be kept as it is until the transfer is over. What was refused is
-        told by the transfer.
+        The devices' memory must not change until the transfer is over. A copy that the device
+        refuses is reported by the transfer.
         """
         ...
 
     def close(self) -> None:
-        """Lets go of the memory; to be called before it is unmapped, and not while it is busy."""
+        """Unregister the memory. Call it before unmapping, and not while it is busy."""
         ...
 
 
 Pinning = Callable[[memoryview], PinnedMemory | None]
-"""Makes host memory one that devices copy into; None where none does, or that is refused."""
+"""Registers host memory for devices; returns None if no device needs that or it fails."""
 
 
 class Snapshot(Protocol):
-    """A state, fixed: what the training thread does from now on does not change it."""
+    """A fixed state: later changes by the training thread do not affect it."""
 
     outline: Outline
     values: tuple[SavedValue, ...]
     process_values: tuple[SavedValue, ...]
     marks: tuple[Mark, ...]
-    """For each array of the outline; the same object again has the same bytes."""
+    """One mark per array of the outline; the same object has the same bytes again."""
     is_on_host: bool
-    """Whether all bytes are in the host's memory, so that copying them waits for no device."""
+    """Whether all bytes are in the host's memory, so that copying does not wait for a device."""
     pin: Pinning
-    """For memory that this state, or one like it, is to be copied into."""
+    """Registers memory that this state, or one like it, will be copied into."""
 
     @property
     def is_borrowed(self) -> bool:
-        """Whether some bytes are the training's, to be copied before the training goes on."""
+        """Whether some bytes belong to the training and must be copied before it continues."""
         ...
 
     def chunk_bytes(self, chunk: Chunk) -> memoryview:
-        """The bytes of a chunk that this process holds: contiguous, C order, little-endian."""
+        """Return the bytes of a chunk that this process holds: C order, little-endian."""
         ...
 
     def device_ranges(self, chunks: Sequence[Chunk]) -> dict[Chunk, DeviceRange]:
-        """Where those of `chunks` are that a device can copy as they are; waits until they are.
+        """Return the device ranges of those `chunks` that a device can copy unchanged.
+
+        Waits until the device has computed them.
 
         Raises:
-            DeviceError: the device did not make them.
+            DeviceError: the device failed to compute them.
         """
         ...
 
     def bring_to_host(self) -> None:
-        """Copies into the host's memory what is on devices; then nothing is borrowed.
+        """Copy all device arrays into the host's memory; afterwards nothing is borrowed.
 
-        Where a device fails, `chunk_bytes` tells.
+        A failed device is reported by `chunk_bytes`.
         """
         ...
 
     def release(self) -> None:
-        """Lets go of the memory that the snapshot holds."""
+        """Release the memory that the snapshot holds."""
         ...
 
 
 class Restoration(Protocol):
-    """A state in the making: fill the targets, then finish.
+    """A state being restored: fill the targets, then finish.
 
-    `process_values` are the paths of the objects in it that keep a state of their own.
+    `process_values` are the paths of its objects that have a state of their own.
     """
 
     targets: Sequence[RestoreTarget]
     process_values: Sequence[Path]
 
     def finish(self, process_values: Mapping[Path, object]) -> object:
-        """The state; the targets are filled and are the state's own from now on.
+        """Return the state. The targets must be filled; their buffers belong to the state now.
 
-        `process_values` are the states of the objects that keep one, by path. Only here do they
-        take it, so that a restore that fails changes nothing.
+        `process_values` are the states of stateful objects, by path. They are set only here, so
+        that a failed restore changes nothing.
         """
         ...
 
 
 class KeyValues(Protocol):
-    """Words that every process of a job can put and read: the framework's own service.
+    """The framework's key-value service, shared by all processes of a job.
 
-    Keys are names with slashes between them. Every call ends by itself, and waits for no process.
+    Keys are names separated by slashes. Every call is bounded and waits for no other process.
 
     Raises:
-        ProcessLostError: the service does not answer; so from every call.
+        ProcessLostError: the service does not answer; every call may raise it.
     """
 
     def put_if_absent(self, key: str, value: str) -> bool:
-        """Puts a word that is never changed; False where one stands already."""
+        """Put a value that is never changed; return False if the key has one already."""
         ...
 
     def get(self, key: str) -> str | None:
-        """The word, None where there is none (yet)."""
+        """Return the value, or None if there is none (yet)."""
         ...
 
     def below(self, folder: str) -> dict[str, str]:
-        """All words whose keys begin with `folder` and a slash, by what follows that."""
+        """Return all values whose keys begin with `folder` and a slash, by the rest of the key."""
         ...
 
     def delete(self, folder: str) -> None:
-        """Removes all words whose keys begin with `folder` and a slash; there may be none."""
+        """Remove all values whose keys begin with `folder` and a slash; there may be none."""
         ...
 
 
@@ -182,9 +184,9 @@ class Processes(Protocol):
 
     Attributes:
         rank: this process's index, from 0.
-        count: how many there are.
+        count: the number of processes.
         slice_index: the slice of this process's devices; None where the job has one slice only, or
-            the devices do not tell.
+            the devices do not report it.
     """
 
     rank: int
@@ -194,7 +196,7 @@ class Processes(Protocol):
     def slice_index(self) -> int | None: ...
 
     def key_values(self) -> KeyValues:
-        """The words that the processes share.
+        """Return the key-value service that the processes share.
 
         Raises:
             InvalidArgumentError: the framework's service was not started.
@@ -203,20 +205,20 @@ class Processes(Protocol):
 
 
 class Framework(Protocol):
-    """A framework: how it holds states, and who its processes are."""
+    """A framework: its representation of states, and its processes."""
 
     def processes(self) -> Processes: ...
 
     def snapshot(self, state: object) -> Snapshot:
-        """Fixes `state`. Called on the training thread, and costs it as little as can be.
+        """Fix `state`. Called on the training thread, so it must be fast.
 
         Raises:
-            UnsupportedLeafError: a leaf cannot be saved; its path and type are told.
+            UnsupportedLeafError: a leaf cannot be saved; the message has its path and type.
         """
         ...
 
     def outline(self, state: object) -> Outline:
-        """The outline that a snapshot of `state` would have.
+        """Return the outline that a snapshot of `state` would have.
 
         Raises:
             UnsupportedLeafError: as `snapshot`.
@@ -224,11 +226,11 @@ class Framework(Protocol):
         ...
 
     def restoration(self, spec: CheckpointSpec, like: object) -> Restoration:
-        """Prepares a state like `like`; with None, nested dicts of NumPy arrays.
+        """Prepare a state like `like`; with None, nested dicts of NumPy arrays.
 
-        `like` may leave out objects that keep a state, and nothing else.
+        `like` may omit stateful objects, and nothing else.
 
         Raises:
-            StructureMismatchError: `like` is not what was saved; all differences are told.
+            StructureMismatchError: `like` differs from the saved structure; lists the differences.
         """
         ...

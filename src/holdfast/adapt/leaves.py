@@ -1,4 +1,4 @@
-"""Leaves that belong to no framework: NumPy arrays, Python values, objects that keep a state."""
+"""Leaves that belong to no framework: NumPy arrays, Python values, stateful objects."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _VALUE_TYPES = (type(None), bool, int, float, str, bytes)
 
 
 def is_value(leaf: object) -> bool:
-    """Whether `leaf` is a plain Python value."""
+    """Return whether `leaf` is a plain Python value."""
     return type(leaf) in _VALUE_TYPES
 
 
 def is_numpy(leaf: object) -> TypeGuard[np.ndarray | np.generic]:
-    """Whether `leaf` is a NumPy array or scalar."""
+    """Return whether `leaf` is a NumPy array or scalar."""
     return isinstance(leaf, np.ndarray | np.generic)
 
 
 def keeps_state(leaf: object) -> bool:
-    """Whether `leaf` is an object with a state to get and to set."""
+    """Return whether `leaf` is an object whose state can be read and set."""
     return not isinstance(leaf, type) and (
         _has(leaf, "get_state", "set_state") or _has(leaf, "state_dict", "load_state_dict")
     )
@@ -35,14 +35,14 @@ def _has(leaf: object, *names: str) -> bool:
 
 
 def state_of(leaf: object) -> object:
-    """The state that an object keeps, as values."""
+    """Return the state of a stateful object, as Python values."""
     if _has(leaf, "get_state", "set_state"):
         return leaf.get_state()  # type: ignore[attr-defined]
     return leaf.state_dict()  # type: ignore[attr-defined]
 
 
 def give_state(leaf: object, state: object) -> None:
-    """Sets the state of an object that keeps one."""
+    """Set the state of a stateful object."""
     if _has(leaf, "get_state", "set_state"):
         leaf.set_state(state)  # type: ignore[attr-defined]
     else:
@@ -50,10 +50,10 @@ def give_state(leaf: object, state: object) -> None:
 
 
 def numpy_dtype_name(leaf: np.ndarray | np.generic, path: Path) -> str:
-    """The name of a NumPy leaf's dtype.
+    """Return the name of a NumPy leaf's dtype.
 
     Raises:
-        UnsupportedLeafError: it is one that cannot be stored (object, structured, datetime, text),
+        UnsupportedLeafError: the dtype cannot be stored (object, structured, datetime, text),
             or the leaf has a mask, which would be lost.
     """
     if isinstance(leaf, np.ma.MaskedArray):
@@ -71,10 +71,10 @@ def numpy_dtype_name(leaf: np.ndarray | np.generic, path: Path) -> str:
 
 
 def owned_copy(leaf: np.ndarray | np.generic) -> np.ndarray:
-    """A copy in C order and little-endian, which the caller's later writes do not reach."""
+    """Return a copy in C order and little-endian, independent of the caller's later writes."""
     return np.array(leaf, dtype=leaf.dtype.newbyteorder("<"), order="C", copy=True)
 
 
 def bytes_of(array: np.ndarray) -> memoryview:
-    """The bytes of `array` in C order, without a copy where it is contiguous."""
+    """Return the bytes of `array` in C order, without a copy if it is contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -1,4 +1,4 @@
-"""A checkpoint without a `like`: nested dicts, lists and tuples of NumPy arrays and values."""
+"""Restore without a `like`: nested dicts, lists and tuples of NumPy arrays and values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.format.values import decode_value
 
 
 class NestedRestoration:
-    """Builds a tree from what was saved; typed PRNG keys come as their key data (uint32)."""
+    """Builds a tree from a checkpoint; typed PRNG keys are restored as key data (uint32)."""
 
     def __init__(self, spec: CheckpointSpec) -> None:
         self._spec = spec
@@ -41,17 +41,17 @@ class NestedRestoration:
 
 
 def nested(containers: Mapping[Path, str], leaves: Mapping[Path, Any]) -> Any:
-    """The tree with these inner nodes and leaves.
+    """Return the tree with these inner nodes and leaves.
 
     Raises:
-        CheckpointDamagedError: a node's parent is missing, or two nodes stand at one path.
+        CheckpointDamagedError: a node's parent is missing, or two nodes have the same path.
     """
     children: dict[Path, dict[str | int, Any]] = {path: {} for path in containers}
     if not containers:
         if set(leaves) != {()}:
             raise CheckpointDamagedError("read a tree: its leaves have no root")
         return leaves[()]
-    # Longest paths first: a node is whole before it goes into its parent.
+    # Longest paths first: a node is complete before it is added to its parent.
     for path in sorted([*containers, *leaves], key=len, reverse=True):
         node = leaves[path] if path in leaves else _container(containers[path], children[path])
         if path == ():
@@ -71,5 +71,5 @@ def _container(kind: str, children: dict[str | int, Any]) -> Any:
 
 
 def str_or_int(key: str | int) -> tuple[int, str]:
-    """An order for keys of both kinds: ints by value, before strings."""
+    """Return a sort key for keys of both kinds: ints by value, before strings."""
     return (key, "") if isinstance(key, int) else (1 << 62, key)

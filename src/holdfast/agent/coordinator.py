@@ -104,9 +104,9 @@ class Coordinator:
 
     def want_durable(self) -> None:
         """The newest checkpoint that stands here is to be durable, whatever the policies say."""
-        known = self.node.complete_ids() | self.node.follower.inventory.complete_ids()
+        known = self.node.complete_ids()
         newest = max(known, key=lambda c: (c.attempt, c.step), default=None)
-        for held in self.node.follower.inventory.states():
+        for held in self.node.held():
             if held.id == newest:
                 for rank in ranks_in(held.own):
                     self.submit(
@@ -255,13 +255,13 @@ class Coordinator:
 
     def _know(self) -> None:
         """Keeps for the next agent what the machine cannot find out again."""
-        member, group = self.node.follower, self._state.group
-        election, leadership = member.election, member.leadership
-        self._peers.leaders = election.successors
+        node, group = self.node, self._state.group
+        successors, leadership = node.successors, node.leadership
+        self._peers.leaders = successors
         members = tuple(group.members[r] for r in sorted(group.members)) if group else ()
         is_broken = group is not None and group.is_broken
-        ended = member.ended_attempt
-        seen = (leadership, election.successors, members, is_broken, ended, self._peers.version)
+        ended = node.ended_attempt
+        seen = (leadership, successors, members, is_broken, ended, self._peers.version)
         if seen == self._seen:
             return
         self._seen = seen
@@ -276,7 +276,7 @@ class Coordinator:
                 members=members,
                 is_broken=is_broken,
                 leader=leadership.successors[0] if leadership.successors else "",
-                successors=election.successors,
+                successors=successors,
                 origin=(origin.step, origin.attempt) if origin else None,
                 addresses={host: str(known[host]) for host in sorted(known)},
                 domain=self.domain,

@@ -60,7 +60,7 @@ class DirectoryWatch:
             AgentUnavailableError: it has another one.
         """
         directory = self._state.durable.directory
-        is_same = word == directory.word or await self._storage_worker.query(
+        is_same = word == directory.identity_text or await self._storage_worker.query(
             directory.is_at, Path(path)
         )
         problem = await self._storage_worker.query(directory.problem)

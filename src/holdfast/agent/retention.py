@@ -212,7 +212,7 @@ class Retention:
             async with asyncio.timeout(secs):
                 await gone.wait()
         except TimeoutError as error:
-            successors = coordinator.node.follower.election.successors
+            successors = coordinator.node.successors
             leader = successors[0] if successors else self._state.config.host
             raise WaitTimeoutError(
                 f"delete {checkpoint}: it is removed from the durable tier and from the memory of "

@@ -75,7 +75,7 @@ class SaveScheduler:
         values = state.control.cells
         self._await_target(now_secs)
         is_told = any(values[control_block.notice_cell(m.seat)] for m in group.present)
-        if is_told and not node.follower.cells.is_confirmed(TargetKind.PREEMPTION):
+        if is_told and not node.is_target_confirmed(TargetKind.PREEMPTION):
             self._coordinator.submit(inputs.Wish(TargetKind.PREEMPTION))
         if node.may_decide:
             self._decide(TargetKind.DURABLE, state.durable_policies.save, is_told)
@@ -125,8 +125,7 @@ class SaveScheduler:
         context = SaveContext(
             now=self._state.clock.now(),
             is_saving_in_progress=self._is_saving(kind),
-            reached_preemption=is_told
-            and not node.follower.cells.is_confirmed(TargetKind.PREEMPTION),
+            reached_preemption=is_told and not node.is_target_confirmed(TargetKind.PREEMPTION),
             save_cost_secs=node.save_cost_secs(self._state.published()),
         )
         last = self._last.get(kind)

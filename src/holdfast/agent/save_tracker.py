@@ -43,7 +43,7 @@ class SaveTracker:
         self._begun(request.rank, checkpoint, request.copies)
         if not state.has_ram:
             return protocol.Slot(name=None, reason="the run has no RAM tier")
-        pending = self._coordinator.node.follower.inventory.pending_count(checkpoint)
+        pending = self._coordinator.node.pending_count(checkpoint)
         if pending >= protocol.pending_limit(request.size_bytes):
             return protocol.Slot(name=None, reason="the durable tier is behind", busy=True)
         return await self._reserve(request.rank, request.size_bytes, pending)
@@ -64,7 +64,7 @@ class SaveTracker:
     def copied(self, request: protocol.Copied) -> None:
         """The copies of others' parts that a trainer makes have come as far as they will."""
         checkpoint, state = self._checked(request.id), self._state
-        is_held = checkpoint in self._coordinator.node.follower.inventory
+        is_held = self._coordinator.node.holds(checkpoint)
         for part in request.copies:
             slot = state.desk.lend(checkpoint, part) if part in request.made and is_held else None
             if not state.copies.end(checkpoint, part, slot):
@@ -132,11 +132,11 @@ class SaveTracker:
         state = self._state
         state.filling[rank] = checkpoint
         state.desk.returned(rank)
-        is_held = self._coordinator.node.follower.inventory.__contains__
+        is_held = self._coordinator.node.holds
         for gone in state.copies.begin(rank, checkpoint, copies, is_held):
             state.desk.returned(gone)
-        offered = self._coordinator.node.follower.group
-        if offered is not None and offered.offers.get(rank, frozenset()) != frozenset(copies):
+        offered = self._coordinator.node.replicas_offered_by(rank)
+        if offered is not None and offered != frozenset(copies):
             self._coordinator.submit(inputs.CopiesOffered(rank, frozenset(copies)))
         self._coordinator.submit(inputs.PartBegun(rank, checkpoint))
 

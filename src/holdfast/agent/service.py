@@ -23,11 +23,9 @@ from holdfast.agent.storage_worker import StorageWorker
 from holdfast.agent.trainer_group import read_record
 from holdfast.agent.trainer_sessions import TrainerSessions
 from holdfast.coordination import effects, inputs
-from holdfast.coordination.host_inventory import COMPLETE
-from holdfast.coordination.messages import CheckpointStatus, TargetKind
+from holdfast.coordination.messages import COMPLETE_STATUSES, CheckpointStatus, TargetKind
 from holdfast.coordination.rank_runs import ranks_in
 from holdfast.coordination.settings import Settings
-from holdfast.coordination.survivability import survey
 from holdfast.errors import FencedError, InvalidArgumentError, RunBusyError, WaitTimeoutError
 from holdfast.format.names import CheckpointId
 from holdfast.format.records import Manifest
@@ -168,7 +166,11 @@ class Service:
             case effects.AttemptJoined():
                 self._save_scheduler.begin_anew()
                 has_started = self._trainer_sessions.joined(effect)
-                if has_started and self._state.config.peers and self._coordinator.node.leads:
+                if (
+                    has_started
+                    and self._state.config.peers
+                    and self._coordinator.node.is_first_leader
+                ):
                     # One host alone has done so before anybody came.
                     self._retention.recover_earlier(effect.attempt)
             case effects.GroupRefused():
@@ -220,10 +222,10 @@ class Service:
         if self._is_stopping:
             # What stands here alone is to be durable first; another host may have that word.
             waited_secs = self._state.clock.monotonic() - self._stopping_at
-            is_awaited = node.leader is None and not node.is_settled
+            is_awaited = not node.is_leading and not node.is_settled
             return None if is_awaited and waited_secs < STOPPING_SECS else 0.0
         alone_secs = self._state.clock.monotonic() - self._alone_since
-        if node.leader is None and not node.is_settled and alone_secs < UNSETTLED_SECS:
+        if not node.is_leading and not node.is_settled and alone_secs < UNSETTLED_SECS:
             # Another host leads, and may want what stands here.
             return None
         least_secs = 0.0 if self._has_served else FIRST_TRAINER_SECS
@@ -266,8 +268,8 @@ class Service:
     async def watch(self, request: protocol.Watch, pid: int) -> protocol.Notices:
         notices = await self._state.notices.after(request.cursor)
         # No notice of these can come any more: a part that is reported is held, or was notified of.
-        inventory = self._coordinator.node.follower.inventory
-        unknown = tuple(found for found in request.pending if CheckpointId(*found) not in inventory)
+        holds = self._coordinator.node.holds
+        unknown = tuple(found for found in request.pending if not holds(CheckpointId(*found)))
         return msgspec.structs.replace(notices, unknown=unknown)
 
     async def judged(self, request: protocol.Judged, pid: int) -> protocol.Empty:
@@ -360,19 +362,18 @@ class Service:
         """What this agent says of itself and its host to those that ask."""
         state, node = self._state, self._coordinator.node
         members = state.group.present if state.group is not None else []
-        leader = node.leader
         return HostStatus(
             host=state.config.host,
             domain=self._coordinator.domain,
             version=installed_version(),
             pid=os.getpid(),
             attempt=node.attempt,
-            leader=node.follower.election.leader,
+            leader=node.leader_host,
             ranks=tuple(sorted(member.rank for member in members)),
             ram_bytes=state.pool.size_bytes(),
             ram_free_bytes=state.pool.left_bytes() if state.has_ram else 0,
-            held=node.follower.inventory.states(),
-            lead=survey(leader, state.clock.monotonic()) if leader is not None else None,
+            held=node.held(),
+            lead=node.survey(state.clock.monotonic()),
         )
 
     async def job(self, request: protocol.Empty, pid: int) -> JobStatus:
@@ -384,27 +385,20 @@ class Service:
         return job_of(self.own_status(), answers, addresses, self._peers.silent_secs())
 
     def _held(self) -> tuple[protocol.HeldStatus, ...]:
-        node = self._coordinator.node
-        entries = node.leader.table.entries if node.leader is not None else {}
         found = []
-        for held in node.follower.inventory.states():
-            entry = entries.get(held.id)
+        for known in self._coordinator.node.held_outcomes():
+            held = known.held
             in_ram = {*ranks_in(held.own), *ranks_in(held.replicas)}
-            status, reason = node.follower.inventory.verdict(held.id)
-            failure = entry.failure if entry is not None else held.failure
-            if not failure and status is CheckpointStatus.FAILED:
-                failure = reason
             found.append(
                 protocol.HeldStatus(
                     step=held.id.step,
                     attempt=held.id.attempt,
                     parts_in_ram=len(in_ram),
                     part_count=held.part_count,
-                    complete=len(in_ram) == held.part_count or status in COMPLETE,
-                    committed=status is CheckpointStatus.COMMITTED
-                    or (entry is not None and entry.is_committed),
+                    complete=len(in_ram) == held.part_count or known.status in COMPLETE_STATUSES,
+                    committed=known.is_committed,
                     durable_due=held.is_due,
-                    failed=failure or None,
+                    failed=known.failure or None,
                 )
             )
         return tuple(found)

@@ -106,7 +106,7 @@ def open_state(config: AgentConfig, clock: Clock, files: FileSystem) -> AgentSta
     ram_root.mkdir(mode=0o700, exist_ok=True)
     pool = SlotPool(ram_root, None, clock, files)
     ram = RamStore(ram_root, pool.reserve, clock, files)
-    pool.gave_up = ram.forget_gone
+    pool.on_evicted = ram.release_deleted
     return AgentState(
         config=config,
         clock=clock,

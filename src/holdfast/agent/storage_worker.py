@@ -31,7 +31,7 @@ from holdfast.engine.lifecycle.leases import Lease, Leases, LeaseWriter
 from holdfast.engine.lifecycle.run import check_run
 from holdfast.engine.saving.part_layouts import PartLayouts
 from holdfast.engine.transfer.copy import copy_part
-from holdfast.engine.transfer.fetch import pull_part
+from holdfast.engine.transfer.fetch import fetch_part
 from holdfast.errors import (
     CheckpointDamagedError,
     FencedError,
@@ -302,7 +302,7 @@ class StorageWorker:
         target = RamStore(state.ram.root, reserve, state.clock, state.files)
         try:
             layouts = self._layouts_of(self._spec(wanted.id, wanted.part_count))
-            return pull_part(source, target, part, layouts, is_filled=is_filled)
+            return fetch_part(source, target, part, layouts, is_filled=is_filled)
         finally:
             target.close()
 

@@ -22,7 +22,7 @@ from holdfast.format.names import (
     CheckpointId,
     image_key,
     manifest_key,
-    parse_kept_image_name,
+    parse_reused_image_name,
     part_key,
 )
 from holdfast.format.records import PartReference, Time
@@ -185,20 +185,20 @@ def _misfit(checkpoint: CheckpointId, head: _Head, listing: Listing) -> str | No
         found = listing.sizes_bytes[key.rpartition("/")[2]]
         if found != part.image_size_bytes:
             return f"{key} has {found} bytes, the manifest says {part.image_size_bytes}"
-    return _misfit_of_kept(head, listing)
+    return _misfit_of_reused(head, listing)
 
 
-def _misfit_of_kept(head: _Head, listing: Listing) -> str | None:
-    """What the listing says against the images of earlier checkpoints that it keeps."""
+def _misfit_of_reused(head: _Head, listing: Listing) -> str | None:
+    """What the listing says against the images of earlier checkpoints that it reuses."""
     found = dict.fromkeys(range(len(head.parts)), 0)
     for name, size_bytes in listing.sizes_bytes.items():
-        kept = parse_kept_image_name(name)
-        if kept is not None and kept[0] in found:
-            found[kept[0]] += size_bytes
+        reused = parse_reused_image_name(name)
+        if reused is not None and reused[0] in found:
+            found[reused[0]] += size_bytes
     for rank, part in enumerate(head.parts):
-        if found[rank] != part.kept_size_bytes:
+        if found[rank] != part.reused_size_bytes:
             return (
-                f"the images that rank {rank} keeps have {found[rank]} bytes, the manifest says "
-                f"{part.kept_size_bytes}"
+                f"the images that rank {rank} reuses have {found[rank]} bytes, the manifest says "
+                f"{part.reused_size_bytes}"
             )
     return None

@@ -10,7 +10,7 @@ from holdfast.agent.launch import find_agent
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine.lifecycle.identity import Finding, find
 from holdfast.engine.lifecycle.run import read_run, read_run_record
-from holdfast.engine.reading.view import View, look
+from holdfast.engine.reading.view import View, view_of
 from holdfast.errors import (
     CheckpointDamagedError,
     HoldfastError,
@@ -56,7 +56,7 @@ class Run:
             CheckpointDamagedError: an attempt's record is damaged, so there is no telling the
                 timeline.
         """
-        return look(self.stores, self.durable)
+        return view_of(self.stores, self.durable)
 
 
 def read_only(directory: Path) -> Run:

@@ -65,7 +65,7 @@ def _document(run: Run, sources: CheckpointSources) -> dict[str, object]:
         "process_count": metadata.process_count,
         "size_bytes": metadata.size_bytes,
         "written_bytes": metadata.written_bytes,
-        "kept": [asdict(kept) for kept in metadata.kept],
+        "reused": [asdict(reused) for reused in metadata.reused],
         "tiers": _tiers(sources),
         "arrays": [{"name": name, **asdict(array)} for name, array in metadata.arrays.items()],
         "values": [
@@ -102,11 +102,11 @@ def _print(run: Run, sources: CheckpointSources) -> None:
 
 
 def _written(metadata: CheckpointMetadata) -> str:
-    """What was written for it, where that is not all: `0.8 MB; kept: 32.8 MB of step 0`."""
-    if not metadata.kept:
+    """What was written for it, where that is not all: `0.8 MB; reused: 32.8 MB of step 0`."""
+    if not metadata.reused:
         return ""
-    kept = ", ".join(f"{size_text(one.size_bytes)} of step {one.step}" for one in metadata.kept)
-    return f"{size_text(metadata.written_bytes)}; kept: {kept}"
+    reused = ", ".join(f"{size_text(one.size_bytes)} of step {one.step}" for one in metadata.reused)
+    return f"{size_text(metadata.written_bytes)}; reused: {reused}"
 
 
 def _processes(metadata: CheckpointMetadata) -> str:

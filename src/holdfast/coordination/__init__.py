@@ -1,1 +1,1 @@
-"""The hosts of a run agree: state machines without I/O, see docs/protocol.md."""
+"""Coordination of the hosts of a run: state machines without I/O, see docs/protocol.md."""

@@ -1,16 +1,17 @@
-"""How an attempt begins: on the host of rank 0, before anybody leads.
+"""The start of an attempt, on rank 0's host, before the attempt has a leader.
 
-It gathers what the hosts of its trainers hold, lists the durable tier, asks the agent that leads
-the newest attempt whether its trainers live, chooses what to go on from, and puts the attempt's
-record if there is none. The record decides: of two starts at once, one has it, and the other looks
-again. Where that agent does not answer, the attempt's lease is read (`lease`).
+A start gathers the reports of its trainers' hosts, lists the durable tier, and asks the agent that
+leads the newest attempt whether its trainers live. If that agent does not answer, it reads the
+attempt's lease (`lease`). Then it chooses the checkpoint to continue from and puts the attempt's
+record if there is none. The record decides: of two concurrent starts one puts it, and the other
+lists storage again.
 
 Invariants:
-- Where the newest attempt's trainers live, nothing is begun unless a takeover was asked for.
-- Nothing is chosen before the hosts of all ranks have reported: the attempt cannot train without
-  them, and each may hold parts that no other host has.
+- While the newest attempt's trainers live, no attempt is begun, unless a takeover was requested.
+- No checkpoint is chosen before the hosts of all ranks have reported: the attempt cannot train
+  without them, and each may hold parts that no other host has.
 - Every wait has a bound: for hosts, for storage, for the other agent's answer, for a lease.
-- The hosts that it asked keep what they hold, for as long as it may still go on from that.
+- The hosts that were asked release nothing while the start may still continue from it.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ from holdfast.coordination.turn import AgentIdentity, Turn
 from holdfast.format.names import STEP_MAX, CheckpointId
 
 TAKEN_MAX = 20
-"""How many numbers others may take before a start gives up."""
+"""How many numbers in a row other starts may take before a start is refused."""
 
-HOSTS_TOLD_MAX = 10
+HOSTS_NAMED_MAX = 10
 
 
 class _Phase(Enum):
@@ -76,9 +77,18 @@ class _Phase(Enum):
 
 @dataclass(slots=True)
 class Bootstrap:
-    """One start. `leadership` is there once the attempt has begun, `refusal` where it never will.
+    """One start of an attempt.
 
-    `branch_from` is the attempt whose own ranks go back to `origin`; 0 where trainers start.
+    Attributes:
+        group: the trainers that start.
+        branch_from: the attempt whose own ranks go back to `origin`; 0 if trainers start.
+        origin: the checkpoint that the attempt continues from; chosen by a start, given by a
+            branch.
+        hellos: the last report of each host that has reported to this start.
+        leadership: set once the attempt has begun.
+        listed: the last listing of the durable tier.
+        given_up: the newer checkpoints that were complete and are lost.
+        refusal, refusal_kind: set once the attempt will never begin.
     """
 
     identity: AgentIdentity
@@ -101,23 +111,26 @@ class Bootstrap:
     _own_number: int = 0
     _asked: set[str] = field(default_factory=set)
     _ask_at_secs: float = float("inf")
-    _patient_until_secs: float | None = None
+    _ask_until_secs: float | None = None
     _watch: LeaseWatch | None = None
-    _looked_at_secs: float = 0.0
+    _lease_asked_at_secs: float = 0.0
 
-    def takes(self, sender: str, group: str) -> bool:
-        """Whether a report is for this start: of its trainers' hosts, or of hosts that it asked."""
-        return not self.branch_from and (group == self.group.word or sender in self._asked)
+    def accepts(self, sender: str, group: str) -> bool:
+        """Return whether a report of `sender` is for this start.
+
+        It is if it comes from a host of the start's trainers, or from a host that was asked.
+        """
+        return not self.branch_from and (group == self.group.token or sender in self._asked)
 
     def accept_report(self, sender: str, report: Report) -> None:
-        """Takes what a host holds."""
+        """Record a host's report, unless a newer one has arrived already."""
         known = self.hellos.get(sender)
         stamp = report.incarnation, report.seq
         if known is None or stamp > (known.incarnation, known.seq):
             self.hellos[sender] = report
 
     def run_due(self, turn: Turn, living: RankGroup | None) -> None:
-        """Does the next step; `living` are the trainers that work on the run on this host."""
+        """Do the next step; `living` are the trainers here that belong to the present attempt."""
         if self._phase is _Phase.GATHER:
             self._gather(turn)
         if self._phase is _Phase.LIST and not self._is_asking and turn.now_secs >= self._at_secs:
@@ -126,15 +139,16 @@ class Bootstrap:
         if self._phase is _Phase.PROBE:
             self._probe(turn, living)
         if self._phase is _Phase.LEASE and not self._is_asking and turn.now_secs >= self._at_secs:
-            self._look_at_lease(turn)
+            self._request_lease(turn)
         if self._phase is _Phase.BEGIN and not self._is_asking and turn.now_secs >= self._at_secs:
             self._begin(turn)
         if self._phase is not _Phase.DONE and turn.now_secs >= self._ask_at_secs:
-            # Storage may be slow to say whether the attempt stands that goes on from it.
+            # The asked hosts keep their parts for a limited time only, and storage may take longer
+            # to answer whether the record is written. So they are asked again.
             self._ask(turn)
 
     def next_at_secs(self, now_secs: float) -> float:
-        """When it has something to do by itself."""
+        """Return when `run_due` has work to do, if no input comes before."""
         if self._phase is _Phase.GATHER:
             return self.since_secs + self.identity.settings.reporting_secs
         if self._phase is _Phase.DONE:
@@ -142,7 +156,7 @@ class Bootstrap:
         return self._ask_at_secs if self._is_asking else min(self._at_secs, self._ask_at_secs)
 
     def waits_for(self, now_secs: float) -> str:
-        """Return what it waits for now, for users."""
+        """Return what the start waits for now, as text for users."""
         match self._phase:
             case _Phase.GATHER:
                 return self._missing_text()
@@ -151,76 +165,76 @@ class Bootstrap:
             case _Phase.PROBE | _Phase.LEASE if self.listed is not None:
                 attempt = f"attempt {self.listed.newest_attempt} of host {self.listed.leader}"
                 if self._watch is None or self._watch.lease is None:
-                    return f"it is not known whether {attempt} lives"
+                    return f"it is not yet known whether {attempt} lives"
                 left_secs = max(self._watch.over_at_secs - now_secs, 0.0)
                 return (
                     f"the agent of {attempt} does not answer, and its lease runs out in at most "
                     f"{left_secs:.0f} s"
                 )
             case _:
-                return "storage has not answered whether the attempt's record is written"
+                return "storage has not confirmed the attempt's record"
 
     # Outcomes.
 
     def listed_durable(self, item: DurableListed) -> None:
-        """The durable tier was listed."""
+        """Apply a listing of the durable tier."""
         if self._phase is not _Phase.LIST:
             return
         self._is_asking, self.listed = False, item
         self._phase, self._at_secs = _Phase.PROBE, float("-inf")
-        # A record of this host's whose writing seemed to fail may be this start's own.
+        # A record of this host whose put seemed to fail may be this start's own.
         is_own = item.newest_attempt == self._own_number and item.leader == self.identity.host
         if self.branch_from and item.newest_attempt != self.branch_from and not is_own:
             self._refuse(f"attempt {item.newest_attempt} has taken the run over", Refusal.BUSY)
 
     def listing_failed(self, turn: Turn, item: ListingFailed) -> None:
-        """It could not be."""
+        """Schedule the next try of a failed listing; after some failures the start is refused."""
         self._failed(turn, item.reason)
 
     def awaits(self, asked: BeginAttempt) -> bool:
-        """Whether it has asked for that record, and not heard yet.
+        """Return whether this start waits for the result of `asked`.
 
-        A start before this one may have asked for the same number, for another record.
+        A previous start on this host may have requested another record with the same number.
         """
         return self._phase is _Phase.BEGIN and asked == self._asked_for
 
     def may_have(self, attempt: int) -> bool:
-        """Whether it waits for that attempt's record, which may stand already."""
+        """Return whether this start waits for that attempt's record, which may be written."""
         is_waiting = self._phase is _Phase.BEGIN and self._is_asking
         return is_waiting and self._asked_for is not None and self._asked_for.attempt == attempt
 
     def attempt_begun(self, item: AttemptBegun) -> None:
-        """The record stands: this start has the number."""
+        """Note that the record is written: the attempt has begun."""
         if self.awaits(item.asked):
-            self._reign(item.asked.attempt)
+            self._begin_leading(item.asked.attempt)
 
     def attempt_taken(self, item: AttemptTaken) -> None:
-        """Somebody else has the number: whoever that is may live."""
+        """List storage again: another start has put the record, and its trainers may live."""
         if not self.awaits(item.asked):
             return
         self._is_asking = False
         self._taken += 1
         if self._taken >= TAKEN_MAX:
-            self._refuse(f"{TAKEN_MAX} numbers in a row were taken by others", Refusal.BUSY)
+            self._refuse(f"other starts took {TAKEN_MAX} attempt numbers in a row", Refusal.BUSY)
             return
         self._phase, self._at_secs = _Phase.LIST, float("-inf")
 
     def begin_failed(self, turn: Turn, item: BeginFailed) -> None:
-        """It is not known whether the record stands; its number is not asked for again."""
+        """List storage again: the put has failed, and whether the record is written is unknown."""
         if self.awaits(item.asked):
             self._phase = _Phase.LIST
-            # The record may be this start's own, which is then no other attempt in the way.
+            # If the next listing shows the record, it is this start's own and blocks nothing.
             self._own_number = item.asked.attempt
             self._failed(turn, item.reason)
 
     def on_alive(self, message: Alive) -> None:
-        """The agent that leads the newest attempt has answered."""
+        """Apply the answer of the agent that leads the newest attempt."""
         is_asked = self._phase in (_Phase.PROBE, _Phase.LEASE)
-        if is_asked and message.group == self.group.word:
+        if is_asked and message.group == self.group.token:
             if message.is_living:
                 self._refuse(f"attempt {message.attempt} is live on other hosts", Refusal.BUSY)
             else:
-                self._go_on()
+                self._proceed()
 
     def lease_read(self, turn: Turn, item: LeaseRead) -> None:
         """Judge the lease of the newest attempt."""
@@ -230,13 +244,13 @@ class Bootstrap:
             return
         self._is_asking = False
         is_first = watch.lease is None
-        match watch.look(self._looked_at_secs, turn.now_secs, item.lease):
+        match watch.judge(self._lease_asked_at_secs, turn.now_secs, item.lease):
             case LeaseVerdict.DEAD:
-                self._go_on()
+                self._proceed()
             case LeaseVerdict.LIVE if item.lease is not None:
                 self._refuse(_live_text(item.attempt, item.lease), Refusal.BUSY)
             case _:
-                self._at_secs = watch.next_look_at_secs
+                self._at_secs = watch.next_read_at_secs
                 if is_first and listed is not None:
                     secs = watch.over_at_secs - turn.now_secs
                     turn.act(LeaseAwaited(item.attempt, listed.leader, secs))
@@ -250,8 +264,8 @@ class Bootstrap:
         return [report.state for report in self.hellos.values()]
 
     def _own_states(self) -> list[HostState]:
-        """What the hosts of this start's ranks have reported."""
-        return [state for state in self._states() if state.group == self.group.word]
+        """Return the reported states of the hosts of this start's ranks."""
+        return [state for state in self._states() if state.group == self.group.token]
 
     def _gather(self, turn: Turn) -> None:
         joined = sum(count_in(state.ranks) for state in self._own_states())
@@ -262,7 +276,7 @@ class Bootstrap:
             self._refuse(f"{self._missing_text()} within {secs:.0f} s", Refusal.UNREACHED)
 
     def _missing_text(self) -> str:
-        """Name the ranks that have not reported, and their hosts where they are known."""
+        """Return text that names the ranks that have not reported, and their hosts if known."""
         own = self._own_states()
         missing = set(range(self.group.rank_count)).difference(
             rank for state in own for rank in ranks_in(state.ranks)
@@ -270,7 +284,7 @@ class Bootstrap:
         reported = {
             host
             for host, report in self.hellos.items()
-            if report.state.group == self.group.word and report.state.ranks
+            if report.state.group == self.group.token and report.state.ranks
         }
         hosts = sorted(set(self.group.hosts) - reported)
         where = f" of {_hosts_text(hosts)}" if hosts else ""
@@ -290,34 +304,34 @@ class Bootstrap:
                 return
             is_own = True
         if is_own or self.group.takeover:
-            self._go_on()
+            self._proceed()
         elif self._at_secs == float("-inf"):
             self._at_secs = turn.now_secs + self.identity.settings.probe_secs
             self._ask_leader(turn)
         elif turn.now_secs < self._at_secs:
             return
         elif any(state.ended_attempt == newest for state in self._own_states()):
-            # Without those ranks it cannot go on, whoever else of it lives.
-            self._go_on()
+            # Without those ranks the attempt cannot continue, even if other ranks of it live.
+            self._proceed()
         else:
-            # Its host is gone, or cut off, or another one that cannot be asked.
+            # Its host is lost, or cut off, or belongs to a job whose hosts cannot be reached.
             self._phase, self._at_secs = _Phase.LEASE, float("-inf")
             self._watch = LeaseWatch(turn.now_secs)
 
     def _ask_leader(self, turn: Turn) -> None:
         assert self.listed is not None
         newest = self.listed.newest_attempt
-        probe = Probe(run=self.identity.run, attempt=newest, group=self.group.word)
+        probe = Probe(run=self.identity.run, attempt=newest, group=self.group.token)
         turn.send(self.listed.leader, probe)
 
-    def _look_at_lease(self, turn: Turn) -> None:
+    def _request_lease(self, turn: Turn) -> None:
         assert self.listed is not None
-        self._is_asking, self._looked_at_secs = True, turn.now_secs
+        self._is_asking, self._lease_asked_at_secs = True, turn.now_secs
         turn.act(ReadLease(self.listed.newest_attempt))
         self._ask_leader(turn)
 
-    def _go_on(self) -> None:
-        """The newest attempt does not stand in the way."""
+    def _proceed(self) -> None:
+        """Begin: the newest attempt does not block this start."""
         self._phase, self._at_secs = _Phase.BEGIN, float("-inf")
         self._is_asking, self._watch = False, None
 
@@ -335,40 +349,40 @@ class Bootstrap:
             self.given_up = given_up(states, self.listed, self.origin, self._silent())
         self._is_asking = True
         number = self.listed.newest_attempt + 1
-        self._asked_for = BeginAttempt(number, self.origin, self.group.word)
+        self._asked_for = BeginAttempt(number, self.origin, self.group.token)
         turn.act(self._asked_for)
 
     def _ask_others(self, turn: Turn) -> bool:
-        """Asks hosts of the attempt before, which may hold the rest; whether to wait for them."""
-        if self._patient_until_secs is None:
-            self._patient_until_secs = turn.now_secs + self.identity.settings.probe_secs
+        """Ask hosts of the previous attempt for missing parts; return whether to wait for them."""
+        if self._ask_until_secs is None:
+            self._ask_until_secs = turn.now_secs + self.identity.settings.probe_secs
         silent = self._silent()
-        if not silent or turn.now_secs >= self._patient_until_secs:
+        if not silent or turn.now_secs >= self._ask_until_secs:
             return False
         self._asked |= silent
         self._ask(turn)
         beat_secs = self.identity.settings.heartbeat_secs
-        self._at_secs = min(turn.now_secs + beat_secs / 2, self._patient_until_secs)
+        self._at_secs = min(turn.now_secs + beat_secs / 2, self._ask_until_secs)
         return True
 
     def _silent(self) -> set[str]:
-        """Hosts of the attempt before that may hold something and have not reported."""
+        """Return the hosts of the previous attempt that may hold parts and have not reported."""
         return {peer for state in self._states() for peer in state.peers} - self.hellos.keys()
 
     def _ask(self, turn: Turn) -> None:
-        """Asks them what they hold; until it has begun, they give nothing up."""
+        """Ask the hosts in `_asked` for reports, which makes them keep what they hold."""
         attempt = self.listed.newest_attempt if self.listed is not None else 0
         for host in sorted(self._asked):
-            ask = WhoHolds(run=self.identity.run, attempt=attempt, group=self.group.word)
+            ask = WhoHolds(run=self.identity.run, attempt=attempt, group=self.group.token)
             turn.send(host, ask)
         self._ask_at_secs = turn.now_secs + self.identity.settings.storage_retry_secs
 
-    def _reign(self, attempt: int) -> None:
+    def _begin_leading(self, attempt: int) -> None:
         assert self.listed is not None
         self._phase, self._is_asking = _Phase.DONE, False
         self.leadership = Leadership(
             attempt=attempt,
-            group=self.group.word,
+            group=self.group.token,
             rank_count=self.group.rank_count,
             origin=self.origin,
             limits=limits_after(self.listed.limits, attempt, self.origin, STEP_MAX),
@@ -387,10 +401,10 @@ class Bootstrap:
 
 
 def _hosts_text(hosts: list[str]) -> str:
-    """Names of hosts, for users; of many only the first ones."""
-    told = ", ".join(hosts[:HOSTS_TOLD_MAX])
-    more = f" and {len(hosts) - HOSTS_TOLD_MAX} more" if len(hosts) > HOSTS_TOLD_MAX else ""
-    return f"host{'s' if len(hosts) > 1 else ''} {told}{more}"
+    """Return the names of hosts as text for users; of many only the first ones."""
+    named = ", ".join(hosts[:HOSTS_NAMED_MAX])
+    more = f" and {len(hosts) - HOSTS_NAMED_MAX} more" if len(hosts) > HOSTS_NAMED_MAX else ""
+    return f"host{'s' if len(hosts) > 1 else ''} {named}{more}"
 
 
 def _live_text(attempt: int, lease: LeaseSeen) -> str:
@@ -400,12 +414,12 @@ def _live_text(attempt: int, lease: LeaseSeen) -> str:
     )
 
 
-def tell_refused(turn: Turn, bootstrap: Bootstrap) -> None:
-    """Tells the hosts of a start's trainers that it does not begin."""
+def send_refused(turn: Turn, bootstrap: Bootstrap) -> None:
+    """Notify the hosts of a start's trainers that the attempt does not begin."""
     refused = Refused(
         run=bootstrap.identity.run,
         attempt=bootstrap.listed.newest_attempt if bootstrap.listed else 0,
-        group=bootstrap.group.word,
+        group=bootstrap.group.token,
         reason=bootstrap.refusal[:REASON_CHARS_MAX],
         kind=bootstrap.refusal_kind,
     )

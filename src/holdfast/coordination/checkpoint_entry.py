@@ -1,4 +1,4 @@
-"""One checkpoint as its leader knows it: which part stands where, and how far that brings it."""
+"""One checkpoint as its leader knows it: the holders of each part, and the status that follows."""
 
 from __future__ import annotations
 
@@ -11,16 +11,25 @@ from holdfast.format.names import CheckpointId
 
 @dataclass(slots=True)
 class CheckpointEntry:
-    """A checkpoint in the leader's care.
+    """A checkpoint that the leader tracks.
 
     Attributes:
-        holders: for each rank the hosts whose RAM has its part, and whether it was made there.
+        holders: for each rank, the hosts whose RAM has its part, and whether it was made there.
         durable: the ranks whose part is durable; it only grows.
-        missing: the ranks whose part stands nowhere; `exposed`: in too few failure domains, and it
-            is not durable; `thin`: in the RAM of too few, be it durable or not.
-        was_complete, was_protected: once so; what is lost later does not undo it.
-        round: how often its way to the durable tier was begun anew.
-        is_stale: who copies and who writes its parts is to be decided anew.
+        missing: the ranks whose part is neither in RAM nor durable.
+        exposed: the ranks whose part is in too few failure domains and not durable.
+        thin: the ranks whose part is in the RAM of too few failure domains, durable or not.
+        is_due: it must become durable.
+        was_complete, was_protected: it was so once; later losses do not reset this.
+        failure: why it could not be made durable; empty if it could, or may yet.
+        dropped: why it was dropped; empty if it was not.
+        round: how often writing it was restarted after it had failed.
+        is_stale: the assignment of its copies and writes has to be computed again.
+        failed_at_secs: when `failure` was set.
+        incomplete_since_secs: since when parts of the complete checkpoint are lost; None if none.
+        failures: the hosts that cannot write it in this round, and why.
+        writes: the ranks whose part each host is ordered to write.
+        pulls: the (rank, source host) that each host is ordered to pull.
     """
 
     id: CheckpointId
@@ -51,27 +60,27 @@ class CheckpointEntry:
 
     @property
     def age(self) -> tuple[int, int]:
-        """An order of when checkpoints were taken: by attempt, then step."""
+        """The sort key of when checkpoints were taken: attempt, then step."""
         return self.id.attempt, self.id.step
 
     @property
     def is_complete(self) -> bool:
-        """Whether every part stands somewhere now."""
+        """Whether every part is in RAM or durable now."""
         return not self.missing
 
     @property
     def is_open(self) -> bool:
-        """Whether it is still to become complete."""
+        """Whether it may still become complete for the first time."""
         return not (self.was_complete or self.dropped or self.is_committed)
 
     @property
     def is_pending(self) -> bool:
-        """Whether it is to become durable, and nothing has decided that it will not."""
+        """Whether it must become durable, and has neither been committed nor failed nor dropped."""
         return self.is_due and not (self.is_committed or self.failure or self.dropped)
 
     @property
     def status(self) -> CheckpointStatus:
-        """How far it has come."""
+        """The status that is reported to the hosts."""
         if self.dropped:
             return CheckpointStatus.DROPPED
         if self.is_committed:
@@ -83,7 +92,13 @@ class CheckpointEntry:
         return CheckpointStatus.COMPLETE if self.was_complete else CheckpointStatus.OPEN
 
     def count(self, rank: int, required: int, domains: Mapping[str, str]) -> None:
-        """Counts one rank's copies anew; `required` domains protect a part, 0 where unknown."""
+        """Update `missing`, `thin` and `exposed` for one rank.
+
+        Args:
+            rank: the rank whose part is counted.
+            required: the number of failure domains that protect a part; 0 if it is not known yet.
+            domains: the failure domain of each host.
+        """
         holders = self.holders.get(rank)
         is_durable = rank in self.durable
         if holders or is_durable:

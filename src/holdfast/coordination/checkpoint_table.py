@@ -1,13 +1,13 @@
-"""The leader's ledger: the checkpoints of all hosts, and what may become of each.
+"""The leader's table of the checkpoints of all hosts, and the verdict on each.
 
 Invariants:
-- A part is never counted for another step or attempt than its own.
-- RAM of what was complete is given up only for a newer checkpoint of the present attempt that was
-  protected: each of its parts stood in `required` failure domains, or was durable.
-- What is to be durable keeps its RAM until it is committed or has failed.
-- What was to be durable and stands on an abandoned branch is given up as soon as that is known.
-- What is still open is given up only where it is certain that it never can be whole: a rank has
-  gone past it or is gone without its part, or a newer one is protected.
+- A part is counted only for its own step and attempt.
+- RAM of a checkpoint that was complete is released only for a newer checkpoint of the present
+  attempt that was protected: each of its parts was in `required` failure domains, or durable.
+- A checkpoint that is due keeps its RAM until it is committed or has failed.
+- A due checkpoint on an abandoned branch is dropped as soon as the timeline is known.
+- An open checkpoint is dropped only when it can never become complete: a rank has passed it or
+  ended without its part, or a newer one is protected.
 """
 
 from __future__ import annotations
@@ -24,7 +24,19 @@ DELETED = "it was deleted"
 
 
 class CheckpointTable:
-    """All entries, by id; `domains` are those of the hosts that were heard of."""
+    """The entries of all checkpoints that hosts hold, by id.
+
+    Attributes:
+        attempt: the present attempt.
+        limits: for each attempt on the timeline, the last step that counts.
+        required: the number of failure domains that protect a part; 0 until all ranks were seen.
+        may_recycle: RAM may be released for newer checkpoints; see `Leader`.
+        knows_timeline: `limits` are complete.
+        domains: the failure domain of each host that has reported.
+        is_changed: verdicts or orders may have changed since the leader reset this.
+        status_changes: the new statuses that the leader has not reported yet.
+        floor: the newest protected checkpoint of the present attempt; None if there is none.
+    """
 
     def __init__(self, attempt: int, limits: Mapping[int, int]) -> None:
         self.attempt = attempt
@@ -33,14 +45,14 @@ class CheckpointTable:
         self.may_recycle = False
         self.knows_timeline = False
         self.fresh_above: int | None = None
-        """Above that step all was begun after this leader, so that no other attempt counts on it.
-        Where it may not recycle yet, it may recycle that."""
+        """Checkpoints above this step were begun after this leader had seen all ranks, so no other
+        attempt can rely on them. They may be recycled even while `may_recycle` is false."""
         self.preserved: frozenset[CheckpointId] | None = None
-        """What the RAM tier's policy keeps; None until it was asked."""
+        """The checkpoints that the RAM tier's policy keeps; None until it was evaluated."""
         self.domains: dict[str, str] = {}
         self.entries: dict[CheckpointId, CheckpointEntry] = {}
         self.is_changed = False
-        self.news: list[tuple[CheckpointEntry, CheckpointStatus]] = []
+        self.status_changes: list[tuple[CheckpointEntry, CheckpointStatus]] = []
         self.floor: CheckpointId | None = None
         self._committed: set[CheckpointId] = set()
         self._newest_committed = (0, -1)
@@ -53,11 +65,11 @@ class CheckpointTable:
 
     @property
     def deleted(self) -> Set[CheckpointId]:
-        """What was removed, as far back as it is remembered."""
+        """The deleted checkpoints, the last `OUTCOMES_MAX` of them."""
         return self._deleted.keys()
 
     def on_timeline(self, checkpoint: CheckpointId) -> bool:
-        """Whether it stands on the present timeline."""
+        """Return whether `checkpoint` is on the present timeline."""
         return checkpoint.step <= self.limits.get(checkpoint.attempt, -1)
 
     # What hosts hold.
@@ -65,7 +77,7 @@ class CheckpointTable:
     def apply_report(
         self, host: str, old: Mapping[CheckpointId, Held], new: Mapping[CheckpointId, Held]
     ) -> None:
-        """Takes what `host` holds now in the place of what it held."""
+        """Replace what `host` held, `old`, by what it holds now, `new`."""
         for checkpoint in {**old, **new}:
             before, after = old.get(checkpoint), new.get(checkpoint)
             if before == after:
@@ -75,7 +87,7 @@ class CheckpointTable:
                 self._apply(entry, host, before, after)
 
     def recount(self) -> None:
-        """Counts all copies again: it is known now how many are required."""
+        """Count the holders of all parts again, after `required` has become known."""
         for entry in self.entries.values():
             for rank in range(entry.part_count):
                 entry.count(rank, self.required, self.domains)
@@ -84,7 +96,7 @@ class CheckpointTable:
     def list_durable(
         self, committed: Iterable[CheckpointId], parts: Mapping[CheckpointId, frozenset[int]]
     ) -> None:
-        """Takes what a listing of the durable tier shows."""
+        """Apply a listing of the durable tier: its committed checkpoints and its parts."""
         self._add_committed(committed)
         self._durable.update(parts)
         for entry in self.entries.values():
@@ -92,16 +104,17 @@ class CheckpointTable:
 
     @property
     def newest_committed(self) -> CheckpointId | None:
-        """The newest one on the timeline whose manifest stands, whoever holds it."""
+        """The newest committed checkpoint on the timeline, whether or not any host holds it."""
         attempt, step = self._newest_committed
         return CheckpointId(step, attempt) if attempt else None
 
     # What becomes of them.
 
     def newest_complete(self) -> CheckpointEntry | None:
-        """The newest on the timeline whose parts all stand somewhere now.
+        """Return the newest checkpoint on the timeline that is complete or committed now.
 
-        None where a newer one is committed, though nobody holds it.
+        Returns:
+            None if there is none, or if a newer one is committed that no host holds.
         """
         whole = [
             e
@@ -114,20 +127,20 @@ class CheckpointTable:
         return newest
 
     def open_entries(self) -> list[CheckpointEntry]:
-        """Those of the present attempt that are still to become complete."""
+        """Return the checkpoints of the present attempt that may still become complete."""
         return [e for e in self.entries.values() if e.is_open and e.id.attempt == self.attempt]
 
     def pending(self) -> list[CheckpointEntry]:
-        """Those on their way to the durable tier, the oldest first."""
+        """Return the complete checkpoints on their way to the durable tier, the oldest first."""
         return [e for e in self if e.is_pending and e.was_complete and self.on_timeline(e.id)]
 
     def drop(self, entry: CheckpointEntry, reason: str) -> None:
-        """It never can be whole."""
+        """Drop a checkpoint: it can never become complete, or its attempt no longer counts."""
         entry.dropped = reason
-        self._tell(entry, CheckpointStatus.DROPPED)
+        self._record_status(entry, CheckpointStatus.DROPPED)
 
     def delete(self, checkpoint: CheckpointId) -> None:
-        """It was removed; what is newest after it keeps its RAM from here on."""
+        """Drop a checkpoint that was deleted; the newest one left keeps its RAM from now on."""
         if checkpoint in self._deleted:
             return
         self._deleted[checkpoint] = None
@@ -140,7 +153,7 @@ class CheckpointTable:
         if entry is not None:
             self.drop(entry, DELETED)
         else:
-            # A host that was silent may still hold it.
+            # A silent host may still hold it, and needs the verdict when it reports.
             self._remember(CheckpointVerdict(checkpoint, CheckpointStatus.DROPPED, True, DELETED))
         left = [
             e.id
@@ -150,27 +163,28 @@ class CheckpointTable:
         self.floor = max(left, key=_age, default=None)
 
     def commit(self, entry: CheckpointEntry) -> None:
-        """Its manifest stands."""
+        """Note that the manifest of a checkpoint is written."""
         entry.is_committed, entry.failure = True, ""
         self._add_committed((entry.id,))
         for rank in range(entry.part_count):
             entry.durable.add(rank)
             entry.count(rank, self.required, self.domains)
         self._advance(entry)
-        self._tell(entry, CheckpointStatus.COMMITTED)
+        self._record_status(entry, CheckpointStatus.COMMITTED)
 
     def fail(self, entry: CheckpointEntry, reason: str, now_secs: float) -> None:
-        """It cannot be made durable."""
+        """Note that a checkpoint cannot be made durable."""
         entry.failure, entry.failed_at_secs = reason, now_secs
-        self._tell(entry, CheckpointStatus.FAILED)
+        self._record_status(entry, CheckpointStatus.FAILED)
 
     def settle(self) -> None:
-        """Gives up what nobody goes on from or is overtaken, and forgets what nobody holds."""
+        """Drop the checkpoints that were overtaken, and forget those that no host holds."""
         if self.knows_timeline:
-            # It never can be committed: whoever waits for that is told, and it holds up nothing.
+            # These can never be committed. The drop notifies the ranks that wait for it, and the
+            # checkpoint no longer counts as pending.
             for entry in list(self.entries.values()):
                 if entry.is_pending and not self.on_timeline(entry.id):
-                    self.drop(entry, "it stands on an abandoned branch")
+                    self.drop(entry, "it is on an abandoned branch")
         floor = self.floor
         if floor is not None:
             for entry in list(self.entries.values()):
@@ -178,29 +192,30 @@ class CheckpointTable:
                 if is_past and entry.is_open:
                     self.drop(entry, f"a newer checkpoint, {floor}, is complete")
         for entry in list(self.entries.values()):
-            # A newest one, or one to be preserved, that nobody holds now may come back with the
-            # hosts that were cut off.
+            # The newest one, or a preserved one, that no host holds now may come back with hosts
+            # that were cut off.
             is_past = entry.age < _age(floor) and not self._is_preserved(entry)
-            # What is forgotten may go where a silent host still holds it: one that is open was
-            # dropped before, and a leader that may not recycle it does not forget it.
+            # A forgotten checkpoint may be released by a silent host that still holds it. So it is
+            # forgotten only if that is allowed: an open one was dropped above, and a leader that
+            # may not recycle does not forget.
             is_past &= self._may_recycle(entry)
             is_past |= bool(entry.dropped)
-            # What is due is remembered until it has failed, because its hosts may come back.
+            # A due one is remembered until it has failed, because its hosts may come back.
             if is_past and not any(entry.holders.values()) and not entry.is_pending:
                 self._forget(entry)
 
     def verdict(self, checkpoint: CheckpointId) -> CheckpointVerdict:
-        """What the hosts that hold it are told."""
+        """Return the verdict for the hosts that hold `checkpoint`."""
         entry = self.entries.get(checkpoint)
         if entry is None:
             known = self._outcomes.get(checkpoint)
             return known or CheckpointVerdict(
-                checkpoint, CheckpointStatus.DROPPED, True, "it is not known any more"
+                checkpoint, CheckpointStatus.DROPPED, True, "the leader does not know it any more"
             )
         reason = entry.dropped or entry.failure
-        return CheckpointVerdict(checkpoint, entry.status, self._may_go(entry), reason)
+        return CheckpointVerdict(checkpoint, entry.status, self._may_release(entry), reason)
 
-    def _may_go(self, entry: CheckpointEntry) -> bool:
+    def _may_release(self, entry: CheckpointEntry) -> bool:
         if entry.dropped:
             return True
         if self.floor is None or not self._may_recycle(entry) or entry.age >= _age(self.floor):
@@ -214,14 +229,14 @@ class CheckpointTable:
 
     def _is_preserved(self, entry: CheckpointEntry) -> bool:
         if self.preserved is None:
-            # A leader that was started anew has not heard the policy yet.
+            # A restarted leader does not know yet what the policy keeps.
             return True
         return entry.id in self.preserved and self.on_timeline(entry.id)
 
     def _add_committed(self, checkpoints: Iterable[CheckpointId]) -> None:
         for checkpoint in checkpoints:
             if checkpoint in self._deleted:
-                # The listing was begun before.
+                # The listing was begun before the delete.
                 continue
             self._committed.add(checkpoint)
             if self.on_timeline(checkpoint):
@@ -233,7 +248,7 @@ class CheckpointTable:
             entry = self.entries[held.id] = CheckpointEntry(held.id, held.part_count)
             self._take_durable(entry)
         if entry is not None and entry.part_count != held.part_count:
-            # Two plans of one step: no parts of the two may be put together.
+            # Ranks have used two plans for one step; parts of two plans must not be combined.
             if not entry.dropped:
                 counts = f"{entry.part_count} and of {held.part_count}"
                 self.drop(entry, f"ranks made it of {counts} parts")
@@ -257,17 +272,17 @@ class CheckpointTable:
             entry.durable |= written
             entry.is_stale |= after.is_due and not entry.is_due
             entry.is_due |= after.is_due
-            self._take_troubles(entry, host, after)
+            self._apply_failures(entry, host, after)
         for rank in touched:
             entry.count(rank, self.required, self.domains)
         if touched:
             self._advance(entry)
 
-    def _take_troubles(self, entry: CheckpointEntry, host: str, held: Held) -> None:
+    def _apply_failures(self, entry: CheckpointEntry, host: str, held: Held) -> None:
         if held.abandoned and entry.is_open:
             self.drop(entry, held.abandoned)
         if held.round > entry.round:
-            # A leader before this one has begun it anew more often.
+            # A previous leader has restarted the write more often.
             entry.round, entry.is_stale = held.round, True
             entry.failures.clear()
         if held.failure and held.round == entry.round:
@@ -292,18 +307,18 @@ class CheckpointTable:
             return
         if entry.is_complete and not entry.was_complete:
             entry.was_complete = True
-            self._tell(entry, CheckpointStatus.COMPLETE)
+            self._record_status(entry, CheckpointStatus.COMPLETE)
         if self.required and entry.was_complete and not entry.exposed and not entry.was_protected:
             entry.was_protected = True
             if entry.id.attempt == self.attempt and entry.age > _age(self.floor):
                 self.floor = entry.id
-            self._tell(entry, CheckpointStatus.PROTECTED)
+            self._record_status(entry, CheckpointStatus.PROTECTED)
         if not entry.thin or not entry.exposed or len(entry.durable) == entry.part_count:
             entry.is_stale = True
 
-    def _tell(self, entry: CheckpointEntry, status: CheckpointStatus) -> None:
+    def _record_status(self, entry: CheckpointEntry, status: CheckpointStatus) -> None:
         entry.is_stale = True
-        self.news.append((entry, status))
+        self.status_changes.append((entry, status))
         self.is_changed = True
 
     def _forget(self, entry: CheckpointEntry) -> None:
@@ -323,7 +338,7 @@ def _age(checkpoint: CheckpointId | None) -> tuple[int, int]:
 
 
 def _parts(held: Held | None) -> dict[int, bool]:
-    """The ranks whose part stands in RAM there, and whether it was made there."""
+    """Return the ranks whose part is in the host's RAM, and whether it was made there."""
     if held is None:
         return {}
     replicas = dict.fromkeys(ranks_in(held.replicas), False)

@@ -1,16 +1,15 @@
-"""The leader's work on what is complete: copies in other domains, the durable tier, the commit.
+"""The leader's orders for complete checkpoints: replicas in other domains, writes, commits.
 
 Invariants:
-- Nothing is written before storage was listed, or could not be for `TRIES_MAX` times: what stands
-  there is not written again.
+- Nothing is written before storage was listed, so that durable parts are not written again; after
+  `TRIES_MAX` failed listings writes are allowed.
 - One commit is under way at a time, the oldest first.
-- What fails is tried `TRIES_MAX` times by whoever has it, then told; once the trainers are gone the
-  newest complete checkpoint is tried again and again, for as long as its agents live.
+- A host that fails `TRIES_MAX` times is replaced by another holder of the part; if all have failed,
+  the checkpoint has failed. Without all ranks the newest complete checkpoint is tried again, for
+  as long as its agents live.
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from holdfast.coordination.checkpoint_entry import CheckpointEntry
 from holdfast.coordination.checkpoint_table import CheckpointTable
@@ -21,12 +20,9 @@ from holdfast.coordination.settings import TRIES_MAX, Settings
 from holdfast.coordination.turn import Turn
 from holdfast.format.names import CheckpointId
 
-if TYPE_CHECKING:
-    from holdfast.coordination.leader import Leader
-
 
 class Durability:
-    """What a leader makes durable."""
+    """Assigns pulls and writes to hosts, commits, and lists the durable tier, for one leader."""
 
     def __init__(self, settings: Settings, table: CheckpointTable) -> None:
         self._settings = settings
@@ -40,37 +36,36 @@ class Durability:
         self._listing_failures = 0
         self._may_write = False
         self._ring: Ring | None = None
-        self._have_hosts_changed = True
 
     @property
     def committing(self) -> CheckpointId | None:
-        """Whose manifest is being written."""
+        """The checkpoint whose manifest is being written; None if there is none."""
         return self._committing
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is on its way, and the newest complete checkpoint is durable."""
+        """Whether no checkpoint is pending, and the newest complete one is committed."""
         newest = self._table.newest_complete()
         is_safe = newest is None or newest.is_committed
         return self._has_listed and is_safe and not self._table.pending()
 
     def listed(self, turn: Turn) -> None:
-        """The durable tier was listed."""
+        """Note that the durable tier was listed."""
         self._is_listing, self._has_listed = False, True
-        self._let_write()
+        self._allow_writes()
         self._list_at_secs = turn.now_secs + self._settings.lost_secs
 
     def listing_failed(self, turn: Turn) -> None:
-        """It could not be; it is tried again."""
+        """Schedule the next try of a failed listing."""
         self._is_listing = False
         self._list_at_secs = turn.now_secs + self._settings.storage_retry_secs
         self._listing_failures += 1
         if self._listing_failures == TRIES_MAX:
-            # Whoever waits is to be told, by a write that fails too.
-            self._let_write()
+            # Saves must end also when storage does not respond: the writes fail, and so do they.
+            self._allow_writes()
 
     def committed(self, checkpoint: CheckpointId) -> None:
-        """A manifest stands."""
+        """Note that a manifest is written."""
         self._committing, self._tries = None, 0
         self._table.is_changed = True
         entry = self._table.entries.get(checkpoint)
@@ -78,7 +73,10 @@ class Durability:
             self._table.commit(entry)
 
     def commit_failed(self, turn: Turn, item: CommitFailed) -> None:
-        """A manifest could not be written, or it is not known whether it was."""
+        """Schedule the next try of a commit that has failed or whose result is unknown.
+
+        After `TRIES_MAX` tries, or if a newer attempt forbids it, the checkpoint has failed.
+        """
         self._committing = None
         self._table.is_changed = True
         self._tries += 1
@@ -88,21 +86,23 @@ class Durability:
             self._tries = 0
             self._table.fail(entry, item.reason, turn.now_secs)
 
-    def hosts_changed(self) -> None:
-        """A host came or is gone: who copies from whom is to be decided anew."""
-        self._have_hosts_changed = True
+    def place_replicas(self, ring: Ring) -> None:
+        """Assign all pulls and writes again: hosts joined or were lost; `ring` has the present."""
+        self._ring = ring
+        for entry in self._table.entries.values():
+            entry.is_stale = True
 
-    def run_due(self, turn: Turn, leader: Leader) -> None:
-        """Orders what is to be copied and written, and commits what is durable."""
-        if not self._has_listed or self._is_stuck(leader):
+    def run_due(self, turn: Turn, *, is_whole: bool) -> None:
+        """List storage, assign the pulls and writes that have changed, and commit.
+
+        Args:
+            turn: the present turn.
+            is_whole: all ranks of the attempt live.
+        """
+        if not self._has_listed or self._is_stuck(is_whole):
             self._list(turn)
-        if not leader.is_whole and self._has_listed:
+        if not is_whole and self._has_listed:
             self._want_newest(turn)
-        if self._have_hosts_changed:
-            self._have_hosts_changed = False
-            self._ring = leader.ring()
-            for entry in self._table.entries.values():
-                entry.is_stale = True
         for entry in list(self._table.entries.values()):
             if entry.is_stale or entry.missing:
                 entry.is_stale = False
@@ -111,20 +111,20 @@ class Durability:
         self._commit(turn)
 
     def next_at_secs(self, now_secs: float) -> float:
-        """When storage is to be asked again."""
+        """Return when a commit or listing is due again; infinity if none is."""
         times = (self._commit_at_secs, self._list_at_secs)
         return min((at_secs for at_secs in times if at_secs > now_secs), default=float("inf"))
 
-    def _let_write(self) -> None:
+    def _allow_writes(self) -> None:
         if not self._may_write:
             self._may_write = True
             for entry in self._table.entries.values():
                 entry.is_stale = True
 
-    def _is_stuck(self, leader: Leader) -> bool:
-        """Whether a part is missing that a host which is gone may have made durable."""
+    def _is_stuck(self, is_whole: bool) -> bool:
+        """Return whether a part is missing that a lost host may have made durable."""
         entries = self._table.entries.values()
-        return not leader.is_whole and any(e.is_pending and e.missing for e in entries)
+        return not is_whole and any(e.is_pending and e.missing for e in entries)
 
     def _list(self, turn: Turn) -> None:
         if not self._is_listing and turn.now_secs >= self._list_at_secs:
@@ -132,7 +132,7 @@ class Durability:
             turn.act(ListDurable())
 
     def _want_newest(self, turn: Turn) -> None:
-        """No trainer will go on from RAM for long: the newest one is to be durable."""
+        """Make the newest complete checkpoint due: without all ranks, RAM may soon be released."""
         newest = self._table.newest_complete()
         if newest is None or newest.is_committed:
             return
@@ -150,7 +150,8 @@ class Durability:
     def _order_pulls(self, entry: CheckpointEntry) -> None:
         required = self._table.required
         wanted = entry.was_complete and entry.is_complete and entry.thin and not entry.dropped
-        # Of an older attempt only what the present one may have to go back to is copied.
+        # Only the newest complete checkpoint, of whichever attempt, is worth copying: a restart
+        # continues from it.
         newest = self._table.newest_complete()
         is_newest = newest is None or entry.age >= newest.age
         pulls: dict[str, list[tuple[int, str]]] = {}
@@ -168,7 +169,7 @@ class Durability:
     def _order_writes(self, turn: Turn, entry: CheckpointEntry) -> None:
         writes: dict[str, list[int]] = {}
         is_wanted = entry.is_pending and entry.was_complete and self._table.on_timeline(entry.id)
-        # Before a listing it is not known what an agent before this one has made durable.
+        # Before a listing it is unknown which parts a previous agent has made durable.
         is_wanted = is_wanted and self._may_write
         if is_wanted and not entry.is_complete:
             self._wait_for_lost(turn, entry)
@@ -188,7 +189,7 @@ class Durability:
             self._table.is_changed = True
 
     def _wait_for_lost(self, turn: Turn, entry: CheckpointEntry) -> None:
-        """It was complete and is not any more: its hosts may come back, but not for ever."""
+        """Fail a checkpoint whose lost parts have not come back with their hosts in time."""
         if entry.incomplete_since_secs is None:
             entry.incomplete_since_secs = turn.now_secs
         elif turn.now_secs - entry.incomplete_since_secs >= 2 * self._settings.lost_secs:
@@ -212,6 +213,6 @@ class Durability:
 
 
 def _own_first(entry: CheckpointEntry, rank: int) -> list[str]:
-    """The hosts that hold a part, the one that made it first."""
+    """Return the hosts that hold a part, the one that made it first."""
     holders = entry.holders.get(rank, {})
     return sorted(holders, key=lambda host: (not holders[host], host))

@@ -1,7 +1,9 @@
-"""What a host's machine wants done. Nobody blocks: an outcome comes back as a fact.
+"""The effects of a host's node: operations that the agent carries out.
 
-They are done in the order in which they are given. A machine has at most `PULLS_MAX` pulls, one
-persist, one commit, one listing, one begin, one writing and one reading of a lease under way.
+The node does not wait for an effect: its outcome, if it has one, comes back as an input. Each
+docstring names the inputs. Effects are carried out in the order in which they are given. A node has
+at most `PULLS_MAX` pulls, one persist, one commit, one listing, one begin, one write and one read
+of a lease under way.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from holdfast.format.names import CheckpointId
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """To be sent, once, without waiting for it; it may be lost."""
+    """Send the message once, without waiting; it may be lost."""
 
     host: str
     message: AnyMessage
@@ -22,7 +24,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class SetTarget:
-    """Write the word, then read the published steps: `TargetWritten`."""
+    """Write the target cell, then read the published steps: `TargetWritten`."""
 
     kind: TargetKind
     step: int
@@ -30,21 +32,21 @@ class SetTarget:
 
 @dataclass(frozen=True, slots=True)
 class ConfirmTarget:
-    """Ranks that reach the preemption's target may stop there."""
+    """Allow ranks that reach the preemption target to stop there."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class ClearTarget:
-    """Write that there is no target; also that none is confirmed, where it is the preemption's."""
+    """Clear the target cell; for the preemption target, also its confirmation."""
 
     kind: TargetKind
 
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Make these durable, unless a newer attempt forbids it: `PartsWritten`, `WriteFailed`."""
+    """Make parts durable, unless a newer attempt forbids it: `PartsWritten`, `WriteFailed`."""
 
     id: CheckpointId
     ranks: frozenset[int]
@@ -70,7 +72,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Its RAM here may be used for something else."""
+    """Release this host's RAM of the checkpoint for reuse."""
 
     id: CheckpointId
     reason: str
@@ -80,9 +82,9 @@ class Drop:
 class ReportOutcome:
     """Notify the ranks here that a checkpoint is protected, committed, failed or dropped.
 
-    `PROTECTED` ends a save for RAM alone, and comes before one of the others where it `is_due` in
-    the durable tier. One that is given up for a newer protected one, before it was so itself, is
-    called protected too: nothing is lost with it.
+    `PROTECTED` ends a save for RAM alone. For a save that `is_due` in the durable tier, one of the
+    other three follows it. A checkpoint that was released for a newer protected one, before it was
+    protected itself, is reported as protected too: the newer one replaces it.
     """
 
     id: CheckpointId
@@ -93,14 +95,14 @@ class ReportOutcome:
 
 @dataclass(frozen=True, slots=True)
 class DeleteConfirmed:
-    """Of what was deleted here no host of the attempt holds or writes anything any more."""
+    """No host of the attempt holds or writes any part of a checkpoint that was deleted here."""
 
     id: CheckpointId
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptJoined:
-    """The ranks of `group` are part of that attempt; their words are clear."""
+    """The ranks of `group` belong to the attempt; their target cells are clear."""
 
     group: str
     attempt: int
@@ -110,9 +112,10 @@ class AttemptJoined:
 
 @dataclass(frozen=True, slots=True)
 class RanksEnded:
-    """Tell the ranks of `group` here that these, on another host, are gone; lost or in good order.
+    """Notify the ranks of `group` here that `ranks` of another host have ended.
 
-    Each is told once for each agent that tells the ranks here.
+    `is_lost`: they ended without detaching. An agent gives each rank once; the next agent on this
+    host gives it again.
     """
 
     group: str
@@ -132,7 +135,7 @@ class GroupRefused:
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """The ranks of `group` must stop: `attempt` has taken the run over."""
+    """Stop the ranks of `group`: `attempt` has taken over the run."""
 
     group: str
     attempt: int
@@ -155,7 +158,7 @@ class BeginAttempt:
 
 @dataclass(frozen=True, slots=True)
 class RenewLease:
-    """Write the attempt's lease, whose content differs from the one before: `LeaseWritten`."""
+    """Write the attempt's lease; the counter makes each one's content new: `LeaseWritten`."""
 
     attempt: int
     incarnation: int
@@ -178,7 +181,7 @@ class ReadLease:
 
 @dataclass(frozen=True, slots=True)
 class LeaseAwaited:
-    """For the log: a start waits at most `secs` to see whether the attempt of `host` lives."""
+    """Log that a start waits at most `secs` to find out whether the attempt of `host` lives."""
 
     attempt: int
     host: str
@@ -187,9 +190,9 @@ class LeaseAwaited:
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """For the run's events and its users: an attempt began from an older checkpoint than this one.
+    """Report, in the events and to users, that an attempt began from an older checkpoint than `id`.
 
-    `status` is how far this one had come, as far as hosts report.
+    `status` is the last status of this one that a host reports.
     """
 
     id: CheckpointId
@@ -199,9 +202,9 @@ class GivenUp:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """For the run's events and the policies, on the leader's host: a checkpoint has come so far.
+    """Record, in the events and for the policies, that a checkpoint has got a new status.
 
-    `is_due`: it is to become durable.
+    Given on the leader's host alone. `is_due`: the checkpoint must become durable.
     """
 
     id: CheckpointId

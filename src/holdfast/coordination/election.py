@@ -1,9 +1,9 @@
-"""Whose orders a host follows, and to whom it turns where its leader is silent.
+"""The election of a leader: whose orders a host follows, and whose when its leader is silent.
 
-The successors stand in an order that all hosts know. Term t is led by successor t modulo their
-number, so that a higher term tells a later choice. A host turns to the next term after a silence,
-and follows no lower term from then on; a leader that comes back takes a term of its own that is
-higher still. Two may lead for a while where the network is cut: what they do is harmless twice.
+All hosts know the successors in the same order. Successor t modulo their number leads term t, so a
+higher term is a later choice. After a silence a host follows the next term, and never a lower one
+again. A leader that comes back takes a higher term of its own. While the network is partitioned,
+two hosts may lead; what two leaders do is idempotent (see docs/protocol.md, "Leader lost").
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from holdfast.coordination.settings import Settings
 
 @dataclass(slots=True)
 class Election:
-    """The leader that one host follows, and how far it has heard of it."""
+    """The leader that one host follows, and the numbers of its last orders.
+
+    `incarnation` is 0 until orders of the present term have arrived.
+    """
 
     settings: Settings
     attempt: int = 0
@@ -25,51 +28,49 @@ class Election:
     incarnation: int = 0
     seq: int = 0
     ack: int = 0
-    heard_at_secs: float = 0.0
+    last_orders_at_secs: float = 0.0
 
     @property
     def leader(self) -> str | None:
-        """The host that leads the present term; None where none is known."""
+        """The host that leads the present term; None if none is known."""
         return leader_of(self.successors, self.term) if self.successors else None
 
-    def turn_to(
-        self, attempt: int, successors: tuple[str, ...], term: int, now_secs: float
-    ) -> None:
-        """Follows another attempt's leader, or another term's, of whom nothing was heard yet."""
+    def follow(self, attempt: int, successors: tuple[str, ...], term: int, now_secs: float) -> None:
+        """Follow the leader of another attempt or term, whose first orders are still to come."""
         self.attempt, self.successors, self.term = attempt, successors, term
         self.incarnation = self.seq = self.ack = 0
-        self.heard_at_secs = now_secs
+        self.last_orders_at_secs = now_secs
 
-    def takes(self, orders: Orders, now_secs: float) -> bool:
-        """Whether these orders count; then they are the last that were heard."""
+    def accepts(self, orders: Orders, now_secs: float) -> bool:
+        """Return whether these orders are newer than the last ones, and record them if so."""
         stamp = orders.term, orders.incarnation, orders.seq
         if orders.attempt == self.attempt and stamp <= (self.term, self.incarnation, self.seq):
             return False
         self.attempt, self.successors = orders.attempt, orders.successors
         self.term, self.incarnation, self.seq = stamp
         self.ack = orders.version
-        self.heard_at_secs = now_secs
+        self.last_orders_at_secs = now_secs
         return True
 
     def next_if_silent(self, now_secs: float) -> bool:
-        """Turns to the next successor where the present leader is silent; whether it did."""
+        """Follow the next successor if the present leader is silent; return whether it was."""
         if not self.successors or now_secs < self.silent_at_secs():
             return False
-        self.turn_to(self.attempt, self.successors, self.term + 1, now_secs)
+        self.follow(self.attempt, self.successors, self.term + 1, now_secs)
         return True
 
     def silent_at_secs(self) -> float:
-        """When the leader will have been silent for too long."""
-        return self.heard_at_secs + self.settings.silence_secs
+        """Return when the leader counts as silent, unless orders arrive before."""
+        return self.last_orders_at_secs + self.settings.silence_secs
 
 
 def leader_of(successors: tuple[str, ...], term: int) -> str:
-    """The host that leads in `term`."""
+    """Return the host that leads `term`."""
     return successors[term % len(successors)]
 
 
 def term_above(successors: tuple[str, ...], host: str, term: int) -> int:
-    """The lowest term above `term` that `host` leads."""
+    """Return the lowest term above `term` that `host` leads."""
     index, count = successors.index(host), len(successors)
     above = term - term % count + index
     return above if above > term else above + count

@@ -1,12 +1,12 @@
-"""A member: what every host does, the leader's too.
+"""The follower: the role of every host, the leader's included.
 
-It tells its leader all that stands here (`Report`), and does what the leader wants (`Orders`).
+It reports this host's whole state to its leader (`Report`) and applies the leader's `Orders`.
 
 Invariants:
-- Nothing that an older attempt wants is done once a newer one is known.
-- Between the report to an attempt that begins and its beginning, nothing is dropped: the new
-  attempt counts on what it was told.
-- A report that was not acknowledged is told again; where the leader is silent, to its successor.
+- Orders of an older attempt are ignored once a newer one is known.
+- From this host's report to a start until that attempt has begun, nothing is dropped: the new
+  attempt relies on the report.
+- A report that was not acknowledged is sent again; if the leader is silent, to the next successor.
 """
 
 from __future__ import annotations
@@ -54,12 +54,21 @@ from holdfast.coordination.target_cells import TargetCells
 from holdfast.coordination.turn import AgentIdentity, Channel, Turn
 from holdfast.format.names import STEP_MAX, CheckpointId
 
-LOOK_SECS = 0.05
-"""How often the published steps are looked at while a target waits for ranks."""
+POLL_SECS = 0.05
+"""How often the published steps are read while a target waits for ranks."""
 
 
 class Follower:
-    """One host's part in a run."""
+    """The follower of one host; see the module's docstring.
+
+    Attributes:
+        attempt: the newest attempt known here; 0 if none is.
+        leadership: what a successor has to know to lead that attempt; None if unknown.
+        group: the trainers here that belong to the attempt; None if there are none.
+        election: the leader that this host follows.
+        inventory: the checkpoints of which this host holds parts.
+        cells: the target cells.
+    """
 
     def __init__(self, identity: AgentIdentity) -> None:
         self._identity = identity
@@ -67,8 +76,8 @@ class Follower:
         self.attempt = 0
         self.leadership: Leadership | None = None
         self.group: RankGroup | None = None
-        self.wanting: dict[str, RankGroup] = {}
-        """Trainers here whose attempt has not begun, by their words, in the order of coming."""
+        self.waiting: dict[str, RankGroup] = {}
+        """The trainers here whose attempt has not begun, by their tokens, in order of arrival."""
         self.election = Election(identity.settings)
         self.inventory = HostInventory(identity.settings)
         self.cells = TargetCells()
@@ -81,21 +90,22 @@ class Follower:
         self._is_changed = True
         self._settled = False
         self._deleted: dict[CheckpointId, bool] = {}
-        """What was removed here, and whether nobody holds it any more."""
+        """The checkpoints that were deleted here, and whether that was confirmed: no host has them.
+        """
         self.ended_attempt = 0
         """The newest attempt of which a rank has ended here."""
         self.start_waits_for = ""
-        """What the start on this host waits for; empty where there is none."""
+        """What the start on this host waits for; empty if there is none."""
 
     def adopt_state(self, turn: Turn, found: Found) -> None:
-        """Takes over from an agent before this one."""
+        """Adopt what a previous agent left on this host."""
         self.attempt = found.attempt
         self.group = found_group(found)
         self.ended_attempt = found.ended_attempt
         self.inventory.adopt_images(found)
         self.cells.adopt_cells(turn, found)
         successors = found.successors or ((found.leader,) if found.leader else ())
-        self.election.turn_to(found.attempt, successors, 0, turn.now_secs)
+        self.election.follow(found.attempt, successors, 0, turn.now_secs)
         if successors:
             self._learn_leadership(found.group, found.rank_count, found.origin)
         if self.group is not None:
@@ -105,59 +115,59 @@ class Follower:
 
     @property
     def begins_here(self) -> RankGroup | None:
-        """The first of those that want to begin whose attempt this host begins."""
+        """The first of the waiting groups whose attempt this host has to begin; None if none."""
         host = self._identity.host
-        return next((group for group in self.wanting.values() if group.leader == host), None)
+        return next((group for group in self.waiting.values() if group.leader == host), None)
 
     @property
     def is_settled(self) -> bool:
         """Whether, as far as its leader knows, no checkpoint needs this host's RAM any more."""
         return self._settled or len(self.inventory) == 0
 
-    # What happens here.
+    # Local events.
 
     def joined(self, turn: Turn, item: RankJoined) -> None:
-        """A trainer is attached; its group begins an attempt, or is in one already."""
+        """Add a trainer: to the present group, or to one whose attempt has not begun."""
         self._is_changed = True
-        if self.group is not None and self.group.word == item.group:
+        if self.group is not None and self.group.token == item.group:
             self.group.ranks.add(item.rank)
             return
-        for word in [word for word in self.wanting if item.takeover and word != item.group]:
-            self._refuse(turn, word, "another start took its place", Refusal.BUSY)
-        if item.group not in self.wanting:
-            # Others that want to begin are not in its way: two hosts may hear of two starts in
-            # different orders, and each would lose a rank. The attempt's record decides.
-            self.wanting[item.group] = joined_group(item, turn.now_secs)
-        self.wanting[item.group].ranks.add(item.rank)
+        for token in [token for token in self.waiting if item.takeover and token != item.group]:
+            self._refuse(turn, token, "another start took its place", Refusal.BUSY)
+        if item.group not in self.waiting:
+            # Other waiting starts are not refused: two hosts may get two starts in different
+            # orders, and then each start would lose a rank. The attempt's record decides.
+            self.waiting[item.group] = joined_group(item, turn.now_secs)
+        self.waiting[item.group].ranks.add(item.rank)
 
     def left(self, item: RankLeft | RankLost) -> None:
-        """A trainer is gone; lost where it did not say so."""
+        """Remove a trainer that has detached or was lost."""
         self._is_changed = True
-        if self.group is not None and self.group.word == item.group:
+        if self.group is not None and self.group.token == item.group:
             self.ended_attempt = self.attempt
-        for group in (self.group, self.wanting.get(item.group)):
-            if group is not None and group.word == item.group and item.rank in group.ranks:
+        for group in (self.group, self.waiting.get(item.group)):
+            if group is not None and group.token == item.group and item.rank in group.ranks:
                 group.ranks.discard(item.rank)
                 group.offers.pop(item.rank, None)
                 group.is_broken |= isinstance(item, RankLost)
                 (group.lost if isinstance(item, RankLost) else group.left).add(item.rank)
-        self.wanting = {word: group for word, group in self.wanting.items() if group.ranks}
+        self.waiting = {token: group for token, group in self.waiting.items() if group.ranks}
 
     def note_begun(self, item: PartBegun) -> None:
-        """A rank has read its target, and takes a checkpoint."""
+        """Note that a rank has read its target and begun a save."""
         if self.group is not None and item.id.attempt == self.group.attempt:
             self._is_changed = True
             begun = self.group.begun
             begun[item.rank] = max(begun.get(item.rank, NO_STEP), item.id.step)
 
     def offered(self, item: CopiesOffered) -> None:
-        """A rank here makes copies of others' parts."""
+        """Record the parts of other ranks that a rank here copies."""
         if self.group is not None:
             self._is_changed = True
             self.group.offers[item.rank] = item.parts
 
     def note_sealed(self, turn: Turn, item: PartSealed | PartAbandoned) -> None:
-        """A rank's part is whole, or will never be."""
+        """Note that a rank's part is whole, or could not be made."""
         self._is_changed = True
         group = self.group
         if group is None or item.id.attempt != group.attempt:
@@ -173,25 +183,25 @@ class Follower:
             self.inventory.note_abandoned(turn, item)
 
     def wished(self, kind: TargetKind) -> None:
-        """Somebody here wants a checkpoint."""
+        """Report a wish for a checkpoint until its target is accepted."""
         if self.group is not None and kind not in self._wishes:
             self._wishes.add(kind)
             self._is_changed = True
 
     def branch_wanted(self, item: BranchWanted) -> None:
-        """The ranks here went back; each of them says so."""
+        """Report that the ranks here went back to an older checkpoint; each rank gives this."""
         if self.group is not None and item.attempt == self.group.attempt:
             self._branch = BranchWish(item.attempt, item.origin)
             self._is_changed = True
 
     def target_written(self, item: TargetWritten) -> None:
-        """The word stands, and the steps were read after that."""
+        """Apply the steps that were read after a target cell was written."""
         self._is_changed = True
         if self.cells.written(item) and item.kind is not TargetKind.PREEMPTION:
             self._wishes.discard(item.kind)
 
     def deleted(self, turn: Turn, checkpoint: CheckpointId) -> None:
-        """Somebody here has removed it; the leader is told, and those that lead after it."""
+        """Report a checkpoint that was removed here, to this leader and to later ones."""
         is_gone = self._deleted.pop(checkpoint, False) or self.election.leader is None
         self._deleted[checkpoint] = is_gone
         while len(self._deleted) > DELETED_MAX:
@@ -201,11 +211,11 @@ class Follower:
             turn.act(DeleteConfirmed(checkpoint))
 
     def changed(self) -> None:
-        """What is held has changed."""
+        """Note that the state to report may have changed."""
         self._is_changed = True
 
     def leave(self, turn: Turn) -> None:
-        """Says that this host's RAM goes."""
+        """Notify the leader that this host's RAM is going away."""
         leader = self.election.leader
         if leader is not None:
             leaving = Leaving(
@@ -215,63 +225,66 @@ class Follower:
             )
             turn.send(leader, leaving)
 
-    # What others say.
+    # Messages of other hosts.
 
-    def ordered(self, turn: Turn, sender: str, orders: Orders) -> None:
-        """Does what a leader wants, if it is the present one."""
+    def apply_orders(self, turn: Turn, sender: str, orders: Orders) -> None:
+        """Apply a leader's orders if they are the newest; answer older ones with `Newer`."""
         if orders.attempt < self.attempt or (
             orders.attempt == self.attempt == self.election.attempt
             and orders.term < self.election.term
         ):
             self.send_newer(turn, sender)
             return
-        if not self.election.takes(orders, turn.now_secs):
+        if not self.election.accepts(orders, turn.now_secs):
             return
-        if self.attempt < orders.attempt or orders.group in self.wanting:
+        if self.attempt < orders.attempt or orders.group in self.waiting:
             self._enter(turn, orders)
         self._learn_leadership(orders.group, orders.rank_count, orders.origin)
         self._channel.acked = max(self._channel.acked, min(orders.ack, self._channel.version))
         command = orders.command
         if command.targets is not None:
-            if self.group is not None and self.group.word == orders.group:
-                self.cells.obey(turn, command.targets)
+            if self.group is not None and self.group.token == orders.group:
+                self.cells.apply_targets(turn, command.targets)
             if self.cells.is_confirmed(TargetKind.PREEMPTION):
                 self._wishes.discard(TargetKind.PREEMPTION)
-        self.inventory.obey(turn, command)
-        for checkpoint in command.gone:
+        self.inventory.apply_command(turn, command)
+        for checkpoint in command.deleted_everywhere:
             if self._deleted.get(checkpoint) is False:
                 self._deleted[checkpoint] = True
                 turn.act(DeleteConfirmed(checkpoint))
-        self._tell_ended(turn, orders)
+        self._notify_ended(turn, orders)
         self._settled = command.is_settled
         self._is_changed = True
 
     def on_newer(self, turn: Turn, message: Newer) -> None:
-        """A newer attempt has begun, or a later term leads this one."""
+        """Follow a newer attempt, or a later term of the present one."""
         if message.attempt > self.attempt:
             reason = f"attempt {message.attempt} is led by {message.leader}"
             self.fence(turn, message.attempt, reason)
-            self.election.turn_to(message.attempt, (message.leader,), 0, turn.now_secs)
+            self.election.follow(message.attempt, (message.leader,), 0, turn.now_secs)
         elif message.attempt == self.attempt and message.term > self.election.term:
             successors = self.election.successors
             if message.leader in successors:
-                self.election.turn_to(self.attempt, successors, message.term, turn.now_secs)
+                self.election.follow(self.attempt, successors, message.term, turn.now_secs)
                 self._is_changed = True
 
     def on_refused(self, turn: Turn, message: Refused) -> None:
-        """The attempt that trainers here wanted does not begin."""
-        if message.group in self.wanting:
+        """Refuse the trainers here whose attempt does not begin."""
+        if message.group in self.waiting:
             self._refuse(turn, message.group, message.reason, message.kind)
 
     def report_held(self, turn: Turn, starter: str) -> None:
-        """Tells a start what stands here; until it has begun, nothing is dropped."""
+        """Report to a start what this host holds, and drop nothing for `gather_secs`.
+
+        A start repeats its question until its attempt has begun, so the time is extended.
+        """
         self._frozen_until_secs = turn.now_secs + self._settings.gather_secs
         held = Channel()
         held.put(self._state(None, is_for_start=True))
         turn.send(starter, self._report(turn, held))
 
     def send_newer(self, turn: Turn, host: str) -> None:
-        """Tells somebody who is behind what is known here."""
+        """Send the newest attempt and its leader to a host that does not know them."""
         leader = self.election.leader
         if leader is not None and self.election.attempt == self.attempt and host != turn.host:
             newer = Newer(
@@ -282,42 +295,42 @@ class Follower:
             )
             turn.send(host, newer)
 
-    # By itself.
+    # Timed work.
 
     def run_due(self, turn: Turn) -> None:
-        """Looks at the words, begins what is due, and tells what has changed."""
+        """Check the target cells, begin what is due, and report what has changed."""
         now_secs = turn.now_secs
-        for word, wanting in list(self.wanting.items()):
-            if now_secs - wanting.since_secs >= self._settings.joining_secs:
-                self._refuse(turn, word, self._late_text(wanting), Refusal.UNREACHED)
+        for token, waiting in list(self.waiting.items()):
+            if now_secs - waiting.since_secs >= self._settings.joining_secs:
+                self._refuse(turn, token, self._late_text(waiting), Refusal.UNREACHED)
         group = self.group
         if self.cells.is_waiting and group is not None:
             self.cells.check_ranks(group.ranks, group.begun, turn.published.lowest)
             self._is_changed = True
         if self.election.next_if_silent(now_secs):
             self._is_changed = True
-        is_frozen = bool(self.wanting) or now_secs < self._frozen_until_secs
+        is_frozen = bool(self.waiting) or now_secs < self._frozen_until_secs
         if self.inventory.run_due(turn, is_frozen):
             self._is_changed = True
-        self._tell(turn)
+        self._send_reports(turn)
 
     def next_at_secs(self, now_secs: float) -> float:
-        """When it has something to do by itself, if nothing happens before."""
+        """Return when `run_due` has work to do, if no input comes before."""
         times = [self.inventory.next_at_secs(now_secs)]
         if self.election.leader is not None:
             times.append(self._channel.due_at_secs(self._settings))
             times.append(self.election.silent_at_secs())
-        for group in self.wanting.values():
+        for group in self.waiting.values():
             times.append(group.hello.due_at_secs(self._settings))
             times.append(group.since_secs + self._settings.joining_secs)
         if self.cells.is_waiting:
-            times.append(now_secs + LOOK_SECS)
+            times.append(now_secs + POLL_SECS)
         return min(times)
 
-    def _tell(self, turn: Turn) -> None:
-        """Reports to the leader, and to those of attempts that begin, what is new or due."""
+    def _send_reports(self, turn: Turn) -> None:
+        """Report to the leader and to starts, if the state is new or the report is due."""
         targets = [(self.election.leader, self._channel, self.group)]
-        targets += [(group.leader, group.hello, group) for group in self.wanting.values()]
+        targets += [(group.leader, group.hello, group) for group in self.waiting.values()]
         for host, channel, group in targets:
             if host is None:
                 continue
@@ -325,19 +338,19 @@ class Follower:
             is_new = self._is_changed and channel.put(self._state(group, is_for_start=is_hello))
             if (
                 is_new
-                or self._owes_ack(channel)
+                or self._is_ack_due(channel)
                 or turn.now_secs >= channel.due_at_secs(self._settings)
             ):
                 channel.sent_at_secs = turn.now_secs
                 turn.send(host, self._report(turn, channel))
         self._is_changed = False
 
-    def _owes_ack(self, channel: Channel) -> bool:
-        """Whether the leader's last orders are to be acknowledged."""
+    def _is_ack_due(self, channel: Channel) -> bool:
+        """Return whether the leader's last orders have not been acknowledged yet."""
         if channel is not self._channel:
             return False
-        heard = self.election.term, self.election.incarnation, self.election.ack
-        if heard == self._acked:
+        followed = self.election.term, self.election.incarnation, self.election.ack
+        if followed == self._acked:
             return False
         return self.election.incarnation > 0
 
@@ -357,7 +370,7 @@ class Follower:
             term=election.term,
             leader_incarnation=election.incarnation,
             ack=election.ack,
-            # Those of trainers that are about to begin another attempt say nothing of it.
+            # The published steps belong to the present attempt, not to the one that will begin.
             published=NO_STEP if is_hello else turn.published.highest,
             is_hello=is_hello,
             state=channel.content,
@@ -381,7 +394,7 @@ class Follower:
         for rank, step in group.sealed.items():
             sealed_ranks.setdefault(step, []).append(rank)
         return HostState(
-            group=group.word,
+            group=group.token,
             domain=self._identity.domain,
             rank_count=group.rank_count,
             ranks=runs_of(group.ranks),
@@ -401,27 +414,27 @@ class Follower:
             ended_attempt=ended_attempt,
         )
 
-    def _late_text(self, wanting: RankGroup) -> str:
-        """Name what the trainers of `wanting` have waited for in vain."""
-        awaited = f"host {wanting.leader}, where rank 0 is, has not begun it"
-        if wanting.leader == self._identity.host and self.start_waits_for:
+    def _late_text(self, waiting: RankGroup) -> str:
+        """Return what the trainers of `waiting` have waited for until the timeout."""
+        awaited = f"host {waiting.leader}, where rank 0 is, has not begun it"
+        if waiting.leader == self._identity.host and self.start_waits_for:
             awaited = self.start_waits_for
         return f"{awaited} within {self._settings.joining_secs:.0f} s"
 
-    def _tell_ended(self, turn: Turn, orders: Orders) -> None:
-        """Tells the trainers here of ranks on other hosts that are gone."""
+    def _notify_ended(self, turn: Turn, orders: Orders) -> None:
+        """Notify the trainers here of ranks on other hosts that have ended, each rank once."""
         group = self.group
-        if group is None or group.word != orders.group:
+        if group is None or group.token != orders.group:
             return
         for ended in orders.command.ended:
-            new = [rank for rank in ranks_in(ended.ranks) if rank not in group.told_ended]
-            # Of those on this host they heard at once.
+            new = [rank for rank in ranks_in(ended.ranks) if rank not in group.notified_ended]
+            # The ranks here were notified at once of those that ended on this host.
             if new and ended.host != self._identity.host:
-                group.told_ended.update(new)
-                turn.act(RanksEnded(group.word, ended.host, tuple(new), ended.is_lost))
+                group.notified_ended.update(new)
+                turn.act(RanksEnded(group.token, ended.host, tuple(new), ended.is_lost))
 
     def _learn_leadership(self, group: str, rank_count: int, origin: CheckpointId | None) -> None:
-        """Keeps what a successor has to know to lead in the leader's place."""
+        """Keep what a successor has to know to lead in the leader's place."""
         attempt = self.election.attempt
         limits = limits_after({}, attempt, origin, STEP_MAX)
         self.leadership = Leadership(
@@ -434,12 +447,12 @@ class Follower:
         )
 
     def _enter(self, turn: Turn, orders: Orders) -> None:
-        """A newer attempt has begun: of the trainers here, or of others."""
-        wanting = self.wanting.pop(orders.group, None)
-        if wanting is not None:
+        """Enter a newer attempt: of waiting trainers here, or of trainers on other hosts."""
+        waiting = self.waiting.pop(orders.group, None)
+        if waiting is not None:
             self.fence(turn, orders.attempt, "another start has taken its place")
-            self.group = wanting
-        elif self.group is None or self.group.word != orders.group:
+            self.group = waiting
+        elif self.group is None or self.group.token != orders.group:
             self.fence(turn, orders.attempt, "trainers on other hosts have taken the run over")
         self.attempt = orders.attempt
         self.cells.reset(turn)
@@ -453,12 +466,13 @@ class Follower:
             turn.act(AttemptJoined(orders.group, orders.attempt, orders.origin, orders.successors))
 
     def fence(self, turn: Turn, attempt: int, reason: str) -> None:
-        """A newer attempt has begun, of other trainers: those here must stop.
+        """Stop the trainers here: a newer attempt of other trainers has begun.
 
-        Who leads it is asked of those that led before, until it is known.
+        Its leader may be unknown. Until it is known, this host reports to the hosts that led
+        before, whose answers name it.
         """
         self.attempt = attempt
-        self.election.turn_to(attempt, self.election.successors, 0, turn.now_secs)
+        self.election.follow(attempt, self.election.successors, 0, turn.now_secs)
         self._is_changed = True
         group, self.group = self.group, None
         self.cells.reset(turn)
@@ -466,8 +480,8 @@ class Follower:
         self._wishes.clear()
         self._branch = None
         if group is not None and group.ranks:
-            turn.act(Fenced(group.word, attempt, reason))
+            turn.act(Fenced(group.token, attempt, reason))
 
-    def _refuse(self, turn: Turn, word: str, reason: str, kind: Refusal) -> None:
-        del self.wanting[word]
-        turn.act(GroupRefused(word, reason, kind))
+    def _refuse(self, turn: Turn, token: str, reason: str, kind: Refusal) -> None:
+        del self.waiting[token]
+        turn.act(GroupRefused(token, reason, kind))

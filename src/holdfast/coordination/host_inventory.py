@@ -1,9 +1,9 @@
-"""What one host holds, and what it does with it at its leader's word.
+"""The checkpoints of which one host holds parts, and the leader's commands for them.
 
 Invariants:
-- Nothing is dropped without a verdict that says so.
+- A checkpoint is dropped only after a verdict that releases it.
 - Parts are written oldest first, one checkpoint at a time; at most `PULLS_MAX` pulls are under way.
-- At most `HELD_MAX` checkpoints are cared for; a part that comes on top of them is given up.
+- At most `HELD_MAX` checkpoints are tracked; a part of any further checkpoint is refused.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from holdfast.coordination.inputs import (
     WriteFailed,
 )
 from holdfast.coordination.messages import (
+    COMPLETE_STATUSES,
     REASON_CHARS_MAX,
     CheckpointStatus,
     Command,
@@ -33,20 +34,24 @@ from holdfast.coordination.settings import HELD_MAX, PULLS_MAX, TRIES_MAX, Setti
 from holdfast.coordination.turn import Turn
 from holdfast.format.names import CheckpointId
 
-COMPLETE = (
-    CheckpointStatus.COMPLETE,
-    CheckpointStatus.PROTECTED,
-    CheckpointStatus.COMMITTED,
-    CheckpointStatus.FAILED,
-)
-"""What is said of checkpoints that were complete."""
 _FINAL = (CheckpointStatus.COMMITTED, CheckpointStatus.FAILED, CheckpointStatus.DROPPED)
 _NOTIFIED = (CheckpointStatus.PROTECTED, *_FINAL)
-"""What the ranks here are notified of."""
+"""The statuses of which the ranks here are notified."""
 
 
 @dataclass(slots=True)
 class _Holding:
+    """One checkpoint of which this host holds parts, or pulls them, or is to report on it.
+
+    Attributes:
+        own: the ranks whose part was sealed here; `replicas`: those whose part is a replica.
+        written: the ranks whose part this host has made durable.
+        failure: why this host cannot write its parts in `round`; `tries`: since the last success.
+        abandoned: why a rank here could not make its part.
+        notified: the last status of which the ranks here were notified.
+        status, reason: the leader's last verdict.
+    """
+
     id: CheckpointId
     part_count: int
     is_due: bool = False
@@ -57,7 +62,7 @@ class _Holding:
     round: int = 0
     tries: int = 0
     abandoned: str = ""
-    told: CheckpointStatus | None = None
+    notified: CheckpointStatus | None = None
     status: CheckpointStatus = CheckpointStatus.OPEN
     reason: str = ""
 
@@ -77,7 +82,11 @@ class _Holding:
 
 
 class HostInventory:
-    """The checkpoints in one host's care."""
+    """The checkpoints that one host tracks.
+
+    A pull cannot be cancelled: one whose checkpoint was dropped moves from `_pulling` to
+    `_unwanted` until it ends, and still counts towards `PULLS_MAX`.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -89,10 +98,10 @@ class HostInventory:
         self._pulling: set[tuple[CheckpointId, int]] = set()
         self._unwanted: set[tuple[CheckpointId, int]] = set()
         self._pull_at_secs: dict[tuple[CheckpointId, int], float] = {}
-        self._may_go: dict[CheckpointId, str] = {}
+        self._releasable: dict[CheckpointId, str] = {}
 
     def adopt_images(self, found: Found) -> None:
-        """Takes what an agent before this one left in RAM."""
+        """Adopt what a previous agent left in RAM, of the newest `HELD_MAX` checkpoints."""
         newest_first = sorted(found.ram, key=lambda c: (c.attempt, c.step), reverse=True)
         for checkpoint in newest_first[:HELD_MAX]:
             listed = found.ram[checkpoint]
@@ -109,47 +118,47 @@ class HostInventory:
 
     @property
     def under_way(self) -> int:
-        """How many effects have not come back."""
+        """The number of effects whose outcome is still to come."""
         return len(self._pulling) + len(self._unwanted) + (self._writing is not None)
 
     def pending_count(self, but: CheckpointId) -> int:
-        """How many checkpoints, but one, stand here that are still to become durable."""
-        waiting = (h for h in self._held.values() if h.is_due and h.told not in _FINAL)
+        """Return the number of checkpoints here, except `but`, that are still to become durable."""
+        waiting = (h for h in self._held.values() if h.is_due and h.notified not in _FINAL)
         return sum(h.id != but for h in waiting)
 
     def states(self, *, with_status: bool = False) -> tuple[Held, ...]:
-        """Return what is reported, the oldest first; `with_status` to a start, not to a leader."""
+        """Return the states for a report, the oldest first; `with_status` in reports to a start."""
         return tuple(
             self._held[checkpoint].as_held(with_status=with_status)
             for checkpoint in sorted(self._held)
         )
 
     def verdict(self, checkpoint: CheckpointId) -> tuple[CheckpointStatus, str]:
-        """How far a checkpoint has come, as its leader told last, and why no further."""
+        """Return the status that the leader reported last, and its reason; open if none."""
         holding = self._held.get(checkpoint)
         return (
             (holding.status, holding.reason) if holding is not None else (CheckpointStatus.OPEN, "")
         )
 
     def complete_ids(self) -> set[CheckpointId]:
-        """Those held here whose parts all stand somewhere, as their leader told last."""
-        return {h.id for h in self._held.values() if h.status in COMPLETE}
+        """Return the checkpoints here that are or were complete, as the leader reported last."""
+        return {h.id for h in self._held.values() if h.status in COMPLETE_STATUSES}
 
     def parts(self, checkpoint: CheckpointId) -> set[int]:
-        """The ranks whose part stands in RAM here."""
+        """Return the ranks whose part is in RAM here."""
         holding = self._held.get(checkpoint)
         return holding.own | holding.replicas if holding is not None else set()
 
     def highest_sealed(self, attempt: int, rank: int) -> int:
-        """The highest step of `attempt` whose part of `rank` stands here; -1 where none does."""
+        """Return the highest step of `attempt` whose part of `rank` was made here; -1 if none."""
         return max(
             (h.id.step for h in self._held.values() if _has_own(h, attempt, rank)), default=-1
         )
 
-    # What happens here.
+    # Local events.
 
     def note_sealed(self, turn: Turn, item: PartSealed) -> None:
-        """Takes a part that a rank here has made."""
+        """Add a part that a rank here has sealed."""
         refusal = CheckpointStatus.FAILED if item.is_due else CheckpointStatus.DROPPED
         holding = self._held_entry(turn, item.id, item.part_count, refusal)
         if holding is None:
@@ -158,7 +167,7 @@ class HostInventory:
         holding.is_due |= item.is_due
 
     def note_abandoned(self, turn: Turn, item: PartAbandoned) -> None:
-        """Notes that a rank could not make its part."""
+        """Note that a rank could not make its part."""
         holding = self._held_entry(turn, item.id, item.part_count)
         if holding is not None:
             holding.abandoned = _short(item.reason)
@@ -170,26 +179,26 @@ class HostInventory:
         reason: str,
         status: CheckpointStatus = CheckpointStatus.DROPPED,
     ) -> None:
-        """Gives a part up that may not be held."""
+        """Drop a part that this host may not hold, and notify its ranks."""
         turn.act(Drop(checkpoint, reason))
         turn.act(ReportOutcome(checkpoint, status, reason))
 
     def replica_sealed(self, turn: Turn, item: ReplicaSealed) -> None:
-        """Takes a copy of another host's part, if it is still wanted."""
+        """Add a replica of another host's part, or drop it if its checkpoint was dropped."""
         part = item.id, item.rank
         self._pulling.discard(part)
         self._pull_at_secs.pop(part, None)
         if part in self._unwanted:
             self._unwanted.discard(part)
             if item.id not in self._held:
-                turn.act(Drop(item.id, "it was given up while it was pulled"))
+                turn.act(Drop(item.id, "it was dropped while it was pulled"))
                 return
         holding = self._held_entry(turn, item.id, item.part_count)
         if holding is not None and item.rank not in holding.own:
             holding.replicas.add(item.rank)
 
     def pull_failed(self, turn: Turn, item: PullFailed) -> None:
-        """Notes it, to try again later if it is still wanted."""
+        """Schedule the next try of a failed pull, unless its checkpoint was dropped."""
         part = item.id, item.rank
         self._pulling.discard(part)
         if part in self._unwanted:
@@ -198,7 +207,7 @@ class HostInventory:
             self._pull_at_secs[part] = turn.now_secs + self._settings.storage_retry_secs
 
     def parts_written(self, item: PartsWritten) -> None:
-        """Notes what is durable."""
+        """Note that parts are durable."""
         self._writing = None
         holding = self._held.get(item.id)
         if holding is not None:
@@ -206,7 +215,7 @@ class HostInventory:
             holding.tries = 0
 
     def write_failed(self, turn: Turn, item: WriteFailed) -> None:
-        """Notes it; the leader is told after some tries."""
+        """Schedule the next try of a failed write; after `TRIES_MAX` it is reported as failed."""
         self._writing = None
         holding = self._held.get(item.id)
         if holding is None:
@@ -216,39 +225,46 @@ class HostInventory:
         if holding.tries >= TRIES_MAX or item.newer_attempt:
             holding.failure, holding.tries = _short(item.reason) or "it failed", 0
 
-    # What the leader wants.
+    # Commands of the leader.
 
-    def obey(self, turn: Turn, command: Command) -> None:
-        """Takes the leader's word."""
-        self._may_go.clear()
+    def apply_command(self, turn: Turn, command: Command) -> None:
+        """Apply the leader's command: notify the ranks of verdicts, and replace all orders."""
+        self._releasable.clear()
         for verdict in command.verdicts:
             holding = self._held.get(verdict.id)
             if holding is None:
                 continue
             holding.status, holding.reason = verdict.status, verdict.reason
-            if verdict.status in _NOTIFIED and verdict.status is not holding.told:
-                holding.told = verdict.status
+            if verdict.status in _NOTIFIED and verdict.status is not holding.notified:
+                holding.notified = verdict.status
                 turn.act(ReportOutcome(holding.id, verdict.status, verdict.reason, holding.is_due))
-            if verdict.may_go:
-                self._may_go[verdict.id] = verdict.reason or "newer checkpoints stand"
+            if verdict.may_release:
+                self._releasable[verdict.id] = (
+                    verdict.reason or "it was replaced by newer checkpoints"
+                )
         self._writes, self._pull_orders = command.writes, command.pulls
         wanted = {(o.id, rank) for o in command.pulls for rank in ranks_in(o.ranks)}
         self._pull_at_secs = {p: at for p, at in self._pull_at_secs.items() if p in wanted}
 
     def release(self) -> None:
-        """What was ordered does not count any more: another attempt has begun."""
+        """Discard all orders: another attempt has begun."""
         self._writes, self._pull_orders = (), ()
-        self._may_go.clear()
+        self._releasable.clear()
 
     def run_due(self, turn: Turn, is_frozen: bool) -> bool:
-        """Begins what is due now, and gives up what may go, but not while `is_frozen`.
+        """Begin the writes and pulls that are due, and drop what was released.
 
-        Whether something was given up.
+        Args:
+            turn: the present turn.
+            is_frozen: drop nothing; a start may rely on what this host has reported.
+
+        Returns:
+            Whether a checkpoint was dropped.
         """
         has_dropped = False
         if not is_frozen:
-            for checkpoint in [c for c in self._may_go if c != self._writing]:
-                self._drop(turn, checkpoint, self._may_go.pop(checkpoint))
+            for checkpoint in [c for c in self._releasable if c != self._writing]:
+                self._drop(turn, checkpoint, self._releasable.pop(checkpoint))
                 has_dropped = True
         self._pull(turn)
         if self._writing is None and turn.now_secs >= self._write_at_secs:
@@ -256,7 +272,7 @@ class HostInventory:
         return has_dropped
 
     def next_at_secs(self, now_secs: float) -> float:
-        """When something that failed is to be tried again."""
+        """Return when a failed write or pull is tried again; infinity if there is none."""
         soonest_secs = float("inf")
         if self._writes and self._writing is None and self._write_at_secs > now_secs:
             soonest_secs = self._write_at_secs
@@ -269,11 +285,12 @@ class HostInventory:
         holding = self._held.pop(checkpoint, None)
         if holding is None:
             return
-        # A leader may have learned too late that it is due here: no verdict names its end.
+        # The leader may have learned too late that the checkpoint is due here, and released it
+        # without a final verdict. So the ranks that wait for its end are notified here.
         is_awaited = holding.is_due or holding.status is CheckpointStatus.OPEN
-        if is_awaited and holding.told not in _FINAL:
+        if is_awaited and holding.notified not in _FINAL:
             turn.act(ReportOutcome(checkpoint, CheckpointStatus.DROPPED, reason))
-        elif holding.told is None:
+        elif holding.notified is None:
             turn.act(ReportOutcome(checkpoint, CheckpointStatus.PROTECTED, reason))
         for part in [part for part in self._pulling if part[0] == checkpoint]:
             self._pulling.discard(part)
@@ -321,7 +338,7 @@ class HostInventory:
         holding = self._held.get(checkpoint)
         if holding is None:
             if len(self._held) >= HELD_MAX:
-                reason = f"{HELD_MAX} checkpoints wait here for other ranks or for storage"
+                reason = f"this host already holds {HELD_MAX} checkpoints, the most that it may"
                 self.refuse(turn, checkpoint, reason, refusal)
                 return None
             holding = self._held[checkpoint] = _Holding(checkpoint, part_count)

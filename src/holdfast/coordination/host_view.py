@@ -1,4 +1,4 @@
-"""What a leader knows of one host: its last report, and what it was told."""
+"""A leader's view of one host: its last report, and the orders that were sent to it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ class HostView:
     """One host, as its leader sees it.
 
     Attributes:
-        ranks: those of the present group that live there.
-        homes: those that were ever there in this attempt; `left`: in good order.
-        is_following: it has heard this leader, so that what it says of targets answers this one.
-        is_owed: it is to be answered, also where there is nothing new.
-        offers: the ranks of whose parts it has copies made by its own.
-        is_present: its last state is of the leader's attempt, so that its steps are of that too.
-        is_lost: silent for so long that its RAM is not counted on.
+        incarnation, seq, version: the numbers of the last report.
+        state: the last reported state; None while the host is lost or has not reported.
+        ranks: the ranks of the present group that live there.
+        known_ranks: the ranks that ever lived there in this attempt.
+        left: the ranks that detached there.
+        offers: the ranks whose parts the host's own ranks copy.
+        is_following: it has received orders of this leader, so its target states answer these.
+        is_reply_due: it needs an answer even if the orders have not changed.
+        is_present: its last state is of the leader's attempt, and so are the steps in it.
+        is_lost: it was silent for so long that its RAM counts as lost.
     """
 
     host: str
@@ -31,43 +34,51 @@ class HostView:
     state: HostState | None = None
     published: int = NO_STEP
     save_cost_secs: float | None = None
-    heard_at_secs: float = 0.0
+    last_report_at_secs: float = 0.0
     is_following: bool = False
     is_present: bool = False
     is_lost: bool = False
-    is_owed: bool = True
+    is_reply_due: bool = True
     ranks: frozenset[int] = frozenset()
-    homes: set[int] = field(default_factory=set)
+    known_ranks: set[int] = field(default_factory=set)
     offers: frozenset[int] = frozenset()
     left: set[int] = field(default_factory=set)
     held: dict[CheckpointId, Held] = field(default_factory=dict)
     channel: Channel = field(default_factory=Channel)
 
     def is_stale(self, report: Report, lost_secs: float, now_secs: float) -> bool:
-        """Whether the report was overtaken by one that was taken already.
+        """Return whether a newer report than this one was accepted already.
 
-        A host's clock may have been set back between two starts. After a long silence nothing old
-        can be on its way any more, so that any start counts.
+        An agent's incarnation comes from its host's clock, which may be set back between two
+        starts. After a long silence no old message can still be on its way, so then any
+        incarnation is accepted.
         """
         if report.incarnation == self.incarnation:
             return report.seq <= self.seq
-        return report.incarnation < self.incarnation and now_secs - self.heard_at_secs < lost_secs
+        return (
+            report.incarnation < self.incarnation
+            and now_secs - self.last_report_at_secs < lost_secs
+        )
 
     def apply_report(self, report: Report, now_secs: float) -> None:
-        """Takes the report's numbers."""
+        """Apply the report's numbers; a new incarnation has received no orders yet."""
         if report.incarnation != self.incarnation:
             self.channel = Channel()
         self.incarnation, self.seq = report.incarnation, report.seq
         self.version, self.published = report.version, report.published
         self.save_cost_secs = report.save_cost_secs
-        self.heard_at_secs = now_secs
+        self.last_report_at_secs = now_secs
 
     def take_state(self, state: HostState, group: str) -> dict[CheckpointId, Held]:
-        """Takes what the host says; returns what it held before."""
+        """Apply the reported state.
+
+        Returns:
+            What the host held before.
+        """
         before = self.held
         self.state = state
         self.ranks = frozenset(ranks_in(state.ranks)) if state.group == group else frozenset()
-        self.homes |= self.ranks
+        self.known_ranks |= self.ranks
         self.offers = frozenset(ranks_in(state.offers)) if self.ranks else frozenset()
         self.held = {held.id: held for held in state.held}
         return before

@@ -1,7 +1,7 @@
-"""What a host's machine is told: what happened here, the outcomes of its effects, and messages.
+"""The inputs of a host's node: local events, outcomes of effects, and messages of other hosts.
 
-Each is told once, in the order in which it happened; what was told to a machine that is gone is
-told to the next one as what it finds (`Found`).
+Each input is given once, in the order in which it happened. Inputs are lost with an agent; the node
+of the next agent gets their result as what it finds on the host (`Found`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ NO_RANK_BEHIND = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The steps that this host's living ranks have published, read just now.
+    """The steps that this host's living ranks have published, as read just before the input.
 
     Attributes:
-        highest: -1 where none has published.
-        lowest: above all steps where no rank lives.
-        save_cost_secs: the training time that a checkpoint costs the dearest of them; None until
-            one knows.
+        highest: the highest step; -1 if no rank has published one.
+        lowest: the lowest step; above all steps if no rank lives.
+        save_cost_secs: the training time that a save costs the slowest of them; None if unknown.
     """
 
     highest: int = NO_STEP
@@ -34,29 +33,32 @@ class Published:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """What a listing shows of one checkpoint: the ranks whose part is whole, of how many."""
+    """One checkpoint in a listing: the ranks whose part is whole, and the number of its parts."""
 
     part_count: int
     ranks: frozenset[int]
 
     @property
     def is_whole(self) -> bool:
-        """Whether every rank's part is there."""
+        """Whether every rank's part is listed."""
         return len(self.ranks) == self.part_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What an agent that has just started finds: its RAM, and the trainers that live on.
+    """What an agent finds on its host when it starts: the RAM tier and the trainers that live.
 
     Attributes:
+        ram: the checkpoints of which this host's RAM holds parts.
         replicas: for each checkpoint in RAM, the ranks whose part came from another host.
-        targets: what the words say; `confirmed`: whether the preemption's may be stopped at.
-        leader: the host of rank 0; empty where no trainers live.
-        lost: the ranks here that ended without a word.
-        due: checkpoints that a trainer still waits for until they are durable.
-        attempt, group, leader, successors, origin: as `AttemptJoined` and `Following` told them
-            last; they are kept while no trainer lives, too.
+        due: the checkpoints that a trainer still expects to become durable.
+        attempt, group, rank_count, leader, successors, origin: as last written by the previous
+            agent, which keeps them also while no trainer lives. `leader` is rank 0's host.
+        ranks: the ranks that are attached.
+        is_broken: a rank of the group was lost.
+        lost: the ranks here that ended without detaching.
+        targets: the values of the target cells.
+        is_confirmed: ranks may stop at the preemption target.
         ended_attempt: the newest attempt of which a rank has ended here.
     """
 
@@ -79,12 +81,12 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed."""
+    """Time has passed; nothing else happened."""
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message came from `sender`."""
+    """A message of host `sender` arrived."""
 
     sender: str
     message: AnyMessage
@@ -92,9 +94,13 @@ class Received:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankJoined:
-    """A trainer is attached. `leader` is rank 0's host; all ranks of a start have one `group`.
+    """A trainer has attached.
 
-    `hosts` are those of all ranks, as far as they are known.
+    Attributes:
+        group: the random token that all ranks of one start share.
+        leader: rank 0's host.
+        takeover: replace a live attempt.
+        hosts: the hosts of all ranks, as far as they are known.
     """
 
     group: str
@@ -107,7 +113,7 @@ class RankJoined:
 
 @dataclass(frozen=True, slots=True)
 class RankLeft:
-    """A trainer left in good order."""
+    """A trainer detached."""
 
     group: str
     rank: int
@@ -115,7 +121,7 @@ class RankLeft:
 
 @dataclass(frozen=True, slots=True)
 class RankLost:
-    """A trainer ended without a word."""
+    """A trainer ended without detaching."""
 
     group: str
     rank: int
@@ -123,7 +129,7 @@ class RankLost:
 
 @dataclass(frozen=True, slots=True)
 class PartBegun:
-    """A rank has read its target and takes a checkpoint."""
+    """A rank has read its target and begun a save."""
 
     rank: int
     id: CheckpointId
@@ -131,7 +137,7 @@ class PartBegun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartSealed:
-    """A rank's part is whole, in RAM or in the durable tier. `is_due`: it is to become durable."""
+    """A rank's part is whole, in RAM or in the durable tier. `is_due`: it must become durable."""
 
     rank: int
     id: CheckpointId
@@ -152,9 +158,9 @@ class PartAbandoned:
 
 @dataclass(frozen=True, slots=True)
 class CopiesOffered:
-    """At each checkpoint a rank puts copies of these ranks' parts into this host's RAM by itself.
+    """At each save, a rank also writes replicas of the parts of `parts` into this host's RAM.
 
-    It holds the same bytes as they do. Told anew where that changes.
+    The rank has the same bytes as they do. Each input replaces the previous one of the rank.
     """
 
     rank: int
@@ -163,7 +169,7 @@ class CopiesOffered:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Somebody here wants a checkpoint soon: a policy, a person, a notice to stop."""
+    """A checkpoint is wanted soon: by a policy, by a user, or because of a notice to stop."""
 
     kind: TargetKind
 
@@ -178,7 +184,7 @@ class BranchWanted:
 
 @dataclass(frozen=True, slots=True)
 class TargetWritten:
-    """The word was written, and after that `highest` was read."""
+    """The target cell was written, and `highest` was read after that."""
 
     kind: TargetKind
     step: int
@@ -187,7 +193,7 @@ class TargetWritten:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSealed:
-    """A copy of another host's part stands in RAM here: pulled, or made by a rank that has it."""
+    """This host's RAM holds a replica: pulled, or written by a rank that has the same bytes."""
 
     id: CheckpointId
     rank: int
@@ -196,7 +202,7 @@ class ReplicaSealed:
 
 @dataclass(frozen=True, slots=True)
 class PullFailed:
-    """A part could not be pulled."""
+    """A pull has failed."""
 
     id: CheckpointId
     rank: int
@@ -212,7 +218,7 @@ class PartsWritten:
 
 @dataclass(frozen=True, slots=True)
 class WriteFailed:
-    """Parts could not be made durable. `newer_attempt`: 0, or the attempt that forbids it."""
+    """Parts could not be made durable. `newer_attempt` is the attempt that forbids it, or 0."""
 
     id: CheckpointId
     reason: str
@@ -221,14 +227,14 @@ class WriteFailed:
 
 @dataclass(frozen=True, slots=True)
 class CommitWritten:
-    """The manifest stands."""
+    """The manifest is written."""
 
     id: CheckpointId
 
 
 @dataclass(frozen=True, slots=True)
 class CommitFailed:
-    """The manifest may or may not stand. `newer_attempt`: 0, or the attempt that forbids it."""
+    """The manifest may or may not be written. `newer_attempt` is the one that forbids it, or 0."""
 
     id: CheckpointId
     reason: str
@@ -237,11 +243,14 @@ class CommitFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DurableListed:
-    """What the durable tier holds.
+    """The content of the durable tier.
 
     Attributes:
-        newest_attempt: 0 where there was none; `leader`: the host that began it.
+        newest_attempt: the newest attempt that has a record; 0 if there is none.
+        leader: the host that began that attempt.
         limits: for each attempt on its timeline, the last step that counts.
+        committed: the checkpoints that have a manifest.
+        parts: the checkpoints that have parts, committed or not.
     """
 
     newest_attempt: int
@@ -260,21 +269,21 @@ class ListingFailed:
 
 @dataclass(frozen=True, slots=True)
 class AttemptBegun:
-    """The attempt's record was put, where there was none."""
+    """The attempt's record was put; there was none before."""
 
     asked: BeginAttempt
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptTaken:
-    """Somebody else has that number."""
+    """The attempt's number is taken: another start has put its record."""
 
     asked: BeginAttempt
 
 
 @dataclass(frozen=True, slots=True)
 class BeginFailed:
-    """Storage refused; whether the record stands is not known."""
+    """The storage request failed; whether the record is written is unknown."""
 
     asked: BeginAttempt
     reason: str
@@ -282,7 +291,7 @@ class BeginFailed:
 
 @dataclass(frozen=True, slots=True)
 class LeaseWritten:
-    """The lease was renewed or released, or could not be."""
+    """The request to renew or release the lease has ended, successful or not."""
 
     attempt: int
 
@@ -292,9 +301,9 @@ class LeaseSeen:
     """A lease as it was read.
 
     Attributes:
-        host, pid: of the trainer that the lease is for.
-        stamp: differs after each renewal.
-        age_secs: since the last renewal, by the clock of the file system alone.
+        host, pid: the trainer that the lease is for.
+        stamp: a value that each renewal changes.
+        age_secs: the time since the last renewal, by the clock of the file system alone.
     """
 
     host: str
@@ -305,7 +314,7 @@ class LeaseSeen:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRead:
-    """What was read; `lease` is None where the attempt has none."""
+    """The attempt's lease was read; `lease` is None if the attempt has none."""
 
     attempt: int
     lease: LeaseSeen | None
@@ -313,7 +322,7 @@ class LeaseRead:
 
 @dataclass(frozen=True, slots=True)
 class LeaseNotRead:
-    """Storage refused."""
+    """The lease could not be read."""
 
     attempt: int
     reason: str
@@ -321,21 +330,21 @@ class LeaseNotRead:
 
 @dataclass(frozen=True, slots=True)
 class Preserved:
-    """What the RAM tier's policy keeps beside what the agreement keeps."""
+    """The checkpoints that the RAM tier's policy keeps, besides those that the protocol keeps."""
 
     ids: frozenset[CheckpointId]
 
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """Somebody here has removed the checkpoint, wherever this host can: `DeleteConfirmed`."""
+    """The checkpoint was removed wherever this host can: `DeleteConfirmed` follows."""
 
     id: CheckpointId
 
 
 @dataclass(frozen=True, slots=True)
 class LeaveWanted:
-    """The agent goes now."""
+    """The agent ends now."""
 
 
 Input = (

@@ -1,15 +1,17 @@
-"""The leader: on the host of rank 0, and on a successor while that one is silent.
+"""The leader of an attempt: on rank 0's host, and on a successor while that host is silent.
 
-It knows what all hosts hold, from their reports, and tells each what to do. It keeps nothing that
-its followers could not tell a leader that comes after it.
+The leader knows from the hosts' reports which parts they hold, and sends each host its orders. It
+keeps no state that a later leader could not get from its followers' reports.
 
 Invariants:
-- A target is proposed only while all ranks of the attempt live, and agreed by all their hosts.
-- RAM is given up only by a leader that has heard of all ranks, so that it knows how many copies
-  there can be, and that has begun the attempt or seen in storage that none is newer. What was begun
-  after it had heard of all ranks it gives up without that: no other attempt was told of it.
-- A manifest is wanted only once all parts were told to be durable; the store looks again.
-- A successor that leads in the place of rank 0's host makes durable and commits, nothing else.
+- A target is proposed only while all ranks of the attempt live; all their hosts have to accept it.
+- RAM is released only by a leader that has had reports of all ranks, so that it knows how many
+  failure domains there are, and that has begun the attempt or seen in storage that none is newer.
+  Checkpoints that were begun after all ranks had reported need no look into storage: they were
+  reported to no other attempt.
+- A commit is ordered only after all parts were reported durable; the store checks this again.
+- A successor that leads in place of rank 0's host makes checkpoints durable and commits them,
+  nothing else.
 """
 
 from __future__ import annotations
@@ -43,11 +45,11 @@ from holdfast.coordination.turn import AgentIdentity, Turn
 from holdfast.format.names import CheckpointId
 
 PASSED = "the ranks did not meet at one step"
-"""Why a checkpoint is dropped that some ranks have passed without a part."""
+"""The reason for dropping a checkpoint that some ranks have passed without a part."""
 
 
 class Leader:
-    """Leads one attempt."""
+    """The leader of one attempt. `is_new`: it has begun the attempt, so it knows its timeline."""
 
     def __init__(self, identity: AgentIdentity, leadership: Leadership, *, is_new: bool) -> None:
         self._identity = identity
@@ -61,23 +63,24 @@ class Leader:
         self._successors = leadership.successors
         self._knows_targets = self._knows_newest = self.table.knows_timeline = is_new
         self._has_been_whole = False
+        self._have_hosts_changed = True
         self._living_count = 0
         self._broken: set[str] = set()
         self._branch: BranchWish | None = None
         self._refused_branch = False
         self._ended: dict[tuple[str, bool], Ended] = {}
-        self._known_gone: set[CheckpointId] = set()
+        self._known_deleted: set[CheckpointId] = set()
         self._seq = 0
-        self._look_at_secs = 0.0
+        self._check_at_secs = 0.0
         self._retry_at_secs = 0.0
         self._dirty: set[str] = set()
         self._rank_hosts: frozenset[str] = frozenset()
         self._begun_at_secs: float | None = None
-        self._copied: CheckpointId | None = None
-        self._copied_since_secs = 0.0
-        self._is_copying = False
+        self._replicating: CheckpointId | None = None
+        self._replicating_since_secs = 0.0
+        self._is_replicating = False
 
-    # What is asked of it.
+    # Queries.
 
     @property
     def is_whole(self) -> bool:
@@ -86,69 +89,69 @@ class Leader:
 
     @property
     def is_broken(self) -> bool:
-        """Whether a rank is gone that was there."""
+        """Whether a rank that was there has ended or its host is lost."""
         return bool(self._broken)
 
     @property
     def is_saving(self) -> bool:
-        """Whether a checkpoint is on its way: to all ranks, to its copies, or to be durable."""
+        """Whether a checkpoint is being sealed, replicated, or made durable."""
         return self.is_sealing or bool(self.table.pending())
 
     @property
     def is_sealing(self) -> bool:
-        """Whether a checkpoint is on its way into RAM: to all ranks, or to its copies."""
-        return self._is_copying or bool(self.table.open_entries())
+        """Whether a checkpoint is being sealed or replicated."""
+        return self._is_replicating or bool(self.table.open_entries())
 
     @property
     def save_cost_secs(self) -> float | None:
-        """What a checkpoint costs the dearest rank of all hosts; None until one is known."""
-        heard = (self.views[host] for host in self._rank_hosts if not self.views[host].is_lost)
-        costs = [view.save_cost_secs for view in heard]
+        """The training time that a save costs the slowest rank; None while none is known."""
+        present = (self.views[host] for host in self._rank_hosts if not self.views[host].is_lost)
+        costs = [view.save_cost_secs for view in present]
         return max((cost for cost in costs if cost is not None), default=None)
 
     @property
     def wants_preserved(self) -> bool:
-        """Whether it knows all checkpoints, and not which the RAM tier's policy keeps."""
+        """Whether to evaluate the RAM tier's policy: all checkpoints are known, its choice not."""
         is_asking = self.leadership.is_first and self._has_been_whole
         return is_asking and self.table.preserved is None
 
     @property
     def wanted_branch(self) -> BranchWish | None:
-        """The attempt that the ranks want to begin from here, if they went back."""
+        """The branch that the ranks want to begin after they went back; None if there is none."""
         return self._branch
 
     @property
-    def ledger_size(self) -> int:
-        """How many checkpoints it cares for."""
+    def checkpoint_count(self) -> int:
+        """The number of checkpoints that the leader tracks."""
         return len(self.table.entries)
 
-    # What it hears.
+    # Reports and storage.
 
     def inherit(self, turn: Turn, before: Leader) -> None:
-        """Goes on with the hosts of the attempt that this one branches from."""
+        """Adopt the hosts' reports from the leader of the attempt that this one branches from."""
         for host, old in before.views.items():
             if old.state is not None:
                 view = self.views[host] = HostView(host, old.incarnation, old.seq, old.version)
-                view.heard_at_secs = turn.now_secs
+                view.last_report_at_secs = turn.now_secs
                 self._take_state(view, old.state, is_present=False)
                 self._dirty.add(host)
 
     def preserve(self, checkpoints: frozenset[CheckpointId]) -> None:
-        """The newest of these keep their RAM, beside what has to keep it."""
+        """Keep the RAM of `checkpoints`, of too many the newest, besides what rules require."""
         if not self._has_been_whole:
-            # Hosts that have not reported yet hold checkpoints that nobody has asked about.
+            # The policy has not seen the checkpoints of hosts that have not reported yet.
             return
         newest_first = sorted(checkpoints, key=lambda c: (c.attempt, c.step), reverse=True)
         self.table.preserved = frozenset(newest_first[:PRESERVED_MAX])
         self.table.is_changed = True
 
     def forget_branch(self) -> None:
-        """The branch that was wanted does not begin."""
+        """Stop wanting the branch, whose start was refused."""
         self._branch = None
         self._refused_branch = True
 
     def accept_report(self, turn: Turn, sender: str, report: Report) -> None:
-        """Takes a report."""
+        """Apply a host's report, and schedule an answer if it is new or a heartbeat is due."""
         view = self.views.get(sender)
         if view is None:
             view = self.views[sender] = HostView(sender)
@@ -170,26 +173,30 @@ class Leader:
                 view, report.state, is_present=report.attempt == self.leadership.attempt
             )
         if is_new_version or turn.now_secs >= view.channel.due_at_secs(self._settings):
-            view.is_owed = True
+            view.is_reply_due = True
             self._dirty.add(sender)
 
     def outbid(self, term: int) -> None:
-        """Takes a term above `term`, which somebody else has, or had, or waits for."""
+        """Take a term above `term`, if that is not below this leader's own.
+
+        Another leader has or had `term`, or a host expects a leader of it. All hosts get new
+        orders, and their earlier answers do not count.
+        """
         if term >= self.term and self._identity.host in self._successors:
             self.term = term_above(self._successors, self._identity.host, term)
             self._dirty.update(self.views)
             for view in self.views.values():
-                view.is_following, view.is_owed = False, True
+                view.is_following, view.is_reply_due = False, True
                 view.channel.acked = 0
 
     def left(self, sender: str, message: Leaving) -> None:
-        """A host's agent goes, and its RAM."""
+        """Stop counting the RAM of a host whose agent has left."""
         view = self.views.get(sender)
         if view is not None and view.incarnation == message.incarnation:
             self._forget(view)
 
     def listed(self, turn: Turn, item: DurableListed) -> None:
-        """Takes what the durable tier holds."""
+        """Apply a listing of the durable tier."""
         if item.newest_attempt == self.leadership.attempt:
             self.table.limits.update(item.limits)
             self._knows_newest = self.table.knows_timeline = True
@@ -200,70 +207,77 @@ class Leader:
 
     @property
     def durability(self) -> Durability:
-        """What is made durable, and the outcomes of that."""
+        """The leader's pulls, writes and commits; takes their outcomes."""
         return self._durability
 
-    # By itself.
+    # Timed work.
 
     def run_due(self, turn: Turn) -> None:
-        """Decides what is to be done now, and tells the hosts."""
+        """Do all work that is due, and send each host its orders if they have changed."""
         if self._begun_at_secs is None:
             self._begun_at_secs = turn.now_secs
-        if turn.now_secs >= self._look_at_secs:
-            self._look_at_secs = turn.now_secs + self._settings.heartbeat_secs / 2
-            self._look_for_lost(turn)
+        if turn.now_secs >= self._check_at_secs:
+            self._check_at_secs = turn.now_secs + self._settings.heartbeat_secs / 2
+            self._check_silent_hosts(turn)
         self._decide_targets(turn)
-        self._durability.run_due(turn, self)
+        if self._have_hosts_changed:
+            self._have_hosts_changed = False
+            self._durability.place_replicas(self._ring())
+        self._durability.run_due(turn, is_whole=self.is_whole)
         self.table.settle()
-        self._look_at_copies(turn)
-        for entry, status in self.table.news:
+        self._check_replication(turn)
+        for entry, status in self.table.status_changes:
             reason = entry.dropped or entry.failure
             turn.act(Reached(entry.id, status, entry.is_due, reason))
-        self.table.news.clear()
+        self.table.status_changes.clear()
         if self.table.is_changed or self.targets.is_changed:
             self.table.is_changed = self.targets.is_changed = False
             self._dirty.update(self.views)
-        self._tell(turn)
+        self._send_orders(turn)
 
     def next_at_secs(self, now_secs: float) -> float:
-        """When it has something to do by itself."""
+        """Return when `run_due` has work to do, if no input comes before."""
         storage_at_secs = self._durability.next_at_secs(now_secs)
-        return min(self._look_at_secs, self._retry_at_secs, storage_at_secs)
+        return min(self._check_at_secs, self._retry_at_secs, storage_at_secs)
 
-    def ring(self) -> Ring:
-        """The hosts that were heard of; those that had ranks of this attempt take copies."""
+    def _ring(self) -> Ring:
+        """Return the hosts that live; those that had ranks of this attempt receive replicas."""
         here = {h: v for h, v in self.views.items() if v.state is not None and not v.is_lost}
         domains = {host: self.table.domains[host] for host in here}
-        takers = {host: view.offers for host, view in here.items() if view.homes}
+        takers = {host: view.offers for host, view in here.items() if view.known_ranks}
         return Ring(domains, takers)
 
     def _take_state(self, view: HostView, state: HostState, *, is_present: bool) -> None:
         host = view.host
         if view.state is None or view.state.offers != state.offers:
-            self._durability.hosts_changed()
+            self._have_hosts_changed = True
         self.table.domains[host] = state.domain
         self._living_count -= len(view.ranks)
         before = view.take_state(state, self.leadership.group)
         self._living_count += len(view.ranks)
         self._note_ended(view, state)
-        if view.homes - view.ranks or (state.group == self.leadership.group and state.is_broken):
+        if view.known_ranks - view.ranks or (
+            state.group == self.leadership.group and state.is_broken
+        ):
             self._broken.add(host)
         else:
             self._broken.discard(host)
         if bool(view.ranks) != (host in self._rank_hosts):
-            # A silent host counts: its ranks go on, and have still to meet the targets.
-            rank_hosts = (v.host for v in self.views.values() if v.ranks or (v.is_lost and v.homes))
+            # A silent host counts: its ranks still train, and have to meet the targets.
+            rank_hosts = (
+                v.host for v in self.views.values() if v.ranks or (v.is_lost and v.known_ranks)
+            )
             self._rank_hosts = frozenset(rank_hosts)
         for checkpoint in state.deleted:
             self.table.delete(checkpoint)
         self.table.apply_report(host, before, view.held)
         if not self.table.deleted.isdisjoint(before.keys() - view.held.keys()):
-            # Whoever waits until nobody holds it is on another host.
+            # A host stopped holding a deleted checkpoint; orders to another host may confirm that.
             self.table.is_changed = True
         view.is_present = is_present
         self._drop_missed([view])
         if self.is_whole and not self._has_been_whole:
-            self._know_all()
+            self._note_whole()
         if view.is_following and self._knows_targets:
             for kind in state.wishes:
                 self.targets.wish(kind)
@@ -273,12 +287,13 @@ class Leader:
             self._branch = branch if not self._refused_branch else None
 
     def _note_ended(self, view: HostView, state: HostState) -> None:
-        """Notes what ranks are gone, for all others, which may wait for them."""
+        """Record the ranks of a host that have ended, to report them to all other hosts."""
         if state.group == self.leadership.group:
             view.left.update(ranks_in(state.left))
-            view.homes.update(ranks_in(state.lost))
-        # An agent that is started anew, and finds no rank alive, says nothing of them.
-        lost = view.homes - view.ranks - view.left
+            view.known_ranks.update(ranks_in(state.lost))
+        # A restarted agent that finds no rank alive does not report its ranks as ended, so they
+        # are found from the ranks that this host had before.
+        lost = view.known_ranks - view.ranks - view.left
         for is_lost, ranks in ((False, view.left), (True, lost)):
             key = view.host, is_lost
             ended = Ended(view.host, runs_of(ranks), is_lost)
@@ -287,8 +302,8 @@ class Leader:
                 self._ended[key] = ended
                 self.table.is_changed = True
 
-    def _know_all(self) -> None:
-        """All ranks are there: it is known in how many domains a part can stand."""
+    def _note_whole(self) -> None:
+        """Note that all ranks have reported: the number of failure domains is known now."""
         self._has_been_whole = True
         if self.leadership.is_first:
             self.table.fresh_above = self._ranks().highest
@@ -302,7 +317,11 @@ class Leader:
         self.table.recount()
 
     def _check_may_recycle(self) -> None:
-        """An agent that was started anew may have missed that another attempt has begun."""
+        """Allow recycling if all ranks have reported and no newer attempt can have been missed.
+
+        A restarted agent may have missed that another attempt has begun, until it has listed
+        storage.
+        """
         knows_enough = self._has_been_whole and self._knows_newest
         self.table.may_recycle = self.leadership.is_first and knows_enough
         self.table.is_changed = True
@@ -311,28 +330,28 @@ class Leader:
         """Drop the open checkpoints that ranks of `views` have passed without making their part.
 
         A report is compared with the open checkpoints when it arrives. A checkpoint may be reported
-        after that, by a host that was silent or is far behind, and the ranks that passed it may
-        have nothing new to report: so all views are compared again every half heartbeat.
+        later, by a host that was silent or is far behind, while the ranks that passed it have
+        nothing new to report. So all views are compared again every half heartbeat.
         """
         open_entries = self.table.open_entries()
         if not open_entries:
             return
-        # Where a host is silent, it may have a copy of what is gone here.
-        are_all_heard = self._has_been_whole and not any(v.is_lost for v in self.views.values())
-        gone: set[int] = set()
+        # A silent host may have a replica of an ended rank's part.
+        are_all_present = self._has_been_whole and not any(v.is_lost for v in self.views.values())
+        ended: set[int] = set()
         last_steps: dict[int, int] = {}
         for view in views:
             if view.state is None or not view.is_present:
                 continue
-            if are_all_heard:
-                gone |= view.homes - view.ranks
+            if are_all_present:
+                ended |= view.known_ranks - view.ranks
             if view.state.group == self.leadership.group:
                 for progress in view.state.progress:
                     last_steps.update(dict.fromkeys(ranks_in(progress.ranks), progress.step))
         for entry in open_entries:
             if any(last_steps.get(rank, NO_STEP) >= entry.id.step for rank in entry.missing):
                 self.table.drop(entry, PASSED)
-            elif not entry.missing.isdisjoint(gone):
+            elif not entry.missing.isdisjoint(ended):
                 self.table.drop(entry, "a rank ended before it made its part")
 
     def _decide_targets(self, turn: Turn) -> None:
@@ -340,7 +359,7 @@ class Leader:
             return
         if not self.is_whole:
             if self._has_been_whole:
-                self.targets.give_up()
+                self.targets.withdraw()
             return
         if not self._knows_targets:
             rank_views = [v for v in self.views.values() if v.ranks]
@@ -364,18 +383,18 @@ class Leader:
         highest = max((self.views[host].published for host in self._rank_hosts), default=NO_STEP)
         return Ranks(self._rank_hosts, max(highest, origin.step if origin else NO_STEP))
 
-    def _look_for_lost(self, turn: Turn) -> None:
+    def _check_silent_hosts(self, turn: Turn) -> None:
         oldest = turn.now_secs - self._settings.lost_secs
         for view in self.views.values():
-            # Where this agent stood still, its own host has not gone away.
-            is_silent = view.heard_at_secs < oldest and view.host != self._identity.host
+            # If this agent was stopped for a while, its own host is still not lost.
+            is_silent = view.last_report_at_secs < oldest and view.host != self._identity.host
             if not view.is_lost and is_silent:
                 view.is_lost = True
                 if view.ranks:
                     self._broken.add(view.host)
                 self._forget(view)
-            if view.is_lost and (view.homes or view.host in self._successors):
-                # It may follow a successor by now, and will say so.
+            if view.is_lost and (view.known_ranks or view.host in self._successors):
+                # The host may follow a successor by now; its answer to these orders shows that.
                 view.channel.put(self._command(view))
                 self._send(turn, view)
         self._drop_missed(self.views.values())
@@ -387,8 +406,11 @@ class Leader:
             if entry.is_open and entry.id.attempt < self.leadership.attempt:
                 self.table.drop(entry, "its attempt is over")
 
-    def _look_at_copies(self, turn: Turn) -> None:
-        """Whether copies are on their way; a peer that cannot be reached holds nothing up."""
+    def _check_replication(self, turn: Turn) -> None:
+        """Update whether replicas are on their way; after `lost_secs` they no longer count.
+
+        So a peer that cannot be reached does not delay the next checkpoint for longer.
+        """
         newest = self.table.newest_complete()
         exposed = None
         if (
@@ -399,24 +421,24 @@ class Leader:
             and not newest.was_protected
         ):
             exposed = newest.id
-        if exposed != self._copied:
-            self._copied, self._copied_since_secs = exposed, turn.now_secs
-        waited_secs = turn.now_secs - self._copied_since_secs
-        self._is_copying = exposed is not None and waited_secs < self._settings.lost_secs
+        if exposed != self._replicating:
+            self._replicating, self._replicating_since_secs = exposed, turn.now_secs
+        waited_secs = turn.now_secs - self._replicating_since_secs
+        self._is_replicating = exposed is not None and waited_secs < self._settings.lost_secs
 
     def _forget(self, view: HostView) -> None:
-        """Its RAM is not counted on any more. Its ranks are not known to be gone."""
+        """Stop counting a host's RAM. Its ranks may still live."""
         self.table.apply_report(view.host, view.held, {})
         self._living_count -= len(view.ranks)
         view.held, view.ranks = {}, frozenset()
         view.state = None
         view.is_lost = True
         self.table.is_changed = True
-        self._durability.hosts_changed()
+        self._have_hosts_changed = True
 
-    # What it tells.
+    # Orders.
 
-    def _tell(self, turn: Turn) -> None:
+    def _send_orders(self, turn: Turn) -> None:
         if turn.now_secs >= self._retry_at_secs:
             self._retry_at_secs = turn.now_secs + self._settings.retry_secs
             for view in self.views.values():
@@ -424,18 +446,19 @@ class Leader:
                 if is_due and view.channel.acked < view.channel.version and not view.is_lost:
                     self._send(turn, view)
         dirty, self._dirty = self._dirty, set()
-        # Sets of names have no order that two runs of one seed share.
+        # Sort: the order of a set of strings differs between processes, and runs of one seed must
+        # send the same messages.
         for host in sorted(dirty):
             view = self.views[host]
             if view.is_lost:
                 continue
             is_new = view.channel.put(self._command(view))
-            if is_new or view.is_owed:
+            if is_new or view.is_reply_due:
                 self._send(turn, view)
 
     def _send(self, turn: Turn, view: HostView) -> None:
         view.channel.sent_at_secs = turn.now_secs
-        view.is_owed = False
+        view.is_reply_due = False
         turn.send(view.host, self._orders(view))
 
     def _orders(self, view: HostView) -> Orders:
@@ -473,23 +496,23 @@ class Leader:
             writes=tuple(writes),
             pulls=tuple(pulls),
             is_settled=self._durability.is_settled,
-            gone=self._gone(view),
+            deleted_everywhere=self._confirmed_deletes(view),
             ended=tuple(self._ended.values()),
         )
 
-    def _gone(self, view: HostView) -> tuple[CheckpointId, ...]:
-        """Of what was removed on a host, that of which nobody holds or commits anything.
+    def _confirmed_deletes(self, view: HostView) -> tuple[CheckpointId, ...]:
+        """Return the checkpoints deleted on a host of which no host holds or commits anything.
 
-        A successor does not say so: where the network is cut, it may see some hosts alone.
+        A successor confirms none: while the network is partitioned, it may see some hosts only.
         """
         if view.state is None or not (self.leadership.is_first and self._has_been_whole):
             return ()
-        new = set(view.state.deleted) - self._known_gone
-        if new and any(other.is_lost and other.homes for other in self.views.values()):
-            # A host of the attempt is silent, and may come back with it.
+        new = set(view.state.deleted) - self._known_deleted
+        if new and any(other.is_lost and other.known_ranks for other in self.views.values()):
+            # A host of the attempt is silent, and may come back with the checkpoint.
             new.clear()
         for checkpoint in new:
             is_held = any(checkpoint in other.held for other in self.views.values())
             if not is_held and checkpoint != self._durability.committing:
-                self._known_gone.add(checkpoint)
-        return tuple(c for c in view.state.deleted if c in self._known_gone)
+                self._known_deleted.add(checkpoint)
+        return tuple(c for c in view.state.deleted if c in self._known_deleted)

@@ -1,4 +1,4 @@
-"""What a leader leads."""
+"""The attempt that a leader leads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from holdfast.format.names import CheckpointId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leadership:
-    """What a leader leads. `is_first`: it is rank 0's host, not a successor in its place."""
+    """The attempt that a leader leads, and its right to do so.
+
+    Attributes:
+        group: the token of the attempt's ranks.
+        origin: the checkpoint that the attempt continues from; None if it began from nothing.
+        limits: for each attempt on the timeline, the last step that counts.
+        successors: the hosts that may lead, in order.
+        term: the term in which this leader leads.
+        is_first: the leader is rank 0's host, not a successor in its place.
+    """
 
     attempt: int
     group: str

@@ -1,14 +1,14 @@
 """The lease of an attempt: written by the host that leads it, read by starts on other hosts.
 
-A start that cannot ask the agent of the newest attempt reads the lease to learn whether the
-attempt lives. The lease decides nothing else: attempts are fenced by their records, so a lease
-that is wrong costs a wait or a takeover, and never a checkpoint.
+A start that gets no answer from the agent of the newest attempt reads the lease to find out whether
+the attempt lives. The lease has no other use: attempts are fenced by their records, so a wrong
+lease costs a wait or a takeover, and never a checkpoint.
 
 Invariants:
 - A lease is renewed only while trainers of its attempt are attached to the host that leads it and
   none of its ranks, on any host, is known to have ended.
-- At most one request for a lease is under way on a host; one that hangs stops the renewing alone.
-- Ages are differences of two times of one file system. No two hosts' clocks are compared.
+- At most one request for a lease is under way on a host; one that hangs stops only the renewals.
+- Ages are differences of two times of one file system. The clocks of two hosts are not compared.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from enum import Enum, auto
 
 from holdfast.coordination.effects import ReleaseLease, RenewLease
 from holdfast.coordination.inputs import LeaseSeen
-from holdfast.coordination.settings import LEASE_LOOK_SECS, LEASE_RENEW_SECS, LEASE_SECS
+from holdfast.coordination.settings import LEASE_READ_SECS, LEASE_RENEW_SECS, LEASE_SECS
 from holdfast.coordination.turn import Turn
 
 
 @dataclass(slots=True)
 class LeaseRenewal:
-    """The lease that one host writes. `held` is the attempt whose lease may be there; 0: none."""
+    """The lease that one host writes. `held` is the attempt whose lease may exist; 0: none."""
 
     incarnation: int
     held: int = 0
@@ -33,11 +33,11 @@ class LeaseRenewal:
     _is_writing: bool = False
 
     def work(self, turn: Turn, attempt: int) -> None:
-        """Renews the lease of `attempt`, and releases that of another one.
+        """Renew the lease of `attempt`, and release that of any other attempt.
 
         Args:
             turn: the present turn.
-            attempt: the one that this host leads and whose trainers live; 0 where there is none.
+            attempt: the attempt that this host leads and whose trainers live; 0 if there is none.
         """
         if self._is_writing:
             return
@@ -56,12 +56,12 @@ class LeaseRenewal:
         self._is_writing = False
 
     def next_at_secs(self) -> float:
-        """Return when the lease is to be renewed."""
+        """Return when to renew the lease; infinity if none is held or a request is under way."""
         return self._due_at_secs if self.held and not self._is_writing else float("inf")
 
 
 class LeaseVerdict(Enum):
-    """What a start makes of a lease."""
+    """What a lease shows of its attempt."""
 
     DEAD = auto()
     LIVE = auto()
@@ -75,29 +75,30 @@ class LeaseWatch:
     since_secs: float
     lease: LeaseSeen | None = None
     over_at_secs: float = float("-inf")
-    next_look_at_secs: float = float("-inf")
+    next_read_at_secs: float = float("-inf")
 
-    def look(self, asked_at_secs: float, now_secs: float, lease: LeaseSeen | None) -> LeaseVerdict:
-        """Judge what was read.
+    def judge(self, asked_at_secs: float, now_secs: float, lease: LeaseSeen | None) -> LeaseVerdict:
+        """Judge whether the attempt lives, from a lease that was read.
 
         Args:
-            asked_at_secs: when reading it was asked for.
+            asked_at_secs: when the read was requested.
             now_secs: the present time.
-            lease: what was read; None where the attempt has no lease.
+            lease: what was read; None if the attempt has no lease.
 
         Returns:
-            `LIVE` once the lease was renewed since the first look, `DEAD` where it has run out or
-            is gone. Else `UNKNOWN`; the next look is due at `next_look_at_secs`.
+            `LIVE` if the lease was renewed since the first read, `DEAD` if it has expired or does
+            not exist. Else `UNKNOWN`; the next read is due at `next_read_at_secs`.
         """
         if lease is None or lease.age_secs >= LEASE_SECS:
             return LeaseVerdict.DEAD
         if self.lease is None:
-            # A time of a broken clock that lies ahead prolongs the wait to no more than a lease.
+            # A modification time in the future gives a negative age; the wait is still no longer
+            # than one lease.
             self.over_at_secs = now_secs + min(LEASE_SECS - lease.age_secs, LEASE_SECS)
             self.lease = lease
         elif lease.stamp != self.lease.stamp:
             return LeaseVerdict.LIVE
         elif asked_at_secs >= self.over_at_secs:
             return LeaseVerdict.DEAD
-        self.next_look_at_secs = min(now_secs + LEASE_LOOK_SECS, self.over_at_secs)
+        self.next_read_at_secs = min(now_secs + LEASE_READ_SECS, self.over_at_secs)
         return LeaseVerdict.UNKNOWN

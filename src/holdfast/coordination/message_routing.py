@@ -1,13 +1,11 @@
-"""What a host makes of a message: whose it is, and whether its sender is behind.
+"""Routing of messages to the roles of a host, and fencing by their attempts.
 
-Fencing comes first. A message of an older attempt is answered with the newer one, whoever sent it,
-except where its sender joins the newer attempt. One that knows of a newer attempt ends what is led
-here.
+A message is checked for its attempt before it is applied. A message of an older attempt is answered
+with `Newer`, whatever its sender, unless the sender joins the newer attempt. A message of a newer
+attempt ends the leadership of this host.
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from holdfast.coordination.messages import (
     REASON_CHARS_MAX,
@@ -21,42 +19,40 @@ from holdfast.coordination.messages import (
     Report,
     WhoHolds,
 )
+from holdfast.coordination.roles import HostRoles
 from holdfast.coordination.turn import Turn
 
-if TYPE_CHECKING:
-    from holdfast.coordination.node import Node
 
-
-def receive(node: Node, turn: Turn, sender: str, message: AnyMessage) -> None:
-    """Takes one message."""
-    if message.run != node.identity.run:
+def receive(roles: HostRoles, turn: Turn, sender: str, message: AnyMessage) -> None:
+    """Apply one message; messages of another run are ignored."""
+    if message.run != roles.identity.run:
         return
     match message:
         case Report():
-            _report(node, turn, sender, message)
+            _report(roles, turn, sender, message)
         case Orders():
-            _orders(node, turn, sender, message)
+            _orders(roles, turn, sender, message)
         case Newer():
-            _newer(node, turn, message)
+            _newer(roles, turn, message)
         case Probe():
-            _probe(node, turn, sender, message)
+            _probe(roles, turn, sender, message)
         case Alive():
-            if node.bootstrap is not None:
-                node.bootstrap.on_alive(message)
+            if roles.bootstrap is not None:
+                roles.bootstrap.on_alive(message)
         case Refused():
-            node.follower.on_refused(turn, message)
+            roles.follower.on_refused(turn, message)
         case WhoHolds():
-            if message.attempt >= node.follower.attempt:
-                node.follower.report_held(turn, sender)
+            if message.attempt >= roles.follower.attempt:
+                roles.follower.report_held(turn, sender)
         case Leaving():
-            if node.leader is not None:
-                node.leader.left(sender, message)
+            if roles.leader is not None:
+                roles.leader.left(sender, message)
 
 
-def _report(node: Node, turn: Turn, sender: str, report: Report) -> None:
-    follower, leader, bootstrap = node.follower, node.leader, node.bootstrap
+def _report(roles: HostRoles, turn: Turn, sender: str, report: Report) -> None:
+    follower, leader, bootstrap = roles.follower, roles.leader, roles.bootstrap
     group = report.state.group
-    if report.is_hello and bootstrap is not None and bootstrap.takes(sender, group):
+    if report.is_hello and bootstrap is not None and bootstrap.accepts(sender, group):
         bootstrap.accept_report(sender, report)
         return
     if (
@@ -66,49 +62,50 @@ def _report(node: Node, turn: Turn, sender: str, report: Report) -> None:
     ):
         leader.accept_report(turn, sender, report)
         return
-    if group in node.refused:
+    if group in roles.refused:
         refused = Refused(
             run=report.run,
             attempt=follower.attempt,
             group=group,
-            reason=node.refused[group][0][:REASON_CHARS_MAX],
-            kind=node.refused[group][1],
+            reason=roles.refused[group][0][:REASON_CHARS_MAX],
+            kind=roles.refused[group][1],
         )
         turn.send(sender, refused)
         return
     if report.is_hello:
-        # Its start is not here yet; it will say so again.
+        # Its trainers' start has not begun here yet; the sender repeats its report.
         return
     if report.attempt > follower.attempt:
         reason = f"{sender} knows of attempt {report.attempt}"
-        node.fence(turn, report.attempt, reason)
+        roles.fence(turn, report.attempt, reason)
     elif report.attempt < follower.attempt:
         follower.send_newer(turn, sender)
     elif leader is not None:
         leader.accept_report(turn, sender, report)
     elif follower.election.incarnation:
-        # The sender took this host for a leader; who leads is known here.
+        # The sender follows this host, which does not lead; answer with the leader known here.
         follower.send_newer(turn, sender)
 
 
-def _orders(node: Node, turn: Turn, sender: str, orders: Orders) -> None:
-    follower, leader = node.follower, node.leader
+def _orders(roles: HostRoles, turn: Turn, sender: str, orders: Orders) -> None:
+    follower, leader = roles.follower, roles.leader
     is_other = leader is not None and sender != turn.host
     if leader is not None and is_other and orders.attempt == leader.leadership.attempt:
         if leader.leadership.is_first and orders.term > leader.term:
-            # A successor took this one for dead. The trainers' own host goes on leading.
+            # A successor did not get this leader's orders. Rank 0's host keeps the lead: the
+            # trainers and their policies are here.
             leader.outbid(orders.term)
             return
         if orders.term <= leader.term:
             follower.send_newer(turn, sender)
             return
-        node.step_down()
-    follower.ordered(turn, sender, orders)
-    node.check_leads()
+        roles.step_down()
+    follower.apply_orders(turn, sender, orders)
+    roles.check_leads()
 
 
-def _newer(node: Node, turn: Turn, message: Newer) -> None:
-    leader = node.leader
+def _newer(roles: HostRoles, turn: Turn, message: Newer) -> None:
+    leader = roles.leader
     if leader is not None and message.attempt == leader.leadership.attempt:
         if message.leader == turn.host or message.term < leader.term:
             return
@@ -116,21 +113,21 @@ def _newer(node: Node, turn: Turn, message: Newer) -> None:
             leader.outbid(message.term)
             return
         if message.term > leader.term:
-            node.step_down()
-    node.follower.on_newer(turn, message)
-    node.check_leads()
+            roles.step_down()
+    roles.follower.on_newer(turn, message)
+    roles.check_leads()
 
 
-def _probe(node: Node, turn: Turn, sender: str, probe: Probe) -> None:
-    group, leader = node.follower.group, node.leader
-    is_other = group is not None and group.word != probe.group
+def _probe(roles: HostRoles, turn: Turn, sender: str, probe: Probe) -> None:
+    group, leader = roles.follower.group, roles.leader
+    is_other = group is not None and group.token != probe.group
     is_living = group is not None and is_other and group.is_living
     if is_living and leader is not None and leader.is_broken:
-        # Without all its ranks it cannot go on, so it does not stand in the way.
+        # Without all its ranks it cannot continue, so it does not block a new attempt.
         is_living = False
-    attempt = node.follower.attempt
-    if node.bootstrap is not None and node.bootstrap.may_have(probe.attempt):
-        # The record that the other start has found is the one that this host is putting.
+    attempt = roles.follower.attempt
+    if roles.bootstrap is not None and roles.bootstrap.may_have(probe.attempt):
+        # The record that the other start has found is the one that this host's start is putting.
         is_living, attempt = True, probe.attempt
     alive = Alive(run=probe.run, attempt=attempt, group=probe.group, is_living=is_living)
     turn.send(sender, alive)

@@ -1,13 +1,13 @@
-"""What agents say to each other, as JSON.
+"""The messages between agents, as JSON.
 
-Agents tell states, not events. A `Report` is all that a host has to say, `Orders` are all that its
-leader wants of it. So a lost message costs the time until the next one, a repeated one changes
-nothing, and one that was overtaken is recognized by its number and passed over. No message is
-answered by necessity: what was not acknowledged is told again.
+Messages carry states, not events. A `Report` is the whole state of a host, `Orders` are all that
+its leader wants of it. So a lost message costs the time until the next one, a repeated one changes
+nothing, and an overtaken one is recognized by its number and ignored. No message needs an answer:
+a state that was not acknowledged is sent again.
 
-Each message carries the run and the newest attempt its sender knows of: that fences the older ones.
-Sizes are bounded: ranks come as runs, checkpoints are at most `HELD_MAX`, and
-successors `SUCCESSORS_MAX`.
+Each message carries the run and the newest attempt that its sender knows, which fences older ones.
+Sizes are bounded: ranks are sent as runs, checkpoints are at most `HELD_MAX`, and successors at
+most `SUCCESSORS_MAX`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Secs = Annotated[float, msgspec.Meta(ge=0, le=SECS_MAX)]
 
 
 class TargetKind(StrEnum):
-    """What a target is for; each kind has a word that ranks read."""
+    """What a target is for; each kind has a cell in the control block, which ranks read."""
 
     DURABLE = "durable"
     RAM = "ram"
@@ -47,7 +47,7 @@ class TargetKind(StrEnum):
 
 
 class CheckpointStatus(StrEnum):
-    """How far a checkpoint has come, as its leader knows."""
+    """The status of a checkpoint, as its leader knows it."""
 
     OPEN = "open"
     COMPLETE = "complete"
@@ -57,21 +57,30 @@ class CheckpointStatus(StrEnum):
     DROPPED = "dropped"
 
 
+COMPLETE_STATUSES = (
+    CheckpointStatus.COMPLETE,
+    CheckpointStatus.PROTECTED,
+    CheckpointStatus.COMMITTED,
+    CheckpointStatus.FAILED,
+)
+"""The statuses of a checkpoint that was complete at some time."""
+
+
 class Refusal(StrEnum):
     """Why a start does not begin an attempt."""
 
     BUSY = "busy"
-    """Another attempt lives, or another start took its place."""
+    """Another attempt lives, or another start replaced this one."""
 
     UNREACHED = "unreached"
-    """A host of the start has not reported, or has not answered, in time."""
+    """A host of the start has not reported or answered in time."""
 
     STORAGE = "storage"
     """Storage failed."""
 
 
 class TargetProposal(msgspec.Struct, frozen=True, array_like=True):
-    """A step that all ranks are to save. `is_confirmed`: every host has accepted it."""
+    """A step that all ranks have to save. `is_confirmed`: every host has accepted it."""
 
     kind: TargetKind
     step: Step
@@ -79,13 +88,13 @@ class TargetProposal(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TargetState(msgspec.Struct, frozen=True, array_like=True):
-    """What a host made of a target.
+    """The response of a host to a target.
 
     Attributes:
-        is_accepted: None until the word stands and the published steps were read after that.
+        is_accepted: None until the cell is written and the published steps were read after that.
         highest: the highest step that was published then.
-        is_served: every rank here has begun its part, or is beyond it.
-        is_confirmed: ranks that reach it may stop there.
+        is_served: every rank here has begun its part, or has passed the target.
+        is_confirmed: ranks that reach the target may stop there.
     """
 
     kind: TargetKind
@@ -97,14 +106,17 @@ class TargetState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True):
-    """What a host holds of one checkpoint.
+    """The parts of one checkpoint that a host holds.
 
     Attributes:
-        own: the ranks whose part was sealed here; `replicas`: pulled from another host.
+        is_due: the checkpoint must become durable.
+        own: the ranks whose part was sealed here.
+        replicas: the ranks whose part is a replica of another host's.
         written: the ranks whose part this host has made durable.
-        failure: why it cannot make its share durable, in that `round`; empty where it can.
-        abandoned: why a rank here could not make its part; empty where none failed to.
-        status: how far the leader said last that it has come; set in reports to a start alone.
+        failure: why the host cannot write its parts in this `round`; empty if it can.
+        round: the round of the last write order.
+        abandoned: why a rank here could not make its part; empty if none failed.
+        status: the status that the leader sent last; set in reports to a start alone.
     """
 
     id: CheckpointId
@@ -120,7 +132,7 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RankProgress(msgspec.Struct, frozen=True, array_like=True):
-    """The last step that these ranks have sealed or given up in this attempt."""
+    """The last step whose part these ranks have sealed or abandoned in this attempt."""
 
     ranks: Runs
     step: Step
@@ -134,17 +146,22 @@ class BranchWish(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HostState(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a host has to say, but for steps, which change all the time.
+    """The state of a host, except published steps, which change all the time.
 
     Attributes:
-        group: the word of the trainers here; empty where there are none.
-        ranks: those that are attached and live.
-        is_broken: one of the group's trainers here ended without a word.
-        offers: the ranks whose parts trainers here copy by themselves, from bytes of their own.
-        left, lost: its ranks that have left in good order, and that ended without a word.
-        peers: the successors of the newest attempt that is known here; they may hold something.
-        deleted: what somebody here has removed; every leader is told, also a later one.
-        ended_attempt: the newest attempt of which a rank has ended on this host, 0 where there is
+        group: the token of the trainers here; empty if there are none.
+        ranks: the ranks that live and are attached here.
+        is_broken: one of the group's trainers here was lost.
+        offers: the ranks whose parts trainers here copy from bytes of their own.
+        left, lost: the ranks that have detached here, and that ended without detaching.
+        progress: the last steps of the ranks here.
+        targets: the responses to the leader's targets.
+        wishes: the kinds of target that are wanted here.
+        held: the parts that this host holds.
+        branch: the branch that the ranks here want to begin.
+        peers: the successors of the newest attempt known here; they may hold parts.
+        deleted: the checkpoints deleted from this host; every leader, also a later one, gets them.
+        ended_attempt: the newest attempt of which a rank has ended on this host, 0 if there is
             none; set in reports to a start alone.
     """
 
@@ -167,23 +184,24 @@ class HostState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="message", tag=True):
-    """What all messages have; `attempt` is the newest one that the sender knows of."""
+    """The fields of all messages; `attempt` is the newest one that the sender knows."""
 
     run: Name
     attempt: Attempt
 
 
 class Report(Message, frozen=True, kw_only=True):
-    """A host to its leader: hello, who holds what, accept or refuse, sealed, replicated, durable.
+    """The state of a host, to its leader or to a start.
 
     Attributes:
         incarnation: grows with every start of the host's agent.
-        seq: grows with every report; an older one is passed over.
-        version: grows where `state` is another one than before.
-        term, leader_incarnation: whose orders it follows, and `ack` the last version of them.
+        seq: grows with every report; older reports are ignored.
+        version: grows with every change of `state`.
+        term, leader_incarnation: the leader whose orders the host follows.
+        ack: the last version of these orders that has arrived.
         published: the highest step that a rank here has published.
-        save_cost_secs: what a checkpoint costs the dearest rank here; None until one knows.
-        is_hello: it is for an attempt that is to begin, not for the present one's leader.
+        save_cost_secs: the training time that a save costs the slowest rank here; None if unknown.
+        is_hello: the report is for a start, not for the present attempt's leader.
     """
 
     incarnation: Number
@@ -199,18 +217,18 @@ class Report(Message, frozen=True, kw_only=True):
 
 
 class CheckpointVerdict(msgspec.Struct, frozen=True, array_like=True):
-    """How far one checkpoint that the host holds has come, and whether its RAM may be reused."""
+    """The status of one checkpoint that the host holds, and whether its RAM may be released."""
 
     id: CheckpointId
     status: CheckpointStatus
-    may_go: bool
+    may_release: bool
     reason: Reason = ""
 
 
 class WriteOrder(msgspec.Struct, frozen=True, array_like=True):
-    """The parts of a checkpoint that the host is to make durable.
+    """The parts of a checkpoint that the host has to make durable.
 
-    `round` counts how often it has been begun anew after it had failed.
+    `round` counts how often writing the checkpoint was restarted after it had failed.
     """
 
     id: CheckpointId
@@ -219,7 +237,7 @@ class WriteOrder(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PullOrder(msgspec.Struct, frozen=True, array_like=True):
-    """The parts of a checkpoint that the host is to copy from `source`."""
+    """The parts of a checkpoint that the host has to copy from `source`."""
 
     id: CheckpointId
     part_count: Count
@@ -228,7 +246,7 @@ class PullOrder(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True):
-    """Ranks of one host that are gone; `is_lost`: they ended without a word."""
+    """Ranks of one host that have ended; `is_lost`: they did not detach."""
 
     host: Name
     ranks: Runs
@@ -239,11 +257,13 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     """All that a leader wants of one host.
 
     Attributes:
-        targets: what the words are to say; None: as they are (the leader does not know yet).
-        verdicts: on each checkpoint that the host said it holds.
-        is_settled: nothing is on its way to the durable tier, and the newest one is there.
-        gone: of what was removed on this host, that of which no host holds anything any more.
-        ended: ranks of the attempt that are gone, those of the hosts where that came first.
+        targets: the targets to set; None: leave the cells as they are, because the leader does not
+            know the targets of the previous leader yet.
+        verdicts: on each checkpoint that the host has reported.
+        writes, pulls: the parts that the host has to make durable, and to copy.
+        is_settled: no checkpoint is pending, and the newest complete one is committed.
+        deleted_everywhere: the checkpoints deleted from this host of which no host holds anything.
+        ended: the ranks of the attempt that have ended, of the first hosts that lost any.
     """
 
     targets: tuple[TargetProposal, ...] | None = None
@@ -251,18 +271,19 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     writes: tuple[WriteOrder, ...] = ()
     pulls: tuple[PullOrder, ...] = ()
     is_settled: bool = False
-    gone: tuple[CheckpointId, ...] = ()
+    deleted_everywhere: tuple[CheckpointId, ...] = ()
     ended: tuple[Ended, ...] = ()
 
 
 class Orders(Message, frozen=True, kw_only=True):
-    """A leader to one host: attempt begun, propose, confirm, pull, persist, committed, dropped.
+    """A leader's orders to one host.
 
     Attributes:
-        term: which successor leads; a higher one is followed rather than a lower one.
-        version: grows where `command` is another one than before; `ack` is the report's.
-        origin: what the attempt went on from.
-        successors: who leads where the leader is silent, the leader first.
+        term: the leader's term; hosts follow the highest one.
+        version: grows with every change of `command`.
+        ack: the last version of the host's report that has arrived.
+        origin: the checkpoint that the attempt continued from.
+        successors: the hosts that lead when the leader is silent, the leader first.
     """
 
     group: Name
@@ -278,20 +299,20 @@ class Orders(Message, frozen=True, kw_only=True):
 
 
 class Newer(Message, frozen=True, kw_only=True):
-    """To somebody who is behind: that attempt is the newest, and `leader` leads it in `term`."""
+    """To a host that is behind: `attempt` is the newest, and `leader` leads it in `term`."""
 
     leader: Name
     term: Number
 
 
 class Probe(Message, frozen=True, kw_only=True):
-    """A new attempt's leader asks the one before whether its trainers live."""
+    """A start asks the leader of the newest attempt whether its trainers live."""
 
     group: Name
 
 
 class Alive(Message, frozen=True, kw_only=True):
-    """The answer: `is_living` where trainers of another group than the asking one can go on."""
+    """The answer to `Probe`. `is_living`: trainers of another group than `group` can continue."""
 
     group: Name
     is_living: bool
@@ -306,13 +327,13 @@ class Refused(Message, frozen=True, kw_only=True):
 
 
 class WhoHolds(Message, frozen=True, kw_only=True):
-    """A start asks a host that has none of its trainers for a report."""
+    """A start requests a report of a host that has none of its trainers."""
 
     group: Name
 
 
 class Leaving(Message, frozen=True, kw_only=True):
-    """A host's agent goes, and its RAM with it."""
+    """A host's agent ends, and its RAM is released."""
 
     incarnation: Number
 
@@ -323,15 +344,15 @@ _decoder = msgspec.json.Decoder(AnyMessage)
 
 
 def encode_message(message: AnyMessage) -> bytes:
-    """The message as JSON."""
+    """Return the message as JSON."""
     return msgspec.json.encode(message)
 
 
 def decode_message(data: bytes) -> AnyMessage:
-    """The message in `data`, which came from another host.
+    """Return the message in `data`, which another host has sent.
 
     Raises:
-        InvalidArgumentError: it is no message of this protocol, or is larger than any may be.
+        InvalidArgumentError: `data` is no valid message, or larger than `MESSAGE_BYTES_MAX`.
     """
     if len(data) > MESSAGE_BYTES_MAX:
         raise InvalidArgumentError(
@@ -350,7 +371,7 @@ def decode_message(data: bytes) -> AnyMessage:
 
 
 def _check(message: AnyMessage) -> None:
-    """Checks what types do not tell: the bounds of ids, and that runs are runs."""
+    """Check what the types do not: the bounds of ids, and that runs are valid."""
     if isinstance(message, Report):
         for held in message.state.held:
             check_held(held)
@@ -370,8 +391,8 @@ def _check(message: AnyMessage) -> None:
             _check_id(verdict.id)
         for ended in message.command.ended:
             check_runs(ended.ranks, message.rank_count)
-        for gone in message.command.gone:
-            _check_id(gone)
+        for deleted in message.command.deleted_everywhere:
+            _check_id(deleted)
 
 
 def _check_id(found: CheckpointId) -> None:
@@ -380,10 +401,10 @@ def _check_id(found: CheckpointId) -> None:
 
 
 def check_held(held: Held) -> None:
-    """Checks what a host says that it holds.
+    """Check a host's report of the parts of one checkpoint.
 
     Raises:
-        ValueError: it names no checkpoint, or no ranks of it.
+        ValueError: it names an impossible checkpoint, or ranks that it cannot have.
     """
     _check_id(held.id)
     for runs in (held.own, held.replicas, held.written):
@@ -391,10 +412,12 @@ def check_held(held: Held) -> None:
 
 
 def check_runs(runs: Runs, limit: int) -> None:
-    """Checks that runs are ranks below `limit`; else a few bytes could name a billion of them.
+    """Check that runs ascend and name ranks below `limit`.
+
+    Otherwise a message of a few bytes could name a billion ranks, and exhaust memory.
 
     Raises:
-        ValueError: they are not.
+        ValueError: they do not.
     """
     end = 0
     for first, count in runs:

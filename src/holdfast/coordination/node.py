@@ -1,54 +1,75 @@
-"""One host's machine: the member, and the leader where this host leads.
+"""One host's node: the state machine that coordinates the host with the run's other hosts.
 
-It does no I/O and waits for nothing. It is told a fact at a time, with the time and the steps that
-were published, and hands back what is to be done. `next_at_secs` tells when it wants a `Tick`
-though nothing happens. A run on one host is the same machine: its messages stay inside.
+The node does no I/O and never waits. `handle` takes one input at a time, with the time and the
+published steps, and returns the effects to carry out. `next_at_secs` returns when it needs a `Tick`
+if no other input comes before. A run on one host uses the same node; its messages stay inside.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from holdfast.coordination import inputs
-from holdfast.coordination.bootstrap import Bootstrap, tell_refused
+from holdfast.coordination.bootstrap import Bootstrap, send_refused
+from holdfast.coordination.checkpoint_entry import CheckpointEntry
 from holdfast.coordination.effects import Effect, GroupRefused
-from holdfast.coordination.follower import Follower
 from holdfast.coordination.inputs import Input, Published
 from holdfast.coordination.leader import Leader
 from holdfast.coordination.leadership import Leadership
 from holdfast.coordination.lease import LeaseRenewal
 from holdfast.coordination.message_routing import receive
-from holdfast.coordination.messages import Refusal, TargetKind
+from holdfast.coordination.messages import CheckpointStatus, Held, TargetKind
+from holdfast.coordination.roles import HostRoles
+from holdfast.coordination.survivability import Lead, survey
 from holdfast.coordination.turn import AgentIdentity, Turn
 from holdfast.format.names import CheckpointId
 
 INNER_MAX = 200
-"""The messages that the halves of one host exchange in one turn."""
+"""The most rounds of messages that the roles of one host exchange in one turn."""
 
 REFUSED_MAX = 8
+"""The refused starts that a node remembers, to answer reports of their hosts that come late."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutcome:
+    """A checkpoint that this host holds, and its outcome as far as it is known here.
+
+    Attributes:
+        held: the parts that this host has.
+        status: how far the checkpoint has come, as the leader reported last.
+        failure: why it could not be made durable; empty where it could, or may yet.
+        is_committed: its manifest is written.
+    """
+
+    held: Held
+    status: CheckpointStatus
+    failure: str
+    is_committed: bool
 
 
 class Node:
-    """The machine of one start of one host's agent. Owned by one thread."""
+    """The node of one start of one host's agent. Owned by one thread."""
 
     def __init__(self, identity: AgentIdentity) -> None:
         self.identity = identity
-        self.follower = Follower(identity)
-        self.leader: Leader | None = None
-        self.bootstrap: Bootstrap | None = None
+        self.roles = HostRoles(identity)
         self.lease = LeaseRenewal(identity.incarnation)
-        self.refused: dict[str, tuple[str, Refusal]] = {}
 
     def handle(self, item: Input, now_secs: float, published: Published) -> list[Effect]:
         """Take one input.
 
         Args:
-            item: what happened; the first one of a start may be `Found`.
+            item: what happened; the first input of an agent may be `Found`.
             now_secs: seconds on a clock that never goes backwards.
-            published: the steps of the ranks that live here, read just now.
+            published: the steps of the ranks that live here, read just before.
 
         Returns:
-            What is to be done, in this order.
+            The effects to carry out, in this order.
+
+        Raises:
+            AssertionError: the roles of this host do not stop exchanging messages; a defect.
         """
         turn = Turn(self.identity.host, now_secs, published)
         self._take(turn, item)
@@ -58,139 +79,191 @@ class Node:
                 self.lease.work(turn, self._living_attempt())
                 return turn.effects
             while turn.inner:
-                receive(self, turn, self.identity.host, turn.inner.popleft())
-        raise AssertionError("the halves of one host do not come to rest")
+                receive(self.roles, turn, self.identity.host, turn.inner.popleft())
+        raise AssertionError(
+            f"coordination on host {self.identity.host}: the roles still exchange messages after "
+            f"{INNER_MAX} rounds; this is a defect"
+        )
 
     def next_at_secs(self, now_secs: float) -> float:
-        """When a `Tick` is due, if nothing happens before; on the clock of `handle`."""
-        times = [self.follower.next_at_secs(now_secs), self.lease.next_at_secs()]
-        if self.leader is not None:
-            times.append(self.leader.next_at_secs(now_secs))
-        if self.bootstrap is not None:
-            times.append(self.bootstrap.next_at_secs(now_secs))
+        """Return when a `Tick` is due if no input comes before; on the clock of `handle`."""
+        times = [self.roles.follower.next_at_secs(now_secs), self.lease.next_at_secs()]
+        if self.roles.leader is not None:
+            times.append(self.roles.leader.next_at_secs(now_secs))
+        if self.roles.bootstrap is not None:
+            times.append(self.roles.bootstrap.next_at_secs(now_secs))
         return min(times)
 
-    # What others want to know.
+    # Queries: read-only, for the agent. Those about other hosts are known to the leader alone, and
+    # give their empty answer where this host does not lead.
 
     @property
     def attempt(self) -> int:
-        """The newest attempt that is known here; 0 where none is."""
-        return self.follower.attempt
+        """The newest attempt known here; 0 where none is."""
+        return self.roles.follower.attempt
+
+    @property
+    def ended_attempt(self) -> int:
+        """The newest attempt of which a rank has ended on this host; 0 where there is none."""
+        return self.roles.follower.ended_attempt
+
+    @property
+    def leader_host(self) -> str | None:
+        """The host that this host follows; None where none is known."""
+        return self.roles.follower.election.leader
+
+    @property
+    def successors(self) -> tuple[str, ...]:
+        """The hosts that may lead the newest attempt, rank 0's first; empty where none is known."""
+        return self.roles.follower.election.successors
+
+    @property
+    def leadership(self) -> Leadership | None:
+        """What a successor has to know to lead the newest attempt; None if it is unknown."""
+        return self.roles.follower.leadership
+
+    @property
+    def is_leading(self) -> bool:
+        """Whether this host leads, as rank 0's host or as a successor."""
+        return self.roles.leader is not None
+
+    @property
+    def is_first_leader(self) -> bool:
+        """Whether this host leads the newest attempt as rank 0's host."""
+        return self.roles.leader is not None and self.roles.leader.leadership.is_first
 
     @property
     def is_settled(self) -> bool:
-        """Whether this host's RAM is not needed by any checkpoint, as far as its leader knows."""
-        return self.follower.is_settled
+        """Whether no checkpoint needs this host's RAM, as far as its leader knows."""
+        return self.roles.follower.is_settled
 
     def serves(self, attempt: int) -> bool:
-        """Whether a host that knows of no newer attempt than `attempt` may read parts here."""
-        return attempt >= self.follower.attempt
+        """Return whether a host that knows no attempt above `attempt` may read parts here."""
+        return attempt >= self.roles.follower.attempt
 
-    @property
-    def may_decide(self) -> bool:
-        """Whether the policies are to be asked here: where the leader is, while all ranks live."""
-        leader = self.leader
-        return leader is not None and leader.leadership.is_first and leader.is_whole
+    def holds(self, checkpoint: CheckpointId) -> bool:
+        """Return whether this host has any part of `checkpoint` or work on it."""
+        return checkpoint in self.roles.follower.inventory
 
-    @property
-    def is_saving(self) -> bool:
-        """Whether a checkpoint is on its way; for policies, which the leader's agent asks."""
-        return self.leader is not None and self.leader.is_saving
+    def held(self) -> tuple[Held, ...]:
+        """Return what this host holds, the oldest checkpoint first."""
+        return self.roles.follower.inventory.states()
 
-    @property
-    def is_sealing(self) -> bool:
-        """Whether a checkpoint is on its way into RAM; likewise."""
-        return self.leader is not None and self.leader.is_sealing
+    def held_outcomes(self) -> tuple[HeldOutcome, ...]:
+        """Return what this host holds, with its outcome so far; the oldest checkpoint first."""
+        leader = self.roles.leader
+        found = []
+        for held in self.roles.follower.inventory.states():
+            status, reason = self.roles.follower.inventory.verdict(held.id)
+            entry = leader.table.entries.get(held.id) if leader is not None else None
+            failure = entry.failure if entry is not None else held.failure
+            if not failure and status is CheckpointStatus.FAILED:
+                failure = reason
+            is_committed = status is CheckpointStatus.COMMITTED
+            is_committed |= entry is not None and entry.is_committed
+            found.append(HeldOutcome(held, status, failure, is_committed))
+        return tuple(found)
 
-    @property
-    def has_copies(self) -> bool:
-        """Whether parts are to stand in several failure domains, as far as is known here."""
-        return self.leader is not None and self.leader.table.required > 1
+    def pending_count(self, other_than: CheckpointId) -> int:
+        """Return how many checkpoints held here, except one, are still to become durable."""
+        return self.roles.follower.inventory.pending_count(other_than)
+
+    def replicas_offered_by(self, rank: int) -> frozenset[int] | None:
+        """Return the ranks whose parts `rank` copies here by itself; None where no group lives."""
+        group = self.roles.follower.group
+        return group.offers.get(rank, frozenset()) if group is not None else None
+
+    def is_target_confirmed(self, kind: TargetKind) -> bool:
+        """Return whether every host has accepted the target of `kind` that is set here."""
+        return self.roles.follower.cells.is_confirmed(kind)
 
     def waits_for(self, now_secs: float) -> str:
         """Return what trainers here whose attempt has not begun wait for; empty: there are none."""
-        wanting = next(iter(self.follower.wanting.values()), None)
-        if wanting is None:
+        waiting = next(iter(self.roles.follower.waiting.values()), None)
+        if waiting is None:
             return ""
-        if self.bootstrap is not None:
-            return self.bootstrap.waits_for(now_secs)
-        return f"host {wanting.leader}, where rank 0 is, has not begun the attempt"
+        if self.roles.bootstrap is not None:
+            return self.roles.bootstrap.waits_for(now_secs)
+        return f"host {waiting.leader}, where rank 0 is, has not begun the attempt"
 
-    def complete_ids(self) -> set[CheckpointId]:
-        """The checkpoints whose parts all stand somewhere, as far as is known where it leads."""
-        entries = self.leader.table if self.leader is not None else ()
-        return {e.id for e in entries if e.is_complete and not e.dropped}
+    @property
+    def may_decide(self) -> bool:
+        """Whether to evaluate the policies here: rank 0's host leads, and all ranks live."""
+        return self.is_first_leader and self.roles.leader is not None and self.roles.leader.is_whole
 
     @property
     def wants_preserved(self) -> bool:
-        """Whether the RAM tier's policy is to be asked: until then no RAM is given up."""
-        return self.leader is not None and self.leader.wants_preserved
-
-    def once_complete_ids(self) -> set[CheckpointId]:
-        """The checkpoints that were complete, where it leads; a silent host may hold them."""
-        entries = self.leader.table if self.leader is not None else ()
-        return {e.id for e in entries if e.was_complete and not e.dropped}
+        """Whether to evaluate the RAM tier's policy; no RAM is released before `Preserved`."""
+        return self.roles.leader is not None and self.roles.leader.wants_preserved
 
     @property
-    def leads(self) -> bool:
-        """Whether this host leads the run's newest attempt, as rank 0's."""
-        return self.leader is not None and self.leader.leadership.is_first
+    def is_saving(self) -> bool:
+        """Whether a checkpoint is on its way into RAM, to its replicas or to the durable tier."""
+        return self.roles.leader is not None and self.roles.leader.is_saving
+
+    @property
+    def is_sealing(self) -> bool:
+        """Whether a checkpoint is on its way into RAM or to its replicas."""
+        return self.roles.leader is not None and self.roles.leader.is_sealing
+
+    def is_target_under_way(self, kind: TargetKind) -> bool:
+        """Return whether ranks are on their way to a target of `kind`."""
+        return self.roles.leader is not None and self.roles.leader.targets.is_under_way(kind)
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether each part is required in several failure domains."""
+        return self.roles.leader is not None and self.roles.leader.table.required > 1
+
+    def complete_ids(self) -> set[CheckpointId]:
+        """Return the checkpoints whose parts are all held somewhere, as far as known here."""
+        found = {e.id for e in self._entries() if e.is_complete and not e.dropped}
+        return found | self.roles.follower.inventory.complete_ids()
+
+    def once_complete_ids(self) -> set[CheckpointId]:
+        """Return the checkpoints that were complete once; a silent host may still hold them."""
+        return {e.id for e in self._entries() if e.was_complete and not e.dropped}
 
     def held_ids(self) -> set[CheckpointId]:
-        """The checkpoints of which any part stands in RAM, as far as is known where it leads."""
-        entries = self.leader.table if self.leader is not None else ()
-        return {e.id for e in entries if any(e.holders.values())}
+        """Return the checkpoints of which any part is in the RAM of any host."""
+        return {e.id for e in self._entries() if any(e.holders.values())}
+
+    def pending_ids(self) -> list[CheckpointId]:
+        """Return the checkpoints on their way to the durable tier, the oldest first."""
+        return [e.id for e in self._entries() if e.is_pending]
 
     def tier_of(self, checkpoint: CheckpointId) -> str:
-        """Where it stands, as far as is known where it leads: in "ram", or else "durable"."""
-        entry = self.leader.table.entries.get(checkpoint) if self.leader is not None else None
+        """Return "ram" where every part is in some host's RAM, else "durable"."""
+        leader = self.roles.leader
+        entry = leader.table.entries.get(checkpoint) if leader is not None else None
         is_in_ram = entry is not None and all(entry.holders.get(r) for r in range(entry.part_count))
         return "ram" if is_in_ram else "durable"
 
-    def pending_ids(self) -> list[CheckpointId]:
-        """The checkpoints on their way to the durable tier, where it leads; the oldest first."""
-        entries = self.leader.table if self.leader is not None else ()
-        return [e.id for e in entries if e.is_pending]
-
-    def is_target_under_way(self, kind: TargetKind) -> bool:
-        """Whether ranks are on their way to a target; a policy need not be asked meanwhile."""
-        return self.leader is not None and self.leader.targets.is_under_way(kind)
-
     def save_cost_secs(self, here: Published) -> float | None:
-        """What a checkpoint costs the dearest rank, of all hosts where it leads."""
-        found = self.leader.save_cost_secs if self.leader is not None else None
+        """Return the training time that a save costs the slowest known rank; None: unknown."""
+        found = self.roles.leader.save_cost_secs if self.roles.leader is not None else None
         costs = [cost for cost in (found, here.save_cost_secs) if cost is not None]
         return max(costs, default=None)
 
-    # What changes who leads.
+    def survey(self, now_secs: float) -> Lead | None:
+        """Return what this host knows as the leader, for status queries; None: it does not lead."""
+        return survey(self.roles.leader, now_secs) if self.roles.leader is not None else None
 
-    def fence(self, turn: Turn, attempt: int, reason: str) -> None:
-        """A newer attempt has begun; who leads it is asked of those that led before."""
-        if attempt > self.follower.attempt:
-            self.follower.fence(turn, attempt, reason)
-            self.check_leads()
+    def _entries(self) -> Iterable[CheckpointEntry]:
+        return self.roles.leader.table if self.roles.leader is not None else ()
 
-    def check_leads(self) -> None:
-        """Leads no attempt that is not the newest."""
-        if self.leader is not None and self.leader.leadership.attempt < self.follower.attempt:
-            self.leader = None
-
-    def step_down(self) -> None:
-        """Another successor leads."""
-        self.leader = None
-
-    # How facts are taken.
+    # Inputs.
 
     def _take(self, turn: Turn, item: Input) -> None:
-        follower = self.follower
+        follower = self.roles.follower
         match item:
             case inputs.Received():
-                receive(self, turn, item.sender, item.message)
+                receive(self.roles, turn, item.sender, item.message)
             case inputs.Found():
                 follower.adopt_state(turn, item)
                 if follower.leadership is not None and item.leader == turn.host:
-                    self.leader = Leader(self.identity, follower.leadership, is_new=False)
-                    # The agent before this one may have left the lease.
+                    self.roles.leader = Leader(self.identity, follower.leadership, is_new=False)
+                    # The previous agent may have left the lease.
                     self.lease.held = item.attempt
             case inputs.RankJoined():
                 follower.joined(turn, item)
@@ -211,8 +284,8 @@ class Node:
             case inputs.LeaveWanted():
                 follower.leave(turn)
             case inputs.Preserved():
-                if self.leader is not None:
-                    self.leader.preserve(item.ids)
+                if self.roles.leader is not None:
+                    self.roles.leader.preserve(item.ids)
             case inputs.Deleted():
                 follower.deleted(turn, item.id)
             case inputs.Tick():
@@ -221,8 +294,12 @@ class Node:
                 self._take_outcome(turn, item)
 
     def _take_outcome(self, turn: Turn, item: Input) -> None:
-        """Takes what came of an effect on the stores."""
-        inventory, leader, bootstrap = self.follower.inventory, self.leader, self.bootstrap
+        """Take the outcome of an effect on the stores."""
+        inventory, leader, bootstrap = (
+            self.roles.follower.inventory,
+            self.roles.leader,
+            self.roles.bootstrap,
+        )
         match item:
             case inputs.ReplicaSealed():
                 inventory.replica_sealed(turn, item)
@@ -232,13 +309,13 @@ class Node:
                 inventory.parts_written(item)
             case inputs.WriteFailed():
                 inventory.write_failed(turn, item)
-                self.fence(turn, item.newer_attempt, item.reason)
+                self.roles.fence(turn, item.newer_attempt, item.reason)
             case inputs.CommitWritten() if leader is not None:
                 leader.durability.committed(item.id)
             case inputs.CommitFailed():
                 if leader is not None:
                     leader.durability.commit_failed(turn, item)
-                self.fence(turn, item.newer_attempt, item.reason)
+                self.roles.fence(turn, item.newer_attempt, item.reason)
             case inputs.DurableListed():
                 self._take_listing(turn, item)
             case inputs.ListingFailed():
@@ -251,8 +328,9 @@ class Node:
                 if bootstrap is not None and bootstrap.awaits(item.asked):
                     bootstrap.attempt_begun(item)
                 else:
-                    # The start that asked for it is gone; the record fences all the same.
-                    self.fence(turn, attempt, f"attempt {attempt} has begun")
+                    # The start that requested the record no longer exists. The record fences older
+                    # attempts all the same, and its lease has to be released.
+                    self.roles.fence(turn, attempt, f"attempt {attempt} has begun")
                     self.lease.held = self.lease.held or attempt
             case inputs.LeaseWritten():
                 self.lease.written()
@@ -264,47 +342,51 @@ class Node:
                 bootstrap.attempt_taken(item)
             case inputs.BeginFailed() if bootstrap is not None:
                 bootstrap.begin_failed(turn, item)
-        self.follower.changed()
+        self.roles.follower.changed()
 
     def _take_listing(self, turn: Turn, item: inputs.DurableListed) -> None:
-        if self.bootstrap is not None:
-            self.bootstrap.listed_durable(item)
-        if self.leader is not None and item.newest_attempt > self.follower.attempt:
-            # A start that goes on meanwhile is told by the record whether it is too late.
-            self.fence(turn, item.newest_attempt, f"attempt {item.newest_attempt} has begun")
-        elif self.leader is not None:
-            self.leader.listed(turn, item)
+        if self.roles.bootstrap is not None:
+            self.roles.bootstrap.listed_durable(item)
+        if self.roles.leader is not None and item.newest_attempt > self.roles.follower.attempt:
+            # A start that is under way here learns from its own put whether it is too late.
+            self.roles.fence(turn, item.newest_attempt, f"attempt {item.newest_attempt} has begun")
+        elif self.roles.leader is not None:
+            self.roles.leader.listed(turn, item)
 
     def _work(self, turn: Turn) -> None:
         self._start(turn)
-        if self.leader is not None:
-            self.leader.run_due(turn)
-        self.follower.run_due(turn)
-        self._succeed(turn)
+        if self.roles.leader is not None:
+            self.roles.leader.run_due(turn)
+        self.roles.follower.run_due(turn)
+        self._lead_as_successor(turn)
 
     def _start(self, turn: Turn) -> None:
-        """Begins what trainers want to begin: an attempt, or a branch of theirs."""
-        follower, wanting = self.follower, self.follower.begins_here
-        if self.bootstrap is not None and not self._is_wanted(self.bootstrap):
-            self.bootstrap = None
-        if self.bootstrap is None and wanting is not None:
-            self.bootstrap = Bootstrap(self.identity, wanting, turn.now_secs)
-        if self.bootstrap is None and self.leader is not None and follower.group is not None:
-            branch = self.leader.wanted_branch
+        """Begin or continue a start: of trainers that wait here, or of a branch of the attempt."""
+        follower, starting = self.roles.follower, self.roles.follower.begins_here
+        if self.roles.bootstrap is not None and not self._is_wanted(self.roles.bootstrap):
+            self.roles.bootstrap = None
+        if self.roles.bootstrap is None and starting is not None:
+            self.roles.bootstrap = Bootstrap(self.identity, starting, turn.now_secs)
+        if (
+            self.roles.bootstrap is None
+            and self.roles.leader is not None
+            and follower.group is not None
+        ):
+            branch = self.roles.leader.wanted_branch
             if branch is not None:
-                self.bootstrap = Bootstrap(
+                self.roles.bootstrap = Bootstrap(
                     self.identity,
                     follower.group,
                     turn.now_secs,
                     branch_from=branch.attempt,
                     origin=branch.origin,
                 )
-        bootstrap = self.bootstrap
+        bootstrap = self.roles.bootstrap
         follower.start_waits_for = ""
         if bootstrap is None:
             return
-        # A group that lost a rank, on whichever host, cannot go on and does not stand in the way.
-        is_broken = self.leader is not None and self.leader.is_broken
+        # A group that lost a rank, on any host, cannot continue, so it does not block a start.
+        is_broken = self.roles.leader is not None and self.roles.leader.is_broken
         bootstrap.run_due(turn, None if is_broken else follower.group)
         if bootstrap.leadership is not None:
             self._lead(turn, bootstrap, bootstrap.leadership)
@@ -315,59 +397,60 @@ class Node:
 
     def _living_attempt(self) -> int:
         """Return the attempt that this host leads as rank 0's while its trainers live; else 0."""
-        leader, group = self.leader, self.follower.group
+        leader, group = self.roles.leader, self.roles.follower.group
         if leader is None or group is None or not leader.leadership.is_first or leader.is_broken:
             return 0
-        is_living = group.word == leader.leadership.group and group.is_living
+        is_living = group.token == leader.leadership.group and group.is_living
         return leader.leadership.attempt if is_living else 0
 
     def _is_wanted(self, bootstrap: Bootstrap) -> bool:
         if bootstrap.branch_from:
             return (
-                self.leader is not None and self.leader.leadership.attempt == bootstrap.branch_from
+                self.roles.leader is not None
+                and self.roles.leader.leadership.attempt == bootstrap.branch_from
             )
-        return bootstrap.group is self.follower.begins_here
+        return bootstrap.group is self.roles.follower.begins_here
 
     def _lead(self, turn: Turn, bootstrap: Bootstrap, leadership: Leadership) -> None:
-        before, self.bootstrap = self.leader, None
-        self.leader = Leader(self.identity, leadership, is_new=True)
+        before, self.roles.bootstrap = self.roles.leader, None
+        self.roles.leader = Leader(self.identity, leadership, is_new=True)
         for checkpoint in bootstrap.given_up:
             turn.act(checkpoint)
         if bootstrap.branch_from and before is not None:
-            self.leader.inherit(turn, before)
+            self.roles.leader.inherit(turn, before)
         for sender, report in sorted(bootstrap.hellos.items()):
-            self.leader.accept_report(turn, sender, report)
+            self.roles.leader.accept_report(turn, sender, report)
         if bootstrap.listed is not None:
-            self.leader.listed(turn, bootstrap.listed)
+            self.roles.leader.listed(turn, bootstrap.listed)
 
     def _refuse(self, turn: Turn, bootstrap: Bootstrap) -> None:
-        self.bootstrap = None
+        self.roles.bootstrap = None
         if bootstrap.branch_from:
-            if self.leader is not None:
-                self.leader.forget_branch()
+            if self.roles.leader is not None:
+                self.roles.leader.forget_branch()
             newest = bootstrap.listed.newest_attempt if bootstrap.listed is not None else 0
-            turn.act(GroupRefused(bootstrap.group.word, bootstrap.refusal, bootstrap.refusal_kind))
-            self.fence(turn, newest, bootstrap.refusal)
+            turn.act(GroupRefused(bootstrap.group.token, bootstrap.refusal, bootstrap.refusal_kind))
+            self.roles.fence(turn, newest, bootstrap.refusal)
             return
-        self.refused[bootstrap.group.word] = bootstrap.refusal, bootstrap.refusal_kind
-        while len(self.refused) > REFUSED_MAX:
-            del self.refused[next(iter(self.refused))]
-        tell_refused(turn, bootstrap)
+        self.roles.refused[bootstrap.group.token] = bootstrap.refusal, bootstrap.refusal_kind
+        while len(self.roles.refused) > REFUSED_MAX:
+            del self.roles.refused[next(iter(self.roles.refused))]
+        send_refused(turn, bootstrap)
 
-    def _succeed(self, turn: Turn) -> None:
-        """Leads in the place of a silent leader, if it is this host's turn."""
-        election = self.follower.election
+    def _lead_as_successor(self, turn: Turn) -> None:
+        """Lead in the place of a silent leader, if the present term is this host's."""
+        election = self.roles.follower.election
         if election.leader != turn.host or election.incarnation:
             return
-        leadership = self.follower.leadership
+        leadership = self.roles.follower.leadership
         if (
-            self.leader is not None
+            self.roles.leader is not None
             or leadership is None
-            or leadership.attempt != self.follower.attempt
+            or leadership.attempt != self.roles.follower.attempt
         ):
             return
         leadership = replace(
             leadership, successors=election.successors, term=election.term, is_first=False
         )
-        self.leader = Leader(self.identity, leadership, is_new=False)
-        self.follower.changed()
+        self.roles.leader = Leader(self.identity, leadership, is_new=False)
+        self.roles.follower.changed()

@@ -1,4 +1,4 @@
-"""The trainers of one host: those of the present attempt, and those that want to begin one."""
+"""The trainers of one host: those of the present attempt, and those whose attempt has not begun."""
 
 from __future__ import annotations
 
@@ -11,15 +11,22 @@ from holdfast.format.names import CheckpointId
 
 @dataclass(slots=True)
 class RankGroup:
-    """Trainers that belong together; `begun` and `sealed` are the ranks' last steps.
+    """The trainers of one start on this host.
 
-    `attempt` is 0 until it has begun. `ranks` live and are attached; those that were here `left` in
-    good order or are `lost`. Of those on other hosts that ended the trainers here were told.
-    `offers` are the ranks of whose parts a rank here makes copies itself. By `hello` the leader is
-    told of them until the attempt has begun. `hosts` are those of all ranks, where known.
+    Attributes:
+        token: the random token that all ranks of the start share.
+        attempt: 0 until the attempt has begun.
+        ranks: the ranks that live and are attached here.
+        is_broken: a rank here was lost.
+        hosts: the hosts of all ranks, as far as known.
+        begun, sealed: the last step of each rank whose part was begun, or sealed or abandoned.
+        offers: for each rank here, the ranks whose parts it copies from bytes of its own.
+        left, lost: the ranks that ended here, after detaching or without.
+        notified_ended: the ended ranks of other hosts of which the ranks here were notified.
+        hello: the reports to rank 0's host until the attempt has begun.
     """
 
-    word: str
+    token: str
     rank_count: int
     leader: str
     attempt: int = 0
@@ -34,28 +41,28 @@ class RankGroup:
     offers: dict[int, frozenset[int]] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)
-    told_ended: set[int] = field(default_factory=set)
+    notified_ended: set[int] = field(default_factory=set)
     hello: Channel = field(default_factory=Channel)
 
     @property
     def offered(self) -> frozenset[int]:
-        """All parts of others of which copies are made here."""
+        """The ranks whose parts the ranks here copy from bytes of their own."""
         return frozenset().union(*self.offers.values())
 
     @property
     def is_living(self) -> bool:
-        """Whether it can go on: its ranks live, and none was lost."""
+        """Whether the group can continue: ranks live here, and none was lost."""
         return bool(self.ranks) and not self.is_broken
 
     def begin(self, attempt: int, origin: CheckpointId | None) -> None:
-        """Its attempt has begun, or a branch of it."""
+        """Enter an attempt that has begun, or a branch of the previous one."""
         self.attempt, self.origin = attempt, origin
         self.begun.clear()
         self.sealed.clear()
 
 
 def joined_group(item: RankJoined, now_secs: float) -> RankGroup:
-    """The group that a first trainer brings."""
+    """Return the group of the first trainer of a start that attaches."""
     return RankGroup(
         item.group,
         item.rank_count,
@@ -67,7 +74,7 @@ def joined_group(item: RankJoined, now_secs: float) -> RankGroup:
 
 
 def found_group(found: Found) -> RankGroup | None:
-    """The group whose trainers an agent finds alive when it starts."""
+    """Return the group whose trainers an agent finds alive when it starts; None if none live."""
     if not found.group or not found.ranks:
         return None
     group = RankGroup(found.group, found.rank_count, found.leader, found.attempt, found.origin)

@@ -1,7 +1,7 @@
 """Sets of ranks as runs: `((0, 8), (16, 4))` are the ranks 0 to 7 and 16 to 19.
 
-A host has a few runs however many ranks it has, so that messages stay small. Runs ascend, do not
-touch each other and are not empty: equal sets have equal runs.
+However many ranks a host has, they are a few runs, so messages stay small. Runs ascend, are not
+empty and do not touch each other, so equal sets have equal runs.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterable
 Runs = tuple[tuple[int, int], ...]
 """(first rank, number of ranks), ascending."""
 
-RUNS_TOLD_MAX = 10
+RUNS_NAMED_MAX = 10
 
 
 def runs_of(ranks: Iterable[int]) -> Runs:
-    """The runs that make up `ranks`, which may come in any order."""
+    """Return the runs that make up `ranks`, which may be in any order."""
     ordered = sorted(ranks)
     if not ordered:
         return ()
@@ -33,22 +33,22 @@ def runs_of(ranks: Iterable[int]) -> Runs:
 
 
 def ranks_in(runs: Runs) -> list[int]:
-    """The ranks of `runs`, ascending."""
+    """Return the ranks of `runs`, ascending."""
     return [rank for first, count in runs for rank in range(first, first + count)]
 
 
 def count_in(runs: Runs) -> int:
-    """How many ranks `runs` have."""
+    """Return the number of ranks in `runs`."""
     return sum(count for _, count in runs)
 
 
 def ranks_text(ranks: Collection[int]) -> str:
-    """Ranks as a person writes them: `ranks 2, 5-7`."""
+    """Return ranks as text for users: `ranks 2, 5-7`; the first `RUNS_NAMED_MAX` runs only."""
     runs = runs_of(ranks)
-    told = [
+    named = [
         str(first) if count == 1 else f"{first}-{first + count - 1}"
-        for first, count in runs[:RUNS_TOLD_MAX]
+        for first, count in runs[:RUNS_NAMED_MAX]
     ]
-    more = sum(count for _, count in runs[RUNS_TOLD_MAX:])
-    text = ", ".join(told) + (f" and {more} more" if more else "")
+    more = sum(count for _, count in runs[RUNS_NAMED_MAX:])
+    text = ", ".join(named) + (f" and {more} more" if more else "")
     return f"rank{'s' if len(ranks) > 1 else ''} {text}"

@@ -1,9 +1,9 @@
-"""Who copies which part from whom, and how many losses that survives: pure functions.
+"""The placement of replicas, and the losses that they survive: pure functions.
 
-A host whose trainers hold the same bytes as the part's rank makes the copy by itself: it comes
-first. For what is left, hosts stand in a ring by failure domain. A part is copied to the domains
-that come next after those in which it stands, and there to the host at the same place as the
-holder's in its own domain, so that every host gives and takes about as much as any other.
+A host whose trainers have the same bytes as the part's rank writes the replica by itself, and is
+chosen first. For the other parts, the failure domains form a ring. A part is copied to the domains
+that follow its holder's, and there to the host at the same index as the holder has in its own
+domain. So all hosts send and receive about the same amount.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 Pulls = dict[str, list[tuple[int, str]]]
-"""Host to the (rank, source host) that it is to pull."""
+"""For each host, the (rank, source host) that it has to pull."""
 
 
 class Ring:
     """The hosts that live, by failure domain.
 
-    Of them `takers` take copies; each comes with the ranks of whose parts it makes them itself.
+    `domains` are the failure domains of all hosts. `takers` are the hosts that receive replicas,
+    each with the ranks whose parts it copies from bytes of its own.
     """
 
     def __init__(self, domains: Mapping[str, str], takers: Mapping[str, Collection[int]]) -> None:
@@ -35,13 +36,13 @@ class Ring:
                 self._offering.setdefault(rank, []).append(host)
 
     def domains_of(self, hosts: Sequence[str]) -> set[str]:
-        """The failure domains that these hosts are in."""
+        """Return the failure domains of `hosts`."""
         return {self._domains[host] for host in hosts}
 
     def targets(self, rank: int, holders: Sequence[str], count: int) -> list[str]:
-        """At most `count` hosts for a rank's part, in domains that none of `holders` is in.
+        """Return at most `count` hosts for a rank's part, in domains of none of `holders`.
 
-        Those come first that make it themselves, then the next ones in the ring.
+        Hosts that write the replica themselves come first, then the next ones in the ring.
         """
         taken = self.domains_of(holders)
         first = holders[0]
@@ -64,12 +65,12 @@ class Ring:
 def assign_pulls(
     holders: Mapping[int, Sequence[str]], ranks: Collection[int], copies: int, ring: Ring
 ) -> Pulls:
-    """What each host has to pull so that each of `ranks` stands in `copies` domains, if it can.
+    """Return the pulls that bring the part of each of `ranks` to `copies` domains, if possible.
 
     Args:
-        holders: for each rank the hosts that have its part, the one that made it first.
-        ranks: those that stand in too few domains.
-        copies: in how many domains each part is to stand.
+        holders: for each rank, the hosts that have its part, the one that made it first.
+        ranks: the ranks whose part is in too few domains.
+        copies: the number of domains that should hold each part.
         ring: the hosts that live, the holders among them.
     """
     pulls: Pulls = {}
@@ -84,28 +85,28 @@ def assign_pulls(
 
 
 def failures_survived(domains_by_part: Iterable[Collection[str]]) -> int | None:
-    """How many more failure domains a checkpoint can lose, whichever they are.
+    """Return how many more failure domains a checkpoint can lose, in the worst case.
 
     Args:
-        domains_by_part: for each part that is not durable, the domains in which it stands.
+        domains_by_part: for each part that is not durable, the domains that hold it.
 
     Returns:
-        None where no loss of hosts can harm it, -1 where a part stands nowhere. Exactly that many
-        are survived: one more, chosen badly, takes the last copy of some part.
+        None if no loss of hosts can harm it; -1 if some part is held nowhere. The number is exact:
+        with one more loss, the last copy of some part may be lost.
     """
     counts = [len(set(domains)) for domains in domains_by_part]
     return min(counts) - 1 if counts else None
 
 
 def successors_of(leader: str, domains: Mapping[str, str], count: int) -> tuple[str, ...]:
-    """Who leads where the leader is silent: the leader, then hosts of other domains in turn.
+    """Return the hosts that lead, in order: the leader, then hosts of the other domains in turn.
 
-    What takes a leader away often takes its whole domain, so the next one stands in another.
+    A failure of the leader often affects its whole domain, so the next successor is in another one.
 
     Args:
         leader: the host of rank 0.
-        domains: host to domain, in the order of the lowest rank on each host.
-        count: at most so many.
+        domains: the domain of each host, in the order of the lowest rank on each host.
+        count: the most hosts to return.
     """
     by_domain: dict[str, list[str]] = {}
     for host, domain in domains.items():

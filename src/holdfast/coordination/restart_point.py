@@ -1,7 +1,7 @@
-"""What a new attempt goes on from: pure functions.
+"""The checkpoint that a new attempt continues from: pure functions.
 
-A checkpoint can be restored where it is committed, or where each of its parts stands in some host's
-RAM or is durable. The newest such one on the timeline is chosen.
+A checkpoint can be restored if it is committed, or if each of its parts is durable or in some
+host's RAM. The newest such checkpoint on the timeline is chosen.
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from holdfast.coordination.effects import GivenUp
-from holdfast.coordination.host_inventory import COMPLETE
 from holdfast.coordination.inputs import DurableListed
-from holdfast.coordination.messages import HostState
+from holdfast.coordination.messages import COMPLETE_STATUSES, HostState
 from holdfast.coordination.rank_runs import ranks_in, ranks_text
 from holdfast.format.names import CheckpointId
 
 
 @dataclass(slots=True)
-class _Stand:
-    """Where one checkpoint stands."""
+class _Availability:
+    """The parts of one checkpoint that are in some host's RAM or durable."""
 
     part_count: int
     ranks: set[int] = field(default_factory=set)
@@ -35,18 +34,18 @@ class _Stand:
 
 
 def choose_checkpoint(states: Iterable[HostState], durable: DurableListed) -> CheckpointId | None:
-    """The newest checkpoint on the timeline that RAM, peers and the durable tier have whole."""
+    """Return the newest checkpoint on the timeline that the hosts and storage have whole."""
     states = list(states)
     whole = {c for c in durable.committed if _counts(c, durable.limits)}
     whole -= {c for state in states for c in state.deleted}
-    whole |= {c for c, stand in _stands(states, durable).items() if stand.is_whole}
-    # Where a step stands on the timeline twice, the newest attempt's counts.
+    whole |= {c for c, a in _availabilities(states, durable).items() if a.is_whole}
+    # If the timeline has a step twice, the newest attempt's counts.
     return max(whole, key=lambda c: (c.step, c.attempt), default=None)
 
 
 def newest_begun(states: Iterable[HostState], durable: DurableListed) -> CheckpointId | None:
-    """The newest on the timeline of which anything stands, be it whole or not."""
-    return max(_stands(states, durable), key=lambda c: (c.step, c.attempt), default=None)
+    """Return the newest checkpoint on the timeline of which any part exists, whole or not."""
+    return max(_availabilities(states, durable), key=lambda c: (c.step, c.attempt), default=None)
 
 
 def given_up(
@@ -55,23 +54,26 @@ def given_up(
     origin: CheckpointId | None,
     silent: Iterable[str],
 ) -> tuple[GivenUp, ...]:
-    """Return the checkpoints newer than `origin` that hosts report to have been complete.
+    """Return the checkpoints newer than `origin` that were complete, as hosts report, and are lost.
 
     Args:
-        states: what hosts have reported.
-        durable: what the durable tier holds.
+        states: the reports of hosts.
+        durable: the listing of the durable tier.
         origin: the checkpoint that was chosen.
-        silent: the hosts that may hold something and have not reported, for the reason.
+        silent: the hosts that may hold parts and have not reported; named in the reason.
     """
     states, silent = list(states), sorted(silent)
     statuses = {
-        held.id: held.status for state in states for held in state.held if held.status in COMPLETE
+        held.id: held.status
+        for state in states
+        for held in state.held
+        if held.status in COMPLETE_STATUSES
     }
     found = []
-    for checkpoint, stand in sorted(_stands(states, durable).items()):
+    for checkpoint, available in sorted(_availabilities(states, durable).items()):
         is_newer = origin is None or checkpoint > origin
-        if checkpoint in statuses and is_newer and not stand.is_whole:
-            missing = ranks_text(set(range(stand.part_count)) - stand.ranks)
+        if checkpoint in statuses and is_newer and not available.is_whole:
+            missing = ranks_text(set(range(available.part_count)) - available.ranks)
             reason = f"no host that has reported holds the parts of {missing}"
             if silent:
                 reason += f"; no report came from {', '.join(silent)}"
@@ -79,15 +81,17 @@ def given_up(
     return tuple(found)
 
 
-def _stands(states: Iterable[HostState], durable: DurableListed) -> dict[CheckpointId, _Stand]:
+def _availabilities(
+    states: Iterable[HostState], durable: DurableListed
+) -> dict[CheckpointId, _Availability]:
     states = list(states)
     deleted = {c for state in states for c in state.deleted}
-    stands: dict[CheckpointId, _Stand] = {}
+    found: dict[CheckpointId, _Availability] = {}
     for checkpoint, part_count, ranks in _found(states, durable):
         if _counts(checkpoint, durable.limits) and checkpoint not in deleted:
-            stand = stands.setdefault(checkpoint, _Stand(part_count))
-            stand.add_part(part_count, ranks)
-    return stands
+            one = found.setdefault(checkpoint, _Availability(part_count))
+            one.add_part(part_count, ranks)
+    return found
 
 
 def _found(
@@ -107,7 +111,7 @@ def _counts(checkpoint: CheckpointId, limits: Mapping[int, int]) -> bool:
 def limits_after(
     limits: Mapping[int, int], attempt: int, origin: CheckpointId | None, step_max: int
 ) -> dict[int, int]:
-    """The timeline once `attempt` has begun from `origin`: for each attempt its last step."""
+    """Return the timeline once `attempt` has begun from `origin`: each attempt's last step."""
     after = {attempt: step_max}
     if origin is not None:
         after.update({a: step for a, step in limits.items() if a < origin.attempt})

@@ -1,12 +1,11 @@
-"""The leader's targets: one step that all ranks will save, for each kind of wish.
+"""The leader's targets: for each kind, one step that all ranks will save.
 
-A target is proposed above all steps that were published as far as is known, and each host accepts
-it only if no rank there has come to it. Then it is agreed: every rank meets it. Where one host
-refuses, the target is proposed anew, further ahead. Ranks that have saved a target that came to
-nothing made parts that are dropped; nothing that was made of two steps can be put together, because
-parts are put together by step.
+A target is proposed above all known published steps. Each host accepts it only if none of its ranks
+has reached it. Once all hosts have accepted, it is agreed: every rank will save that step. If one
+host refuses, a later step is proposed. Ranks may already have saved a target that was refused;
+their parts are dropped. Parts of two steps are never combined, because parts are combined by step.
 
-A rank that is to stop at a target waits there until it is agreed, or another one is proposed.
+A rank that must stop at a target waits there until it is agreed, or another one is proposed.
 """
 
 from __future__ import annotations
@@ -19,12 +18,21 @@ from holdfast.coordination.settings import MARGIN_MAX
 
 FIRST_MARGIN = 1
 EASE_AFTER = 16
-"""So many targets are met in a row before a small margin is lowered by a step."""
+"""How many targets in a row must need less than half of a small margin before it is lowered."""
 
 
 @dataclass(slots=True)
 class _Slot:
-    """One kind's target. `step` is None where none is under way."""
+    """The target of one kind.
+
+    Attributes:
+        is_wanted: a target has been wished for and not been agreed yet.
+        step: the proposed or agreed step; None if none is under way.
+        basis: the highest step that was published when `step` was proposed.
+        highest: the highest step that a host reported since.
+        last_step: the last step that was proposed; later proposals are above it.
+        accepted, served: the hosts that have accepted the target, and whose ranks have reached it.
+    """
 
     is_wanted: bool = False
     step: int | None = None
@@ -38,14 +46,14 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """The hosts that have ranks, and the highest step that was published there, as far as known."""
+    """The hosts that have ranks, and the highest known step that was published there."""
 
     hosts: frozenset[str]
     highest: int
 
 
 class TargetAgreement:
-    """Proposes, counts what the hosts say, and proposes further ahead."""
+    """Proposes targets, counts the hosts' answers, and proposes again after a refusal."""
 
     def __init__(self) -> None:
         self._slots = {kind: _Slot() for kind in TargetKind}
@@ -54,7 +62,7 @@ class TargetAgreement:
         self.is_changed = False
 
     def targets(self) -> tuple[TargetProposal, ...]:
-        """What the words are to say."""
+        """Return the targets that the hosts have to write to their cells."""
         return tuple(
             TargetProposal(kind, slot.step, slot.is_agreed)
             for kind, slot in self._slots.items()
@@ -62,33 +70,33 @@ class TargetAgreement:
         )
 
     def agreed(self, kind: TargetKind) -> int | None:
-        """The target of `kind` that every host has accepted."""
+        """Return the target of `kind` that every host has accepted; None if there is none."""
         slot = self._slots[kind]
         return slot.step if slot.is_agreed else None
 
     def is_under_way(self, kind: TargetKind) -> bool:
-        """Whether a target of `kind` is proposed or agreed, and not yet reached by all ranks."""
+        """Return whether a target of `kind` is under way: not reached by all ranks yet."""
         return self._slots[kind].step is not None
 
     def wish(self, kind: TargetKind) -> None:
-        """Somebody wants a checkpoint."""
+        """Request a target of `kind`, unless one is under way."""
         slot = self._slots[kind]
         if slot.step is None:
             slot.is_wanted = True
 
-    def give_up(self) -> None:
-        """Not all ranks are there: no target can be met. One that is agreed stands."""
+    def withdraw(self) -> None:
+        """Withdraw the targets that are not agreed: some ranks are missing, so none can be met."""
         for slot in self._slots.values():
             if slot.step is not None and not slot.is_agreed:
                 slot.step = None
                 self.is_changed = True
 
     def recover(self, states: Iterable[tuple[str, TargetState]]) -> None:
-        """Goes on with what a leader before this one had proposed, as all hosts tell it."""
-        told = list(states)
+        """Adopt the targets of a previous leader from the states that all hosts report."""
+        found = list(states)
         for kind, slot in self._slots.items():
-            steps = [state.step for _, state in told if state.kind is kind]
-            confirmed = [s.step for _, s in told if s.kind is kind and s.is_confirmed]
+            steps = [state.step for _, state in found if state.kind is kind]
+            confirmed = [s.step for _, s in found if s.kind is kind and s.is_confirmed]
             if not steps:
                 continue
             slot.step = confirmed[0] if confirmed else max(steps)
@@ -98,9 +106,9 @@ class TargetAgreement:
             self.is_changed = True
 
     def accept_states(
-        self, host: str, states: Iterable[TargetState], look: Callable[[], Ranks]
+        self, host: str, states: Iterable[TargetState], count_ranks: Callable[[], Ranks]
     ) -> None:
-        """Takes what a host made of the targets; `look` counts the hosts, which takes a while."""
+        """Apply what a host reports of the targets; `count_ranks` is costly."""
         for state in states:
             slot = self._slots[state.kind]
             if state.step != slot.step:
@@ -109,10 +117,10 @@ class TargetAgreement:
             if state.is_accepted is False and not slot.is_agreed:
                 shortfall = max(0, state.highest - state.step + 1)
                 self._margin = min(MARGIN_MAX, 2 * self._margin + shortfall)
-                ranks = look()
+                ranks = count_ranks()
                 self._propose(state.kind, Ranks(ranks.hosts, max(ranks.highest, state.highest)))
                 continue
-            hosts = look().hosts
+            hosts = count_ranks().hosts
             if state.is_accepted:
                 slot.accepted.add(host)
             if state.is_served:
@@ -124,22 +132,23 @@ class TargetAgreement:
                 slot.step, slot.is_agreed = None, False
                 self.is_changed = True
 
-    def propose(self, look: Callable[[], Ranks]) -> None:
-        """Proposes what is wanted; all ranks of the attempt live."""
+    def propose(self, count_ranks: Callable[[], Ranks]) -> None:
+        """Propose the targets that are wanted; all ranks of the attempt live."""
         for kind, slot in self._slots.items():
             if not slot.is_wanted or slot.step is not None:
                 continue
             if kind is TargetKind.RAM and self.is_under_way(TargetKind.DURABLE):
                 continue
-            self._propose(kind, look())
+            self._propose(kind, count_ranks())
 
     def _propose(self, kind: TargetKind, ranks: Ranks) -> None:
         slot = self._slots[kind]
-        # Alone on one host, the steps are read anew at every proposal: nothing can be late.
+        # On a single host the published steps are read right before the proposal, so it needs no
+        # margin.
         margin = self._margin if len(ranks.hosts) > 1 else 0
         step = max(ranks.highest + 1 + margin, slot.last_step + 1)
         for other in self._slots.values():
-            # One checkpoint serves all that is wanted about now.
+            # Use the later step of another kind, so that one checkpoint serves both.
             if other is not slot and other.step is not None and other.step > step:
                 step = other.step
         slot.step = slot.last_step = step
@@ -156,7 +165,7 @@ class TargetAgreement:
         self.is_changed = True
 
     def _ease(self, used: int) -> None:
-        """Lowers the margin slowly: one that is too low costs parts that are saved for nothing."""
+        """Lower the margin slowly: too low a margin costs refused targets and useless saves."""
         if 2 * used >= self._margin:
             self._met_count = 0
             return
@@ -168,5 +177,5 @@ class TargetAgreement:
             self._met_count = 0
 
 
-def _has_all(told: set[str], hosts: frozenset[str]) -> bool:
-    return len(told) >= len(hosts) and told >= hosts
+def _has_all(found: set[str], hosts: frozenset[str]) -> bool:
+    return len(found) >= len(hosts) and found >= hosts

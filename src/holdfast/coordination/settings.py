@@ -1,7 +1,7 @@
-"""The times and bounds of the agreement; one value for all hosts of a run.
+"""The times and bounds of coordination; all hosts of a run use the same values.
 
-A heartbeat is what a host says when it has nothing new to say. All waiting is a number of
-heartbeats, so that a run of a thousand hosts, which beats slower, waits longer.
+A heartbeat is a message that repeats what was sent before. Waits between hosts are multiples of the
+heartbeat: a run of a thousand hosts has a longer heartbeat and therefore waits longer.
 """
 
 from __future__ import annotations
@@ -9,53 +9,53 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MARGIN_MAX = 1 << 16
-"""The most steps that a target is put above what was published."""
+"""The most steps between a target and the highest published step."""
 
 HELD_MAX = 64
-"""The most checkpoints that one host cares for at a time."""
+"""The most checkpoints that one host tracks at a time."""
 
 PRESERVED_MAX = 24
-"""How many of those the RAM tier's policy may keep, so that there is room for what comes."""
+"""How many of those the RAM tier's policy may keep; the rest is room for new checkpoints."""
 
 SUCCESSORS_MAX = 16
-"""The hosts that may lead where the leader is silent, itself among them."""
+"""The hosts that may lead when the leader is silent, the leader included."""
 
 PULLS_MAX = 4
-"""The parts that one host pulls at the same time."""
+"""The most parts that one host pulls at the same time."""
 
 TRIES_MAX = 3
-"""How often storage is asked for one thing before it counts as failed."""
+"""How often one storage request is tried before it counts as failed."""
 
 DELETED_MAX = 64
-"""The newest checkpoints that were removed on a host, which it tells every leader."""
+"""The most deleted checkpoints that a host reports to its leader; it keeps the newest."""
 
 ENDED_MAX = 16
-"""The hosts on which ranks ended first, whose ranks all others are told of."""
+"""The hosts whose ended ranks a leader reports to all others: the first ones that lost any."""
 
 OUTCOMES_MAX = 256
-"""The checkpoints whose end a leader remembers, so that a late report does not revive them."""
+"""The checkpoints whose outcome a leader remembers, so that a late report does not revive them."""
 
 LEASE_RENEW_SECS = 5.0
 """How often the host that leads an attempt renews its lease while the attempt's trainers live."""
 
 LEASE_SECS = 30.0
-"""The age at which a lease has run out: its host is taken for lost."""
+"""The age at which a lease has expired: its host counts as lost."""
 
-LEASE_LOOK_SECS = 1.0
-"""How often a start reads a lease that it waits for."""
+LEASE_READ_SECS = 1.0
+"""How often a start reads the lease whose expiry it waits for."""
 
 HOSTS_A_HEARTBEAT = 200
-"""Above that many hosts the heartbeat grows, so that the leader has as much to hear a second."""
+"""Above that many hosts the heartbeat grows, to bound a leader's messages per second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a run may choose, and how long a heartbeat takes.
+    """The options of a run and its heartbeat; all other times follow from them.
 
     Attributes:
-        copies: in how many failure domains each part is to stand.
-        heartbeat_secs: how often a host tells its leader what it told before.
-        retry_secs: after how long what was not acknowledged is told again.
+        copies: the number of failure domains that should hold each part.
+        heartbeat_secs: how often a host repeats its last report to its leader.
+        retry_secs: how long a host waits for an acknowledgement before it sends again.
     """
 
     copies: int = 2
@@ -64,51 +64,51 @@ class Settings:
 
     @property
     def silence_secs(self) -> float:
-        """After that long without a word from its leader a host turns to the next one."""
+        """How long a leader may be silent before a host follows the next successor."""
         return 5 * self.heartbeat_secs
 
     @property
     def lost_secs(self) -> float:
-        """After that long without a word a host's RAM is not counted on any more."""
+        """How long a host may be silent before its RAM counts as lost."""
         return 10 * self.heartbeat_secs
 
     @property
     def gather_secs(self) -> float:
-        """How long a new attempt waits for the hosts that may hold something."""
+        """How long a new attempt waits for hosts that may hold parts."""
         return 10 * self.heartbeat_secs
 
     @property
     def reporting_secs(self) -> float:
-        """How long a start waits until the hosts of all its ranks have reported.
+        """How long a start waits for the reports of all its ranks' hosts.
 
-        An agent may take a minute to start, so this is longer.
+        This is longer than a minute, which an agent may take to start.
         """
         return 90 * self.heartbeat_secs
 
     @property
     def joining_secs(self) -> float:
-        """How long a host waits for the attempt of trainers that came to it.
+        """How long a host waits for the attempt of the trainers that joined it.
 
-        It is longer than all that a start waits for: reports, an answer, a lease, and storage.
+        This is longer than the sum of a start's waits: reports, an answer, a lease, and storage.
         """
         return 150 * self.heartbeat_secs + LEASE_SECS
 
     @property
     def probe_secs(self) -> float:
-        """How long a new attempt waits for a word from the agent that leads the one before."""
+        """How long a start waits for an answer from the leader of the previous attempt."""
         return 3 * self.heartbeat_secs
 
     @property
     def deleting_secs(self) -> float:
-        """How long whoever deletes a checkpoint waits until no host holds anything of it."""
+        """How long a delete waits for the confirmation that no host holds the checkpoint."""
         return 30 * self.heartbeat_secs
 
     @property
     def storage_retry_secs(self) -> float:
-        """After how long what storage refused is tried again."""
+        """How long to wait before a failed storage request is tried again."""
         return 2 * self.heartbeat_secs
 
 
 def heartbeat_for(host_count: int) -> float:
-    """The heartbeat, in seconds, of a run of that many hosts."""
+    """Return the heartbeat, in seconds, of a run of `host_count` hosts."""
     return max(1.0, host_count / HOSTS_A_HEARTBEAT)

@@ -1,8 +1,8 @@
-"""Where a run's checkpoints stand now, and how many lost hosts each would survive.
+"""Where a run's checkpoints are held now, and how many lost hosts each would survive.
 
-Its leader knows which checkpoints count and what of them is durable; what stands in RAM is what
-those hosts hold that answer now. So a host that is gone is not counted on, though its leader still
-waits for a word from it. Pure functions, and what hosts tell each other for them.
+The leader knows which checkpoints are on the timeline and which of their parts are durable. Parts
+in RAM are counted only on hosts that answer now, so a lost host is not counted even while its
+leader still waits for it. Pure functions, and the messages between hosts that they need.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from holdfast.coordination.replica_placement import failures_survived
 from holdfast.format.names import CheckpointId
 
 KNOWN_MAX = 64
-"""The newest checkpoints that a leader tells of; there are hardly ever more."""
+"""The most checkpoints that a leader includes, the newest; there are rarely more."""
 
 
 class HostSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """One host, as its leader knows it; `silent_secs` since its last word, None where none came."""
+    """One host, as its leader knows it; `silent_secs` since its last report, None before any."""
 
     host: Name
     domain: Name
@@ -31,7 +31,7 @@ class HostSeen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint of the timeline that some host holds, or held; `durable` are ranks."""
+    """A checkpoint on the timeline that some host holds or held; `durable` are ranks."""
 
     id: CheckpointId
     part_count: Count
@@ -40,7 +40,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lead(msgspec.Struct, frozen=True, kw_only=True):
-    """What a leader knows. `newest_committed` is the newest one on the timeline."""
+    """What a leader knows of hosts and checkpoints; `newest_committed` is on the timeline."""
 
     attempt: Attempt
     term: Number
@@ -51,12 +51,12 @@ class Lead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one checkpoint stands that is whole.
+    """Where one whole checkpoint is held.
 
     Attributes:
-        in_ram: each of its parts stands in the memory of a host that answers.
+        in_ram: each of its parts is in the RAM of a host that answers.
         durable: it is committed.
-        domains: in how many failure domains' memory each part stands, the least of them.
+        domains: the number of failure domains that hold each part in RAM; the minimum of all parts.
         survives: how many failure domains may still be lost; None: any number, it is durable.
     """
 
@@ -69,9 +69,9 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outlook(msgspec.Struct, frozen=True, kw_only=True):
-    """The run goes on from this checkpoint where up to `lost_domains_max` more are lost.
+    """The run continues from this checkpoint if at most `lost_domains_max` more are lost.
 
-    None: however many. A newer checkpoint comes first, and survives fewer.
+    None: however many. Newer checkpoints, which survive fewer losses, are preferred.
     """
 
     lost_domains_max: int | None
@@ -80,17 +80,17 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def survey(leader: Leader, now_secs: float) -> Lead:
-    """What a leader tells."""
+    """Return what a leader knows, for other hosts' status queries."""
     table = leader.table
     seen = []
     for view in leader.views.values():
-        heard_at_secs = view.heard_at_secs
+        last_at_secs = view.last_report_at_secs
         seen.append(
             HostSeen(
                 host=view.host,
                 domain=table.domains.get(view.host, view.host),
-                ranks=runs_of(view.homes),
-                silent_secs=max(0.0, now_secs - heard_at_secs) if heard_at_secs else None,
+                ranks=runs_of(view.known_ranks),
+                silent_secs=max(0.0, now_secs - last_at_secs) if last_at_secs else None,
             )
         )
     counting = [e for e in table if not e.dropped and table.on_timeline(e.id)]
@@ -113,13 +113,13 @@ def survey(leader: Leader, now_secs: float) -> Lead:
 
 
 def check_lead(lead: Lead) -> None:
-    """Checks what types do not tell.
+    """Check what the types do not: the number of checkpoints, and that runs are valid.
 
     Raises:
-        ValueError: it is longer than any may be, or its runs are none.
+        ValueError: there are too many checkpoints, or runs name impossible ranks.
     """
     if len(lead.known) > KNOWN_MAX:
-        raise ValueError(f"{len(lead.known)} checkpoints, at most {KNOWN_MAX} are told")
+        raise ValueError(f"{len(lead.known)} checkpoints, expected at most {KNOWN_MAX}")
     for known in lead.known:
         check_runs(known.durable, known.part_count)
     for seen in lead.hosts:
@@ -129,12 +129,12 @@ def check_lead(lead: Lead) -> None:
 def standings(
     lead: Lead, held: Mapping[str, Sequence[Held]], domains: Mapping[str, str]
 ) -> list[Standing]:
-    """The checkpoints that are whole now, the newest first.
+    """Return the checkpoints that are whole now, the newest first.
 
     Args:
         lead: what the leader knows.
-        held: what each host that answers holds.
-        domains: the failure domain of each of them.
+        held: the checkpoints that each host that answers holds.
+        domains: the failure domain of each of these hosts.
     """
     found = []
     for known in lead.known:
@@ -171,7 +171,10 @@ def standings(
 
 
 def outlook(whole: Sequence[Standing]) -> tuple[Outlook, ...]:
-    """What a run goes on from, the more is lost the older; `whole` is the newest first."""
+    """Return the checkpoint that a run continues from, for each number of lost domains.
+
+    `whole` and the result are ordered from the newest to the oldest checkpoint.
+    """
     found: list[Outlook] = []
     for one in whole:
         last = found[-1].lost_domains_max if found else -1
@@ -185,7 +188,7 @@ def outlook(whole: Sequence[Standing]) -> tuple[Outlook, ...]:
 def _domains_by_part(
     known: Known, held: Mapping[str, Sequence[Held]], domains: Mapping[str, str]
 ) -> list[set[str]]:
-    """For each part the failure domains in whose memory it stands."""
+    """Return, for each part, the failure domains that hold it in RAM."""
     parts: list[set[str]] = [set() for _ in range(known.part_count)]
     for host, checkpoints in held.items():
         for one in checkpoints:

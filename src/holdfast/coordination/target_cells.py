@@ -1,8 +1,8 @@
-"""A member's three target words: what they say, and what came of it.
+"""The three target cells of a host: their values, and how this host's ranks respond to them.
 
-Invariant: a target is accepted only if no rank here had published its step once the word stood. A
-rank publishes its step and then reads the word; the agent writes the word and then reads the steps.
-So a rank that was not seen at or beyond the target will see the target.
+Invariant: a target is accepted only if, after its cell was written, no rank here had published its
+step or a later one. A rank publishes its step and then reads the cell; the agent writes the cell
+and then reads the steps. So a rank that was not seen at or beyond the target will read the target.
 """
 
 from __future__ import annotations
@@ -26,74 +26,83 @@ class _Cell:
 
 
 class TargetCells:
-    """What the words of one host say."""
+    """The targets of one host, by kind."""
 
     def __init__(self) -> None:
         self._cells: dict[TargetKind, _Cell] = {}
 
     def adopt_cells(self, turn: Turn, found: Found) -> None:
-        """Takes the words as an agent before this one left them, and looks at them anew."""
+        """Adopt the cells as the previous agent left them.
+
+        Each target is set again, so that the published steps are read again: whether the previous
+        agent had accepted it is unknown.
+        """
         for kind, step in found.targets.items():
             is_confirmed = kind is TargetKind.PREEMPTION and found.is_confirmed
             self._cells[kind] = _Cell(step, is_confirmed=is_confirmed)
             turn.act(SetTarget(kind, step))
 
     def reset(self, turn: Turn) -> None:
-        """Clears them all, for a new attempt: an agent before this one may have left some."""
+        """Clear all cells, for a new attempt; also those that only a previous agent knew of."""
         self._cells.clear()
         for kind in TargetKind:
             turn.act(ClearTarget(kind))
 
     @property
     def is_waiting(self) -> bool:
-        """Whether ranks have still to come to a target."""
-        return any(not word.is_served for word in self._cells.values())
+        """Whether some rank has not reached a target yet."""
+        return any(not cell.is_served for cell in self._cells.values())
 
-    def obey(self, turn: Turn, targets: Sequence[TargetProposal]) -> None:
-        """Makes the words say what the leader wants."""
+    def apply_targets(self, turn: Turn, targets: Sequence[TargetProposal]) -> None:
+        """Set, confirm and clear cells so that they hold the leader's targets."""
         wanted = {target.kind: target for target in targets}
         for kind in TargetKind:
-            target, word = wanted.get(kind), self._cells.get(kind)
+            target, cell = wanted.get(kind), self._cells.get(kind)
             if target is None:
-                if word is not None:
+                if cell is not None:
                     del self._cells[kind]
                     turn.act(ClearTarget(kind))
                 continue
-            if word is None or word.step != target.step:
-                word = self._cells[kind] = _Cell(target.step)
+            if cell is None or cell.step != target.step:
+                cell = self._cells[kind] = _Cell(target.step)
                 turn.act(SetTarget(kind, target.step))
-            if target.is_confirmed and not word.is_confirmed:
-                word.is_confirmed = True
+            if target.is_confirmed and not cell.is_confirmed:
+                cell.is_confirmed = True
                 if kind is TargetKind.PREEMPTION:
                     turn.act(ConfirmTarget(target.step))
 
     def written(self, item: TargetWritten) -> bool:
-        """Takes the look after the writing; whether the target is accepted by it."""
-        word = self._cells.get(item.kind)
-        if word is None or word.step != item.step or word.is_accepted is not None:
+        """Apply the steps that were read after the cell was written.
+
+        Returns:
+            Whether the target is accepted now. False also for a target that has been replaced.
+        """
+        cell = self._cells.get(item.kind)
+        if cell is None or cell.step != item.step or cell.is_accepted is not None:
             return False
-        word.is_accepted, word.highest = item.highest < item.step, item.highest
-        return word.is_accepted
+        cell.is_accepted, cell.highest = item.highest < item.step, item.highest
+        return cell.is_accepted
 
     def is_confirmed(self, kind: TargetKind) -> bool:
-        """Whether all hosts have accepted the target of `kind`."""
-        word = self._cells.get(kind)
-        return word is not None and word.is_confirmed
+        """Return whether all hosts have accepted the target of `kind`."""
+        cell = self._cells.get(kind)
+        return cell is not None and cell.is_confirmed
 
     def check_ranks(self, ranks: Collection[int], begun: Mapping[int, int], lowest: int) -> None:
-        """Notes which targets every rank here has come to: it began its part, or is beyond."""
-        for word in self._cells.values():
-            # Steps that were read before the word stood tell nothing of who will see it.
-            if not word.is_served and word.is_accepted is not None:
-                word.is_served = lowest > word.step or all(
-                    begun.get(rank, NO_STEP) >= word.step for rank in ranks
+        """Mark the targets that every rank here has reached: it began its part, or is beyond."""
+        for cell in self._cells.values():
+            # Steps that were read before the cell was written do not show which ranks will read
+            # the target.
+            if not cell.is_served and cell.is_accepted is not None:
+                cell.is_served = lowest > cell.step or all(
+                    begun.get(rank, NO_STEP) >= cell.step for rank in ranks
                 )
 
     def states(self) -> tuple[TargetState, ...]:
-        """What the leader is told."""
+        """Return the states for a report, one for each target."""
         return tuple(
             TargetState(
-                kind, word.step, word.is_accepted, word.highest, word.is_served, word.is_confirmed
+                kind, cell.step, cell.is_accepted, cell.highest, cell.is_served, cell.is_confirmed
             )
-            for kind, word in sorted(self._cells.items())
+            for kind, cell in sorted(self._cells.items())
         )

@@ -1,4 +1,4 @@
-"""One turn of a host's machine: the instant it acts in, and what it wants done."""
+"""One turn of a host's node: its input's time and published steps, and the effects it collects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.coordination.settings import Settings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentIdentity:
-    """Which run, and which start of which host's agent; `incarnation` grows with every start."""
+    """The run, the host, and the start of its agent; `incarnation` grows with every start."""
 
     run: str
     host: str
@@ -24,7 +24,10 @@ class AgentIdentity:
 
 @dataclass(slots=True)
 class Turn:
-    """Lives for one call. Messages of the host to itself stay inside, so one host sends none."""
+    """The context of one call of `Node.handle`.
+
+    Messages of the host to itself are queued in `inner`, so that a run on one host sends none.
+    """
 
     host: str
     now_secs: float
@@ -33,20 +36,24 @@ class Turn:
     inner: deque[AnyMessage] = field(default_factory=deque)
 
     def send(self, host: str, message: AnyMessage) -> None:
-        """Sends to another host, or hands over to the machine's other half."""
+        """Send to another host, or queue for another role of this host."""
         if host == self.host:
             self.inner.append(message)
         else:
             self.effects.append(Send(host, message))
 
     def act(self, effect: Effect) -> None:
-        """Wants something done."""
+        """Add an effect."""
         self.effects.append(effect)
 
 
 @dataclass(slots=True)
 class Channel:
-    """The numbers of what is told to one host: each sending, and each change of what is told."""
+    """The state that is sent to one host, repeatedly, and the numbers of its versions.
+
+    `version` grows with each change of `content`; `acked` is the last version that the other side
+    has acknowledged.
+    """
 
     content: object = None
     version: int = 0
@@ -54,7 +61,7 @@ class Channel:
     sent_at_secs: float = float("-inf")
 
     def put(self, content: object) -> bool:
-        """Takes what is to be told now; whether it is another one than before."""
+        """Replace the content; return whether it differs from the previous one."""
         if content == self.content:
             return False
         self.content = content
@@ -62,7 +69,7 @@ class Channel:
         return True
 
     def due_at_secs(self, settings: Settings) -> float:
-        """When it is to be told again."""
+        """Return when to send again: soon until it is acknowledged, then with each heartbeat."""
         is_acked = self.acked >= self.version
         wait_secs = settings.heartbeat_secs if is_acked else settings.retry_secs
         return self.sent_at_secs + wait_secs

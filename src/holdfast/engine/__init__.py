@@ -1,1 +1,1 @@
-"""The sequences: plan, save, commit, restore, retain. They act on stores and know no framework."""
+"""Sequences over stores: plan, save, commit, restore, retain. Independent of any framework."""

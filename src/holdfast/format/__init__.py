@@ -1,1 +1,1 @@
-"""The format as pure functions: names, layouts, digests and records. No I/O; see docs/format.md."""
+"""The format as pure functions: names, layouts, digests, records. No I/O. See docs/format.md."""

@@ -1,4 +1,4 @@
-"""The one type for a stretch of bytes that is passed along without being copied."""
+"""The type of a range of bytes that is passed on without a copy."""
 
 from __future__ import annotations
 

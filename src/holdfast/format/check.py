@@ -1,7 +1,7 @@
-"""Checks of records that come from outside, before anything is computed or allocated from them.
+"""Checks of records from outside, made before anything is computed or allocated from them.
 
-What passes here can be laid out in memory and time that are bounded by the record's own size and by
-the sizes of the files it speaks of.
+Invariant: the memory and time to lay out a record that passes are bounded by the size of the record
+and the sizes of the files that it names.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from holdfast.format.ranges import are_disjoint, are_ranges, is_subset
 from holdfast.format.records import ArraySpec, CheckpointSpec, Manifest, PartRecord
 
 AXES_MAX = 64
-KEPT_COUNT_MAX = 16
+REUSED_COUNT_MAX = 16
 CHUNK_COUNT_MAX = 1 << 24
 ARRAY_SIZE_MAX_BYTES = 1 << 60
 
 
 def check_spec(spec: CheckpointSpec, part_count: int, where: str) -> None:
-    """Checks what a checkpoint says it holds.
+    """Check the description of a checkpoint for contradictions and limits.
 
     Raises:
-        CheckpointDamagedError: it contradicts itself; `where` names the record.
+        CheckpointDamagedError: the spec contradicts itself; `where` names the record.
     """
     nodes = [*(a.path for a in spec.arrays), *(v.path for v in spec.values), *spec.process_values]
     nodes += (c.path for c in spec.containers)
     if len(set(nodes)) != len(nodes):
-        raise CheckpointDamagedError(f"read {where}: two nodes stand at one path")
+        raise CheckpointDamagedError(f"read {where}: two nodes have the same path")
     for name, value in (spec.metrics or {}).items():
         if isinstance(value, str) and value not in ("nan", "inf", "-inf"):
             raise CheckpointDamagedError(
-                f"read {where}: metric {name} is no number: {value[:80]!r}"
+                f"read {where}: metric {name} is not a number: {value[:80]!r}"
             )
-    # Thousands of arrays have a few forms, and what is checked of one hangs on its form alone.
+    # Thousands of arrays share a few forms, and the checks depend only on the form.
     counts: dict[tuple[object, ...], int] = {}
     chunks_total = 0
     for index, array in enumerate(spec.arrays):
@@ -67,12 +67,12 @@ def _check_array(array: ArraySpec, where: str) -> None:
         raise damaged(f"unknown dtype {array.dtype!r}")
     if not len(array.shape) == len(array.chunk_shape) <= AXES_MAX:
         found = f"{len(array.shape)} axes, and {len(array.chunk_shape)} in its chunks"
-        raise damaged(f"{found}; expected as many, at most {AXES_MAX}")
+        raise damaged(f"{found}; expected equal numbers, at most {AXES_MAX}")
     if any(
         d < 0 or c < min(d, 1) or c > d for d, c in zip(array.shape, array.chunk_shape, strict=True)
     ):
-        raise damaged(f"shape {array.shape} does not go with chunk shape {array.chunk_shape}")
-    # Axes without extent count as 1: no library takes the others of such a shape without a limit.
+        raise damaged(f"shape {array.shape} does not match chunk shape {array.chunk_shape}")
+    # Axes of extent 0 count as 1: libraries limit the other axes of such a shape as well.
     if math.prod(d or 1 for d in array.shape) * dtype.itemsize > ARRAY_SIZE_MAX_BYTES:
         raise damaged(f"shape {array.shape} is larger than {ARRAY_SIZE_MAX_BYTES} bytes")
 
@@ -99,10 +99,10 @@ def _damaged(array: ArraySpec, what: str, where: str) -> CheckpointDamagedError:
 
 
 def check_manifest(manifest: Manifest, where: str) -> None:
-    """Checks a manifest as `check_spec` does, and its parts.
+    """Check a manifest's spec (see `check_spec`) and its number of parts.
 
     Raises:
-        CheckpointDamagedError: it contradicts itself.
+        CheckpointDamagedError: the manifest contradicts itself.
     """
     if not 1 <= len(manifest.parts) <= PART_COUNT_MAX:
         raise CheckpointDamagedError(f"read {where}: {len(manifest.parts)} parts")
@@ -110,55 +110,55 @@ def check_manifest(manifest: Manifest, where: str) -> None:
 
 
 def check_part(part: PartRecord, where: str) -> None:
-    """Checks a part record for itself.
+    """Check a part record on its own, without the manifest or the arrays of other parts.
 
     Raises:
-        CheckpointDamagedError: it contradicts itself.
+        CheckpointDamagedError: the record contradicts itself.
     """
     if not 0 <= part.rank < part.part_count <= PART_COUNT_MAX or part.image_size_bytes < 0:
         raise CheckpointDamagedError(f"read {where}: part {part.rank} of {part.part_count}")
     if any(len(block) != DIGEST_HEX_LENGTH for block in part.blocks):
         raise CheckpointDamagedError(f"read {where}: a block's digest has another length")
-    _check_kept(part, where)
+    _check_reused(part, where)
     if (part.checkpoint is not None) != (part.rank == 0):
         raise CheckpointDamagedError(f"read {where}: rank {part.rank} and the checkpoint's spec")
     if part.checkpoint is not None:
         check_spec(part.checkpoint, part.part_count, where)
 
 
-def _check_kept(part: PartRecord, where: str) -> None:
-    """Checks what a part says of the images that it keeps, as far as that needs no arrays."""
+def _check_reused(part: PartRecord, where: str) -> None:
+    """Check the reused images of a part, as far as that needs no arrays."""
 
     def damaged(what: str) -> CheckpointDamagedError:
-        return CheckpointDamagedError(f"read {where}: its kept images: {what}")
+        return CheckpointDamagedError(f"read {where}: its reused images: {what}")
 
-    if len(part.kept) > KEPT_COUNT_MAX:
-        raise damaged(f"{len(part.kept)}, expected at most {KEPT_COUNT_MAX}")
+    if len(part.reused) > REUSED_COUNT_MAX:
+        raise damaged(f"{len(part.reused)}, expected at most {REUSED_COUNT_MAX}")
     last_step = -1
-    for image in part.kept:
+    for image in part.reused:
         if image.id[1] != part.attempt or not last_step < image.id[0] < part.step:
             raise damaged(f"{image.id} is no earlier checkpoint of the attempt, or out of order")
         last_step = image.id[0]
         if image.image_size_bytes < 0 or len(image.header_digest) != DIGEST_HEX_LENGTH:
-            raise damaged(f"of {image.id} the size or the header's digest is none")
+            raise damaged(f"{image.id} has an invalid size or header digest")
         if not are_ranges(image.laid) or not are_ranges(image.used) or not image.used:
-            raise damaged(f"of {image.id} the chunks are no ascending ranges, or none is used")
+            raise damaged(f"the chunks of {image.id} are not ascending ranges, or none is used")
         if not is_subset(image.used, image.laid):
-            raise damaged(f"of {image.id} chunks are used that do not stand in it")
-    if not are_disjoint([image.used for image in part.kept]):
+            raise damaged(f"chunks of {image.id} are used that are not in it")
+    if not are_disjoint([image.used for image in part.reused]):
         raise damaged("a chunk is taken from two of them")
 
 
-def check_kept_chunks(part: PartRecord, owned: Ownership, where: str) -> None:
-    """Checks that the chunks of kept images are chunks of the part's rank.
+def check_reused_chunks(part: PartRecord, owned: Ownership, where: str) -> None:
+    """Check that the chunks of reused images belong to the part's rank.
 
     Raises:
-        CheckpointDamagedError: they are not.
+        CheckpointDamagedError: an image has more chunks than the arrays give this rank.
     """
-    for image in part.kept:
+    for image in part.reused:
         count = owned.chunk_count(part.rank)
         if image.laid[-1][1] > count:
             raise CheckpointDamagedError(
-                f"read {where}: a kept image of {image.id} has chunk {image.laid[-1][1] - 1}, the "
-                f"arrays make {count} chunks"
+                f"read {where}: a reused image of {image.id} has chunk {image.laid[-1][1] - 1}, "
+                f"the arrays have {count} chunks"
             )

@@ -1,8 +1,8 @@
-"""dtypes: Holdfast's names for them, their NumPy types, and how safetensors calls them.
+"""dtypes: Holdfast's names, the NumPy types, and the names in safetensors headers.
 
-A dtype's name is NumPy's (`float32`) or that of the package ml_dtypes (`bfloat16`, `int4`). What
-safetensors 0.8 has no name for is stored as `U8`: one byte an element for the types of less than a
-byte, as ml_dtypes holds them in memory, and one more axis, of the item's size, for larger ones.
+A dtype's name is NumPy's (`float32`) or that of the package ml_dtypes (`bfloat16`, `int4`). A dtype
+without a name in safetensors 0.8 is stored as `U8`: one byte per element for types smaller than a
+byte, as ml_dtypes holds them in memory; with one more axis, of the item's size, for larger ones.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ _BY_NAME: dict[str, np.dtype] = {
 
 
 def dtype_name(dtype: np.dtype) -> str | None:
-    """The name of `dtype`, or None where Holdfast cannot store it. Byte order is not part of it."""
+    """Return the name of `dtype`, without byte order, or None if Holdfast cannot store it."""
     return dtype.name if _BY_NAME.get(dtype.name) == dtype.newbyteorder("=") else None
 
 
 def numpy_dtype(name: str) -> np.dtype | None:
-    """The NumPy dtype of that name, little-endian in files, or None for an unknown name."""
+    """Return the NumPy dtype of that name, little-endian in files, or None for an unknown name."""
     return _BY_NAME.get(name)
 
 
 def item_size_bytes(name: str) -> int:
-    """The bytes of one element as stored."""
+    """Return the bytes of one element as stored."""
     found = numpy_dtype(name)
     if found is None:
         raise ValueError(f"unknown dtype {name!r}")
@@ -61,7 +61,7 @@ def item_size_bytes(name: str) -> int:
 
 
 def safetensors_form(name: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
-    """The (dtype, shape) under which a safetensors header lists a chunk of dtype `name`."""
+    """Return the (dtype, shape) under which a safetensors header lists a chunk of dtype `name`."""
     known = _SAFETENSORS.get(name)
     if known is not None:
         return known, shape

@@ -1,4 +1,4 @@
-"""The grid of an array's chunks: regular, of one chunk shape, cut off at the array's upper edges.
+"""The grid of an array's chunks: regular, of one chunk shape, truncated at the upper edges.
 
 Chunks are counted in C order (the last axis runs fastest). An array with no elements, and one with
 no axes, has exactly one chunk. Index ranges are half-open.
@@ -13,23 +13,23 @@ import numpy as np
 
 Shape = tuple[int, ...]
 Region = tuple[tuple[int, ...], tuple[int, ...]]
-"""A hyper-rectangle: its start and its stop, one entry an axis."""
+"""A hyper-rectangle: its start and its stop, one entry per axis."""
 
 
 def grid_shape(shape: Shape, chunk_shape: Shape) -> Shape:
-    """How many chunks there are along each axis."""
+    """Return the number of chunks along each axis."""
     if math.prod(shape) == 0:
         return (1,) * len(shape)
     return tuple(-(-d // c) for d, c in zip(shape, chunk_shape, strict=True))
 
 
 def chunk_count(shape: Shape, chunk_shape: Shape) -> int:
-    """How many chunks the array has; at least one."""
+    """Return the number of chunks of the array; at least 1."""
     return math.prod(grid_shape(shape, chunk_shape))
 
 
 def chunk_region(shape: Shape, chunk_shape: Shape, index: int) -> Region:
-    """The region of the chunk with that index in C order."""
+    """Return the region of the chunk with that index in C order."""
     if math.prod(shape) == 0:
         return (0,) * len(shape), shape
     start = []
@@ -42,7 +42,7 @@ def chunk_region(shape: Shape, chunk_shape: Shape, index: int) -> Region:
 
 
 def chunk_sizes(shape: Shape, chunk_shape: Shape) -> np.ndarray:
-    """How many elements each chunk has, in C order, as int64."""
+    """Return the number of elements of each chunk, in C order, as an int64 array."""
     sizes = np.ones(1, np.int64)
     if math.prod(shape) == 0:
         return sizes * 0
@@ -56,7 +56,7 @@ def chunk_sizes(shape: Shape, chunk_shape: Shape) -> np.ndarray:
 
 
 def chunks_overlapping(shape: Shape, chunk_shape: Shape, region: Region) -> Iterator[int]:
-    """The indices of the chunks that share an element with `region`, ascending."""
+    """Yield the indices of the chunks that share an element with `region`, ascending."""
     start, stop = region
     if any(a >= b for a, b in zip(start, stop, strict=True)):
         return
@@ -74,7 +74,7 @@ def chunks_overlapping(shape: Shape, chunk_shape: Shape, region: Region) -> Iter
 
 
 def enclosing_chunk(shape: Shape, chunk_shape: Shape, start: Shape) -> Region:
-    """The region of the chunk that holds the element at `start`, or starts there."""
+    """Return the region of the chunk that holds the element at `start`, or starts there."""
     if math.prod(shape) == 0:
         return (0,) * len(shape), shape
     lower = tuple(a // c * c for a, c in zip(start, chunk_shape, strict=True))
@@ -83,12 +83,16 @@ def enclosing_chunk(shape: Shape, chunk_shape: Shape, start: Shape) -> Region:
 
 
 def contiguous_start(region: Region, outer: Region) -> int | None:
-    """How many elements of `outer`, in C order, come before `region`; None: it has gaps there."""
+    """Return the offset of `region` in `outer`, in elements in C order.
+
+    Returns:
+        The number of elements before `region`; None where `region` is not contiguous in `outer`.
+    """
     inner_shape, outer_shape = region_shape(region), region_shape(outer)
     start = 0
     is_one_row = True
     for a, o, extent, whole in zip(region[0], outer[0], inner_shape, outer_shape, strict=True):
-        # Once an axis has more than one row, all below it has to be whole.
+        # Below the first axis with more than one row, every axis must be whole.
         if not is_one_row and extent != whole:
             return None
         is_one_row = is_one_row and extent == 1
@@ -97,26 +101,26 @@ def contiguous_start(region: Region, outer: Region) -> int | None:
 
 
 def region_shape(region: Region) -> Shape:
-    """The extent of a region along each axis."""
+    """Return the extent of a region along each axis."""
     return tuple(b - a for a, b in zip(*region, strict=True))
 
 
 def intersection(one: Region, other: Region) -> Region | None:
-    """What two regions share, or None where they share no element."""
+    """Return the common region of two regions, or None where they share no element."""
     start = tuple(map(max, one[0], other[0]))
     stop = tuple(map(min, one[1], other[1]))
     return (start, stop) if all(a < b for a, b in zip(start, stop, strict=True)) else None
 
 
 def slices_within(region: Region, outer: Region) -> tuple[slice, ...]:
-    """`region` as slices into an array that holds just `outer`."""
+    """Return `region` as slices into an array that holds exactly `outer`."""
     return tuple(
         slice(a - o, b - o) for a, b, o in zip(region[0], region[1], outer[0], strict=True)
     )
 
 
 def rectangles(shape: Shape, start: int, stop: int) -> Iterator[Region]:
-    """The elements [start, stop) of an array in C order, as disjoint regions in that order."""
+    """Yield the elements [start, stop) of an array in C order, as disjoint regions."""
     if start >= stop:
         return
     if not shape:

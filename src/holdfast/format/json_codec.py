@@ -1,8 +1,8 @@
-"""JSON into types, from any thread.
+"""Typed JSON decoding that is safe from any thread.
 
-msgspec finds out what it has to know of a type when the type is used first. Where two threads do
-that at once, one of them sees what the other has half built, and the process ends with a
-segmentation fault (msgspec 0.22). So it is done under a lock here, once for each type.
+msgspec inspects a type on its first use. When two threads do that at the same time, one of them
+reads the half-built type information of the other and the process ends with a segmentation fault
+(msgspec 0.22). So decoders are created here under a lock, once per type.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
 def decode(data: bytes | str, kind: type[T]) -> T:
-    """The value of that type in `data`.
+    """Return the value of that type in `data`.
 
     Raises:
-        msgspec.DecodeError: it is no JSON; msgspec.ValidationError: it is no such value.
-        UnicodeDecodeError, RecursionError: likewise.
+        msgspec.DecodeError: `data` is not JSON.
+        msgspec.ValidationError: it is not a value of that type.
+        UnicodeDecodeError: a string is not UTF-8.
+        RecursionError: it is nested too deep.
     """
     decoder = _decoders.get(kind)
     if decoder is None:

@@ -1,10 +1,10 @@
-"""Where every chunk of an image lies: a pure function of the arrays' specs and of which chunks.
+"""The offset of every chunk of an image: a pure function of the arrays' specs and the chunk set.
 
-The image is a safetensors file (github.com/huggingface/safetensors, "Format"). Chunks stand in the
-order of how many times 2 divides their byte count, 6 or more first, then by name (code points),
-with no holes: so each starts at a multiple of the power of two that divides its size, up to 64. The
-header is padded with spaces so that the data starts at a multiple of 4096. Nothing of this is
-stored; whoever has the specs has the offsets. Ranges are half-open.
+The image is a safetensors file (github.com/huggingface/safetensors, "Format"). Chunks are sorted by
+how many times 2 divides their byte count, 6 or more first, then by name (code points), without
+holes: so each starts at a multiple of the power of two that divides its size, up to 64. The header
+is padded with spaces so that the data starts at a multiple of 4096. The layout is not stored; it is
+computed from the specs. Ranges are half-open.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ CHUNK_ALIGNMENT_BYTES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """One chunk in one image; `offset_bytes` counts from the start of the file.
+    """One chunk in one image. `offset_bytes` counts from the start of the file.
 
-    `ordinal` and `first_block` count among all chunks of the rank, whichever image this is.
+    `ordinal` and `first_block` count over all chunks of the rank, in whichever image they are.
     """
 
     ordinal: int
@@ -58,9 +58,9 @@ class ImageLayout:
 def image_layout(
     arrays: Sequence[ArraySpec], rank: int, owned: Ownership | None = None
 ) -> ImageLayout:
-    """The layout of the image of all chunks that `rank` owns.
+    """Return the layout of the image of all chunks that `rank` owns.
 
-    `owned` is that of `arrays`; who lays out several ranks' images makes it once.
+    `owned` is the ownership of `arrays`. Pass it when laying out several ranks, to compute it once.
     """
     owned = owned or Ownership(arrays)
     unplaced = []
@@ -97,9 +97,9 @@ def image_layout(
 def partial_layout(
     arrays: Sequence[ArraySpec], whole: ImageLayout, ordinals: Iterable[int]
 ) -> ImageLayout:
-    """The layout of an image of some of the chunks of `whole`: those of the ascending `ordinals`.
+    """Return the layout of an image of some chunks of `whole`, given by ascending `ordinals`.
 
-    `whole` is what `image_layout` gives of the same arrays.
+    `whole` is the result of `image_layout` for the same arrays.
     """
     return _laid(arrays, [whole.chunks[ordinal] for ordinal in ordinals])
 

@@ -1,7 +1,7 @@
-"""The names of everything in a run's directory, made and parsed.
+"""The names of all files and folders in a run's directory: making and parsing them.
 
-Invariant: a name that parses is the one name of what it names; `parse(make(x)) == x` and nothing
-else parses. Names from outside are matched whole, so that none of them can leave the run's folder.
+Invariant: each object has exactly one name; `parse(make(x)) == x`, and no other string parses.
+Names from outside are matched whole, so that no name can lead out of the run's folder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PART_COUNT_MAX = 10**6
 _CHECKPOINT = re.compile(r"([0-9]{9,16})\.([1-9][0-9]{0,8})")
 _ATTEMPT = re.compile(r"([0-9]{9})(?:\.copy)?\.json")
 _PART = re.compile(r"part-([0-9]{5,7})-of-([0-9]{5,7})\.json")
-_KEPT = re.compile(
+_REUSED = re.compile(
     r"image-([0-9]{5,7})-of-([0-9]{5,7})\.from-([0-9]{9,16}\.[1-9][0-9]{0,8})\.safetensors"
 )
 
@@ -41,12 +41,12 @@ class CheckpointId:
 
 
 def checkpoint_name(checkpoint: CheckpointId) -> str:
-    """`000000120.3` for step 120 of attempt 3."""
+    """Return the name of a checkpoint: `000000120.3` for step 120 of attempt 3."""
     return f"{checkpoint.step:09d}.{checkpoint.attempt}"
 
 
 def parse_checkpoint_name(name: str) -> CheckpointId | None:
-    """The checkpoint that `name` names, or None where it names none."""
+    """Return the checkpoint of that name, or None for any other string."""
     match = _CHECKPOINT.fullmatch(name)
     if match is None:
         return None
@@ -56,35 +56,35 @@ def parse_checkpoint_name(name: str) -> CheckpointId | None:
 
 
 def checkpoint_folder(checkpoint: CheckpointId) -> str:
-    """The key of a checkpoint's folder, without a slash at the end."""
+    """Return the key of a checkpoint's folder, without a slash at the end."""
     return f"{CHECKPOINTS}/{checkpoint_name(checkpoint)}"
 
 
 def image_key(checkpoint: CheckpointId, rank: int, part_count: int) -> str:
-    """The key of the image that `rank` contributes."""
+    """Return the key of the image that `rank` contributes."""
     return f"{checkpoint_folder(checkpoint)}/image-{rank:05d}-of-{part_count:05d}.safetensors"
 
 
-def kept_image_key(
+def reused_image_key(
     checkpoint: CheckpointId, rank: int, part_count: int, origin: CheckpointId
 ) -> str:
-    """The key of an image that `rank` contributed to `origin` and that `checkpoint` keeps."""
+    """Return the key in `checkpoint` of an image that `rank` wrote for `origin`."""
     own = image_key(checkpoint, rank, part_count).removesuffix(".safetensors")
     return f"{own}.from-{checkpoint_name(origin)}.safetensors"
 
 
 def part_key(checkpoint: CheckpointId, rank: int, part_count: int) -> str:
-    """The key of the record beside that image."""
+    """Return the key of the record beside that image."""
     return f"{checkpoint_folder(checkpoint)}/part-{rank:05d}-of-{part_count:05d}.json"
 
 
 def manifest_key(checkpoint: CheckpointId) -> str:
-    """The key of the commit record."""
+    """Return the key of the commit record."""
     return f"{checkpoint_folder(checkpoint)}/{MANIFEST}"
 
 
 def parse_part_name(name: str) -> tuple[int, int] | None:
-    """(rank, part count) of a part record's file name, or None where it is no such name."""
+    """Return (rank, part count) of a part record's file name, or None for another name."""
     match = _PART.fullmatch(name)
     if match is None:
         return None
@@ -93,9 +93,9 @@ def parse_part_name(name: str) -> tuple[int, int] | None:
     return (rank, count) if whole and rank < count <= PART_COUNT_MAX else None
 
 
-def parse_kept_image_name(name: str) -> tuple[int, int, CheckpointId] | None:
-    """(rank, part count, origin) of a kept image's file name, or None where it is no such name."""
-    match = _KEPT.fullmatch(name)
+def parse_reused_image_name(name: str) -> tuple[int, int, CheckpointId] | None:
+    """Return (rank, part count, origin) of a reused image's file name, or None for another name."""
+    match = _REUSED.fullmatch(name)
     origin = parse_checkpoint_name(match[3]) if match is not None else None
     if match is None or origin is None:
         return None
@@ -105,7 +105,7 @@ def parse_kept_image_name(name: str) -> tuple[int, int, CheckpointId] | None:
 
 
 def attempt_keys(attempt: int) -> tuple[str, str]:
-    """The keys of an attempt's record and of its copy."""
+    """Return the keys of an attempt's record and of its copy."""
     return f"{ATTEMPTS}/{attempt:09d}.json", f"{ATTEMPTS}/{attempt:09d}.copy.json"
 
 
@@ -115,6 +115,6 @@ def lease_key(attempt: int) -> str:
 
 
 def parse_attempt_name(name: str) -> int | None:
-    """The attempt whose record, or its copy, has this file name, or None."""
+    """Return the attempt whose record, or copy of it, has this file name, or None."""
     match = _ATTEMPT.fullmatch(name)
     return int(match[1]) or None if match else None

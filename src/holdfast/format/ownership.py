@@ -1,7 +1,7 @@
-"""Who owns which chunks, and how much each rank's part comes to, without laying any of them out.
+"""The owner of each chunk, and the size of each rank's part, without computing layouts.
 
-What arrays share is looked through once for all of them. The totals of all ranks cost about as much
-as those of one, so that a reader of a few parts of thousands can still see that all of them fit.
+Owners that several arrays share are examined once. The totals of all ranks cost about as much as
+those of one, so that a reader of a few parts of thousands can check the sizes of all of them.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class _Runs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartSizes:
-    """What each rank's chunks come to: `data_bytes[rank]`, and `block_counts[rank]`."""
+    """The totals of each rank's chunks: `data_bytes[rank]` and `block_counts[rank]`."""
 
     data_bytes: np.ndarray
     block_counts: np.ndarray
 
 
 class Ownership:
-    """Who owns the chunks of `arrays`, which were checked (`holdfast.format.check`)."""
+    """The owners of the chunks of `arrays`, which must have passed `holdfast.format.check`."""
 
     def __init__(self, arrays: Sequence[ArraySpec]) -> None:
         self._arrays = arrays
@@ -45,7 +45,7 @@ class Ownership:
         self._runs_of_rank: dict[tuple[int, int], list[range]] = {}
 
     def runs(self, index: int, rank: int) -> list[range]:
-        """The indices of the rank's chunks of array `index`, ascending, in runs."""
+        """Return the indices of the rank's chunks of array `index`, as ascending runs."""
         key = self._written_at(index), rank
         known = self._runs_of_rank.get(key)
         if known is None:
@@ -56,21 +56,21 @@ class Ownership:
         return known
 
     def owner(self, index: int, chunk: int) -> int:
-        """The rank that owns a chunk of array `index`."""
+        """Return the rank that owns a chunk of array `index`."""
         found = self._runs(index)
         return int(found.ranks[np.searchsorted(found.stops, chunk, side="right")])
 
     def chunk_count(self, rank: int) -> int:
-        """How many chunks the rank owns."""
+        """Return the number of chunks that the rank owns."""
         return _at(self._chunk_counts, rank)
 
     def block_count_min(self, rank: int) -> int:
-        """How many blocks the rank's chunks have at least: one each, where they have bytes."""
+        """Return a lower bound of the rank's blocks: one per chunk that has bytes."""
         return _at(self._chunk_counts_with_bytes, rank)
 
     @cached_property
     def sizes(self) -> PartSizes:
-        """What all chunks come to. Each is looked at: `block_count_min` is to be checked before."""
+        """The totals of all chunks. Visits every chunk: check `block_count_min` before."""
         data_bytes, block_counts = np.zeros((2, self._rank_count), np.int64)
         for index, spec in enumerate(self._arrays):
             found = self._runs(index)
@@ -118,5 +118,5 @@ class Ownership:
 
 
 def _at(counts: np.ndarray, rank: int) -> int:
-    """The count of a rank; one above all owners has nothing."""
+    """Return the count of a rank; 0 for a rank above all owners."""
     return int(counts[rank]) if rank < len(counts) else 0

@@ -1,7 +1,7 @@
-"""Where the chunks of one part stand: in its own image, or in images that it keeps.
+"""The location of each chunk of a part: in its own image, or in an image that it reuses.
 
-A pure function of the arrays, the rank and the record's `kept`, which were checked before
-(`holdfast.format.check`). Images are counted: 0 is the part's own, then those of `kept` in order.
+A pure function of the arrays, the rank and the record's `reused`, which must have passed
+`holdfast.format.check`. Images are numbered: 0 is the part's own, then those of `reused` in order.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 from holdfast.format.digests import block_ranges
 from holdfast.format.layout import Chunk, ImageLayout, image_layout, partial_layout
-from holdfast.format.names import image_key, kept_image_key
+from holdfast.format.names import image_key, reused_image_key
 from holdfast.format.ranges import members
-from holdfast.format.records import ArraySpec, KeptImage, PartRecord
+from holdfast.format.records import ArraySpec, PartRecord, ReusedImage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartLayout:
     """The layouts of a part's images, the own one first.
 
-    `used[i]` are the chunks that are taken from image i, by ascending offset; `places[ordinal]` is
-    the image that a chunk is taken from, and the chunk as it stands there.
+    `used[i]` are the chunks that are read from image i, by ascending offset. `places[ordinal]` is
+    the number of the image that a chunk is read from, and the chunk with its offset there.
     """
 
     images: tuple[ImageLayout, ...]
@@ -33,26 +33,26 @@ class PartLayout:
 def part_layout(
     arrays: Sequence[ArraySpec],
     rank: int,
-    kept: Sequence[KeptImage],
+    reused: Sequence[ReusedImage],
     whole: ImageLayout | None = None,
 ) -> PartLayout:
-    """The layout of the part that `rank` contributes to a checkpoint of `arrays`.
+    """Return the layout of the part that `rank` contributes to a checkpoint of `arrays`.
 
-    `whole` is that of all of the rank's chunks, where it is known already.
+    `whole` is the layout of all of the rank's chunks, if the caller has it.
     """
     whole = whole or image_layout(arrays, rank)
-    if not kept:
+    if not reused:
         return PartLayout(
             images=(whole,),
             used=(whole.chunks,),
             places=tuple((0, chunk) for chunk in whole.chunks),
             block_count=whole.block_count,
         )
-    elsewhere = {ordinal for image in kept for ordinal in members(image.used)}
+    elsewhere = {ordinal for image in reused for ordinal in members(image.used)}
     own = (chunk.ordinal for chunk in whole.chunks if chunk.ordinal not in elsewhere)
     images = [partial_layout(arrays, whole, own)]
     used = [images[0].chunks]
-    for image in kept:
+    for image in reused:
         images.append(partial_layout(arrays, whole, members(image.laid)))
         wanted = set(members(image.used))
         used.append(tuple(chunk for chunk in images[-1].chunks if chunk.ordinal in wanted))
@@ -66,26 +66,26 @@ def part_layout(
 
 
 def image_keys(part: PartRecord) -> tuple[str, ...]:
-    """The keys of a part's images, the own one first."""
+    """Return the keys of a part's images, the own one first."""
     own = image_key(part.id, part.rank, part.part_count)
-    kept = (kept_image_key(part.id, part.rank, part.part_count, k.origin) for k in part.kept)
-    return own, *kept
+    reused = (reused_image_key(part.id, part.rank, part.part_count, k.origin) for k in part.reused)
+    return own, *reused
 
 
 def image_sizes_bytes(part: PartRecord) -> tuple[int, ...]:
-    """The sizes of a part's images, the own one first."""
-    return part.image_size_bytes, *(image.image_size_bytes for image in part.kept)
+    """Return the sizes of a part's images, the own one first."""
+    return part.image_size_bytes, *(image.image_size_bytes for image in part.reused)
 
 
 def header_digests(part: PartRecord) -> tuple[str, ...]:
-    """The digests of the headers of a part's images, the own one first."""
-    return part.header_digest, *(image.header_digest for image in part.kept)
+    """Return the digests of the headers of a part's images, the own one first."""
+    return part.header_digest, *(image.header_digest for image in part.reused)
 
 
 def expected_digests(
     part: PartRecord, layout: PartLayout, image: int
 ) -> list[tuple[int, int, str]]:
-    """(start, stop, digest) of each range of one image that has one, ascending."""
+    """Return (start, stop, digest) of each range of an image that has a digest, ascending."""
     found = [(0, len(layout.images[image].header), header_digests(part)[image])]
     for chunk in layout.used[image]:
         for number, (start, stop) in enumerate(block_ranges(chunk.size_bytes)):

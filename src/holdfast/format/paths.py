@@ -1,8 +1,9 @@
-"""Paths of leaves in the state's tree, and the names that chunks carry for them.
+"""Paths of leaves in the state's tree, and the chunk names made from them.
 
 A path is a tuple of keys: a string for a dict key or an attribute, an int for a dict key or the
 index in a sequence. A name is the keys joined by `/`, with `%`, `/`, `[` and control characters of
-string keys escaped as in URLs, so that a name tells where its keys end and a chunk's index begins.
+string keys escaped as in URLs, so that the end of the keys and the start of a chunk's index are
+unambiguous.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ def _segment(key: str | int) -> str:
 
 
 def path_name(path: Path) -> str:
-    """`params/dense/kernel` for ('params', 'dense', 'kernel'); `.` for the tree's root."""
+    """Return `params/dense/kernel` for ('params', 'dense', 'kernel'); `.` for the root."""
     name = "/".join(map(_segment, path)) or ROOT_NAME
     return "%5F" + name[1:] if name == "__metadata__" else name
 
 
 def chunk_name(name: str, start: tuple[int, ...], stop: tuple[int, ...]) -> str:
-    """`name[0:512,128:256]`: the name of a piece of an array; ranges are half-open."""
+    """Return the name of a chunk: `name[0:512,128:256]`; ranges are half-open."""
     index = ",".join(f"{a}:{b}" for a, b in zip(start, stop, strict=True))
     return f"{name}[{index}]"

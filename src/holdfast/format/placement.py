@@ -1,4 +1,4 @@
-"""Where arrays' pieces are held when saved, and where they go when restored."""
+"""The ranks that hold an array's chunks at a save, and the buffers to fill at a restore."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Placement:
 class RestoreTarget:
     """A buffer to fill: `buffer` has the dtype of the array as stored and the shape of `region`.
 
-    Where `take` is given, it may be called instead of filling the buffer, with such an array of
-    other memory: not to be written to, and good for as long as the array lives.
+    Where `take` is set, it may be called instead of filling the buffer, with an array of the same
+    dtype and shape in other memory. That array is read-only and valid as long as it is referenced.
     """
 
     array_index: int

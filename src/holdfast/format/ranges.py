@@ -1,6 +1,6 @@
 """Ascending whole numbers as half-open ranges: `[[0, 3], [7, 8]]` is 0, 1, 2, 7.
 
-There is one such form of each set: no range is empty, and no two overlap or touch.
+Each set has exactly one such form: no range is empty, and no two overlap or touch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from holdfast.format.records import Ranges
 
 
 def ranges_of(numbers: Iterable[int]) -> Ranges:
-    """The ranges of `numbers`, which ascend."""
+    """Return the ranges of `numbers`, which must ascend."""
     found: list[tuple[int, int]] = []
     for number in numbers:
         if found and found[-1][1] == number:
@@ -22,13 +22,13 @@ def ranges_of(numbers: Iterable[int]) -> Ranges:
 
 
 def members(ranges: Ranges) -> Iterator[int]:
-    """The numbers in `ranges`, ascending."""
+    """Yield the numbers in `ranges`, ascending."""
     for start, stop in ranges:
         yield from range(start, stop)
 
 
 def are_ranges(ranges: Ranges) -> bool:
-    """Whether `ranges` are in their one form, from 0 on."""
+    """Return whether `ranges` are in canonical form, with no negative numbers."""
     last = -1
     for start, stop in ranges:
         if not last < start < stop:
@@ -38,7 +38,7 @@ def are_ranges(ranges: Ranges) -> bool:
 
 
 def is_subset(ranges: Ranges, outer: Ranges) -> bool:
-    """Whether every number in `ranges` is in `outer`; both are in their one form."""
+    """Return whether every number in `ranges` is in `outer`; both in canonical form."""
     position = 0
     for start, stop in ranges:
         while position < len(outer) and outer[position][1] < stop:
@@ -49,7 +49,7 @@ def is_subset(ranges: Ranges, outer: Ranges) -> bool:
 
 
 def are_disjoint(sets: Sequence[Ranges]) -> bool:
-    """Whether no number is in two of `sets`."""
+    """Return whether no number is in two of the sets."""
     last = 0
     for start, stop in sorted(one for ranges in sets for one in ranges):
         if start < last:

@@ -1,8 +1,8 @@
-"""The JSON records of a run: of the run itself, of attempts, of parts, and the manifest.
+"""The JSON records of a run: the run record, attempt records, part records and the manifest.
 
-`CheckpointSpec` is what one checkpoint is, apart from its bytes. Rank 0's part record carries it,
-so that whoever finds all parts can write the manifest; the manifest is the spec and the digests of
-the part records. Per-process values stand in the part records alone.
+`CheckpointSpec` describes a checkpoint apart from its bytes. Rank 0's part record contains it, so
+that any host that finds all parts can write the manifest; the manifest is the spec and the digests
+of the part records. Per-process values are in the part records only.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from holdfast.format.sealed import FORMAT_VERSION
 ContainerKind = Literal["dict", "list", "tuple", "object"]
 Key = str | int
 Time = Annotated[datetime, msgspec.Meta(tz=True)]
-# It becomes part of the name of a folder in memory.
+# A run id becomes part of the name of a folder on the RAM tier.
 RunId = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z_-]{1,64}\Z")]
 
 
 class RunPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run's directory is on a file system: its inode, and its absolute path."""
+    """The location of a run's directory on a file system: its inode and its absolute path."""
 
     inode: int
     path: str
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`holdfast.json`: that a directory is a run, and which.
+    """`holdfast.json`: marks a directory as a run and identifies it.
 
-    `place` is where the run was opened last; a directory elsewhere may be a copy of it
-    (`engine.lifecycle.identity`). It is None in a bucket. `copied_from` is the run that this one
-    began as a copy of; its id is in the attempts and checkpoints that were copied.
+    `place` is the location where the run was opened last; a directory elsewhere may be a copy
+    (`engine.lifecycle.identity`). It is None in a bucket. `copied_from` is the run that this one is
+    a copy of; the copied attempts and checkpoints have that id.
     """
 
     format_version: int = FORMAT_VERSION
@@ -47,10 +47,10 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`attempts/N.json`: one start of the run's processes, and where in the run it began.
+    """`attempts/N.json`: one start of the run's processes, and the checkpoint it began from.
 
-    `origin` is the (step, attempt) of the checkpoint it goes on from, None from nothing. Steps of
-    the origin's attempt beyond the origin's step are not on this attempt's timeline.
+    `origin` is the (step, attempt) of the checkpoint it continues from; None for a fresh start.
+    Steps of the origin's attempt after the origin's step are not on this attempt's timeline.
     """
 
     format_version: int = FORMAT_VERSION
@@ -66,12 +66,12 @@ Owners = tuple[tuple[int, int], ...]
 
 
 class ArraySpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One array: its elements as stored, the grid of its chunks, and who owns each chunk.
+    """One array: its elements as stored, the grid of its chunks, and the owner of each chunk.
 
-    `owners` is run-length encoded over the chunks in C order: (rank, how many chunks). Or it is the
-    index of an earlier array that has the same ones, written out; `owners_of` tells them.
-    `prng_impl` is set for typed PRNG keys, whose key data (uint32) is what is stored.
-    `scalar` tells a NumPy scalar from an array without axes.
+    `owners` is run-length encoded over the chunks in C order: (rank, number of chunks). Or it is
+    the index of an earlier array whose owners are written out and equal; `owners_of` resolves it.
+    `prng_impl` is set for typed PRNG keys, of which the key data (uint32) is stored.
+    `scalar` distinguishes a NumPy scalar from an array without axes.
     """
 
     path: tuple[Key, ...]
@@ -84,16 +84,16 @@ class ArraySpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The path as chunks carry it."""
+        """The path as it appears in chunk names."""
         return path_name(self.path)
 
 
 def owners_of(arrays: Sequence[ArraySpec], index: int) -> Owners:
-    """The owners of the chunks of one of `arrays`, run-length encoded."""
+    """Return the owners of the chunks of one of `arrays`, run-length encoded."""
     found = arrays[index].owners
     if isinstance(found, int):
         found = arrays[found].owners
-        assert not isinstance(found, int), "whoever read the arrays has checked them"
+        assert not isinstance(found, int), "the arrays were not checked (holdfast.format.check)"
     return found
 
 
@@ -112,9 +112,9 @@ class SavedValue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint holds, on all ranks together.
+    """The contents of a checkpoint, on all ranks together.
 
-    `process_values` are the paths of objects whose state stands in each rank's part record.
+    `process_values` are the paths of objects whose state is in each rank's part record.
     """
 
     time: Time
@@ -129,11 +129,12 @@ Ranges = tuple[tuple[int, int], ...]
 """Half-open ranges of ordinals, ascending, none of them empty, no two that overlap or touch."""
 
 
-class KeptImage(msgspec.Struct, frozen=True, kw_only=True):
-    """An image of an earlier checkpoint that a part consists of as well.
+class ReusedImage(msgspec.Struct, frozen=True, kw_only=True):
+    """An image of an earlier checkpoint that is also part of this one.
 
-    `id` is the (step, attempt) that wrote it. `laid` are the chunks that stand in it and `used`
-    those that are taken from it, by their ordinals in the layout of all of the rank's chunks.
+    `id` is the (step, attempt) of the checkpoint that wrote it. `laid` are the chunks in the image
+    and `used` those that are read from it, by their ordinals in the layout of all of the rank's
+    chunks.
     """
 
     id: tuple[int, int]
@@ -149,11 +150,11 @@ class KeptImage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`part-R-of-N.json`: what one rank contributed, written once its images are whole.
+    """`part-R-of-N.json`: the contribution of one rank, written after its images are complete.
 
     `blocks` are the digests of all blocks of all of the rank's chunks, in the order of the layout
-    of all of them. Its own image, which `image_size_bytes` and `header_digest` are about, has the
-    chunks that no image in `kept` is used for. `checkpoint` stands in rank 0's record alone.
+    of all of them. `image_size_bytes` and `header_digest` describe the part's own image, which has
+    the chunks that no image in `reused` is used for. `checkpoint` is in rank 0's record only.
     """
 
     format_version: int = FORMAT_VERSION
@@ -165,7 +166,7 @@ class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
     image_size_bytes: int
     header_digest: str
     blocks: tuple[str, ...]
-    kept: tuple[KeptImage, ...] = ()
+    reused: tuple[ReusedImage, ...] = ()
     values: tuple[SavedValue, ...]
     checkpoint: CheckpointSpec | None = None
 
@@ -176,18 +177,18 @@ class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartReference(msgspec.Struct, frozen=True, kw_only=True):
-    """What the manifest says of one part: its record's digest, and how large its images are.
+    """The manifest's entry for one part: the digest of its record, and the sizes of its images.
 
-    `image_size_bytes` is that of its own image, `kept_size_bytes` of all that it keeps together.
+    `image_size_bytes` is the size of its own image, `reused_size_bytes` that of all reused images.
     """
 
     record_digest: str
     image_size_bytes: int
-    kept_size_bytes: int = 0
+    reused_size_bytes: int = 0
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """`manifest.json`, the commit: where it exists the checkpoint exists, else not."""
+    """`manifest.json`, the commit: the checkpoint exists if and only if its manifest exists."""
 
     format_version: int = FORMAT_VERSION
     run_id: RunId
@@ -203,13 +204,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_metrics(metrics: dict[str, float] | None) -> dict[str, float | str] | None:
-    """Metrics as JSON holds them: NaN and the infinities as their names."""
+    """Return metrics as JSON values: NaN and the infinities as their names."""
     if metrics is None:
         return None
-    # `x - x` is 0 for a finite x alone.
+    # `x - x` is 0 only for a finite x.
     return {k: v if v - v == 0 else repr(v) for k, v in metrics.items()}
 
 
 def decode_metrics(metrics: dict[str, float | str] | None) -> dict[str, float] | None:
-    """The metrics that `encode_metrics` was given."""
+    """Return the metrics that `encode_metrics` encoded."""
     return None if metrics is None else {k: float(v) for k, v in metrics.items()}

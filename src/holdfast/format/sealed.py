@@ -1,4 +1,4 @@
-"""Sealed JSON: a record that carries the digest of itself, so that no flipped bit goes unseen.
+"""Sealed JSON: a record that contains its own digest, so that every flipped bit is detected.
 
 The file is one JSON object whose last member is `"digest"`. The digest is taken over all bytes
 before `,"digest":"`; the file ends with the digest, `"}` and a newline, and nothing else.
@@ -28,33 +28,33 @@ class _Version(msgspec.Struct):
 
 
 def seal(record: msgspec.Struct) -> bytes:
-    """The bytes of `record` with its digest; `record` has at least one field."""
+    """Return the bytes of `record` with its digest; `record` has at least one field."""
     body = msgspec.json.encode(record)[:-1]
     return body + _MARK + digest(body).encode() + b'"}\n'
 
 
 def record_digest(data: bytes) -> str:
-    """The digest that stands for a sealed record elsewhere: over all its bytes."""
+    """Return the digest by which other records refer to a sealed record: over all its bytes."""
     return digest(data)
 
 
 def unseal(data: bytes, kind: type[T], name: str) -> T:
-    """The record in `data`.
+    """Return the record in `data`.
 
     Args:
         data: all bytes of the file.
-        kind: the struct that is expected; it has a field `format_version`.
-        name: what the bytes are called, for messages.
+        kind: the expected struct; it has a field `format_version`.
+        name: the name of the file, for messages.
 
     Raises:
-        CheckpointDamagedError: the bytes are not what was written.
-        NewerFormatError: they are sound, and of a later format version.
+        CheckpointDamagedError: the bytes are not the ones that were written.
+        NewerFormatError: the record is intact, but has a later format version.
     """
     body, tail = data[:-_TAIL_LENGTH], data[-_TAIL_LENGTH:]
     if len(data) > RECORD_SIZE_MAX_BYTES or not tail.startswith(_MARK) or tail[-3:] != b'"}\n':
         raise CheckpointDamagedError(
             f"read {name}: expected a JSON record that ends with its digest, found {len(data)} "
-            f"bytes that end with {data[-24:]!r}; the file is cut off or was not written by "
+            f"bytes that end with {data[-24:]!r}; the file is truncated or was not written by "
             "Holdfast"
         )
     found = digest(body)
@@ -65,7 +65,7 @@ def unseal(data: bytes, kind: type[T], name: str) -> T:
             "the file was changed after it was written"
         )
     try:
-        # msgspec does not look into members that the record does not have.
+        # msgspec skips unknown members without checking that they are UTF-8.
         if not body.isascii():
             body.decode()
         version = decode(body + b"}", _Version).format_version
@@ -75,7 +75,7 @@ def unseal(data: bytes, kind: type[T], name: str) -> T:
                 f"{FORMAT_VERSION}; upgrade Holdfast"
             )
         if version < 1:
-            raise CheckpointDamagedError(f"read {name}: there is no format version {version}")
+            raise CheckpointDamagedError(f"read {name}: invalid format version {version}")
         return decode(body + b"}", kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointDamagedError(f"read {name}: not a record of its kind: {error}") from error

@@ -1,8 +1,8 @@
-"""The timeline: the chain of attempts that leads to the present one, and what stands on it.
+"""The timeline: the chain of attempts that leads to the current one, and its checkpoints.
 
-Each attempt names its origin, the checkpoint it went on from. Following the origins back from the
-newest attempt gives, for each attempt on the way, the last step of it that still counts. A step
-that stands there twice (it was overwritten with `force`) is the newest attempt's.
+Each attempt names its origin, the checkpoint it continued from. Following the origins back from the
+newest attempt gives, for each attempt on the way, the last of its steps that still counts. Of a
+step that occurs twice (it was overwritten with `force`), the newest attempt's counts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from holdfast.format.records import AttemptRecord
 
 
 def last_steps(attempts: Mapping[int, AttemptRecord]) -> dict[int, int]:
-    """For each attempt on the newest attempt's timeline, the last step of it that counts."""
+    """Return, for each attempt on the newest attempt's timeline, its last step that counts."""
     if not attempts:
         return {}
     current = max(attempts)
@@ -22,7 +22,7 @@ def last_steps(attempts: Mapping[int, AttemptRecord]) -> dict[int, int]:
     while (record := attempts.get(current)) is not None and record.origin is not None:
         step, origin = record.origin
         if origin >= current:
-            # Origins lead back in time; a record that does not is no record of ours.
+            # Origins lead back in time; any other record was not written by Holdfast.
             break
         limits[origin] = step
         current = origin
@@ -32,7 +32,7 @@ def last_steps(attempts: Mapping[int, AttemptRecord]) -> dict[int, int]:
 def on_timeline(
     checkpoints: Iterable[CheckpointId], attempts: Mapping[int, AttemptRecord]
 ) -> list[CheckpointId]:
-    """Those of `checkpoints` that stand on the present timeline, one a step, by ascending step."""
+    """Return the `checkpoints` on the current timeline, one per step, by ascending step."""
     limits = last_steps(attempts)
     by_step: dict[int, CheckpointId] = {}
     for checkpoint in sorted(checkpoints):

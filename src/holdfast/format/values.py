@@ -1,10 +1,11 @@
-"""Python values as JSON and back, each coming back as the type it was. Never pickle.
+"""Python values as JSON and back, with their types preserved. Never pickle.
 
-None, bool, str, ints of 64 bits and finite floats stand as themselves and a list as an array. All
-else is an object of one member that names the type: `{"int": "-0x1f"}`, `{"float": "nan"}`,
-`{"bytes": base64}`, `{"tuple": [...]}`, `{"dict": [[key, value], ...]}`, and for what iterators
-keep, `{"array": {"dtype", "shape", "data"}}` and `{"scalar": ...}` for NumPy's arrays and scalars.
-Of subclasses, OrderedDicts come back as dicts and bytearrays as bytes; others are refused.
+None, bool, str, ints of 64 bits and finite floats are stored as themselves and a list as an array.
+Any other value is an object with one member that names the type: `{"int": "-0x1f"}`,
+`{"float": "nan"}`, `{"bytes": base64}`, `{"tuple": [...]}`, `{"dict": [[key, value], ...]}`, and
+for the state of iterators `{"array": {"dtype", "shape", "data"}}` and `{"scalar": ...}` for NumPy
+arrays and scalars. OrderedDicts are restored as dicts and bytearrays as bytes; other subclasses are
+refused.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ _INT64 = range(-(2**63), 2**63)
 
 
 def encode_value(value: object, where: str, depth: int = 0) -> Json:
-    """`value` as JSON; `where` is its path, for messages.
+    """Return `value` as JSON; `where` is its path, for messages.
 
     Raises:
-        UnsupportedLeafError: it is, or holds, an object of another type, or is nested too deep.
+        UnsupportedLeafError: it is or contains an object of another type, or is nested too deep.
     """
     if depth > DEPTH_MAX:
         raise UnsupportedLeafError(
@@ -66,7 +67,7 @@ def encode_value(value: object, where: str, depth: int = 0) -> Json:
 
 
 def _below(where: str, key: object) -> str:
-    # Not all that may be a key can be written: Python refuses ints of thousands of digits.
+    # Not every key can be formatted: Python refuses ints of thousands of digits.
     is_short = isinstance(key, str) or (isinstance(key, int) and key in _INT64)
     return f"{where}/{key if is_short else type(key).__name__}"
 
@@ -74,7 +75,7 @@ def _below(where: str, key: object) -> str:
 def _checked_text(value: str, where: str) -> str:
     if not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
         raise UnsupportedLeafError(
-            f"save {where}: the string holds a lone surrogate, which UTF-8 has no bytes for; "
+            f"save {where}: the string holds a lone surrogate, which UTF-8 cannot encode; "
             "save it as bytes"
         )
     return value
@@ -102,10 +103,10 @@ def _encode_array(value: np.ndarray | np.generic, where: str) -> Json:
 
 
 def decode_value(json: Json, depth: int = 0) -> object:
-    """The value that `encode_value` made `json` of.
+    """Return the value that `encode_value` encoded as `json`.
 
     Raises:
-        CheckpointDamagedError: `json` is not such a value.
+        CheckpointDamagedError: `json` is not a value in this encoding.
     """
     if depth > DEPTH_MAX:
         raise CheckpointDamagedError(f"read a value: nested deeper than {DEPTH_MAX} levels")
@@ -118,7 +119,7 @@ def decode_value(json: Json, depth: int = 0) -> object:
         return _decode_tagged(kind, body, depth)
     except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise CheckpointDamagedError(
-            f"read a value: an object of {str(list(json))[:80]} is not one: {error}"
+            f"read a value: an object of {str(list(json))[:80]} is not an encoded value: {error}"
         ) from error
 
 
@@ -158,5 +159,5 @@ def _decode_array(body: dict[str, Json]) -> np.ndarray:
     shape = body["shape"]
     if not isinstance(shape, list) or any(type(d) is not int or d < 0 for d in shape):
         raise ValueError("its shape is none")
-    # The copy makes the array writable and its own.
+    # The copy makes the array writable and independent of `data`.
     return np.frombuffer(data, dtype).reshape(shape).copy()  # type: ignore[arg-type]

@@ -236,7 +236,7 @@ class AgentSession:
             path = self._directory.current()
             self._config = self._config.moved_to(path)
             self._attach = msgspec.structs.replace(
-                self._attach, run=str(path), directory=self._directory.word
+                self._attach, run=str(path), directory=self._directory.identity_text
             )
             folder, reason = ensure_agent(self._config, self._clock)
             if reason is not None:

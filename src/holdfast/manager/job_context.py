@@ -17,7 +17,7 @@ from holdfast.agent.config import AgentConfig
 from holdfast.agent.launch import ensure_agent
 from holdfast.agent.protocol import AgentStatus, Attach, Empty, Notice, PeerAddresses
 from holdfast.clock import Clock
-from holdfast.engine.reading.view import RamTiers, View, look
+from holdfast.engine.reading.view import RamTiers, View, view_of
 from holdfast.errors import AgentUnavailableError, HoldfastError
 from holdfast.job.opening import OpenRun
 from holdfast.job.options import Options
@@ -100,10 +100,10 @@ class JobContext:
     def load_view(self, session: AgentSession, clock: Clock) -> View:
         """What can be read now: of this host's RAM, the other hosts' and the durable tier."""
         self.attempt.number = session.place.attempt
-        view = look(self._stores(session, clock), self.durable)
+        view = view_of(self._stores(session, clock), self.durable)
         if view.unlisted and self.peers.update_addresses(_addresses(session)):
             # An agent that was started anew serves elsewhere than it did when the job began.
-            view = look(self._stores(session, clock), self.durable)
+            view = view_of(self._stores(session, clock), self.durable)
         return view
 
     def _stores(self, session: AgentSession, clock: Clock) -> list[Store]:

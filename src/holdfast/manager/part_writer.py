@@ -1,11 +1,11 @@
-"""How one rank's part comes into a tier: what it keeps of the part before, and its own image.
+"""How one rank's part comes into a tier: what it reuses of the part before, and its own image.
 
 Invariants:
-- Kept images are linked into the new checkpoint's folder before anything else of it is written. So
-  whatever is dropped meanwhile, their bytes stay.
-- A part that is not sealed in the end leaves no name behind, also not that of a kept image: the
+- Reused images are linked into the new checkpoint's folder before anything else of it is written.
+  So whatever is dropped meanwhile, their bytes stay.
+- A part that is not sealed in the end leaves no name behind, also not that of a reused image: the
   name alone would hold memory that nobody gives back.
-- Only what was sealed is kept of: whole images under a record that was written.
+- Only what was sealed is reused: whole images under a record that was written.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from holdfast.clock import Clock
 from holdfast.engine.saving.incremental import (
     SealedPart,
     choose,
-    link_kept,
+    link_reused,
     remember,
     size_of_next_bytes,
-    unlink_kept,
+    unlink_reused,
 )
-from holdfast.engine.saving.part import ChunkBytes, PartImages, PartPlan, all_anew, write_part
+from holdfast.engine.saving.part import ChunkBytes, PartImages, PartPlan, without_reuse, write_part
 from holdfast.engine.saving.slots import FillProgress, digests_of, seal_slot
 from holdfast.errors import DeviceError, StorageError
 from holdfast.format.layout import Chunk, partial_layout
-from holdfast.format.names import image_key, kept_image_key
+from holdfast.format.names import image_key, reused_image_key
 from holdfast.format.ranges import members
 from holdfast.format.records import PartRecord
 from holdfast.manager.device_copy import DeviceCopy, fill_from
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class PartDraft:
-    """A part under way in one store: its kept images are linked, and it is not sealed yet."""
+    """A part under way in one store: its reused images are linked, and it is not sealed yet."""
 
     def __init__(self, store: Store, plan: PartPlan, images: PartImages) -> None:
         self.store = store
@@ -54,7 +54,7 @@ class PartDraft:
             # An image whose record found no room is no part: nobody else would free its slot.
             with contextlib.suppress(StorageError):
                 self.store.delete(image_key(self.plan.id, self.plan.rank, self.plan.part_count))
-            unlink_kept(self.store, self.plan, self.images)
+            unlink_reused(self.store, self.plan, self.images)
 
 
 class FilledPart:
@@ -71,15 +71,15 @@ class FilledPart:
         self._open = contextlib.ExitStack()
         self._readers: list[Reader] = []
 
-    def open_kept(self) -> None:
-        """Opens what is kept.
+    def open_reused(self) -> None:
+        """Opens what is reused.
 
         Raises:
             StorageError: it cannot be used.
         """
         plan = self.draft.plan
-        for image in self.draft.images.kept:
-            key = kept_image_key(plan.id, plan.rank, plan.part_count, image.origin)
+        for image in self.draft.images.reused:
+            key = reused_image_key(plan.id, plan.rank, plan.part_count, image.origin)
             self._readers.append(self._open.enter_context(self.draft.store.open(key)))
 
     def fill(self, snapshot: Snapshot) -> None:
@@ -117,9 +117,9 @@ class FilledPart:
         """
         own, images, plan = self.filling.view(), self.draft.images, self.draft.plan
         places = {chunk.ordinal: (own, chunk.offset_bytes) for chunk in images.own.chunks}
-        for reader, image in zip(self._readers, images.kept, strict=True):
+        for reader, image in zip(self._readers, images.reused, strict=True):
             layout = partial_layout(plan.spec.arrays, plan.layout, members(image.laid))
-            lent = reader.lend()
+            lent = reader.lasting_view()
             assert lent is not None
             used = set(members(image.used))
             places |= {
@@ -172,10 +172,10 @@ class PartWriter:
             held.callback(filled.close)
         try:
             if last is not None:
-                link_kept(filled.draft.store, plan, images, last)
-            filled.open_kept()
+                link_reused(filled.draft.store, plan, images, last)
+            filled.open_reused()
         except StorageError as error:
-            log.debug("step %d is saved whole, nothing can be kept: %s", plan.id.step, error)
+            log.debug("step %d is saved whole, nothing can be reused: %s", plan.id.step, error)
             filled.close()
             return None
         return filled
@@ -201,7 +201,7 @@ class PartWriter:
         """
         arriving = filled.arriving(snapshot, keep=keep)
         try:
-            filled.open_kept()
+            filled.open_reused()
             with arriving:
                 self._seal(filled, snapshot, None, arriving.wait)
         finally:
@@ -255,13 +255,13 @@ class PartWriter:
     def _keep(self, store: Store, plan: PartPlan, snapshot: Snapshot) -> PartImages:
         last = self._last_in(store.tier)
         images = self._choose(plan, snapshot, last)
-        if last is None or not images.kept:
+        if last is None or not images.reused:
             return images
         try:
-            link_kept(store, plan, images, last)
+            link_reused(store, plan, images, last)
         except StorageError as error:
-            log.debug("step %d is saved whole, nothing can be kept: %s", plan.id.step, error)
-            return all_anew(plan)
+            log.debug("step %d is saved whole, nothing can be reused: %s", plan.id.step, error)
+            return without_reuse(plan)
         return images
 
     def _choose(self, plan: PartPlan, snapshot: Snapshot, last: SealedPart | None) -> PartImages:

@@ -10,7 +10,7 @@ from holdfast.adapt.contract import Outline, Snapshot
 from holdfast.agent.protocol import COPIES_MAX
 from holdfast.engine.planning.chunking import split_large
 from holdfast.engine.planning.owners import assign_owners, shared
-from holdfast.engine.planning.replicas import Replica, free_copies
+from holdfast.engine.planning.replicas import Replica, replicas_of
 from holdfast.engine.saving.part import PartPlan
 from holdfast.format.layout import ImageLayout, image_layout
 from holdfast.format.names import CheckpointId
@@ -122,7 +122,7 @@ def specs_and_copies(
     """
     placements = split_large([array.placement for array in outline.arrays])
     owners = assign_owners(placements)
-    copies = free_copies(placements, owners, replicas.domains, replicas.copies)
+    copies = replicas_of(placements, owners, replicas.domains, replicas.copies)
     specs = tuple(
         ArraySpec(
             path=array.path,

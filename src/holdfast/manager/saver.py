@@ -94,7 +94,7 @@ class Saver:
         job.filled = filled = self._parts.begin(job.plan, snapshot, job.held)
         if filled is None and snapshot.is_borrowed:
             snapshot.bring_to_host()
-        if filled is not None and not filled.draft.images.kept:
+        if filled is not None and not filled.draft.images.reused:
             job.copied = self._copier.begin(job.copies, job.held)
         # The thread tells the agent of it while this one copies.
         self._submit(job)
@@ -291,7 +291,7 @@ class Saver:
 
         Where the rank's own part keeps images, others' will: what changed of them is pulled.
         """
-        if not images.kept:
+        if not images.reused:
             self._copying = job.copies
             if job.filled is not None:
                 self._copying = tuple(copied.copy for copied in job.copied)

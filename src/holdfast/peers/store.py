@@ -146,7 +146,7 @@ class _PeerReader:
     def view(self) -> memoryview | None:
         return None
 
-    def lend(self) -> memoryview | None:
+    def lasting_view(self) -> memoryview | None:
         return None
 
 

@@ -1,8 +1,8 @@
-"""Checks of what a policy is made of and of what it answers.
+"""Checks of the arguments of policies and of their answers.
 
 Each check returns the value in the one form in which policies store it, or raises
-`InvalidArgumentError` with the class, the argument, what was expected and what was found. So a
-policy that exists is sound, whether a user or `codec.decode` made it.
+`InvalidArgumentError` with the class, the argument, the expected and the found value. So every
+policy object is valid, whether it was created by a user or by `codec.decode`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COUNT_MAX = 2**63 - 1  # sys.maxsize, which people write for "all of them"
 
 
 def refusal(owner: str, argument: str, expected: str, found: object) -> InvalidArgumentError:
-    """The error that says which argument of `owner`, a class or a function, is not allowed."""
+    """Return the error for an invalid argument of `owner`, a class or a function."""
     return InvalidArgumentError(
         f"{owner}: expected {argument} to be {expected}, "
         f"found {_shown(found)} ({type(found).__name__})"
@@ -31,7 +31,7 @@ def refusal(owner: str, argument: str, expected: str, found: object) -> InvalidA
 
 
 def positive_integer(owner: str, argument: str, value: object) -> int:
-    """An integer from 1 to `COUNT_MAX`, NumPy's integers included; bools are none."""
+    """Return `value` as an int from 1 to `COUNT_MAX`. Accepts NumPy integers, not bools."""
     number = _integer(value)
     if number is None or not 1 <= number <= COUNT_MAX:
         raise refusal(owner, argument, f"an integer from 1 to {COUNT_MAX}", value)
@@ -39,7 +39,7 @@ def positive_integer(owner: str, argument: str, value: object) -> int:
 
 
 def step_number(owner: str, argument: str, value: object) -> int:
-    """An integer from 0 to `STEP_MAX`, NumPy's integers included; bools are none."""
+    """Return `value` as an int from 0 to `STEP_MAX`. Accepts NumPy integers, not bools."""
     number = _integer(value)
     if number is None or not 0 <= number <= STEP_MAX:
         raise refusal(owner, argument, f"a step, an integer from 0 to {STEP_MAX}", value)
@@ -47,8 +47,8 @@ def step_number(owner: str, argument: str, value: object) -> int:
 
 
 def step_numbers(owner: str, argument: str, value: object) -> tuple[int, ...]:
-    """At least one step, as an ascending tuple without repetitions."""
-    # Iterating over bytes gives integers, so that they would pass for steps.
+    """Return at least one step, as an ascending tuple without duplicates."""
+    # Iterating over bytes yields integers, which would be accepted as steps.
     if not isinstance(value, Iterable) or isinstance(value, str | bytes | bytearray | memoryview):
         raise refusal(owner, argument, "a collection of steps", value)
     items = _items(owner, argument, "a collection of steps", value)
@@ -59,14 +59,14 @@ def step_numbers(owner: str, argument: str, value: object) -> tuple[int, ...]:
 
 
 def is_among(steps: Collection[int], step: int) -> bool:
-    """Whether `step` is in `steps`, a tuple that `step_numbers` returned."""
+    """Return whether `step` is in `steps`, a tuple that `step_numbers` returned."""
     ascending = cast("tuple[int, ...]", steps)
     i = bisect_left(ascending, step)
     return i < len(ascending) and ascending[i] == step
 
 
 def positive_secs(owner: str, argument: str, value: object) -> float:
-    """A finite number of seconds above 0."""
+    """Return `value` as a finite number of seconds above 0."""
     secs = _real(value)
     if secs is None or not (math.isfinite(secs) and secs > 0):
         raise refusal(owner, argument, "a finite number of seconds above 0", value)
@@ -74,7 +74,7 @@ def positive_secs(owner: str, argument: str, value: object) -> float:
 
 
 def share(owner: str, argument: str, value: object) -> float:
-    """A share of a whole: above 0, and at most 1."""
+    """Return `value` as a share above 0 and at most 1."""
     found = _real(value)
     if found is None or not 0 < found <= 1:
         raise refusal(owner, argument, "a share above 0 and up to 1", value)
@@ -82,17 +82,17 @@ def share(owner: str, argument: str, value: object) -> float:
 
 
 def text(owner: str, argument: str, value: object) -> str:
-    """A string that is not empty and can be written as UTF-8."""
+    """Return `value` if it is a non-empty string that can be encoded as UTF-8."""
     if not isinstance(value, str) or not value or not _is_utf8(value):
         raise refusal(owner, argument, "a non-empty string of Unicode text", value)
     return value
 
 
 def instant(owner: str, argument: str, value: object) -> datetime:
-    """An aware datetime, in UTC.
+    """Return an aware datetime in UTC.
 
-    Two datetimes of one local zone are subtracted by the face of the clock, which is an hour off
-    where the clocks change; in UTC the difference is the time that passed.
+    Python subtracts two datetimes of one local zone by wall-clock time, which is an hour off when
+    the clocks change; in UTC the difference is the elapsed time.
     """
     try:
         if isinstance(value, datetime) and value.utcoffset() is not None:
@@ -103,7 +103,7 @@ def instant(owner: str, argument: str, value: object) -> datetime:
 
 
 def metric_values(owner: str, argument: str, value: object) -> dict[str, float]:
-    """Metrics by name, as a dict of its own whose values are floats; NaN and infinities pass."""
+    """Return a new dict of metrics as floats by name; NaN and infinities are accepted."""
     if not isinstance(value, Mapping):
         raise refusal(owner, argument, "a mapping of names to numbers, or None", value)
     metrics = {}
@@ -116,8 +116,8 @@ def metric_values(owner: str, argument: str, value: object) -> dict[str, float]:
 
 
 def policy(owner: str, argument: str, value: object, method: str) -> None:
-    """Checks that `value` is an object with the `method` that makes it a policy."""
-    # A class has the method too, though none that can be called without an instance.
+    """Check that `value` is an object with the `method` that makes it a policy."""
+    # A class has the method too, but it cannot be called without an instance.
     if isinstance(value, type):
         raise refusal(owner, argument, f"an instance with a method {method}, not a class", value)
     if not callable(getattr(value, method, None)):
@@ -125,7 +125,7 @@ def policy(owner: str, argument: str, value: object, method: str) -> None:
 
 
 def policies(owner: str, argument: str, value: object, method: str) -> tuple[object, ...]:
-    """At least one policy, as a tuple."""
+    """Return at least one policy, as a tuple."""
     expected = f"a sequence of at least one object with a method {method}"
     if not isinstance(value, Sequence):
         raise refusal(owner, argument, expected, value)
@@ -138,10 +138,10 @@ def policies(owner: str, argument: str, value: object, method: str) -> tuple[obj
 
 
 def verdict(owner: str, argument: str, value: object) -> bool:
-    """A policy's yes or no: a bool, NumPy's included.
+    """Return a policy's answer as a bool. Accepts NumPy's bools.
 
-    A method that forgets to return gives None. Read as "no" it would mean that nothing is ever
-    saved, so that it is refused.
+    A method without a return statement returns None. If that counted as false, nothing would ever
+    be saved, so it is refused.
     """
     if isinstance(value, bool):
         return value
@@ -154,7 +154,7 @@ def verdict(owner: str, argument: str, value: object) -> bool:
 
 
 def verdicts(owner: str, argument: str, value: object, count: int) -> tuple[bool, ...]:
-    """Exactly `count` bools, from a sequence or a one-dimensional array."""
+    """Return exactly `count` bools, from a sequence or a one-dimensional array."""
     expected = f"a sequence of {count} bools, one for each checkpoint"
     if not isinstance(value, Sequence) and not hasattr(value, "__array__"):
         raise refusal(owner, argument, expected, value)
@@ -167,14 +167,14 @@ def verdicts(owner: str, argument: str, value: object, count: int) -> tuple[bool
 def _shown(value: object) -> str:
     try:
         return reprlib.repr(value)
-    except ValueError:  # Python writes no integer of more than 4300 digits
+    except ValueError:  # Python does not format integers of more than 4300 digits
         return "a number too long to show"
 
 
 def _items(owner: str, argument: str, expected: str, value: object) -> list[object]:
     try:
         return list(value)  # type: ignore[call-overload, no-any-return]
-    except TypeError as error:  # an array without dimensions says that it is iterable
+    except TypeError as error:  # a zero-dimensional array claims to be iterable
         raise refusal(owner, argument, expected, value) from error
 
 

@@ -1,10 +1,9 @@
 """Built-in policies as JSON, so that another process can evaluate them.
 
 A message is one object: its `policy` names the class, its other members are the class's arguments.
-An "any" holds built-in policies other than an "any", so that no message nests. Both sides are
-Holdfasts that may differ in version, because an agent outlives its trainers: a name or an argument
-that the reader does not know is refused, since a policy that is half understood would delete what
-was to be kept.
+An "any" contains built-in policies other than an "any", so that messages do not nest. The versions
+of both sides may differ, because an agent outlives its trainers. An unknown name or argument is
+refused, since a partly understood policy could delete checkpoints that should be kept.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ T = TypeVar("T")
 class BuiltIn(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="policy", tag=True
 ):
-    """What makes a class a message; the name of the class is its name in messages."""
+    """The base of classes that are messages; the class name is the name in messages."""
 
 
 def encode(
     policy: object, members: Sequence[object], message_classes: tuple[type[BuiltIn], ...]
 ) -> bytes:
-    """The JSON of `policy`.
+    """Return the JSON of `policy`.
 
     Args:
-        policy: what to encode.
-        members: the policies that an "any" holds; of any other policy, the policy itself.
+        policy: the policy to encode.
+        members: the members of an "any"; for any other policy, the policy itself.
         message_classes: the classes that members may have.
 
     Raises:
@@ -49,16 +48,16 @@ def encode(
 
 
 def decode(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """What `decoder` makes of a message from outside.
+    """Return the policy that `decoder` reads from a message from outside.
 
     Raises:
         InvalidArgumentError: `data` is not such a message, or its arguments are not allowed.
     """
     try:
         return decoder.decode(data)
-    # msgspec reports text that is not UTF-8 and objects that nest too deep with Python's errors.
+    # msgspec raises Python's own errors for invalid UTF-8 and for too deep nesting.
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidArgumentError(
             f"decode a policy: expected the JSON of a built-in policy, found {len(data)} bytes "
-            f"that are none: {error}"
+            f"that are not: {error}"
         ) from error

@@ -1,6 +1,6 @@
-"""What policies look at: frozen values, checked when they are made.
+"""The inputs of policies: frozen values, checked at construction.
 
-Times are aware datetimes, held in UTC, so that a difference of two is the time that passed.
+Times are aware datetimes in UTC, so that the difference of two is the elapsed time.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from holdfast.policy import arguments
 
 
 class CheckpointInfo(msgspec.Struct, frozen=True):
-    """One checkpoint, as policies see it.
+    """One checkpoint, as input to policies.
 
     Attributes:
-        step: the training step whose result it holds.
-        time: when it was taken.
-        metrics: what `save` was told of it by name, or None; a copy, not to be changed.
+        step: the training step whose result it contains.
+        time: the time of the save.
+        metrics: the metrics passed to `save`, by name, or None; a copy that must not be changed.
 
     Raises:
-        InvalidArgumentError: the step is negative or no integer, the time has no zone, or a metric
-            is not a number. NaN is a number here.
+        InvalidArgumentError: the step is negative or not an integer, the time has no zone, or a
+            metric is not a number. NaN is accepted.
     """
 
     step: int
@@ -40,15 +40,15 @@ class CheckpointInfo(msgspec.Struct, frozen=True):
 
 
 class SaveContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What a save decision may depend on beside the checkpoints.
+    """The inputs of a save decision besides the checkpoints.
 
     Attributes:
-        now: the present time.
-        is_saving_in_progress: an earlier checkpoint is not yet durable, nor will it be within about
-            a step.
-        reached_preemption: somebody told the run that it will have to stop soon.
-        save_cost_secs: the training time that one checkpoint costs, as measured on the last ones;
-            None until it is known, where no policy has a budget, and for policies of one's own.
+        now: the current time.
+        is_saving_in_progress: an earlier checkpoint is not yet durable, and will not be within
+            about a step.
+        reached_preemption: the run was notified that it must stop soon.
+        save_cost_secs: the training time that one checkpoint costs, measured on the last ones. None
+            until it is known, if no policy has a budget, and for user-defined policies.
 
     Raises:
         InvalidArgumentError: `now` has no time zone.
@@ -64,10 +64,10 @@ class SaveContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreservationContext(msgspec.Struct, frozen=True):
-    """What a decision to keep may depend on beside the checkpoints.
+    """The inputs of a preservation decision besides the checkpoints.
 
     Attributes:
-        now: the present time.
+        now: the current time.
 
     Raises:
         InvalidArgumentError: `now` has no time zone.

@@ -1,12 +1,12 @@
-"""What to keep: the built-in policies, and what a policy of one's own has to be.
+"""Preservation policies, which decide what to keep: the built-in ones, and the user's interface.
 
-A policy looks at all checkpoints and says of each whether it stays. The built-in ones are plain
-frozen data: equal, hashable, and sent to another process with `encode`; the leader's agent
-evaluates them, and rank 0's trainer the user's own. `kept` is how a policy is asked: the newest
-checkpoint stays whatever the policy says.
+A policy receives all checkpoints and returns for each whether it is kept. The built-in ones are
+frozen data: comparable, hashable, and sent to another process with `encode`; the leader's agent
+evaluates them, and rank 0's trainer the user's own. Policies are evaluated through `kept`, which
+keeps the newest checkpoint in any case.
 
-Asking a built-in policy again about what it kept keeps all of that. So it does not matter how often
-the engine asks, or whether it was stopped between two deletions.
+Invariant: built-in policies are idempotent: applied to the checkpoints that it kept, a policy keeps
+all of them. So the engine may evaluate it any number of times, and stop between two deletions.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ class PreservationPolicy(Protocol):
     def should_preserve(
         self, checkpoints: Sequence[CheckpointInfo], *, context: PreservationContext
     ) -> Sequence[bool]:
-        """For each checkpoint, whether it stays.
+        """Return, for each checkpoint, whether it is kept.
 
         Args:
-            checkpoints: those there are, in ascending step order.
+            checkpoints: all checkpoints, in ascending step order.
             context: the time.
 
         Returns:
-            As many bools as there are checkpoints, in the same order.
+            One bool per checkpoint, in the same order.
         """
         ...
 
 
 class _Counted(codec.BuiltIn, frozen=True):
-    """An `n`, apart from `BestN`'s other fields so that it is positional and they are not."""
+    """The field `n`, separate from `BestN`'s other fields because only it is positional."""
 
     n: int
 
@@ -69,17 +69,17 @@ class LatestN(codec.BuiltIn, frozen=True):
     def should_preserve(
         self, checkpoints: Sequence[CheckpointInfo], *, context: PreservationContext
     ) -> Sequence[bool]:
-        """True for the last `n`."""
+        """Return True for the last `n`."""
         count = len(checkpoints)
         return [self.n is None or i >= count - self.n for i in range(count)]
 
 
 @final
 class EveryNSeconds(codec.BuiltIn, frozen=True):
-    """Keeps the first checkpoint, then each that is at least `secs` after the last kept one.
+    """Keeps the first checkpoint, then each one at least `secs` after the last kept one.
 
-    Where the clock was set back, a checkpoint that is at least `secs` before the last kept one
-    counts too, so that a wrong clock does not suspend the policy until it is overtaken.
+    After the clock was set back, a checkpoint at least `secs` before the last kept one is kept too,
+    so that a wrong clock does not suspend the policy until that time is reached again.
 
     Raises:
         InvalidArgumentError: `secs` is not a finite number above 0.
@@ -93,7 +93,7 @@ class EveryNSeconds(codec.BuiltIn, frozen=True):
     def should_preserve(
         self, checkpoints: Sequence[CheckpointInfo], *, context: PreservationContext
     ) -> Sequence[bool]:
-        """True for each that is far enough from the one before that is kept."""
+        """Return True for each checkpoint at least `secs` from the last kept one."""
         answers = []
         last = None
         for time in (checkpoint.time for checkpoint in checkpoints):
@@ -113,7 +113,7 @@ class EveryNSteps(_Counted, frozen=True):
     def should_preserve(
         self, checkpoints: Sequence[CheckpointInfo], *, context: PreservationContext
     ) -> Sequence[bool]:
-        """True for multiples of `n`."""
+        """Return True for multiples of `n`."""
         return [checkpoint.step % self.n == 0 for checkpoint in checkpoints]
 
 
@@ -121,13 +121,13 @@ class EveryNSteps(_Counted, frozen=True):
 class BestN(_Counted, frozen=True, kw_only=True):
     """Keeps the `n` checkpoints with the best values of a metric.
 
-    Every number, infinities among them, ranks above NaN, and NaN above a checkpoint that has no
-    such metric. Of equal values the one of the later step ranks higher. Checkpoints that rank low
-    stay as long as there are no `n` better ones.
+    Every number, including infinities, ranks above NaN, and NaN above a checkpoint without the
+    metric. Of equal values the later step ranks higher. Checkpoints that rank low are kept until
+    there are `n` better ones.
 
     Args:
-        n: how many to keep.
-        metric: the name under which `save` was given the value.
+        n: the number of checkpoints to keep.
+        metric: the name of the metric in the metrics passed to `save`.
         mode: whether the least (`"min"`) or the greatest (`"max"`) value is best.
 
     Raises:
@@ -147,27 +147,27 @@ class BestN(_Counted, frozen=True, kw_only=True):
     def should_preserve(
         self, checkpoints: Sequence[CheckpointInfo], *, context: PreservationContext
     ) -> Sequence[bool]:
-        """True for the `n` best."""
+        """Return True for the `n` best."""
         ranks = [(*self._rank(checkpoint), i) for i, checkpoint in enumerate(checkpoints)]
         best = set(sorted(ranks, reverse=True)[: self.n])
         return [rank in best for rank in ranks]
 
     def _rank(self, checkpoint: CheckpointInfo) -> tuple[int, float]:
-        """The greater, the better."""
+        """Return a sort key; a greater one is better."""
         value = (checkpoint.metrics or {}).get(self.metric)
         if value is None:
             return 0, 0.0
-        if math.isnan(value):  # compares as false with everything, so that it never enters a sort
+        if math.isnan(value):  # compares as false with everything, so it must not enter a sort
             return 1, 0.0
         return 2, -value if self.mode == "min" else value
 
 
 @final
 class CustomSteps(codec.BuiltIn, frozen=True):
-    """Keeps the steps that are listed.
+    """Keeps the listed steps.
 
     Args:
-        steps: at least one; held as an ascending tuple without repetitions.
+        steps: at least one; stored as an ascending tuple without duplicates.
 
     Raises:
         InvalidArgumentError: a step is negative or no integer, or there is none.
@@ -182,17 +182,17 @@ class CustomSteps(codec.BuiltIn, frozen=True):
     def should_preserve(
         self, checkpoints: Sequence[CheckpointInfo], *, context: PreservationContext
     ) -> Sequence[bool]:
-        """True for the steps that are listed."""
+        """Return True for the listed steps."""
         return [arguments.is_among(self.steps, checkpoint.step) for checkpoint in checkpoints]
 
 
 @final
 class AnyPreservationPolicy(codec.BuiltIn, frozen=True):
-    """Keeps what at least one of several policies keeps.
+    """Keeps each checkpoint that at least one of several policies keeps.
 
     Args:
-        policies: at least one, built-in or a user's own; held as a tuple, in which the members of
-            an `AnyPreservationPolicy` stand in its place.
+        policies: at least one, built-in or a user's own; stored as a tuple in which an
+            `AnyPreservationPolicy` is replaced by its members.
 
     Raises:
         InvalidArgumentError: there is none, or one has no method `should_preserve`.
@@ -207,13 +207,13 @@ class AnyPreservationPolicy(codec.BuiltIn, frozen=True):
     def should_preserve(
         self, checkpoints: Sequence[CheckpointInfo], *, context: PreservationContext
     ) -> Sequence[bool]:
-        """True for what one of the policies keeps."""
+        """Return True for each checkpoint that one of the policies keeps."""
         answers = [_answers(policy, checkpoints, context) for policy in self.policies]
         return [any(column) for column in zip(*answers, strict=True)]
 
 
 class SplitPreservationPolicy(NamedTuple):
-    """A policy's shares, by who evaluates them; a checkpoint stays when any share keeps it."""
+    """A policy's shares, by evaluating process; a checkpoint is kept if any share keeps it."""
 
     by_agent: PreservationPolicy | None
     by_user: PreservationPolicy | None
@@ -223,7 +223,7 @@ _ByAgent = LatestN | EveryNSeconds | EveryNSteps | BestN | CustomSteps
 
 
 class _AnyPreservationMessage(codec.BuiltIn, frozen=True, tag="AnyPreservationPolicy"):
-    """An `AnyPreservationPolicy` as it arrives, with the types that a message can hold."""
+    """An `AnyPreservationPolicy` as decoded, with the types that a message can contain."""
 
     policies: tuple[_ByAgent, ...]
 
@@ -238,14 +238,14 @@ def kept(
     *,
     context: PreservationContext,
 ) -> tuple[bool, ...]:
-    """For each checkpoint, in the order given, whether it stays.
+    """Evaluate `policy`: return for each checkpoint, in the given order, whether it is kept.
 
-    The policy sees them in ascending order of step, then of time. The last of them stays whatever
-    it says.
+    The policy receives them in ascending order of step, then of time. The last of these is always
+    kept.
 
     Raises:
-        InvalidArgumentError: `policy` is none, or does not answer with a bool for each checkpoint.
-            Nothing is to be deleted then.
+        InvalidArgumentError: `policy` is not a policy, or did not return one bool per checkpoint.
+            The caller must not delete anything then.
     """
     arguments.policy("kept", "policy", policy, _METHOD)
     if not checkpoints:
@@ -258,7 +258,7 @@ def kept(
 
 
 def split(policy: PreservationPolicy) -> SplitPreservationPolicy:
-    """The shares of `policy`; a subclass of a built-in class is a user's own.
+    """Return the shares of `policy`; a subclass of a built-in class is a user's own.
 
     Raises:
         InvalidArgumentError: `policy` has no method `should_preserve`.
@@ -270,7 +270,7 @@ def split(policy: PreservationPolicy) -> SplitPreservationPolicy:
 
 
 def encode(policy: PreservationPolicy) -> bytes:
-    """The JSON of a built-in policy.
+    """Return the JSON of a built-in policy.
 
     Raises:
         InvalidArgumentError: `policy`, or a member of it, is a user's own.
@@ -279,7 +279,7 @@ def encode(policy: PreservationPolicy) -> bytes:
 
 
 def decode(data: bytes) -> PreservationPolicy:
-    """The policy that `encode` made into `data`; `data` may come from outside.
+    """Return the policy that `encode` encoded as `data`, which may come from outside.
 
     Raises:
         InvalidArgumentError: `data` is not the JSON of a built-in policy.

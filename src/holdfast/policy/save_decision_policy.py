@@ -1,9 +1,9 @@
-"""When to save: the built-in policies, and what a policy of one's own has to be.
+"""Save decision policies, which decide when to save: the built-in ones, and the user's interface.
 
-A policy is asked at a step and answers from what it is given alone. The built-in ones are plain
-frozen data: equal, hashable, and sent to another process with `encode`. `split` says who evaluates
-which share of a policy: every rank what depends on the step alone, the leader's agent the other
-built-in ones, and rank 0's trainer the user's own.
+A policy is evaluated at a step, and its answer depends on its arguments only. The built-in ones are
+frozen data: comparable, hashable, and sent to another process with `encode`. `split` divides a
+policy by evaluating process: every rank evaluates the policies that depend on the step alone, the
+leader's agent the other built-in ones, and rank 0's trainer the user's own.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class SaveDecisionPolicy(Protocol):
     def should_save(
         self, step: int, previous_steps: Sequence[CheckpointInfo], *, context: SaveContext
     ) -> bool:
-        """Whether the result of `step` is to be saved.
+        """Return whether to save the result of `step`.
 
         Args:
-            step: the step that is asked about.
+            step: the step to decide about.
             previous_steps: the checkpoints of this timeline, in ascending step order.
-            context: the time, and what the run is doing.
+            context: the time and the state of the run.
         """
         ...
 
@@ -41,20 +41,20 @@ class SaveDecisionPolicy(Protocol):
 class ContinuousCheckpointingPolicy(codec.BuiltIn, frozen=True):
     """Saves again as soon as no save is in progress.
 
-    The interval is counted from the time of the last checkpoint, the one of the highest step. Where
-    that lies further ahead of now than the interval is long, the clock was set back and how much
-    time passed is not known: then a save is due. So a wrong clock holds saves up for at most twice
-    the interval.
+    The interval is counted from the time of the last checkpoint, the one of the highest step. If
+    that time is further in the future than the interval is long, the clock was set back and the
+    elapsed time is unknown: then a save is due. So a wrong clock delays saves for at most twice the
+    interval.
 
-    With a budget the checkpoints measure what they cost: how much longer the steps are while one is
-    being saved in this tier. They are spaced so that this is at most the given share of the
-    training time. After the first one the next waits until its cost is known, which takes a few
+    With a budget the cost of checkpoints is measured: how much longer steps take while one is being
+    saved in this tier. Checkpoints are spaced so that the cost is at most the given share of the
+    training time. After the first one the next waits until the cost is known, which takes a few
     steps.
 
     Args:
-        minimum_interval_secs: the least time from one checkpoint to the next; None: no least time.
+        minimum_interval_secs: the minimum time between checkpoints; None: no minimum.
         max_overhead: the share of the training time that checkpoints may cost; 0.03 is 3 percent.
-            None: whatever they cost.
+            None: no limit.
 
     Raises:
         InvalidArgumentError: the interval is not a finite number above 0, or the budget is not a
@@ -77,7 +77,7 @@ class ContinuousCheckpointingPolicy(codec.BuiltIn, frozen=True):
     def should_save(
         self, step: int, previous_steps: Sequence[CheckpointInfo], *, context: SaveContext
     ) -> bool:
-        """Whether nothing is being saved and the interval has passed."""
+        """Return whether nothing is being saved and the interval has passed."""
         if context.is_saving_in_progress:
             return False
         interval_secs = self._interval_secs(context.save_cost_secs)
@@ -91,7 +91,7 @@ class ContinuousCheckpointingPolicy(codec.BuiltIn, frozen=True):
         return is_clock_wrong or elapsed_secs >= interval_secs
 
     def _interval_secs(self, cost_secs: float | None) -> float | None:
-        """The least time between two checkpoints; None where it is not known yet."""
+        """Return the minimum time between two checkpoints; None if it is not known yet."""
         least_secs = self.minimum_interval_secs or 0.0
         if self.max_overhead is None:
             return least_secs
@@ -115,16 +115,16 @@ class FixedIntervalPolicy(codec.BuiltIn, frozen=True):
     def should_save(
         self, step: int, previous_steps: Sequence[CheckpointInfo], *, context: SaveContext
     ) -> bool:
-        """Whether `step` is a multiple of the interval."""
+        """Return whether `step` is a multiple of the interval."""
         return step % self.interval == 0
 
 
 @final
 class SpecificStepsPolicy(codec.BuiltIn, frozen=True):
-    """Saves the steps that are listed.
+    """Saves the listed steps.
 
     Args:
-        steps: at least one; held as an ascending tuple without repetitions.
+        steps: at least one; stored as an ascending tuple without duplicates.
 
     Raises:
         InvalidArgumentError: a step is negative or no integer, or there is none.
@@ -139,18 +139,18 @@ class SpecificStepsPolicy(codec.BuiltIn, frozen=True):
     def should_save(
         self, step: int, previous_steps: Sequence[CheckpointInfo], *, context: SaveContext
     ) -> bool:
-        """Whether `step` is listed."""
+        """Return whether `step` is listed."""
         return arguments.is_among(self.steps, step)
 
 
 @final
 class PreemptionCheckpointingPolicy(codec.BuiltIn, frozen=True):
-    """Saves once the run is to be preempted, even while an earlier save is in progress."""
+    """Saves once a preemption was announced, even while an earlier save is in progress."""
 
     def should_save(
         self, step: int, previous_steps: Sequence[CheckpointInfo], *, context: SaveContext
     ) -> bool:
-        """Whether somebody told the run that it will have to stop soon."""
+        """Return whether the run was notified that it must stop soon."""
         return context.reached_preemption
 
 
@@ -159,8 +159,8 @@ class AnySavePolicy(codec.BuiltIn, frozen=True):
     """Saves when at least one of several policies would.
 
     Args:
-        policies: at least one, built-in or a user's own; held as a tuple, in which the members of
-            an `AnySavePolicy` stand in its place.
+        policies: at least one, built-in or a user's own; stored as a tuple in which an
+            `AnySavePolicy` is replaced by its members.
 
     Raises:
         InvalidArgumentError: there is none, or one has no method `should_save`.
@@ -175,12 +175,12 @@ class AnySavePolicy(codec.BuiltIn, frozen=True):
     def should_save(
         self, step: int, previous_steps: Sequence[CheckpointInfo], *, context: SaveContext
     ) -> bool:
-        """Whether one of the policies would save; the first that would ends the asking."""
+        """Return whether one of the policies would save; later ones are not evaluated then."""
         return any(_answer(policy, step, previous_steps, context) for policy in self.policies)
 
 
 class SplitSavePolicy(NamedTuple):
-    """A policy's shares, by who evaluates them; the policy is true when any share is."""
+    """A policy's shares, by evaluating process; the policy saves if any share does."""
 
     by_step: SaveDecisionPolicy | None
     by_agent: SaveDecisionPolicy | None
@@ -192,7 +192,7 @@ _ByAgent = ContinuousCheckpointingPolicy | PreemptionCheckpointingPolicy
 
 
 class _AnySaveMessage(codec.BuiltIn, frozen=True, tag="AnySavePolicy"):
-    """An `AnySavePolicy` as it arrives, with the types that a message can hold."""
+    """An `AnySavePolicy` as decoded, with the types that a message can contain."""
 
     policies: tuple[_ByStep | _ByAgent, ...]
 
@@ -208,17 +208,17 @@ def due(
     *,
     context: SaveContext,
 ) -> bool:
-    """Whether `policy` saves `step`.
+    """Return whether `policy` saves `step`.
 
     Raises:
-        InvalidArgumentError: `policy` is none, or answers with something other than a bool.
+        InvalidArgumentError: `policy` is not a policy, or did not return a bool.
     """
     arguments.policy("due", "policy", policy, _METHOD)
     return _answer(policy, step, previous_steps, context)
 
 
 def split(policy: SaveDecisionPolicy) -> SplitSavePolicy:
-    """The shares of `policy`; a subclass of a built-in class is a user's own.
+    """Return the shares of `policy`; a subclass of a built-in class is a user's own.
 
     Raises:
         InvalidArgumentError: `policy` has no method `should_save`.
@@ -234,7 +234,7 @@ def split(policy: SaveDecisionPolicy) -> SplitSavePolicy:
 
 
 def encode(policy: SaveDecisionPolicy) -> bytes:
-    """The JSON of a built-in policy.
+    """Return the JSON of a built-in policy.
 
     Raises:
         InvalidArgumentError: `policy`, or a member of it, is a user's own.
@@ -243,7 +243,7 @@ def encode(policy: SaveDecisionPolicy) -> bytes:
 
 
 def decode(data: bytes) -> SaveDecisionPolicy:
-    """The policy that `encode` made into `data`; `data` may come from outside.
+    """Return the policy that `encode` encoded as `data`, which may come from outside.
 
     Raises:
         InvalidArgumentError: `data` is not the JSON of a built-in policy.
@@ -259,7 +259,7 @@ def _answer(
     context: SaveContext,
 ) -> bool:
     answer = policy.should_save(step, previous_steps, context=context)
-    if isinstance(answer, bool):  # asked at every step of every rank, so the usual case is short
+    if isinstance(answer, bool):  # fast path: evaluated at every step of every rank
         return answer
     return arguments.verdict(f"{type(policy).__name__}.{_METHOD}", "its answer", answer)
 

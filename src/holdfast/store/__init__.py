@@ -1,1 +1,1 @@
-"""Places that keep bytes: one small contract, and what stands behind it."""
+"""Storage tiers: one small contract and its implementations."""

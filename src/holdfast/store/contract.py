@@ -1,17 +1,17 @@
 """The contract of every store: write-once objects under keys, visible whole or not at all.
 
 Keys are relative paths with `/` between segments; no segment is empty, `.`, `..` or starts with a
-dot. What a store promises:
+dot. Guarantees of a store:
 
-- An object is visible after `put` returned, and never before all its bytes are in it. A crash or an
-  error during `put` leaves what stood there before.
-- After a call returned, its effect survives what the store says it survives: a disk survives the
-  loss of power, RAM the death of every process.
-- Errors are `StorageError`s. Any call that failed may be repeated; `put` and `delete` are
-  idempotent, and `put_if_absent` is not: a repeated call may find its own object.
+- An object is visible after `put` returned, and never before all its bytes are written. A crash or
+  an error during `put` leaves the previous object, or none, in place.
+- The effect of a call that returned is as durable as the store: a disk survives the loss of power,
+  RAM survives the death of every process.
+- Errors are `StorageError`s. Any failed call may be retried. `put` and `delete` are idempotent;
+  `put_if_absent` is not: a retry may find its own object.
 
-Every store passes `holdfast.testing.store_suite`. A peer's memory can be read only: that store has
-the reading half, and refuses the rest.
+Every store passes `holdfast.testing.store_suite`. The RAM of a peer is read-only: that store
+implements the reading half and refuses the rest.
 """
 
 from __future__ import annotations
@@ -25,124 +25,129 @@ from holdfast.format.buffers import Buffer
 
 
 class StoredObject(NamedTuple):
-    """One object as listed."""
+    """One object in a listing."""
 
     key: str
     size_bytes: int
 
 
 class Reader(Protocol):
-    """An open object. Its bytes do not change while it is open, whatever happens to its key."""
+    """An open object. Its bytes do not change while it is open, even if its key is deleted."""
 
     @property
     def size_bytes(self) -> int: ...
 
     def read_into(self, offset_bytes: int, target: memoryview) -> None:
-        """Fills `target` with the bytes from `offset_bytes` on.
+        """Fill `target` with the bytes from `offset_bytes` on.
 
         Raises:
-            StorageError: the object ends before, or cannot be read; `target` holds anything.
+            StorageError: the object is too short or cannot be read; `target` is undefined.
         """
         ...
 
     def view(self) -> memoryview | None:
-        """All bytes, as read-only memory that is good for as long as the object is open.
+        """Return all bytes as read-only memory that is valid while the object is open.
 
-        None where the store's bytes are in no memory that could be shown.
+        Returns:
+            A view of the store's own memory; None where the store's bytes are not in memory.
 
         Raises:
-            StorageError: they cannot be shown.
+            StorageError: the memory cannot be mapped.
         """
         ...
 
-    def lend(self) -> memoryview | None:
-        """All bytes, as read-only memory that stays as it is for as long as the view lives.
+    def lasting_view(self) -> memoryview | None:
+        """Return all bytes as read-only memory that stays unchanged while the view is referenced.
 
-        None where the store's bytes are in no memory that could be lent.
+        Returns:
+            A view of the store's own memory; None where the store's bytes are not in memory.
         """
         ...
 
 
 class Store(Protocol):
-    """The contract; see the module."""
+    """A write-once object store; see the module for its guarantees."""
 
     tier: str
-    """What the tier is called in reports: `ram`, `peer`, `durable`."""
+    """The tier's name in reports: `ram`, `peer`, `durable`."""
 
     name: str
-    """What tells the store from others that a checkpoint is read from: the tier, or which peer."""
+    """A name unique among the stores that a checkpoint is read from: the tier, or the peer."""
 
     def put(self, key: str, size_bytes: int, blocks: Iterable[Buffer]) -> None:
-        """Writes an object of `size_bytes`, the concatenation of `blocks`; replaces an old one.
+        """Write an object of `size_bytes`, the concatenation of `blocks`; replace an old one.
 
-        Each block is used before the next one is asked for, and not after.
+        Each block is consumed before the next one is requested, so a caller may reuse its buffer.
 
         Raises:
-            OutOfSpaceError: there is no room.
-            StorageError: it could not be written. In both cases nothing has changed.
+            OutOfSpaceError: there is no room. The key is unchanged.
+            StorageError: the object could not be written. The key is unchanged.
         """
         ...
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Writes an object where there is none; of several callers exactly one gets True.
+        """Write an object if the key has none; of concurrent callers exactly one gets True.
 
-        Whatever it survives, the objects that were shown before it under the same key up to the
-        last slash survive too, also those of a process that was killed while it put them.
+        The object is never more durable than the objects that became visible before it in the same
+        folder (the key up to its last slash), including objects of a process that was killed during
+        `put`. So a manifest never outlasts what it names.
         """
         ...
 
     def link(self, source_key: str, key: str) -> None:
-        """Shows the object of `source_key` under `key` too; each outlasts the other's deletion.
+        """Give the object of `source_key` the name `key` too; each name outlives the other.
 
-        It survives what `put` survives. Nothing is replaced: where the same object stands there
-        already, that is no error. A store that cannot give one object two names copies it.
+        The new name is as durable as after `put`. An existing object is not replaced; if `key`
+        already names the same object, the call succeeds. A store that cannot give one object two
+        names copies it.
 
         Raises:
             ObjectNotFoundError: there is no object at `source_key`.
-            StorageError: another object stands at `key`, or it could not be done.
+            StorageError: `key` has another object, or the store failed.
         """
         ...
 
     def get(self, key: str) -> bytes:
-        """All bytes of a small object.
+        """Return all bytes of a small object.
 
         Raises:
-            ObjectNotFoundError: there is none.
+            ObjectNotFoundError: the key has no object.
         """
         ...
 
     def open(self, key: str) -> AbstractContextManager[Reader]:
-        """Opens an object for ranged reads.
+        """Open an object for ranged reads.
 
         Raises:
-            ObjectNotFoundError: there is none.
+            ObjectNotFoundError: the key has no object.
         """
         ...
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
-        """All objects whose key begins with `prefix` and a slash, in the order of their keys."""
+        """Yield all objects whose key begins with `prefix` and a slash, sorted by key."""
         ...
 
     def delete(self, *keys: str) -> None:
-        """Removes objects; one that is not there is no error.
+        """Remove objects; a missing object is not an error.
 
-        Where it is interrupted or fails, any of them may be left; it may be repeated.
+        After an interruption or a failure any of them may remain; the call may be repeated.
         """
         ...
 
     def discard_unfinished(self, prefix: str) -> None:
-        """Removes what interrupted puts left of the object `prefix` and of those below it.
+        """Remove leftovers of interrupted puts of the object `prefix` and of objects below it.
 
-        No put there may be under way, but `put_if_absent` of an object that is there already.
+        The caller ensures that no put is in progress there, except `put_if_absent` of an object
+        that exists already.
         """
         ...
 
 
 def check_key(key: str) -> str:
-    """`key`, if it is one.
+    """Return `key` if it is valid.
 
     Raises:
-        InvalidArgumentError: it could leave the store's folder, or hide in it.
+        InvalidArgumentError: it could lead out of the store's folder, or be hidden in it.
     """
     segments = key.split("/")
     if any(not s or s.startswith(".") or "\0" in s for s in segments):

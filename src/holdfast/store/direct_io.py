@@ -1,8 +1,8 @@
-"""Reads past the page cache, of bytes that one process alone wants.
+"""Reads that bypass the page cache, for bytes that only one process reads.
 
-By way of the page cache every byte is copied once more, by the processor that also digests it, and
-pages of it stay that nobody asks for again. What does not lie as the file system wants it, in the
-file or in memory, goes by way of a small buffer.
+The page cache would copy every byte once more, on the processor that also digests it, and keep
+pages that are never read again. A range that is not aligned in the file or in memory is read by way
+of a small aligned buffer.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from holdfast.store.object_folder import FileReader, translated
 
 ALIGNMENT_BYTES = 4096
 DIRECT_SIZE_MIN_BYTES = 1024 * 1024
-"""Of smaller ranges the system reads some ahead, and has the next one when it is asked for."""
+"""Smaller ranges go through the page cache, whose readahead has the next range ready."""
 STAGING_SIZE_BYTES = 1024 * 1024
 
 
 class StagingBuffers:
-    """Buffers that lie in memory as direct reads want it. Threads share them."""
+    """A pool of buffers aligned for direct reads. Thread-safe."""
 
     def __init__(self) -> None:
         self._free: list[memoryview] = []
 
-    def lend(self) -> memoryview:
-        """A buffer of STAGING_SIZE_BYTES, to be given back."""
+    def acquire(self) -> memoryview:
+        """Return a buffer of STAGING_SIZE_BYTES; the caller releases it."""
         try:
             return self._free.pop()
         except IndexError:
             return memoryview(mmap.mmap(-1, STAGING_SIZE_BYTES))
 
-    def give_back(self, buffer: memoryview) -> None:
-        """Takes back what was lent."""
+    def release(self, buffer: memoryview) -> None:
+        """Return a buffer to the pool."""
         self._free.append(buffer)
 
 
 class DirectReader(FileReader):
-    """An open file for ranged reads; large ones go past the page cache, where that can be done."""
+    """An open file for ranged reads; large reads bypass the page cache where possible."""
 
     def __init__(
         self, path: Path, fd: int, direct_fd: int, files: FileSystem, staging: StagingBuffers
@@ -62,7 +62,7 @@ class DirectReader(FileReader):
             super().read_into(offset_bytes + done, target[done:])
 
     def _read_directly(self, offset_bytes: int, target: memoryview) -> int:
-        """Fills the beginning of `target`; returns how much of it."""
+        """Fill the beginning of `target`; return how many bytes were read."""
         is_aligned = not (offset_bytes | address(target)) % ALIGNMENT_BYTES
         fill: Callable[[int, memoryview], int] = self._in_place if is_aligned else self._staged
         try:
@@ -70,7 +70,7 @@ class DirectReader(FileReader):
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            # This file system wants more than any that is known to.
+            # This file system needs a larger alignment than any known one: use the page cache.
             self._is_refused = True
             return 0
 
@@ -85,7 +85,7 @@ class DirectReader(FileReader):
         return done
 
     def _staged(self, offset_bytes: int, target: memoryview) -> int:
-        buffer = self._staging.lend()
+        buffer = self._staging.acquire()
         try:
             done = 0
             while done < len(target):
@@ -96,22 +96,22 @@ class DirectReader(FileReader):
                 taken = min(count - before, len(target) - done)
                 if taken <= 0:
                     break
-                # This way other threads run meanwhile.
+                # NumPy's copy releases the GIL, so other threads run meanwhile.
                 piece = np.frombuffer(buffer[before : before + taken], np.uint8)
                 np.copyto(np.frombuffer(target[done : done + taken], np.uint8), piece)
                 done += taken
             return done
         finally:
-            self._staging.give_back(buffer)
+            self._staging.release(buffer)
 
 
 def address(view: memoryview) -> int:
-    """Where it begins in memory."""
+    """Return the address of the first byte."""
     return int(np.frombuffer(view, np.uint8).ctypes.data)
 
 
 def open_directly(files: FileSystem, fd: int) -> int | None:
-    """A second descriptor of the open file `fd`, for direct reads; None where there is none."""
+    """Return a second descriptor of the open file `fd` for direct reads; None if unsupported."""
     try:
         return files.open(Path(f"/proc/self/fd/{fd}"), os.O_RDONLY | os.O_DIRECT)
     except OSError:

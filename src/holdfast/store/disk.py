@@ -1,11 +1,11 @@
 """The durable tier on a local or mounted file system.
 
-`put` is: write beside (past the page cache where the file system takes O_DIRECT), cut to size,
-fsync, close, rename, fsync the folder. So an object that is visible is whole on the disk, and stays
-so when the power is cut, as far as the disk keeps what it acknowledged.
+`put` is: write to an unfinished file (with O_DIRECT where the file system supports it), truncate to
+size, fsync, close, rename, fsync the folder. So a visible object is complete on the disk and
+survives power loss, provided that the disk retains acknowledged writes.
 
-The store is bound to its directory, not to the path (`store.run_directory`): one that was moved is
-followed, one that is gone is an error, and a write that overlaps a move fails and may be repeated.
+The store is bound to its directory, not to the path (`store.run_directory`): a moved directory is
+followed, a deleted one is an error, and a write that overlaps a move fails and may be retried.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from holdfast.store.run_directory import RunDirectory
 
 STAGING_SIZE_BYTES = 4 * 1024 * 1024
 LISTINGS_MAX = 3
-# A file system without hard links, one name too many, a mount in between, a file of somebody else.
+# No hard links on this file system, too many links, a mount in between, another owner's file.
 _CANNOT_LINK = (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.EXDEV)
 
 log = logging.getLogger(__name__)
 
 
 class DiskStore:
-    """Objects as files below `root`, durable when a call returns. Threads may share it."""
+    """Objects as files below `root`, durable when a call returns. Thread-safe."""
 
     tier = name = "durable"
 
@@ -55,27 +55,27 @@ class DiskStore:
         *,
         reads_directly: bool = False,
     ) -> None:
-        """`reads_directly`: no other process here reads the same bytes, at about the same time."""
+        """`reads_directly`: bypass the page cache; no other local process reads the same bytes."""
         self.directory = RunDirectory(root) if isinstance(root, Path) else root
         self._clock = clock
         self._files = files
         self._staging = StagingBuffers() if reads_directly else None
         self._known = self._folder_at(self.directory.path)
-        self._has_told_no_links = False
+        self._has_warned_no_links = False
 
     def __repr__(self) -> str:
         return f"DiskStore({self.root})"
 
     @property
     def root(self) -> Path:
-        """Where the directory was found last."""
+        """The last known path of the directory."""
         return self.directory.path
 
     def _folder_at(self, path: Path) -> ObjectFolder:
         return ObjectFolder(path, self._clock, self._files, durable=True)
 
     def _folder(self) -> ObjectFolder:
-        """Return the directory's objects where it is now."""
+        """Return the objects at the directory's current path."""
         path, known = self.directory.current(), self._known
         if known.root != path:
             known = self._known = self._folder_at(path)
@@ -83,7 +83,7 @@ class DiskStore:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[ObjectFolder]:
-        """Yields the objects; where something fails because the directory is gone, says that."""
+        """Yield the objects; on failure, raise the directory's own error if it is missing."""
         folder = self._folder()
         try:
             yield folder
@@ -93,7 +93,10 @@ class DiskStore:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[ObjectFolder]:
-        """The same; a write during which the directory was moved may have gone elsewhere."""
+        """Yield the objects for writing; fail if the directory was moved during the write.
+
+        A write that overlaps a move may have created its file at the old path.
+        """
         with self._reading() as folder:
             yield folder
             if self._folder() is not folder:
@@ -112,7 +115,7 @@ class DiskStore:
                         f"put {key}: expected blocks of {size_bytes} bytes together, found "
                         f"{written}"
                     )
-                # A direct write ends on a multiple of its alignment; the file where its bytes do.
+                # A direct write is padded to a multiple of the alignment; cut the file to its size.
                 self._files.truncate(fd, size_bytes)
                 self._files.sync(fd)
             finally:
@@ -130,13 +133,13 @@ class DiskStore:
             cause = error.__cause__
             if not isinstance(cause, OSError) or cause.errno not in _CANNOT_LINK:
                 raise
-            if not self._has_told_no_links:
-                self._has_told_no_links = True
+            if not self._has_warned_no_links:
+                self._has_warned_no_links = True
                 log.warning("%s; the bytes are copied instead, here and from now on", error)
             self._copy(source_key, key)
 
     def _copy(self, source_key: str, key: str) -> None:
-        """Writes the object of `source_key` once more."""
+        """Write a copy of the object of `source_key`."""
         with self.open(source_key) as source:
             pages = memoryview(mmap.mmap(-1, STAGING_SIZE_BYTES))
 
@@ -175,7 +178,7 @@ class DiskStore:
         for _ in range(LISTINGS_MAX):
             with self._reading() as folder:
                 found = [*folder.list(prefix)]
-            # A directory that was moved or deleted meanwhile would look empty.
+            # A directory that was moved or deleted during the listing would look empty.
             if self._folder() is folder:
                 return iter(found)
         raise StorageError(f"list {self.root}: it was moved while it was listed; try again")
@@ -190,7 +193,7 @@ class DiskStore:
 
 
 def _create(folder: ObjectFolder, path: Path) -> tuple[int, bool]:
-    """An open new file, and whether it is written past the page cache."""
+    """Return the descriptor of a new file, and whether it bypasses the page cache."""
     try:
         return folder.create(path, os.O_DIRECT), True
     except OSError as error:
@@ -212,12 +215,13 @@ def _write_plain(folder: ObjectFolder, fd: int, blocks: Iterable[Buffer]) -> int
 
 
 def _write_direct(folder: ObjectFolder, fd: int, blocks: Iterable[Buffer]) -> int:
-    """Writes with O_DIRECT; what is not aligned in memory or size goes by way of a buffer.
+    """Write with O_DIRECT; data that is not aligned in memory or size is staged in a buffer.
 
-    Returns how many bytes the blocks had; the file may end up to one alignment later.
+    Returns:
+        The number of bytes in the blocks; the file may be longer by less than one alignment.
     """
     written = staged = 0
-    # Not closed by hand: after an error, slices of it live on in the error's frames.
+    # Freed by reference count, not closed: after an error, the frames hold slices of it.
     buffer = memoryview(mmap.mmap(-1, STAGING_SIZE_BYTES))
     for block in blocks:
         rest = memoryview(block).cast("B")

@@ -1,12 +1,12 @@
-"""The seam between the stores and the operating system.
+"""The interface between the stores and the operating system.
 
-Everything that the stores change on a file system, and every byte that they read from one, passes
-through one `FileSystem`. So a test can record what is done and in which order, refuse the n-th
-call, or leave a disk as a crash would (`holdfast.testing`). Looks at names, sizes and locks change
-nothing and do not pass here; nor does what goes between a socket and a slot's memory.
+All changes that the stores make on a file system, and all bytes that they read from one, pass
+through one `FileSystem`. So a test can record the operations and their order, fail the n-th call,
+or leave a disk as a crash would (`holdfast.testing`). Lookups of names, sizes and locks change
+nothing and bypass it; so do transfers between a socket and a slot's memory.
 
-The methods are the system's own calls: they raise OSError, and mean what POSIX says. A folder is
-synced by opening it and syncing that.
+The methods are the system calls: they raise OSError and have POSIX semantics. A folder is synced by
+opening it and syncing the descriptor.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ RELEASE_SIZE_BYTES = 128 * 1024
 
 
 class FileSystem(Protocol):
-    """The calls; see the module."""
+    """The calls that change or read files; see the module."""
 
     def open(self, path: Path, flags: int, mode: int = 0o600) -> int:
-        """A descriptor, closed on exec."""
+        """Open a file; return its descriptor, which is closed on exec."""
         ...
 
     def read(self, fd: int, target: memoryview, offset_bytes: int) -> int:
-        """Reads from `offset_bytes` on into `target`; returns how much, 0 at the end."""
+        """Read from `offset_bytes` into `target`; return how many bytes, 0 at the end."""
         ...
 
     def write(self, fd: int, data: memoryview) -> int:
-        """Writes at the file's position; returns how much of `data` was taken."""
+        """Write at the file's position; return how many bytes of `data` were written."""
         ...
 
     def fill(self, fd: int, pages: mmap.mmap, offset_bytes: int, data: memoryview) -> None:
@@ -41,35 +41,35 @@ class FileSystem(Protocol):
         ...
 
     def truncate(self, fd: int, size_bytes: int) -> None:
-        """Cuts or extends the file."""
+        """Truncate or extend the file."""
         ...
 
     def allocate(self, fd: int, size_bytes: int) -> None:
-        """Makes the file `size_bytes` long, with room for all of it."""
+        """Extend the file to `size_bytes` and reserve the space."""
         ...
 
     def sync(self, fd: int) -> None:
-        """Makes a file's bytes, or a folder's names, survive the loss of power."""
+        """Make a file's bytes, or a folder's names, durable."""
         ...
 
     def close(self, fd: int) -> None:
-        """Closes the descriptor, also where it raises."""
+        """Close the descriptor, even if an error is raised."""
         ...
 
     def rename(self, source: Path, target: Path) -> None:
-        """Gives a file another name, in place of what has that name."""
+        """Rename a file, replacing an existing target."""
         ...
 
     def link(self, source: Path, target: Path) -> None:
-        """Gives a file one more name, that nothing has yet."""
+        """Give a file one more name, which must not exist."""
         ...
 
     def unlink(self, path: Path) -> None:
-        """Takes a name away."""
+        """Remove a name."""
         ...
 
     def make_folder(self, path: Path) -> None:
-        """Makes a folder in one that exists."""
+        """Make a folder; its parent must exist."""
         ...
 
     def remove_folder(self, path: Path) -> None:
@@ -78,7 +78,7 @@ class FileSystem(Protocol):
 
 
 class LocalFileSystem:
-    """The operating system's own."""
+    """The operating system's file system."""
 
     def open(self, path: Path, flags: int, mode: int = 0o600) -> int:
         return os.open(path, flags | os.O_CLOEXEC, mode)
@@ -93,7 +93,7 @@ class LocalFileSystem:
         if len(data) < RELEASE_SIZE_BYTES:
             pages[offset_bytes : offset_bytes + len(data)] = data
             return
-        # This way other threads run meanwhile.
+        # NumPy's copy releases the GIL, so other threads run meanwhile.
         target = np.frombuffer(pages, np.uint8, len(data), offset_bytes)
         np.copyto(target, np.frombuffer(data, np.uint8))
 

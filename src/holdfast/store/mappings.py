@@ -1,7 +1,7 @@
-"""Slots that are mapped for reading, and stay so for as long as they have a name.
+"""A cache of read mappings of slots, each valid for as long as its file has a name.
 
-Reading a tmpfs file through its descriptor costs a look-up and a copy for every page; reading it
-where it stands costs neither, and mapping it anew each time would cost as much as both.
+Reading a tmpfs file through its descriptor costs a lookup and a copy for every page. Reading mapped
+memory costs neither, but mapping on every read would cost as much as both.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ class _Mapping:
 
 
 class ReadMappings:
-    """Threads may share it. A file that is mapped keeps its number, so that tells files apart."""
+    """A thread-safe cache, keyed by inode: a mapped file's inode number is not reused."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: dict[tuple[int, int], _Mapping] = {}
 
     def view(self, fd: int) -> memoryview | None:
-        """All bytes of the open file `fd`, which holds them in memory; None where it is empty.
+        """Return all bytes of the open tmpfs file `fd`; None if it is empty.
 
         Raises:
-            OSError: it cannot be mapped.
+            OSError: the file cannot be mapped.
         """
         found = os.fstat(fd)
         if not found.st_size:
@@ -44,13 +44,13 @@ class ReadMappings:
                 known = self._known[key] = _map(fd, found.st_size)
             return memoryview(known.pages)
 
-    def forget_gone(self) -> None:
-        """Lets go of files that have no name any more, so that their memory is free."""
+    def release_deleted(self) -> None:
+        """Unmap files that were deleted, so that their memory is freed."""
         with self._lock:
             self._forget(lambda mapping: os.fstat(mapping.fd).st_nlink == 0)
 
     def close(self) -> None:
-        """Lets go of all that nobody reads."""
+        """Unmap all files without readers."""
         with self._lock:
             self._forget(lambda mapping: True)
 
@@ -60,19 +60,19 @@ class ReadMappings:
                 try:
                     mapping.pages.close()
                 except BufferError:
-                    # Somebody reads it just now; it goes the next time.
+                    # A reader holds a view; the next call unmaps it.
                     continue
                 del self._known[key]
 
 
 def _map(fd: int, size_bytes: int) -> _Mapping:
-    # An opening of its own: a lock that is held on `fd` must end with `fd`.
+    # A separate open file description: a lock held through `fd` must end when `fd` is closed.
     own_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         pages = mmap.mmap(own_fd, size_bytes, prot=mmap.PROT_READ)
     except (OSError, ValueError):
         os.close(own_fd)
         raise
-    # It goes with the pages, also where nobody closes the store.
+    # The descriptor is closed with the pages, even if the store is never closed.
     weakref.finalize(pages, os.close, own_fd)
     return _Mapping(own_fd, pages)

@@ -1,4 +1,4 @@
-"""What the kernel tells of mounted file systems."""
+"""Properties of mounted file systems, as the kernel reports them."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ def file_system_type(path: Path) -> str:
 def has_lasting_inodes(path: Path) -> bool:
     """Return whether a directory there has the same inode number each time it is mounted.
 
-    FUSE, CIFS and FAT number inodes as they come by; an unknown type is taken for one of these.
+    FUSE, CIFS and FAT number inodes on access; unknown types are assumed to do so as well.
     """
     return file_system_type(path) in _WITH_LASTING_INODES

@@ -1,9 +1,9 @@
-"""What stores in folders share: write beside and show, listing, reading, and errors' translation.
+"""Objects as files in folders: atomic writes, listing, reading and error translation.
 
-Objects under way are named `.NAME.TOKEN.unfinished` beside their final name; names that start with
-a dot are never objects. A durable folder adds the syncs that make an effect survive power loss; the
-order is always: bytes, then the name that shows them, then the folder that holds the name. Symbolic
-links below the root are not followed.
+The base of the stores on disk and in RAM. Unfinished objects are named `.NAME.TOKEN.unfinished`
+beside their final name; names that start with a dot are never objects. A durable folder adds the
+syncs that make an effect survive power loss; the order is always: bytes, then the name that makes
+them visible, then the folder that holds the name. Symbolic links below the root are not followed.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from holdfast.store.file_system import FileSystem
 UNFINISHED = ".unfinished"
 TRIES_MAX = 100
 DEPTH_MAX = 50
-KEPT_COUNT_MAX = 64
+SYNCED_COUNT_MAX = 64
 
 T = TypeVar("T")
 
 
 @contextlib.contextmanager
 def translated(action: str, path: Path) -> Iterator[None]:
-    """Turns an OSError into a StorageError that says what failed, on what, and what to do."""
+    """Turn an OSError into a StorageError that names the operation, the path and a remedy."""
     try:
         yield
     except (FileNotFoundError, IsADirectoryError) as error:
@@ -57,7 +57,7 @@ def translated(action: str, path: Path) -> Iterator[None]:
 
 
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
-# Below an object, a symbolic link, a socket.
+# Raised for a path below an object, for a symbolic link and for a socket.
 _NO_OBJECT = (errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
 
 
@@ -82,7 +82,7 @@ class FileReader:
                 if count == 0:
                     raise StorageError(
                         f"read {self._path}: expected bytes up to {stop}, found its end at "
-                        f"{os.fstat(self.fd).st_size}; the file is cut off"
+                        f"{os.fstat(self.fd).st_size}; the file is truncated"
                     )
                 target = target[count:]
                 offset_bytes += count
@@ -93,16 +93,16 @@ class FileReader:
     def view(self) -> memoryview | None:
         return None
 
-    def lend(self) -> memoryview | None:
+    def lasting_view(self) -> memoryview | None:
         return None
 
 
 class ObjectFolder:
-    """Objects as files below `root`, a directory that is there and is never made here.
+    """Objects as files below `root`, a directory that must exist and is never created here.
 
-    Threads may share it. `_kept` holds the folders whose own name is known to survive power loss;
-    a folder that somebody else removed is found missing when it is used, and made anew. Others
-    remove most of them, so it is emptied now and then.
+    Thread-safe. `_synced` holds folders whose own name is known to be durable. A folder that
+    another process removed is found missing on use and created again. As other processes remove
+    most of these folders, the set is cleared when it is full.
     """
 
     def __init__(self, root: Path, clock: Clock, files: FileSystem, *, durable: bool) -> None:
@@ -110,17 +110,17 @@ class ObjectFolder:
         self.files = files
         self._clock = clock
         self._is_durable = durable
-        self._kept: set[Path] = set()
+        self._synced: set[Path] = set()
 
     def path(self, key: str) -> Path:
-        """Where the object of `key` lies."""
+        """Return the path of the object of `key`."""
         return self.root / check_key(key)
 
     @contextlib.contextmanager
     def writing(self, path: Path) -> Iterator[Path]:
-        """Yields where to gather the bytes of `path`; shows them, if all went well, or drops them.
+        """Yield the unfinished path for the bytes of `path`; rename it on success, else remove it.
 
-        The caller makes that file by `create` or by `in_folder`, and syncs and closes it.
+        The caller creates that file with `create` or `in_folder`, and syncs and closes it.
         """
         unfinished = self._unfinished(path)
         with translated("write", path):
@@ -132,7 +132,7 @@ class ObjectFolder:
                 self._drop(unfinished)
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Writes an object where there is none, by linking a finished file to its name."""
+        """Write an object if the key has none, by linking a finished file to its name."""
         path = self.path(key)
         unfinished = self._unfinished(path)
         with translated("write", path):
@@ -144,8 +144,8 @@ class ObjectFolder:
                         self.files.sync(fd)
                 finally:
                     self.files.close(fd)
-                # What shows beside it may be of a process that was killed before its sync, and a
-                # manifest must not outlast what it names.
+                # Visible names in this folder may be of a process that was killed before its sync,
+                # and a manifest must not be more durable than the objects that it names.
                 self._sync_names(path.parent)
                 try:
                     self.files.link(unfinished, path)
@@ -153,22 +153,22 @@ class ObjectFolder:
                 except FileExistsError:
                     is_new = False
                 except FileNotFoundError:
-                    # Whoever put it may have taken this one for a put that was interrupted.
+                    # The process that put it may have removed this file as an interrupted put.
                     if not path.exists():
                         raise
                     is_new = False
-                # Also what another caller put there has to last once this call has returned.
+                # Another caller's object must be durable too once this call returns.
                 self._sync_names(path.parent)
                 return is_new
             finally:
                 self._drop(unfinished)
 
     def link(self, source_key: str, key: str) -> None:
-        """Gives an object one more name.
+        """Give an object one more name.
 
-        Its bytes are as safe as they were: what shows was synced before it was shown. What may not
-        be is a name of a process that was killed before it synced it; so also a name that is there
-        already is synced.
+        Its bytes are durable already: they were synced before the object became visible. Its name
+        may not be, if it was made by a process that was killed before the sync; so an existing name
+        is synced as well.
         """
         source, path = self.path(source_key), self.path(key)
         self._check_no_links(source.parent)
@@ -185,53 +185,56 @@ class ObjectFolder:
 
     def _link_existing(self, source: Path, path: Path) -> None:
         try:
-            # A folder cannot be linked, nor is what a symbolic link leads to any object here.
+            # A folder cannot be linked, and the target of a symbolic link is not an object.
             with path_not_under_object():
                 is_object = stat.S_ISREG(os.stat(source, follow_symlinks=False).st_mode)
             if is_object:
                 self.files.link(source, path)
                 return
         except FileNotFoundError:
-            # Either the object is missing or the folder for its new name.
+            # Either the object or the folder for its new name is missing.
             if source.exists():
                 raise
         raise ObjectNotFoundError(f"link {source}: there is no such object")
 
     def create(self, path: Path, flags: int) -> int:
-        """Opens a new file for writing; its folder is made where it is missing."""
+        """Open a new file for writing, creating its folder if missing; return the descriptor."""
         flags |= os.O_WRONLY | os.O_CREAT | os.O_EXCL
         return self.in_folder(path, lambda: self.files.open(path, flags, 0o666))
 
     def in_folder(self, path: Path, make: Callable[[], T]) -> T:
-        """What `make` makes at `path`, whose folder is made where it is missing.
+        """Call `make`, which creates `path`, after creating its folder if missing.
 
-        A delete elsewhere may remove the folder again while it is still empty; then it is made
-        anew.
+        A concurrent delete may remove the folder while it is still empty; then both are retried, at
+        most TRIES_MAX times.
+
+        Returns:
+            The result of `make`.
         """
         for _ in range(TRIES_MAX):
             with contextlib.suppress(FileNotFoundError):
                 self._make_folder(path.parent)
                 return make()
-            self._kept.clear()
+            self._synced.clear()
             if not self.root.is_dir():
                 raise StorageError(
                     f"write {path}: there is no directory {self.root}; it was deleted, moved or "
-                    "unmounted, and is not made anew"
+                    "unmounted, and is not created again"
                 )
         raise StorageError(
             f"write {path}: its folder was removed {TRIES_MAX} times while it was made"
         )
 
     def write_all(self, fd: int, data: memoryview) -> None:
-        """Writes all of `data` at the file's position; the system may take it in pieces."""
+        """Write all of `data` at the file's position, in as many calls as needed."""
         while len(data):
             taken = self.files.write(fd, data)
             if taken == 0:
-                raise OSError(errno.EIO, "the file takes no more bytes")
+                raise OSError(errno.EIO, "write returned 0 bytes")
             data = data[taken:]
 
     def read(self, key: str) -> bytes:
-        """All bytes of an object."""
+        """Return all bytes of an object."""
         with self.opened(key) as reader:
             if reader.size_bytes > RECORD_SIZE_MAX_BYTES:
                 raise CheckpointDamagedError(
@@ -248,7 +251,7 @@ class ObjectFolder:
         path = self.path(key)
         self._check_no_links(path.parent)
         with translated("open", path), path_not_under_object():
-            # What is no file is no object, and is not waited for.
+            # O_NONBLOCK: opening a FIFO, which is not an object, must not block.
             fd = self.files.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             with translated("open", path):
@@ -256,12 +259,12 @@ class ObjectFolder:
                     raise IsADirectoryError(path)
             yield FileReader(path, fd, self.files)
         finally:
-            # Nothing can be lost with a file that was only read.
+            # A failed close of a file opened for reading loses nothing.
             with contextlib.suppress(OSError):
                 self.files.close(fd)
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
-        """All objects below `prefix`, by key. Symbolic links are neither followed nor listed."""
+        """Yield all objects below `prefix`, by key. Symbolic links are not followed or listed."""
         folder = self.path(prefix)
         self._check_no_links(folder)
         with translated("list", folder):
@@ -270,7 +273,7 @@ class ObjectFolder:
         yield from found
 
     def delete(self, *keys: str) -> None:
-        """Removes objects, and the folders that are empty without them; syncs each folder once."""
+        """Remove objects, and the folders that become empty; sync each folder once."""
         changed: dict[Path, bool] = {}
         for path in [self.path(key) for key in keys]:
             if path.parent not in changed:
@@ -284,15 +287,15 @@ class ObjectFolder:
             changed[path.parent] = changed.get(path.parent, False) or not is_gone
         for folder, has_changed in changed.items():
             with translated("delete from", folder):
-                # Where all is gone, whoever removed it may have been killed before the sync.
-                # Another delete may have removed the folder, and the names with it.
+                # Synced even if no name was left: the process that removed them may have been
+                # killed before its sync. Another delete may have removed the folder itself.
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                     self._sync_names(folder)
                 if has_changed:
                     self._remove_empty(folder)
 
     def discard_unfinished(self, prefix: str) -> None:
-        """Removes what interrupted writes and deletes left of the object `prefix` and below it."""
+        """Remove leftovers of interrupted writes and deletes of `prefix` and below it."""
         folder = self.path(prefix)
         self._check_no_links(folder)
         with translated("clean up", folder):
@@ -307,19 +310,19 @@ class ObjectFolder:
                 self._remove_empty(Path(found))
 
     def _make_folder(self, folder: Path) -> None:
-        if folder in self._kept:
+        if folder in self._synced:
             return
         self._check_no_links(folder)
         self._make_below_root(folder)
-        if len(self._kept) >= KEPT_COUNT_MAX:
-            self._kept.clear()
-        self._kept.add(folder)
+        if len(self._synced) >= SYNCED_COUNT_MAX:
+            self._synced.clear()
+        self._synced.add(folder)
 
     def _make_below_root(self, folder: Path) -> None:
-        """Makes `folder` and what is missing between the root and it, never the root itself.
+        """Create `folder` and missing folders between the root and it, never the root itself.
 
-        Where it has to be durable, each name is synced even where it is there: whoever made it may
-        have been killed before the sync.
+        In a durable store existing names are synced too: the process that created them may have
+        been killed before its sync.
         """
         chain = [folder, *folder.parents]
         chain = chain[: chain.index(self.root)]
@@ -333,9 +336,9 @@ class ObjectFolder:
                 sync_folder(self.files, one.parent)
 
     def _check_no_links(self, folder: Path) -> None:
-        """Checks that no folder between the root and `folder` is a symbolic link."""
+        """Check that no folder between the root and `folder` is a symbolic link."""
         while folder != self.root:
-            if folder not in self._kept and folder.is_symlink():
+            if folder not in self._synced and folder.is_symlink():
                 raise StorageError(
                     f"use {folder}: expected a folder, found a symbolic link; none is followed "
                     "inside a run, put the folder itself there"
@@ -354,22 +357,22 @@ class ObjectFolder:
             self.files.unlink(path)
 
     def _remove_empty(self, folder: Path) -> None:
-        """Removes `folder`, and those above it up to the root, as far as they are empty."""
+        """Remove `folder` and the folders above it, up to the root, while they are empty."""
         while folder != self.root:
             try:
                 self.files.remove_folder(folder)
             except OSError:
-                # Not empty, or another process was faster: either way it is not ours to remove.
+                # Not empty, or another process removed it first.
                 return
-            self._kept.discard(folder)
+            self._synced.discard(folder)
             folder = folder.parent
 
 
 def make_folder(files: FileSystem, folder: Path, root: Path, *, durable: bool) -> None:
-    """Makes `folder`, a new run's, and what is missing above it.
+    """Create `folder`, of a new run, and missing folders above it.
 
-    Where it has to be durable, each name from below `root` down to `folder` is synced even where it
-    is there: whoever made it may have been killed before the sync.
+    If `durable`, each name from below `root` down to `folder` is synced even if it exists: the
+    process that created it may have been killed before its sync.
     """
     chain = [folder]
     while chain[-1] != root and chain[-1].parent != chain[-1]:
@@ -389,23 +392,23 @@ def make_folder(files: FileSystem, folder: Path, root: Path, *, durable: bool) -
 
 
 def _sync_young(files: FileSystem, folder: Path) -> None:
-    """Syncs the names of `folder` and of those above it that hold nothing but one another.
+    """Sync the names of `folder` and of the folders above it that have at most one entry.
 
-    Whoever made them for what is to stand in them may have been killed before the sync.
+    Such folders may be new: the process that created them may have been killed before its sync.
     """
     with contextlib.suppress(PermissionError):
         while folder.parent != folder and len(os.listdir(folder)) <= 1:
             try:
                 sync_folder(files, folder.parent)
             except OSError as error:
-                # Above the run there may be a file system that syncs no folders.
+                # A file system above the run may not support syncing folders.
                 if error.errno not in (errno.EINVAL, errno.EROFS, *_DENIED):
                     raise
             folder = folder.parent
 
 
 def sync_folder(files: FileSystem, folder: Path) -> None:
-    """Makes the names in `folder` survive power loss."""
+    """Make the names in `folder` durable."""
     fd = files.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         files.sync(fd)
@@ -415,7 +418,7 @@ def sync_folder(files: FileSystem, folder: Path) -> None:
 
 @contextlib.contextmanager
 def path_not_under_object() -> Iterator[None]:
-    """For reads: an object is no folder, so nothing is below it."""
+    """Report a path below an object, which reads cannot resolve, as a missing file."""
     try:
         yield
     except OSError as error:
@@ -425,10 +428,10 @@ def path_not_under_object() -> Iterator[None]:
 
 
 def _walk(folder: Path | str, prefix: str, found: list[StoredObject], depth: int = 0) -> None:
-    """Adds all objects below `folder` to `found`, by key."""
+    """Add all objects below `folder` to `found`, sorted by key."""
     try:
         with os.scandir(folder) as scan:
-            # By keys: what is in a folder is named by the folder and a slash.
+            # Sort folders with a trailing slash, so that the order is that of the keys.
             entries = sorted(
                 (f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name, entry)
                 for entry in scan
@@ -438,13 +441,13 @@ def _walk(folder: Path | str, prefix: str, found: list[StoredObject], depth: int
         return
     for name, entry in entries:
         if name.endswith("/"):
-            # No key of the format is nearly as deep; folders of others may have no end.
+            # No key of the format is this deep; folders of other programs may nest endlessly.
             if depth < DEPTH_MAX:
                 _walk(entry.path, f"{prefix}/{entry.name}", found, depth + 1)
         elif entry.is_file(follow_symlinks=False):
             try:
                 size_bytes = entry.stat(follow_symlinks=False).st_size
             except FileNotFoundError:
-                # It was deleted between the scan and the look at it.
+                # Deleted between the scan and the stat.
                 continue
             found.append(StoredObject(f"{prefix}/{name}", size_bytes))

@@ -1,8 +1,8 @@
 """The RAM tier: images in slots on a tmpfs, records as small files beside their names.
 
-The folder has the durable tier's names, so any reader of a run reads the RAM tier too. What it
-holds outlives every process, and nothing else. A slot is mapped once and filled by copying into
-pages that are there already; it takes the image's name after its last byte.
+The folder has the durable tier's names, so any reader of a run reads the RAM tier too. Its contents
+outlive every process, but not the host. A slot is mapped once and filled by copying into existing
+pages; it gets the image's name after its last byte is written.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from holdfast.store.slots import SLOTS
 
 IMAGE_SUFFIX = ".safetensors"
 PAGES_SIZE_BYTES = 8 * 1024 * 1024
-"""So much is mapped in some milliseconds."""
+"""Pages are populated in pieces of this size: each takes some milliseconds."""
 CHECKED_SIZE_BYTES = 1024 * 1024
-"""So much is copied after a look at the slot: one for each small chunk would cost as much again."""
+"""The slot is checked once per this many bytes: a check per small chunk would double its cost."""
 _MADV_POPULATE_WRITE = 23  # Linux's <asm-generic/mman-common.h>; Python has no name for it yet.
 LOCK_SECS = 1.0
 LOCK_POLL_SECS = 0.0005
 
 
 class Pin(Protocol):
-    """What holds on to a slot's memory as long as it is mapped: a device that writes into it."""
+    """A registration of a mapped slot's memory with a device that writes to it."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether it may still write; then the slot is not given back."""
+        """Whether the device may still write; then the slot stays locked."""
         ...
 
     def close(self) -> None:
-        """Lets go of the memory, and of all views of it."""
+        """Unregister the memory and release all views of it."""
         ...
 
 
@@ -56,7 +56,7 @@ AnyPin = TypeVar("AnyPin", bound=Pin)
 class RamStore:
     """Objects below `root`, a folder on a tmpfs; images go into slots that `reserve` names.
 
-    Threads may share it but for `put` and `begin`; a `SlotWriter` may be taken over by another one.
+    Thread-safe except for `put` and `begin`; a `SlotWriter` may be passed to another thread.
     """
 
     tier = name = "ram"
@@ -106,31 +106,33 @@ class RamStore:
     def discard_unfinished(self, prefix: str) -> None:
         self._folder.discard_unfinished(prefix)
 
-    def forget_gone(self) -> None:
-        """Lets go of slots that were given up, so that their memory is free; any thread may."""
-        self._read.forget_gone()
+    def release_deleted(self) -> None:
+        """Unmap slots that were evicted, so that their memory is freed. Thread-safe."""
+        self._read.release_deleted()
 
     def close(self) -> None:
-        """Lets go of all mappings, but of a slot that is just being filled."""
+        """Unmap all slots except those that are being filled."""
         self._unmap(lambda slot: True)
         self._read.close()
 
     def begin(self, size_bytes: int) -> SlotWriter:
-        """A slot of that size to fill, by whichever thread has the bytes; to be closed in any case.
+        """Reserve, map and lock a slot of that size for filling; the caller closes it in any case.
 
         Raises:
-            OutOfSpaceError, StorageError: there is none.
+            OutOfSpaceError: there is no room for a slot.
+            StorageError: the slot cannot be mapped or locked. No lock remains.
         """
         name = self._reserve(size_bytes)
         path = self.root / SLOTS / name
-        # Somebody may have removed the slot, or the whole tier, since it was reserved.
+        # Another process may have removed the slot, or the whole tier, since it was reserved.
         with translated("fill", path):
             slot = self._map(name, size_bytes)
             slot.lock(self._clock)
         return SlotWriter(self._folder, path, slot)
 
     def _fill_slot(self, unfinished: Path, size_bytes: int, blocks: Iterable[Buffer]) -> None:
-        # Unlocked before the name is shown: that is one more name already, so it is not free.
+        # Unlocked before the final name is visible: the unfinished name is a second link already,
+        # so the slot does not look free in between.
         with contextlib.closing(self.begin(size_bytes)) as filling:
             offset = 0
             for block in blocks:
@@ -168,8 +170,8 @@ class RamStore:
                     if os.path.samestat(shown, os.fstat(reader.fd)):
                         yield SlotReader(reader, path, self._read)
                         return
-            # Between opening and locking it was replaced: that slot may be filled anew. Or somebody
-            # looks for free slots, who holds the lock for a moment.
+            # Race: the object was replaced between open and lock, so its slot may be recycled. Or a
+            # search for free slots holds the lock for a moment.
             if self._clock.monotonic() > deadline:
                 raise StorageError(f"open {path}: another process has its slot locked")
             self._clock.sleep(LOCK_POLL_SECS)
@@ -178,7 +180,7 @@ class RamStore:
         known = self._mapped.get(name)
         if known is not None and known.is_current():
             return known
-        # Slots that are gone belong to an earlier layout or an earlier agent.
+        # Removed slots belong to an earlier layout or an earlier agent.
         self._unmap(lambda slot: not slot.is_current())
         self._mapped[name] = _MappedSlot(self.root / SLOTS / name, size_bytes, self._folder.files)
         return self._mapped[name]
@@ -196,7 +198,7 @@ class SlotReader:
         self._reader = reader
         self._path = path
         self._mappings = mappings
-        self._lent: memoryview | None = None
+        self._lasting_view: memoryview | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -204,38 +206,38 @@ class SlotReader:
 
     @property
     def fd(self) -> int:
-        """The open file, to be sent from; it is closed, and unlocked, with the reader."""
+        """The open file's descriptor, for `sendfile`; closed, and unlocked, with the reader."""
         return self._reader.fd
 
     def read_into(self, offset_bytes: int, target: memoryview) -> None:
         self._reader.read_into(offset_bytes, target)
 
     def view(self) -> memoryview | None:
-        # Looked at right before it is read: memory that somebody cut off would kill who reads it.
+        # Checked right before the read: reading memory that another process truncated is a SIGBUS.
         found = os.fstat(self._reader.fd)
         memory_bytes = min(found.st_size, found.st_blocks * 512)
         if memory_bytes < self.size_bytes:
             raise StorageError(
                 f"read {self._path}: expected {self.size_bytes} bytes of memory, found "
-                f"{memory_bytes}; somebody else changes the RAM tier"
+                f"{memory_bytes}; another process changes the RAM tier"
             )
         with translated("map", self._path):
             return self._mappings.view(self._reader.fd)
 
-    def lend(self) -> memoryview | None:
-        if self._lent is None and self.size_bytes:
+    def lasting_view(self) -> memoryview | None:
+        if self._lasting_view is None and self.size_bytes:
             pages = mmap.mmap(self._reader.fd, self.size_bytes, prot=mmap.PROT_READ)
-            # A second descriptor of the same opening holds the lock when the first one is closed:
-            # while anything views the pages, the slot is not filled anew.
+            # A duplicate descriptor retains the lock after the reader is closed, so the slot is not
+            # recycled while any view of the pages exists.
             weakref.finalize(pages, os.close, os.dup(self._reader.fd))
-            self._lent = memoryview(pages)
-        return self._lent
+            self._lasting_view = memoryview(pages)
+        return self._lasting_view
 
 
 class SlotWriter:
-    """A slot that is being filled: locked, so that it is nobody else's, until it is closed.
+    """A slot that is being filled: exclusively locked until it is closed.
 
-    Threads may use it one after another; several may fill a `target` of their own at once.
+    Threads may use it one after another; several may each fill a `target` of their own at once.
     """
 
     def __init__(self, folder: ObjectFolder, path: Path, slot: _MappedSlot) -> None:
@@ -246,7 +248,7 @@ class SlotWriter:
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes it takes."""
+        """The size of the image in bytes."""
         return self._slot.size_bytes
 
     @property
@@ -255,52 +257,52 @@ class SlotWriter:
         return not self._is_closed and self._slot.is_current()
 
     def write(self, offset_bytes: int, data: memoryview) -> None:
-        """Copies `data` to that place.
+        """Copy `data` to `offset_bytes`.
 
         Raises:
-            StorageError: somebody changed the slot under the run's hands.
+            StorageError: another process changed the slot.
         """
         self._slot.write(offset_bytes, data)
 
     def target(self, start: int, stop: int) -> memoryview:
-        """The memory of bytes [start, stop), to be filled and read before it is closed.
+        """Return the memory of bytes [start, stop), to be filled and read before it is closed.
 
         Raises:
-            StorageError: somebody changed the slot under the run's hands.
+            StorageError: another process changed the slot.
         """
         return self._slot.target(start, stop)
 
     def view(self) -> memoryview:
-        """All bytes, to be read before it is closed."""
+        """Return all bytes, for reading until the slot is closed."""
         return self._slot.view()
 
     def pinned(self, pin: Callable[[memoryview], AnyPin | None]) -> AnyPin | None:
-        """What `pin` makes of the slot's memory; made once, and closed before it is unmapped.
+        """Return the result of `pin` for the slot's memory; created once, closed before unmapping.
 
-        Whoever writes by it checks afterwards (`check_whole`): it does not pass by the seam of
-        `FileSystem`, and nobody looks before each block.
+        A device's writes bypass `FileSystem` and the check before each block, so the caller calls
+        `check_whole` after them.
         """
         return self._slot.pinned(pin)
 
     def check_whole(self) -> None:
-        """Checks that what was written is what others will read.
+        """Check that the slot still has memory for all bytes, so that readers see what was written.
 
         Raises:
-            StorageError: somebody changed the slot under the run's hands.
+            StorageError: another process changed the slot.
         """
         self._slot.check_whole()
 
     def show(self, key: str) -> None:
-        """Gives the image its name, in one step; it is not to be written to any more.
+        """Give the image its name atomically; it must not be written to afterwards.
 
         Raises:
-            StorageError: nothing shows.
+            StorageError: the name could not be created; nothing is visible.
         """
         with self._folder.writing(self._folder.path(key)) as unfinished:
             self.link(unfinished, self.size_bytes)
 
     def link(self, path: Path, size_bytes: int) -> None:
-        """Gives the slot one more name, now that `size_bytes` were written."""
+        """Give the slot one more name, after `size_bytes` were written."""
         if size_bytes != self.size_bytes:
             raise InvalidArgumentError(
                 f"fill {self._path}: expected {self.size_bytes} bytes, found {size_bytes}"
@@ -309,9 +311,9 @@ class SlotWriter:
         self._folder.in_folder(path, link)
 
     def close(self) -> None:
-        """Releases the slot; where it got no name it is free again. Closing twice does no harm."""
+        """Release the slot; without a name it is free again. Idempotent."""
         if not self._is_closed:
-            # Closing that was interrupted, or refused by a device, is done by the next call.
+            # After an interruption, or while a device is busy, the next call completes the release.
             self._slot.unlock()
             self._is_closed = not self._slot.is_filling
 
@@ -330,14 +332,14 @@ class _MappedSlot:
                 # Writing past a file's end through a mapping would kill the process.
                 raise StorageError(f"map {path}: expected {size_bytes} bytes, found {found}")
             self._map = mmap.mmap(self._fd, size_bytes)
-            _bring_pages(self._map)
+            _populate(self._map)
             on_error.pop_all()
         self.is_filling = False
         self._unchecked_bytes = 0
         self._pin: Pin | None = None
 
     def is_current(self) -> bool:
-        """Whether the slot's name still leads to what is mapped, all of it."""
+        """Return whether the slot's name still refers to the mapped file, at its full size."""
         try:
             shown = os.stat(self._path)
         except OSError:
@@ -348,11 +350,11 @@ class _MappedSlot:
         """Locks it for filling.
 
         Raises:
-            StorageError: another process uses it, or sealed an image in it.
+            StorageError: another process uses the slot, or sealed an image in it. It is not locked.
         """
         deadline = clock.monotonic() + LOCK_SECS
         while not _try_lock(self._fd, fcntl.LOCK_EX):
-            # Whoever looks for free slots holds the lock for a moment; a reader or filler, longer.
+            # A search for free slots holds the lock for a moment; readers and writers, longer.
             if clock.monotonic() > deadline:
                 raise StorageError(f"fill {self._path}: another process uses this slot")
             clock.sleep(LOCK_POLL_SECS)
@@ -365,9 +367,9 @@ class _MappedSlot:
         self._unchecked_bytes = 0
 
     def unlock(self) -> None:
-        """Unlocks it; without an image it is free again.
+        """Unlock the slot; without an image it is free again.
 
-        Unless a device may still write into it: then it stays locked, until this process ends.
+        If a device may still write into it, it stays locked until this process ends.
         """
         if self._pin is not None and self._pin.is_busy:
             return
@@ -375,12 +377,13 @@ class _MappedSlot:
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def _check_free(self) -> None:
-        """Checks, under the lock, that nobody sealed an image in it.
+        """Check, under the lock, that no image was sealed in the slot.
 
-        An agent that was killed, or that gave the run to another group, forgot whom it gave a slot.
+        An agent that restarted, or that passed the run to another group, has no record of the slots
+        that it assigned before, so a slot may have been assigned twice.
 
         Raises:
-            StorageError: somebody did; nothing was written.
+            StorageError: an image was sealed in it; nothing was written.
         """
         if os.fstat(self._fd).st_nlink != 1:
             raise StorageError(f"fill {self._path}: this slot was given to another process since")
@@ -396,7 +399,7 @@ class _MappedSlot:
         self._files.fill(self._fd, self._map, offset_bytes, data)
 
     def target(self, start: int, stop: int) -> memoryview:
-        """A piece of its memory, to write to."""
+        """Return bytes [start, stop) of its memory, for writing."""
         if not 0 <= start <= stop <= len(self._map):
             raise InvalidArgumentError(
                 f"fill {self._path}: expected a range within {len(self._map)} bytes, found "
@@ -406,7 +409,7 @@ class _MappedSlot:
         return memoryview(self._map)[start:stop]
 
     def view(self) -> memoryview:
-        """Its memory, to read from."""
+        """Return its memory, read-only."""
         self.check_whole()
         return memoryview(self._map).toreadonly()
 
@@ -415,39 +418,39 @@ class _MappedSlot:
         return len(self._map)
 
     def check_whole(self) -> None:
-        """Checks, before each MiB that is copied and after a device's copies, that it has memory.
+        """Check that the slot has memory: before each MiB copied, and after a device's copies.
 
         Raises:
-            StorageError: somebody cut the slot off, or made holes in it.
+            StorageError: another process truncated the slot or punched holes in it.
         """
         found = os.fstat(self._fd)
         if found.st_size < len(self._map) or found.st_blocks * 512 < len(self._map):
             raise StorageError(
                 f"fill {self._path}: expected {len(self._map)} bytes of memory, found "
-                f"{min(found.st_size, found.st_blocks * 512)}; somebody else changes the RAM tier"
+                f"{min(found.st_size, found.st_blocks * 512)}; another process changes the RAM tier"
             )
 
     def pinned(self, pin: Callable[[memoryview], AnyPin | None]) -> AnyPin | None:
-        """What `pin` makes of its memory."""
+        """Return the result of `pin` for its memory."""
         if self._pin is None:
             self._pin = pin(memoryview(self._map))
-        # One process has one way to pin.
+        # A process uses a single kind of pin, so the type matches.
         return cast("AnyPin | None", self._pin)
 
     def close(self) -> None:
         if self._pin is not None:
             self._pin.close()
-        # The frames of an exception that somebody keeps may view it; it is unmapped after them.
+        # Frames of a stored exception may hold views; the memory is unmapped when they are freed.
         with contextlib.suppress(BufferError):
             self._map.close()
         self._files.close(self._fd)
 
 
-def _bring_pages(pages: mmap.mmap) -> None:
-    """Brings all pages of a slot into the mapping, so that no first fill has to.
+def _populate(pages: mmap.mmap) -> None:
+    """Populate the page table of a slot's mapping, so that the first fill takes no page faults.
 
-    By pieces: Python lets no other thread run meanwhile, and the training is one. An error leaves
-    the rest to the first fill: a kernel before 5.14, or a slot that somebody has just cut off.
+    In pieces, because `madvise` holds the GIL and the training thread must run in between. Errors
+    are ignored (a kernel before 5.14, a slot truncated just now): the first fill faults pages in.
     """
     with contextlib.suppress(OSError):
         for start in range(0, len(pages), PAGES_SIZE_BYTES):

@@ -1,11 +1,11 @@
-"""A run's directory by its identity: device and inode, whatever its path becomes.
+"""A run's directory, identified by device and inode rather than by path.
 
-A path names whatever is there now. A run's directory may be moved, deleted, replaced by a copy or
-unmounted while a process works on it. The directory is held open, so that its inode is not reused,
-and the path is compared with it before each use.
+A run's directory may be moved, deleted, replaced by a copy or unmounted while a process uses it;
+its path would then refer to something else. The directory is held open, so that its inode is not
+reused, and the path is compared with it before each use.
 
 Invariants:
-- `current` returns a path that led to the directory that was bound, or raises.
+- `current` returns a path that led to the bound directory at that time, or raises.
 - A directory that was moved is found again by the kernel's own record of its path.
 
 Assumed: `/proc` is mounted. The descriptor is opened with O_PATH: it needs no permission to read
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class RunDirectory:
-    """One directory. Threads may share it; it is bound at the first use that finds it there."""
+    """One directory. Thread-safe. Bound at the first use that finds the directory."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -43,23 +43,23 @@ class RunDirectory:
 
     @property
     def path(self) -> Path:
-        """Where it was found last."""
+        """The last known path."""
         return self._path
 
     @property
     def identity(self) -> tuple[int, int] | None:
-        """(device, inode); None where no directory was there so far."""
+        """(device, inode); None if no directory has existed at the path yet."""
         state = self._bound()
         return (state.st_dev, state.st_ino) if state is not None else None
 
     @property
-    def word(self) -> str:
-        """The identity as text; empty where no directory was there so far."""
+    def identity_text(self) -> str:
+        """The identity as text; empty if no directory has existed at the path yet."""
         identity = self.identity
         return f"{identity[0]}:{identity[1]}" if identity is not None else ""
 
     def problem(self) -> str | None:
-        """Return why it cannot be used now; None where it can."""
+        """Return why the directory cannot be used now; None if it can."""
         try:
             self.current()
         except StorageError as error:
@@ -67,11 +67,11 @@ class RunDirectory:
         return None
 
     def current(self) -> Path:
-        """Return the path that leads to the directory now; the given one where none was there yet.
+        """Return the directory's current path, or the given path if it did not exist yet.
 
         Raises:
-            StorageError: it was deleted, replaced by another directory, or unmounted; or it cannot
-                be looked at.
+            StorageError: it was deleted, replaced by another directory or unmounted, or its state
+                cannot be read.
         """
         state = self._bound()
         if state is None or _is_at(self._path, state):
@@ -84,7 +84,7 @@ class RunDirectory:
         raise StorageError(self._what_happened())
 
     def is_gone(self) -> bool:
-        """Return whether it was deleted; one that is unmounted or hidden may come back."""
+        """Return whether it was deleted; an unmounted or hidden one may become visible again."""
         state = self._bound()
         if state is None or self._fd is None:
             return False
@@ -111,7 +111,7 @@ class RunDirectory:
         except OSError as error:
             if error.errno in _MISSING:
                 return
-            raise _cannot_look(self._path, error) from error
+            raise _cannot_read(self._path, error) from error
         weakref.finalize(self, os.close, fd)
         self._fd, self._state = fd, os.fstat(fd)
 
@@ -133,7 +133,7 @@ class RunDirectory:
         else:
             found = "its path leads to another directory" if is_other else "its path leads nowhere"
             found += ": it was replaced, or a file system was mounted or unmounted there"
-            advice = "mount it again and start anew, or stop this process"
+            advice = "mount it again and restart, or stop this process"
         return f"use the run's directory {self._path}: {found}; {advice}"
 
 
@@ -143,10 +143,10 @@ def _is_at(path: Path, state: os.stat_result) -> bool:
     except OSError as error:
         if error.errno in _MISSING:
             return False
-        raise _cannot_look(path, error) from error
+        raise _cannot_read(path, error) from error
 
 
-def _cannot_look(path: Path, error: OSError) -> StorageError:
+def _cannot_read(path: Path, error: OSError) -> StorageError:
     return StorageError(
         f"use the run's directory {path}: {error.strerror} (errno {error.errno}); check its "
         "permissions and mount"

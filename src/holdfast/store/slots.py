@@ -1,16 +1,16 @@
 """Slots: preallocated, recycled files on a tmpfs, each of which holds one image.
 
 A slot is a file in `slots/`. It is reserved with `posix_fallocate`, so that a full tmpfs is an
-error here and never a SIGBUS in whoever fills it, and its pages are there before the first fill. A
-sealed image is another name (a hard link) of its slot, and there is one more for each later
-checkpoint that keeps it, so the file system itself tells what each slot is:
+error here and never a SIGBUS in the process that fills it, and its pages exist before the first
+fill. A sealed image is another name (a hard link) of its slot, with one more name for each later
+checkpoint that reuses it. So the file system holds the state of each slot:
 
 - one name, not locked: free;
-- one name, locked: somebody fills it (the lock goes with the process, however it dies);
+- one name, locked: being filled (the lock ends with the process, however it dies);
 - more names: it holds a sealed image;
-- more names, locked shared: somebody reads that image; deleted meanwhile, it is free once unlocked.
+- more names, locked shared: the image is being read; if deleted meanwhile, free once unlocked.
 
-So a new owner knows all that the old one knew by looking. The pool has one owner, the host's agent.
+A new owner recovers the whole state from the file system. The pool has one owner, the host's agent.
 """
 
 from __future__ import annotations
@@ -42,27 +42,28 @@ class SlotPool:
         self.limit_bytes = limit_bytes
         self._clock = clock
         self._files = files
-        self.gave_up: Callable[[], None] = lambda: None
-        """Called after slots were given up: who has them mapped is to let go of them."""
+        self.on_evicted: Callable[[], None] = lambda: None
+        """Called after an eviction; the owner of mappings of evicted slots releases them."""
 
     def reserve(
         self, size_bytes: int, taken: Collection[str] = (), in_use_bytes: Collection[int] = ()
     ) -> str:
-        """The name of a free slot of exactly that size, a recycled one or else a new one.
+        """Return the name of a free slot of exactly that size, a recycled one or else a new one.
 
-        Whoever gets it locks it; until then it looks free, so a caller who reserves for several
-        says in `taken` which names it handed out and has not seen filled. Free slots of a size
-        that is neither asked for nor among `in_use_bytes` are given up to make room.
+        The process that fills the slot locks it. Until then the slot looks free, so a caller that
+        reserves for several processes passes in `taken` the names that it assigned and that are not
+        locked yet. Free slots of a size other than `size_bytes` and `in_use_bytes` are evicted to
+        make room.
 
         Raises:
-            OutOfSpaceError: neither the tmpfs nor the limit has room for one more.
+            OutOfSpaceError: the tmpfs or the limit has no room for one more slot.
             StorageError: the tmpfs fails.
         """
         with translated("reserve RAM in", self._folder):
             for path, size in self._free(taken):
                 if size == size_bytes:
                     return path.name
-            self._give_up({size_bytes, *in_use_bytes}, taken)
+            self._evict({size_bytes, *in_use_bytes}, taken)
             return self._create(size_bytes).name
 
     def spare(
@@ -72,7 +73,7 @@ class SlotPool:
         taken: Collection[str] = (),
         in_use_bytes: Collection[int] = (),
     ) -> str | None:
-        """As `reserve`; but None where all slots together would be more than `total_max_bytes`.
+        """Reserve a slot as `reserve` does, or return None if all would exceed `total_max_bytes`.
 
         Raises:
             OutOfSpaceError, StorageError: as `reserve`.
@@ -82,41 +83,41 @@ class SlotPool:
                 if size == size_bytes:
                     return path.name
             if self.size_bytes() + size_bytes > total_max_bytes:
-                self._give_up({size_bytes, *in_use_bytes}, taken)
+                self._evict({size_bytes, *in_use_bytes}, taken)
             if self.size_bytes() + size_bytes > total_max_bytes:
                 return None
             return self._create(size_bytes).name
 
-    def _give_up(self, sizes_bytes: Collection[int], taken: Collection[str]) -> None:
-        """Removes the free slots of other sizes: they belong to a layout no longer in use."""
+    def _evict(self, sizes_bytes: Collection[int], taken: Collection[str]) -> None:
+        """Evict the free slots of other sizes: they belong to a layout no longer in use."""
         for path, size in self._free(taken):
             if size not in sizes_bytes:
                 with contextlib.suppress(FileNotFoundError):
                     self._files.unlink(path)
-        self.gave_up()
+        self.on_evicted()
 
     def free(self) -> list[str]:
-        """The names of all free slots."""
+        """Return the names of all free slots."""
         return [path.name for path, _ in self._free()]
 
     def size_bytes(self) -> int:
-        """The bytes of all slots."""
+        """Return the bytes of all slots."""
         total = 0
         for path in self._paths():
-            # A slot may be given up between the look at the folder and the look at it.
+            # A slot may be evicted between the listing of the folder and this stat.
             with contextlib.suppress(FileNotFoundError):
                 total += path.stat().st_size
         return total
 
     def slot_size_bytes(self, name: str) -> int | None:
-        """The bytes of one slot; None where it is gone."""
+        """Return the size of one slot in bytes; None if it no longer exists."""
         try:
             return (self._folder / name).stat().st_size
         except OSError:
             return None
 
     def left_bytes(self) -> int:
-        """How many bytes more may be reserved: what the tmpfs, the limit and the memory leave."""
+        """Return how many more bytes the tmpfs, the pool's limit and the cgroup's limit allow."""
         folder = next(f for f in (self._folder, *self._folder.parents) if f.is_dir())
         tmpfs = os.statvfs(folder)
         rooms = [tmpfs.f_bavail * tmpfs.f_frsize]
@@ -128,7 +129,7 @@ class SlotPool:
         return max(0, min(rooms))
 
     def _paths(self) -> list[Path]:
-        # The folder comes with the first slot, and somebody may remove it at any time.
+        # The folder is created with the first slot, and another process may remove it at any time.
         with contextlib.suppress(FileNotFoundError):
             return sorted(self._folder.iterdir())
         return []
@@ -140,8 +141,9 @@ class SlotPool:
             with contextlib.suppress(FileNotFoundError):
                 state = path.stat()
                 if state.st_nlink == 1 and not self._is_locked(path):
-                    # One that somebody cut off or made holes in has no memory of its own for all
-                    # its bytes, and filling it could be a SIGBUS: it is no slot of any size.
+                    # A slot that another process truncated or punched holes in lacks memory for
+                    # some of its bytes, and filling it could raise SIGBUS: report size 0, so that
+                    # it is never handed out and is evicted.
                     is_whole = state.st_blocks * _BLOCK_SIZE_BYTES >= state.st_size
                     yield path, state.st_size if is_whole else 0
 
@@ -156,7 +158,7 @@ class SlotPool:
         if left is not None and size_bytes > left:
             raise OutOfSpaceError(
                 f"reserve {size_bytes} bytes of RAM in {self._folder}: the memory limit of this "
-                f"process's cgroup leaves {max(left, 0)}; raise the limit, or do without RAM"
+                f"process's cgroup leaves {max(left, 0)}; raise the limit, or disable the RAM tier"
             )
         path = self._folder / self._clock.token()
         make_folder(self._files, self._folder, self._folder, durable=False)

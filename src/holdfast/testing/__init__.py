@@ -1,6 +1,6 @@
-"""What others may test their own parts with; needs pytest, and is imported by nothing else here."""
+"""Test support for authors of stores; needs pytest, and the library does not import it."""
 
 import pytest
 
-# So that a failed assertion of the suite tells its values.
+# Makes failed assertions of the suite show their values.
 pytest.register_assert_rewrite("holdfast.testing.store_bytes", "holdfast.testing.store_suite")

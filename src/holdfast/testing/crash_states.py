@@ -1,25 +1,24 @@
-"""The states that a crash can leave, made of a record of what was done.
+"""The states that a crash can leave, computed from a log of operations.
 
 There are two kinds of crash:
 
-- The processes die (`deaths`). What they had done is there, in every tier, up to one operation; the
-  last write may be there by half.
-- The power goes (`power_losses`). Of the durable folders there is what was synced, and any subset
-  of what was not; nothing else is there at all.
+- The processes die (`deaths`). All operations up to some point are present in every tier; the last
+  write may be torn (half present).
+- Power is lost (`power_losses`). In the durable folders all synced operations are present, and any
+  subset of the others; everything else is lost.
 
-What counts as synced is what POSIX promises and no more. A file's bytes and size survive from
-`sync` of the file on. A name (made, linked, renamed, removed, of a file or a folder) survives from
-`sync` of the folder on that it stands in; a file's sync does nothing for its name, and a folder's
-nothing for its own. A rename within one folder is there or not; one between folders may be there by
-half. A write that was not synced is there, is not, or is there by half; what lies before it in the
-file is zeros where nothing else wrote it. What stands in a folder whose name is lost is lost with
-it.
+Synced means what POSIX guarantees and no more. A file's bytes and size survive after a `sync` of
+the file. A name (made, linked, renamed or removed, of a file or a folder) survives after a `sync`
+of the folder that contains it; a file's sync does not cover its name, and a folder's not its own. A
+rename within one folder is atomic; one between folders may be half present. A write that was not
+synced is present, absent or torn; the bytes before it in the file are zeros unless written. The
+contents of a folder whose name is lost are lost too.
 
-Where what was not synced has more than `all_max` combinations, these are taken: all of it, nothing
-of it, each one alone, each one missing, everything up to each one, and a sample drawn with `seed`.
+If the operations that were not synced have more than `all_max` combinations, these are tried: all,
+none, each one alone, each one missing, all up to each one, and a sample drawn with `seed`.
 
-A disk that acknowledges a sync and did not do it is not among the crashes, nor is one that destroys
-what it was not asked to write. For an example see `holdfast.testing.recording`.
+Not modelled: a disk that acknowledges a sync without doing it, and one that destroys data that was
+not being written. For an example see `holdfast.testing.recording`.
 """
 
 from __future__ import annotations
@@ -52,18 +51,18 @@ LOST, KEPT, TORN = 0, 1, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrashState:
-    """What a crash left. `told` says which crash it was; equal `key`s are equal states."""
+    """The state after a crash. `description` names the crash; equal states have equal `key`s."""
 
     done_count: int
-    told: str
+    description: str
     tree: Tree
     key: Hashable
 
 
 def deaths(log: Log, first: int = 0) -> Iterator[CrashState]:
-    """What each death of all processes leaves, after `first` operations or more.
+    """Yield the state after each death of all processes, after `first` operations or more.
 
-    The same state may come again, after operations that changed no bytes and no names.
+    A state may be repeated, after operations that changed no bytes and no names.
     """
     tree = log.prefix(first).tree()
     yield _state(tree.copy(), first, "killed")
@@ -85,14 +84,14 @@ def power_losses(
     sample_count: int = SAMPLE_COUNT,
     seed: int = 0,
 ) -> Iterator[CrashState]:
-    """What each loss of power leaves, after `first` operations or more.
+    """Yield the states after each loss of power, after `first` operations or more.
 
-    `durable` are the words of the folders that survive it; the others are empty afterwards. What
-    was told is not told again before a mark comes, after which each state counts anew.
+    `durable` are the keys of the folders that survive it; the others are empty afterwards. A state
+    is not repeated until the next mark; after a mark all states are yielded again.
     """
     disk = _Disk(log, durable)
     chance = random.Random(seed)
-    # Whether all states after the operation before were told, and how many were pending then.
+    # Whether all states after the previous operation were yielded, and the pending count then.
     has_all, pending_count = False, 0
     for count, operation in enumerate([*log.operations, None]):
         counts = disk.option_counts()
@@ -100,19 +99,19 @@ def power_losses(
         if count >= first:
             choices = _choices(counts, all_max, sample_count, chance)
             if has_all and not isinstance(last, Mark):
-                # New is only what has the newest operation in it; a sync makes nothing new.
+                # Only combinations with the newest operation are new; a sync adds none.
                 is_new = len(counts) > pending_count
                 choices = (c for c in choices if is_new and c[-1] != LOST)
             for choice in choices:
-                told = f"power lost, kept {disk.told(choice)}"
-                yield _state(disk.tree(choice), count, told)
+                description = f"power lost, kept {disk.describe(choice)}"
+                yield _state(disk.tree(choice), count, description)
             has_all, pending_count = math.prod(counts) <= all_max, len(counts)
         if operation is not None:
             disk.do(operation)
 
 
 def at_rest(state: CrashState, log: Log) -> Log:
-    """A log to go on from after `state`: all that it holds is synced, the marks before it stand."""
+    """Return a log that continues from `state`: its contents are synced, its marks are kept."""
     made: list[Operation] = []
     reached = [node for node in state.tree.roots.values() if node in state.tree.folders]
     while reached:
@@ -130,11 +129,11 @@ def at_rest(state: CrashState, log: Log) -> Log:
 
 
 def materialise(tree: Tree, folders: Mapping[str, Path]) -> None:
-    """Makes what `tree` holds, hard links too, in empty folders, by the words of its roots."""
+    """Create the contents of `tree`, with hard links, in empty folders by its roots' keys."""
     places: dict[int, str] = {}
-    for word, node in tree.roots.items():
-        if word in folders:
-            _materialise_folder(tree, node, os.fspath(folders[word]), places)
+    for key, node in tree.roots.items():
+        if key in folders:
+            _materialise_folder(tree, node, os.fspath(folders[key]), places)
 
 
 def _materialise_folder(tree: Tree, folder: int, path: str, places: dict[int, str]) -> None:
@@ -153,16 +152,16 @@ def _materialise_folder(tree: Tree, folder: int, path: str, places: dict[int, st
 
 
 class _Disk:
-    """The durable folders: what is safe, and what is pending, each with its options."""
+    """The durable folders: the synced state, and the pending operations with their options."""
 
     def __init__(self, log: Log, durable: Collection[str]) -> None:
         self._safe = Tree(log.roots, {node: {} for node in log.roots.values()}, {})
         self._pending: list[Operation] = []
-        # Nodes below the durable roots; a node's first name tells where it is.
-        self._own = {node for word, node in log.roots.items() if word in durable}
+        # Nodes below the durable roots; the first name of a node decides its root.
+        self._own = {node for key, node in log.roots.items() if key in durable}
 
     def do(self, operation: Operation) -> None:
-        """Goes on by one operation; those outside the durable folders are none."""
+        """Apply one operation; operations outside the durable folders are ignored."""
         if isinstance(operation, NameTable):
             changes = tuple(c for c in operation.changes if c.folder in self._own)
             self._own |= {c.node for c in changes if c.node is not None}
@@ -175,11 +174,11 @@ class _Disk:
             self._sync(operation.node)
 
     def option_counts(self) -> list[int]:
-        """How many options each pending operation has: lost, kept, and torn for a write."""
+        """Return the number of options per pending operation: lost, kept, and torn for a write."""
         return [3 if isinstance(o, Write) and len(o.data) > 1 else 2 for o in self._pending]
 
     def tree(self, choice: Sequence[int]) -> Tree:
-        """What is there if each pending operation has this fate."""
+        """Return the contents if each pending operation has the given fate."""
         tree = self._safe.copy()
         for operation, fate in zip(self._pending, choice, strict=True):
             if isinstance(operation, Write) and fate == TORN:
@@ -188,10 +187,10 @@ class _Disk:
                 tree.apply(operation)
         return tree
 
-    def told(self, choice: Sequence[int]) -> str:
-        """That choice, in words."""
+    def describe(self, choice: Sequence[int]) -> str:
+        """Return a choice as text."""
         words = {KEPT: "", TORN: "half of "}
-        kept = [words[c] + _told(o) for o, c in zip(self._pending, choice, strict=True) if c]
+        kept = [words[c] + _described(o) for o, c in zip(self._pending, choice, strict=True) if c]
         return ", ".join(kept) or "nothing"
 
     def _sync(self, node: int) -> None:
@@ -213,7 +212,7 @@ class _Disk:
 def _choices(
     counts: Sequence[int], all_max: int, sample_count: int, chance: random.Random
 ) -> Iterator[Sequence[int]]:
-    """The fates that are tried: all combinations where they are few, else as the module says."""
+    """Yield the fates to try: all combinations if they are few, else as the module describes."""
     if math.prod(counts) <= all_max:
         yield from itertools.product(*map(range, counts))
         return
@@ -233,9 +232,9 @@ def _torn(write: Write) -> Write:
     return Write(write.node, write.offset_bytes, write.data[: len(write.data) // 2])
 
 
-def _told(operation: Operation) -> str:
+def _described(operation: Operation) -> str:
     if isinstance(operation, NameTable):
-        return " and ".join(_told_name(c) for c in operation.changes)
+        return " and ".join(_described_name(c) for c in operation.changes)
     if isinstance(operation, Write):
         return f"write of {len(operation.data)} bytes to node {operation.node}"
     if isinstance(operation, Resize):
@@ -245,20 +244,20 @@ def _told(operation: Operation) -> str:
     return f"sync of node {operation.node}"
 
 
-def _told_name(change: NameChange) -> str:
+def _described_name(change: NameChange) -> str:
     if change.node is None:
         return f"removal of {change.name}"
     return f"{change.name} as node {change.node}"
 
 
-def _state(tree: Tree, done_count: int, told: str) -> CrashState:
+def _state(tree: Tree, done_count: int, description: str) -> CrashState:
     groups: dict[int, int] = {}
     key = tuple(_key(tree, node, groups) for node in tree.roots.values())
-    return CrashState(done_count=done_count, told=told, tree=tree, key=key)
+    return CrashState(done_count=done_count, description=description, tree=tree, key=key)
 
 
 def _key(tree: Tree, node: int, groups: dict[int, int]) -> Hashable:
-    """What is below `node`; nodes are numbered as they are met, so that hard links are told."""
+    """Return the contents below `node`, with files numbered by first visit to expose hard links."""
     if node in tree.folders:
         names = sorted(tree.folders[node].items())
         return tuple((name, _key(tree, below, groups)) for name, below in names)

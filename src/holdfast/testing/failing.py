@@ -1,6 +1,6 @@
-"""A file system that fails on purpose: any operation, at any moment, in the ways of real storage.
+"""Fault injection: a file system that fails any operation, at any time, as real storage does.
 
-It stands between a store and the file system below it, and asks its plan before each operation:
+It wraps a store's file system, and calls its plan before each operation:
 
     plan = Plan(Fault(errno=errno.ENOSPC), at=3, operations={"write"}, path="*/image-*")
     files = FailingFileSystem(plan)
@@ -9,11 +9,11 @@ It stands between a store and the file system below it, and asks its plan before
         store.put(key, len(data), [data])           # its third write to an image fails
     assert plan.hits and not files.open_descriptors()
 
-To fail each operation of a call in its turn, run it once with `FailurePlan(None)`, which fails
-nothing and counts, then once for each number from 1 to `plan.seen`. A plan may be any function
-from an `Operation` to a `Fault` or None, and `files.plan` may be replaced at any time.
+To fail each operation of a call in turn, run the call once with `FailurePlan(None)`, which only
+counts, then once for each number from 1 to `plan.seen`. A plan may be any function from an
+`Operation` to a `Fault` or None, and `files.plan` may be replaced at any time.
 
-Threads may share both.
+Both are thread-safe.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ BYTES = frozenset({"write", "fill", "truncate", "allocate", "sync"})
 NAMES = frozenset({"rename", "link", "unlink", "make_folder", "remove_folder"})
 CHANGES = BYTES | NAMES
 OPERATIONS = READS | CHANGES | {"open", "close"}
-"""The methods of `FileSystem` by name."""
+"""The names of the methods of `FileSystem`."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One call: the method's name, and the file or folder; of a rename or link, the new name."""
+    """One call: the method's name, and the path; for a rename or link, the new path."""
 
     name: str
     path: Path
@@ -51,15 +51,15 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """How one operation fails; all that is given happens, in this order.
+    """The failure of one operation; all given effects happen, in this order.
 
     Attributes:
-        stall_secs: it takes so much longer.
-        taken_bytes: a read or write takes no more than so many bytes. That is no error, and other
-            operations do not know it.
-        errno: it raises an OSError of this number.
-        is_done: the error comes after the operation was done, as when an answer is lost. A `close`
-            is always done.
+        stall_secs: the operation is delayed by this time.
+        taken_bytes: a read or write transfers at most this many bytes. This is not an error, and
+            other operations ignore it.
+        errno: the operation raises an OSError with this number.
+        is_done: the error is raised after the operation was done, as if an answer was lost. A
+            `close` is always done.
     """
 
     stall_secs: float = 0.0
@@ -73,19 +73,19 @@ class Fault:
 
 
 class FailurePlan:
-    """Fails the operations from the `at`-th to the `until`-th (not included) of those that match.
+    """Fails the matching operations from the `at`-th to the `until`-th (exclusive).
 
     Args:
-        fault: how they fail; None: not at all, they are only counted.
-        at: the first one that fails, counted from 1.
-        until: the first one that works again; None: only one fails.
-        operations: the names of those that match.
-        path: a pattern of the whole path, as `fnmatch` takes it; `*` goes across folders.
+        fault: the failure; None: operations are only counted.
+        at: the first operation that fails, counted from 1.
+        until: the first operation that succeeds again; None: only one fails.
+        operations: the names of the operations that match.
+        path: an `fnmatch` pattern for the whole path; `*` also matches slashes.
 
     Attributes:
-        fault: as given.
-        seen: how many matched until now.
-        hits: those that failed.
+        fault: the given fault.
+        seen: the number of matching operations so far.
+        hits: the operations that failed.
     """
 
     def __init__(
@@ -123,12 +123,12 @@ class FailurePlan:
 
 
 def nothing(operation: Operation) -> Fault | None:
-    """The plan of storage that works."""
+    """Return None: the plan of storage without faults."""
     return None
 
 
 class FailingFileSystem:
-    """Does what `inner` does, except where `plan` says otherwise; a `FileSystem`."""
+    """A `FileSystem` that delegates to `inner`, except for the faults of `plan`."""
 
     def __init__(
         self,
@@ -139,11 +139,11 @@ class FailingFileSystem:
         self.plan = plan
         self._inner = inner
         self._clock = clock or SystemClock()
-        # Entries are set and removed whole, by the thread that has the descriptor.
+        # Each entry is set and removed atomically, by the thread that owns the descriptor.
         self._paths: dict[int, Path] = {}
 
     def open_descriptors(self) -> dict[int, Path]:
-        """What was opened here and not closed since."""
+        """Return the descriptors that were opened here and not closed."""
         return dict(self._paths)
 
     def open(self, path: Path, flags: int, mode: int = 0o600) -> int:
@@ -185,7 +185,7 @@ class FailingFileSystem:
 
     def close(self, fd: int) -> None:
         path, fault = self._ask_of("close", fd)
-        # The number may be given out again from here on.
+        # The number may be reused by another thread from here on.
         self._paths.pop(fd, None)
         self._inner.close(fd)
         if fault is not None and fault.errno is not None:
@@ -228,7 +228,7 @@ def _taken(fault: Fault | None) -> int | None:
 
 
 def _done(fault: Fault | None, path: Path, call: Callable[[], T]) -> T:
-    """What `call` returns, or the fault's error instead of it or after it."""
+    """Return the result of `call`, or raise the fault's error instead of it or after it."""
     if fault is None or fault.errno is None:
         return call()
     if fault.is_done:

@@ -1,9 +1,9 @@
-"""A file system that records what is changed through it, so that crashes can be made of the record.
+"""A file system that records all changes made through it, to compute the states after a crash.
 
-A `RecordingFileSystem` stands around a real one and is given to the stores in its place. What it
-writes down is what a crash can take away: nodes (files and folders) apart from their names, bytes
-apart from sizes, and which of it was synced. `holdfast.testing.crash_states` makes of this `Log`
-the states that a crash could leave.
+A `RecordingFileSystem` wraps a real one and is passed to the stores in its place. It records what
+a crash can lose: nodes (files and folders) separately from their names, bytes separately from
+sizes, and which of them were synced. `holdfast.testing.crash_states` computes from this `Log` the
+states that a crash can leave.
 
 Example, for a store of your own that takes a `holdfast.store.file_system.FileSystem`:
 
@@ -16,11 +16,11 @@ Example, for a store of your own that takes a `holdfast.store.file_system.FileSy
             materialise(state.tree, {"disk": Path(fresh)})
             left = MyStore(Path(fresh) / "run")
             if "put a" in recorder.log.marks(state.done_count):
-                assert left.get("a") == b"x", state.told
+                assert left.get("a") == b"x", state.description
 
-Assumes that all that is done below the recorded folders passes through it. What would change
-something outside of them is refused; reading and syncing there is let through and not recorded.
-What fails is not recorded, so it has to have changed nothing.
+Assumes that all changes below the recorded folders pass through it. Changes outside of them are
+refused; reads and syncs there are passed through and not recorded. A failed operation is not
+recorded, so it must not have changed anything.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from holdfast.store.file_system import LOCAL, FileSystem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameChange:
-    """From now on `name` in the folder leads to `node`; None: to nothing."""
+    """Sets `name` in the folder to `node`; None removes the name."""
 
     folder: int
     name: str
@@ -47,14 +47,14 @@ class NameChange:
 
 @dataclass(frozen=True, slots=True)
 class NameTable:
-    """Names that change together: one, or in a rename the old and the new."""
+    """Names that change together: one name, or the old and the new one of a rename."""
 
     changes: tuple[NameChange, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Bytes of a file."""
+    """A write of bytes to a file."""
 
     node: int
     offset_bytes: int
@@ -63,7 +63,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """A file is cut, or extended with zeros."""
+    """A truncation of a file, or its extension with zeros."""
 
     node: int
     size_bytes: int
@@ -71,14 +71,14 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """What was done to this file's bytes, or to the names in this folder, survives from now on."""
+    """A sync: earlier changes of this file's bytes, or of this folder's names, are durable."""
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What the recorded program had promised, or was told to do, at this point."""
+    """A note of a guarantee or a request of the recorded program at this point."""
 
     value: object
 
@@ -88,9 +88,9 @@ Operation = NameTable | Write | Resize | Sync | Mark
 
 @dataclass(slots=True)
 class Tree:
-    """Names and bytes: `folders[node][name]` is a node, `files[node]` are its bytes.
+    """Names and bytes: `folders[node][name]` is a node, `files[node]` are a file's bytes.
 
-    `roots` names the nodes that are there from the beginning. Two names of one node are hard links.
+    `roots` are the initial nodes by key. Two names of one node are hard links.
     """
 
     roots: dict[str, int]
@@ -98,12 +98,12 @@ class Tree:
     files: dict[int, bytes]
 
     def copy(self) -> Tree:
-        """One that can be changed for itself."""
+        """Return an independent copy."""
         folders = {node: dict(names) for node, names in self.folders.items()}
         return Tree(self.roots, folders, dict(self.files))
 
     def apply(self, operation: Operation) -> None:
-        """Does what `operation` did."""
+        """Apply `operation`."""
         if isinstance(operation, NameTable):
             for change in operation.changes:
                 self._rename(change)
@@ -130,7 +130,7 @@ class Tree:
 
 
 class Log:
-    """What was done, in order; `roots` are the nodes of the recorded folders by their words."""
+    """The operations in order; `roots` are the nodes of the recorded folders by key."""
 
     def __init__(self, roots: Mapping[str, int], operations: list[Operation]) -> None:
         self.roots = dict(roots)
@@ -140,15 +140,15 @@ class Log:
         return len(self.operations)
 
     def prefix(self, count: int) -> Log:
-        """The first `count` operations, to go on from in another way."""
+        """Return a log of the first `count` operations, which can be continued differently."""
         return Log(self.roots, self.operations[:count])
 
     def marks(self, count: int | None = None) -> list[object]:
-        """The marks among the first `count` operations, all where it is None."""
+        """Return the marks among the first `count` operations; None: all."""
         return [o.value for o in self.operations[:count] if isinstance(o, Mark)]
 
     def tree(self) -> Tree:
-        """What is there after all of it."""
+        """Return the contents after all operations."""
         tree = Tree(self.roots, {node: {} for node in self.roots.values()}, {})
         for operation in self.operations:
             tree.apply(operation)
@@ -156,29 +156,29 @@ class Log:
 
 
 class RecordingFileSystem:
-    """A `FileSystem` that does everything by `inner` and records it. Threads may share it.
+    """A thread-safe `FileSystem` that delegates to `inner` and records all changes.
 
-    `log` grows; it is to be read when nothing is under way.
+    `log` grows; read it only while no operation is in progress.
     """
 
     def __init__(
         self, folders: Mapping[str, Path], inner: FileSystem = LOCAL, log: Log | None = None
     ) -> None:
-        """Records what is done below `folders`, by words that tell them apart.
+        """Record changes below `folders`, which are distinguished by key.
 
-        They have to be there. They are empty, or hold what `log` made, which is then gone on with.
+        The folders must exist. They are empty, or have the contents of `log`, which is continued.
         """
         self._inner = inner
-        self._folders = {word: Path(folder) for word, folder in folders.items()}
-        self.log = log or Log({word: node for node, word in enumerate(self._folders)}, [])
-        # Only the names are kept up to date in it.
+        self._folders = {key: Path(folder) for key, folder in folders.items()}
+        self.log = log or Log({key: node for node, key in enumerate(self._folders)}, [])
+        # Only the names in it are updated.
         self._tree = self.log.tree()
         self._next_node = max([*self._tree.folders, *self._tree.files]) + 1
         self._nodes: dict[int, int] = {}
         self._lock = threading.Lock()
 
     def add_mark(self, value: object) -> None:
-        """Notes in the log what has been promised, or begun, by now."""
+        """Add a mark to the log: a guarantee or a request at this point."""
         with self._lock:
             self.log.operations.append(Mark(value))
 
@@ -186,7 +186,7 @@ class RecordingFileSystem:
         with self._lock:
             if not self._is_recorded(path) and not flags & (os.O_ACCMODE | os.O_CREAT):
                 return self._inner.open(path, flags, mode)
-            # Found before it is opened: afterwards a new file could not be told from an old one.
+            # Looked up before the open: afterwards a new file looks like an existing one.
             node = self._node(path)
             if flags & os.O_CREAT:
                 self._known(path.parent)
@@ -194,7 +194,9 @@ class RecordingFileSystem:
             if node is None:
                 if not flags & os.O_CREAT:
                     self._inner.close(fd)
-                    raise ValueError(f"open {path}: it was made past the recording file system")
+                    raise ValueError(
+                        f"open {path}: it was created without the recording file system"
+                    )
                 node = self._new_node()
                 self._change((path, node))
             elif flags & os.O_TRUNC:
@@ -208,7 +210,7 @@ class RecordingFileSystem:
     def write(self, fd: int, data: memoryview) -> int:
         with self._lock:
             taken = self._inner.write(fd, data)
-            # Asked afterwards, so that it is right for a file that is appended to.
+            # Read after the write, so that it is correct in append mode.
             stop = os.lseek(fd, 0, os.SEEK_CUR)
             self._add(Write(self._nodes[fd], stop - taken, bytes(data[:taken])))
             return taken
@@ -290,19 +292,19 @@ class RecordingFileSystem:
     def _known(self, path: Path) -> int:
         node = self._node(path)
         if node is None:
-            # The system's own error, if it has one, says better what is wrong.
+            # Raise the system's own error if there is one; it is more precise.
             os.stat(path, follow_symlinks=False)
-            raise ValueError(f"use {path}: it was made past the recording file system")
+            raise ValueError(f"use {path}: it was created without the recording file system")
         return node
 
     def _is_recorded(self, path: Path) -> bool:
         return any(path.is_relative_to(folder) for folder in self._folders.values())
 
     def _node(self, path: Path) -> int | None:
-        """The node that `path` leads to, or None."""
-        for word, folder in self._folders.items():
+        """Return the node at `path`, or None."""
+        for key, folder in self._folders.items():
             if path.is_relative_to(folder):
-                node: int | None = self.log.roots[word]
+                node: int | None = self.log.roots[key]
                 for name in path.relative_to(folder).parts:
                     node = self._tree.folders.get(node, {}).get(name) if node is not None else None
                 return node

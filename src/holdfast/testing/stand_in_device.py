@@ -1,9 +1,9 @@
-"""A device that is none: the host's memory plays a device's, and threads play its streams.
+"""A simulated device: host memory takes the place of device memory, and threads that of streams.
 
-It behaves as CUDA's runtime does where that matters. Copies run later, in order, from whatever the
-source holds by then, and a stream may wait for another one; only registered memory may be written;
-memory must be unregistered before it is unmapped; a failed copy fails its stream for good. `held`
-stops the streams, so that a test says when copies run, and needs no luck.
+It behaves like the CUDA runtime where that matters. Copies run later, in order, from the source's
+contents at that time, and a stream may wait for another one; only registered memory may be written;
+memory must be unregistered before it is unmapped; after a failed copy its stream has failed. `held`
+stops the streams, so that a test decides when copies run.
 
 While it is `serving`, JAX's CPU arrays count as arrays on a device.
 """
@@ -26,11 +26,11 @@ STOP_SECS = 30.0
 
 
 class StandInDevice:
-    """A kind of device, as `holdfast.adapt` sees it: its runtime and its memory.
+    """A kind of device, as `holdfast.adapt` uses it: its runtime and its memory.
 
     Args:
-        limit_bytes: what XLA says of each device's memory; None: it says nothing.
-        in_use_bytes: likewise, and their peak.
+        limit_bytes: the memory of each device as XLA reports it; None: XLA reports nothing.
+        in_use_bytes: the memory in use as XLA reports it, and its peak.
     """
 
     def __init__(self, *, limit_bytes: int | None = None, in_use_bytes: int = 0) -> None:
@@ -45,11 +45,11 @@ class StandInDevice:
         self.fails_at_copy: int | None = None
         """The copy, counted from 0 over all streams, that fails when it runs."""
         self.refuses_copy: int | None = None
-        """The copy that is not even queued."""
+        """The copy, counted likewise, that is refused when it is queued."""
         self.is_out_of_memory = False
-        """Whether a copy on the device finds no room, whatever was said of it before."""
+        """Whether a copy on the device finds no room, in spite of the reported memory."""
         self.runs_out_later = False
-        """Whether that shows only when the copy is waited for."""
+        """Whether that error is raised only by `wait`."""
         self._queued_count = 0
         self._streams: list[StandInStream] = []
         self._turn = threading.Condition()
@@ -101,7 +101,7 @@ class StandInDevice:
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[StandInDevice]:
-        """Serves JAX's CPU arrays; afterwards its threads are ended, and nothing is registered."""
+        """Serve JAX's CPU arrays; on exit, run all queued copies and end the threads."""
         platform = Platform(open_runtime=lambda: self, memory=self)
         try:
             with serving("cpu", platform):
@@ -113,7 +113,7 @@ class StandInDevice:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """No copy runs meanwhile."""
+        """Stop all copies within the context."""
         self.let_run(0)
         try:
             yield
@@ -121,20 +121,20 @@ class StandInDevice:
             self.let_run(None)
 
     def let_run(self, count: int | None) -> None:
-        """Lets as many more copies run, None: all; returns at once."""
+        """Allow `count` more copies to run, or all with None; return at once."""
         with self._turn:
             self._runs_below = None if count is None else self.copy_count + count
             self._turn.notify_all()
 
     def is_queued(self) -> bool:
-        """Whether any copy waits for its turn, or runs."""
+        """Return whether any copy is queued or running."""
         return any(not stream.is_quiet() for stream in self._streams)
 
     def check_queued(self, target: int, size_bytes: int) -> None:
-        """As the copy is queued.
+        """Check a copy when it is queued.
 
         Raises:
-            DeviceError: it is not.
+            DeviceError: the copy is refused.
         """
         number, self._queued_count = self._queued_count, self._queued_count + 1
         if number == self.refuses_copy:
@@ -142,7 +142,7 @@ class StandInDevice:
         self._check_registered(target, size_bytes)
 
     def run(self, target: int, source: int, size_bytes: int, device: int) -> bool:
-        """Runs one copy; whether it went well."""
+        """Run one copy; return whether it succeeded."""
         with self._turn:
             self._turn.wait_for(self._is_next_free, STOP_SECS)
             number, self.copy_count = self.copy_count, self.copy_count + 1
@@ -165,14 +165,14 @@ class StandInDevice:
 
 @dataclass(frozen=True, slots=True)
 class _StandInMark:
-    """A place in a stream's queue."""
+    """A position in a stream's queue."""
 
     stream: StandInStream
     count: int
 
 
 class StandInStream:
-    """Copies that a thread runs in order."""
+    """A queue of copies that a thread runs in order."""
 
     def __init__(self, owner: StandInDevice, device: int) -> None:
         self._owner = owner
@@ -219,18 +219,18 @@ class StandInStream:
             return self._done == self._queued
 
     def is_quiet(self) -> bool:
-        """Whether nothing waits or runs; never raises."""
+        """Return whether nothing is queued or running; never raises."""
         with self._changed:
             return self._failure is not None or self._done == self._queued
 
     def comes_to(self, count: int) -> bool:
-        """Waits until so much is done; whether it is."""
+        """Wait until `count` operations are done; return whether they are."""
         with self._changed:
             self._changed.wait_for(lambda: self._done >= count or self._failure, STOP_SECS)
             return self._done >= count
 
     def stop(self) -> None:
-        """Ends the thread."""
+        """End the thread."""
         with self._changed:
             self._is_stopped = True
             self._changed.notify_all()
@@ -259,7 +259,7 @@ class StandInStream:
 
 
 def _is_mapped(address: int, size_bytes: int) -> bool:
-    """Whether these addresses are this process's."""
+    """Return whether these addresses are mapped in this process."""
     reached = address
     for line in Path("/proc/self/maps").read_text().splitlines():
         start, _, stop = line.split()[0].partition("-")

@@ -1,6 +1,6 @@
-"""The part of the store suite that is about the bytes of objects: whole or not at all, and right.
+"""The part of the store suite about the bytes of objects: atomic writes and correct reads.
 
-It is a class of its own for its length alone; subclass `holdfast.testing.store_suite.StoreSuite`.
+A separate class only because of its length; subclass `holdfast.testing.store_suite.StoreSuite`.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ SIZES = [
 
 
 class SourceFailedError(Exception):
-    """What a test's source of blocks raises."""
+    """The error that a test's source of blocks raises."""
 
 
 def content(size_bytes: int, seed: int) -> bytes:
-    """Bytes that tell their place; other ones for every seed."""
-    # An odd period, so that no piece of it looks like its neighbour.
+    """Return bytes that differ at each position, and for each seed."""
+    # An odd period, so that no piece equals its neighbour.
     period = random.Random(seed).randbytes(65_537)
     return (period * (size_bytes // len(period) + 1))[:size_bytes]
 
 
 def read_all(store: Store, key: str) -> bytes:
-    """All bytes of an object by way of `open`."""
+    """Return all bytes of an object, read through `open`."""
     with store.open(key) as reader:
         data = bytearray(reader.size_bytes)
         reader.read_into(0, memoryview(data))
@@ -47,7 +47,7 @@ def read_all(store: Store, key: str) -> bytes:
 
 
 def _aligned(data: bytes) -> memoryview:
-    """The same bytes in memory that starts at a page."""
+    """Return the same bytes in page-aligned memory."""
     if not data:
         return memoryview(bytearray())
     pages = mmap.mmap(-1, len(data))
@@ -56,12 +56,12 @@ def _aligned(data: bytes) -> memoryview:
 
 
 def _unaligned(data: bytes) -> memoryview:
-    """The same bytes in memory that starts at no multiple of anything."""
+    """Return the same bytes in memory at an odd address."""
     return memoryview(_aligned(b"\0" + data))[1:]
 
 
 def _in_pieces(data: memoryview, *sizes: int) -> list[memoryview]:
-    """`data` cut into pieces of these sizes, over and over."""
+    """Return `data` in pieces of these sizes, repeated cyclically."""
     pieces, start, turn = [], 0, 0
     while start < len(data):
         pieces.append(data[start : start + sizes[turn % len(sizes)]])
@@ -92,20 +92,20 @@ class StoreBytesSuite:
     """Tests of single objects; see the module."""
 
     key_suffix: ClassVar[str] = ""
-    """At the end of every key, for a store that treats some keys in a way of their own."""
+    """A suffix for every key, for a store that treats some keys differently."""
 
     def key(self, name: str) -> str:
-        """The key for `name`."""
+        """Return the key for `name`."""
         return name + self.key_suffix
 
     @pytest.fixture
     def opener(self) -> Callable[[], Store]:
-        """Opens the test's place anew, as another process would; empty at first, and picklable."""
+        """Return a picklable function that opens the test's store, which is empty at first."""
         raise NotImplementedError
 
     @pytest.fixture
     def store(self, opener: Callable[[], Store]) -> Store:
-        """The store under test; one that has to be closed overrides this."""
+        """Return the store under test; override this for a store that must be closed."""
         return opener()
 
     @pytest.mark.parametrize("size", SIZES)
@@ -137,7 +137,7 @@ class StoreBytesSuite:
 
         store.put(self.key("a"), len(data), blocks())
         assert store.get(self.key("a")) == data
-        # Whoever digests blocks as they pass relies on this.
+        # Callers that digest blocks as they pass rely on this.
         assert has_ended
 
     def test_an_object_is_seen_by_nobody_before_put_returns(
@@ -262,7 +262,7 @@ class StoreBytesSuite:
             store.put(key, size, [contents[1]])
             with store.open(key) as second:
                 store.delete(key)
-                # What is free now is what these two might be filled into.
+                # These two might be written to slots that are free now.
                 store.put(key, size, [contents[2]])
                 store.put(self.key("a/c"), size, [contents[3]])
                 for reader, expected in ((first, contents[0]), (second, contents[1])):

@@ -1,7 +1,7 @@
-"""Processes that use a store and are raced or killed: what `holdfast.testing.store_suite` needs.
+"""Processes that use a store and race or are killed, for `holdfast.testing.store_suite`.
 
-They are started afresh (`spawn`), not forked: the parent may have threads. `opener` is called in
-the process, so it has to be picklable.
+They are spawned, not forked, since the parent may have threads. `opener` is called in the process,
+so it must be picklable.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Opener = Callable[[], Store]
 
 
 def race_put_if_absent(opener: Opener, keys: Sequence[str], process_count: int) -> list[list[bool]]:
-    """Several processes put each key if absent, at the same time; what each call gave, by process.
+    """Put each key if absent in several processes at once; return each call's result, by process.
 
     Process number i writes the digits of i.
     """
@@ -45,7 +45,7 @@ def race_put_if_absent(opener: Opener, keys: Sequence[str], process_count: int) 
 
 
 def kill_midway_through_put(opener: Opener, key: str, data: bytes) -> None:
-    """A process puts half of `data` under `key`, and is killed with SIGKILL."""
+    """Start a process that puts half of `data` under `key`, and kill it with SIGKILL."""
     context = multiprocessing.get_context("spawn")
     pipe = context.Pipe()
     process = context.Process(target=_put_half, args=(opener, key, data, pipe[1]), daemon=True)
@@ -69,7 +69,7 @@ def _put_half(opener: Opener, key: str, data: bytes, pipe: Connection) -> None:
     def blocks() -> Iterator[bytes]:
         yield data[: len(data) // 2]
         pipe.send("midway")
-        # Nobody answers: the process is killed here.
+        # Never answered: the process is killed here.
         pipe.recv()
 
     opener().put(key, len(data), blocks())
@@ -77,7 +77,7 @@ def _put_half(opener: Opener, key: str, data: bytes, pipe: Connection) -> None:
 
 def _answer(pipe: Connection) -> list[bool]:
     if not pipe.poll(WAIT_SECS):
-        raise TimeoutError(f"a process of the suite said nothing for {WAIT_SECS} s")
+        raise TimeoutError(f"a process of the suite did not answer for {WAIT_SECS} s")
     answer: list[bool] = pipe.recv()
     return answer
 

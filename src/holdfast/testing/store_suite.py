@@ -5,8 +5,8 @@
         def opener(self, tmp_path):
             return functools.partial(open_my_store, tmp_path)
 
-It assumes an empty place for each test. Tests that race run a bounded number of rounds; the one
-that takes random steps has its seed in its name. What is in an object is tested by
+Assumes an empty store for each test. Tests that race run a bounded number of rounds; the one that
+takes random steps has its seed in its name. The bytes of objects are tested by
 `holdfast.testing.store_bytes`, which this suite includes.
 """
 
@@ -37,9 +37,9 @@ BAD_KEYS = [
 
 
 class StoreSuite(StoreBytesSuite):
-    """Subclass it, name the class `Test…`, and override `opener`."""
+    """The suite: subclass it, name the class `Test…`, and override `opener`."""
 
-    # Names come and go.
+    # Names: put, list and delete.
 
     def test_an_object_that_was_never_put_is_not_found(self, store: Store) -> None:
         for key in ("a", "a/b"):
@@ -241,7 +241,7 @@ class StoreSuite(StoreBytesSuite):
         assert list(store.list("a")) == []
         assert store.get(source) == b"x"
 
-    # The first one wins.
+    # Put if absent: the first one wins.
 
     def test_put_if_absent_writes_only_where_there_is_nothing(self, store: Store) -> None:
         assert store.put_if_absent("a/b", b"first")
@@ -324,7 +324,7 @@ class StoreSuite(StoreBytesSuite):
         _in_threads(put_and_delete, 2)
         assert list(store.list("a")) == []
 
-    # Anything, in any order.
+    # Random operations in random order.
 
     @pytest.mark.parametrize("seed", range(3))
     def test_random_steps_do_what_they_do_to_a_dict(self, store: Store, seed: int) -> None:
@@ -358,7 +358,7 @@ def _failing(data: bytes) -> Iterator[bytes]:
 
 
 def _link(store: Store, source_key: str, key: str, model: dict[str, bytes]) -> None:
-    """Links in the store and in the model, where the model says that it can be done."""
+    """Link in the store and in the model, if the model allows it."""
     if source_key not in model:
         with pytest.raises(ObjectNotFoundError):
             store.link(source_key, key)
@@ -383,7 +383,7 @@ def _assert_same(store: Store, model: dict[str, bytes], keys: Iterable[str]) -> 
 
 
 def _in_threads(work: Callable[[int], None], count: int) -> None:
-    """Runs `work(0)` to `work(count - 1)` at once; raises what one of them raised."""
+    """Run `work(0)` to `work(count - 1)` concurrently; raise the error of one of them, if any."""
     with ThreadPoolExecutor(count) as pool:
         for job in [pool.submit(work, index) for index in range(count)]:
             job.result()

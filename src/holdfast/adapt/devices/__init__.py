@@ -1,1 +1,1 @@
-"""Accelerator runtimes, and transfers from their memory into the host's."""
+"""Accelerator runtimes, and transfers from their memory into the host's memory."""

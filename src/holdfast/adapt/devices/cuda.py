@@ -1,8 +1,8 @@
-"""NVIDIA's GPUs: registered memory, streams and copies by CUDA's runtime.
+"""NVIDIA GPUs: registered memory, streams and copies through the CUDA runtime.
 
-Assumes the package `cuda-bindings`, which releases the interpreter lock during each call, and a
-driver; where either is missing, `open_cuda` says so. The calling thread's current device stays what
-it was: frameworks keep their own there.
+Assumes the package `cuda-bindings`, which releases the GIL during each call, and a driver;
+`open_cuda` raises if either is missing. Each call restores the calling thread's current device,
+which belongs to the framework.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from holdfast.errors import DeviceError
 
 
 def open_cuda() -> CudaRuntime:
-    """CUDA's runtime.
+    """Return the CUDA runtime.
 
     Raises:
-        DeviceError: the bindings are not installed, or find no device that they can use.
+        DeviceError: the bindings are not installed, or find no usable device.
     """
     try:
         from cuda.bindings import runtime
@@ -35,13 +35,13 @@ def open_cuda() -> CudaRuntime:
 
 
 class CudaRuntime:
-    """The calls of CUDA's runtime; see `holdfast.adapt.devices.runtime.DeviceRuntime`."""
+    """The calls of the CUDA runtime; see `holdfast.adapt.devices.runtime.DeviceRuntime`."""
 
     def __init__(self, bindings: ModuleType | Any) -> None:
         self._cuda = bindings
 
     def device_count(self) -> int:
-        """How many devices this process sees.
+        """Return the number of devices that this process can use.
 
         Raises:
             DeviceError: the driver is missing, or too old for the bindings.
@@ -49,7 +49,7 @@ class CudaRuntime:
         return int(self._call("cudaGetDeviceCount"))
 
     def register(self, address: int, size_bytes: int, device: int) -> None:
-        # Portable: registered for the contexts of all devices, not of this one alone.
+        # Portable: registered for the contexts of all devices, not only this one.
         with self._on(device):
             flags = self._cuda.cudaHostRegisterPortable
             self._call("cudaHostRegister", address, size_bytes, flags)
@@ -75,48 +75,48 @@ class CudaRuntime:
     def _call(self, name: str, *arguments: Any) -> Any:
         code, *results = getattr(self._cuda, name)(*arguments)
         if code != self._cuda.cudaError_t.cudaSuccess:
-            # The runtime keeps the error for the next one who asks, who has nothing to do with it.
+            # Clear the runtime's last error, which an unrelated later caller would read otherwise.
             self._cuda.cudaGetLastError()
-            raise DeviceError(self._told(name, code))
+            raise DeviceError(self._message(name, code))
         return results[0] if results else None
 
-    def _told(self, name: str, code: Any) -> str:
-        _, said = self._cuda.cudaGetErrorString(code)
-        words = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
-        return f"{name}: expected success, found error {int(code)} ({words})"
+    def _message(self, name: str, code: Any) -> str:
+        _, text = self._cuda.cudaGetErrorString(code)
+        found = text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+        return f"{name}: expected success, found error {int(code)} ({found})"
 
-    # For its streams.
+    # The calls of `CudaStream`.
 
     def enqueue(self, handle: Any, target: int, source: int, size_bytes: int) -> None:
-        """Queues a copy from a device to the host."""
+        """Queue a copy from a device to the host."""
         kind = self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost
         self._call("cudaMemcpyAsync", target, source, size_bytes, kind, handle)
 
     def make_event(self, device: int) -> Any:
-        """An event, without timing: that is the cheap kind."""
+        """Return a new event, without timing, which is the cheaper kind."""
         with self._on(device):
             return self._call("cudaEventCreateWithFlags", self._cuda.cudaEventDisableTiming)
 
     def record(self, event: Any, handle: Any) -> None:
-        """Puts an event behind all that is queued."""
+        """Record an event after all queued work."""
         self._call("cudaEventRecord", event, handle)
 
-    def hold_back(self, handle: Any, event: Any) -> None:
-        """Has what is queued later wait for an event."""
+    def make_wait(self, handle: Any, event: Any) -> None:
+        """Make work that is queued later wait for an event."""
         self._call("cudaStreamWaitEvent", handle, event, 0)
 
     def is_done(self, name: str, subject: Any) -> bool:
-        """Asks `cudaEventQuery` or `cudaStreamQuery`."""
+        """Return whether an event or stream is done, by `cudaEventQuery` or `cudaStreamQuery`."""
         (code,) = getattr(self._cuda, name)(subject)
         if code == self._cuda.cudaError_t.cudaSuccess:
             return True
         if code == self._cuda.cudaError_t.cudaErrorNotReady:
             return False
-        raise DeviceError(self._told(name, code))
+        raise DeviceError(self._message(name, code))
 
 
 class CudaStream:
-    """A stream of our own; see `holdfast.adapt.devices.runtime.DeviceStream`."""
+    """A stream of Holdfast's own; see `holdfast.adapt.devices.runtime.DeviceStream`."""
 
     def __init__(self, runtime: CudaRuntime, handle: Any, device: int) -> None:
         self._runtime = runtime
@@ -133,7 +133,7 @@ class CudaStream:
         return event
 
     def wait_for(self, mark: Any) -> None:
-        self._runtime.hold_back(self._handle, mark)
+        self._runtime.make_wait(self._handle, mark)
 
     def has_passed(self, mark: Any) -> bool:
         return self._runtime.is_done("cudaEventQuery", mark)

@@ -1,9 +1,9 @@
-"""What a transfer needs of a kind of device: a few calls, each of which returns at once.
+"""The device calls that a transfer needs. Each returns at once.
 
-Two kinds exist: CUDA's runtime (`holdfast.adapt.devices.cuda`) and the stand-in device of
+Two kinds exist: CUDA's runtime (`holdfast.adapt.devices.cuda`) and the simulated device of
 `holdfast.testing`.
-Addresses are the process's own, of the host's memory and of a device's alike. A device is told by
-its number, as the process counts the devices of that kind.
+Addresses are in the process's address space, for the host's memory and a device's alike. A device
+is identified by its index among the process's devices of that kind.
 """
 
 from __future__ import annotations
@@ -11,53 +11,53 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 Mark = Any
-"""A place in a stream's queue; what it is, its stream knows."""
+"""A position in a stream's queue; opaque except to its stream."""
 
 
 class DeviceStream(Protocol):
-    """A queue of copies on one device: they run one after another, beside the training's work."""
+    """A queue of copies on one device, run in order, concurrently with the training's work."""
 
     def copy(self, target: int, source: int, size_bytes: int) -> None:
-        """Queues a copy from the device's memory to the host's.
+        """Queue a copy from the device's memory to the host's.
 
         Raises:
-            DeviceError: it was not queued.
+            DeviceError: the copy was not queued.
         """
         ...
 
     def mark(self) -> Mark:
-        """A mark behind all that is queued.
+        """Return a mark after all queued copies.
 
         Raises:
-            DeviceError: there is none.
+            DeviceError: the mark could not be queued.
         """
         ...
 
     def wait_for(self, mark: Mark) -> None:
-        """What is queued from now on runs after `mark`, which is another stream's of the device.
+        """Make copies queued from now on run after `mark`, of another stream of the same device.
 
         Raises:
-            DeviceError: it was not queued.
+            DeviceError: the wait was not queued.
         """
         ...
 
     def has_passed(self, mark: Mark) -> bool:
-        """Whether all before `mark` was done.
+        """Return whether all work before `mark` is done.
 
         Raises:
-            DeviceError: something before it failed.
+            DeviceError: work before `mark` failed.
         """
         ...
 
     def reuse(self, mark: Mark) -> None:
-        """A mark that was passed, or never will be, is asked for no more."""
+        """Recycle a mark that was passed or never will be; the caller does not use it again."""
         ...
 
     def is_idle(self) -> bool:
-        """Whether nothing is queued or running.
+        """Return whether nothing is queued or running.
 
         Raises:
-            DeviceError: something failed; nothing runs any more.
+            DeviceError: the stream failed and runs no more work.
         """
         ...
 
@@ -66,25 +66,25 @@ class DeviceRuntime(Protocol):
     """A kind of device."""
 
     def register(self, address: int, size_bytes: int, device: int) -> None:
-        """Locks host memory in place, so that every device writes into it by itself.
+        """Page-lock host memory, so that every device can write into it directly.
 
         Raises:
-            DeviceError: it is not locked.
+            DeviceError: the memory is not locked.
         """
         ...
 
     def unregister(self, address: int) -> None:
-        """Undoes `register`.
+        """Undo `register`.
 
         Raises:
-            DeviceError: it is locked until the process ends.
+            DeviceError: the memory stays locked until the process ends.
         """
         ...
 
     def open_stream(self, device: int) -> DeviceStream:
-        """A stream that waits for no other.
+        """Return a new stream that is independent of all others.
 
         Raises:
-            DeviceError: there is none.
+            DeviceError: the stream could not be created.
         """
         ...

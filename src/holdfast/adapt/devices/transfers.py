@@ -1,16 +1,16 @@
-"""Transfers: what devices copy into registered memory of the host, in the order of its places.
+"""Transfers: copies from devices into registered host memory, in ascending order of offset.
 
 Invariants:
-- The memory is busy until its streams are idle, also after a failure: whoever fills it anew before
-  that would have an old copy land in the new image.
-- Each device has streams of its own, so several devices copy at once; within one, copies keep their
-  order.
-- The streams of a device take turns. A GPU's copy engine stays with a stream for as long as that
-  has work, and one that took all would hold up a training that reads its loss until the last byte
-  is here: on an H100, 4 bytes waited 170 ms for 8 GiB. Between two turns it gets in, after 0.6 ms.
+- The memory is busy until its streams are idle, also after a failure: otherwise an old copy could
+  overwrite part of the next image in the same slot.
+- Each device has its own streams, so several devices copy concurrently; within one stream, copies
+  are in order.
+- The streams of a device take turns. A GPU's copy engine serves one stream for as long as it has
+  work, so with a single stream a training that reads its loss would wait for the last byte: on an
+  H100, 4 bytes waited 170 ms for 8 GiB. Between two turns the read is served, after 0.6 ms.
 
-Assumes that the source's bytes are there already and stay as they are: a stream of our own does not
-wait for what a framework has queued on its own.
+Assumes that the source's bytes are computed already and do not change: these streams do not wait
+for work that a framework has queued on its own streams.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from holdfast.adapt.devices.runtime import DeviceRuntime, DeviceStream, Mark
 from holdfast.errors import DeviceError
 
 PIECE_SIZE_BYTES = 32 * 1024 * 1024
-"""How much at least is a turn, with a mark at its end: enough for the full rate, and soon over."""
+"""The minimum size of a turn, which ends with a mark: large enough for the full rate, yet short."""
 
 log = logging.getLogger(__name__)
 
 
 class Streams:
-    """Two streams for each device of a kind, opened when they are first needed."""
+    """Two streams for each device of a kind, opened on first use."""
 
     def __init__(self, runtime: DeviceRuntime) -> None:
         self.runtime = runtime
         self._streams: dict[int, tuple[DeviceStream, DeviceStream]] = {}
         self.failure: DeviceError | None = None
-        """The first failure of any transfer; what comes after it had better take another way."""
+        """The first failure of any transfer; later states do not use these streams."""
 
     def for_device(self, device: int) -> tuple[DeviceStream, DeviceStream]:
-        """The device's streams.
+        """Return the device's streams.
 
         Raises:
-            DeviceError: the device gives none.
+            DeviceError: a stream could not be created.
         """
         if device not in self._streams:
             opened = self.runtime.open_stream(device), self.runtime.open_stream(device)
@@ -52,13 +52,13 @@ class Streams:
 
 
 class RegisteredMemory:
-    """Memory of the host, registered; see `holdfast.adapt.contract.PinnedMemory`."""
+    """Registered host memory; see `holdfast.adapt.contract.PinnedMemory`."""
 
     def __init__(self, streams: Streams, memory: memoryview, device: int) -> None:
-        """Registers `memory`.
+        """Register `memory`.
 
         Raises:
-            DeviceError: it cannot be.
+            DeviceError: the memory could not be registered.
         """
         self._streams = streams
         self._bytes: np.ndarray | None = np.frombuffer(memory, np.uint8)
@@ -85,12 +85,12 @@ class RegisteredMemory:
             self._streams.runtime.unregister(self._address)
         except DeviceError as error:
             log.warning("memory of the RAM tier stays locked until this process ends: %s", error)
-        # Unmapping needs that nothing views the memory any more.
+        # The memory can be unmapped only without views of it.
         self._bytes = None
 
 
 class _Piece:
-    """A queued copy: where it starts in the host's memory, and the mark behind it."""
+    """A queued copy: its offset in the host's memory, and the mark after it."""
 
     __slots__ = ("mark", "start_bytes", "stream")
 
@@ -101,7 +101,7 @@ class _Piece:
 
 
 class _Turns:
-    """What one device copies, by its two streams in turn."""
+    """The copies of one device, queued on its two streams in turn."""
 
     def __init__(self, streams: tuple[DeviceStream, DeviceStream]) -> None:
         self._stream, self._other = streams
@@ -110,9 +110,9 @@ class _Turns:
         self.marks: list[tuple[DeviceStream, Mark]] = []
 
     def copy(self, target: int, source: int, size_bytes: int, start_bytes: int) -> _Piece:
-        """Queues a copy."""
+        """Queue a copy."""
         if self.marks and not self._unmarked:
-            # A turn begins where that of the other stream ends.
+            # A turn begins when that of the other stream ends.
             self._stream.wait_for(self.marks[-1][1])
         self._stream.copy(target, source, size_bytes)
         piece = _Piece(start_bytes, self._stream)
@@ -123,7 +123,7 @@ class _Turns:
         return piece
 
     def end_turn(self) -> None:
-        """Marks what was queued; it is the other stream's turn."""
+        """Mark the end of the queued copies, and switch to the other stream."""
         if self._unmarked:
             mark = self._stream.mark()
             self.marks.append((self._stream, mark))
@@ -134,7 +134,7 @@ class _Turns:
 
 
 class QueuedTransfer:
-    """Copies in their streams; see `holdfast.adapt.contract.Transfer`."""
+    """Copies queued on streams; see `holdfast.adapt.contract.Transfer`."""
 
     def __init__(self, streams: Streams, address: int, ranges: Sequence[DeviceRange]) -> None:
         self._pieces: list[_Piece] = []
@@ -146,7 +146,7 @@ class QueuedTransfer:
         try:
             self._queue(address, ranges)
         except DeviceError as error:
-            # What was queued before still runs.
+            # Copies that were queued before still run.
             self.fail(error)
 
     def fail(self, error: DeviceError) -> None:
@@ -186,7 +186,7 @@ class QueuedTransfer:
         used = [stream for device in self._turns for stream in self._streams.for_device(device)]
         if not self._is_over and all(map(self._is_quiet, used)):
             self._is_over = True
-            # Whatever did not fail has arrived.
+            # All copies that did not fail have arrived.
             self._passed = len(self._pieces)
             for turns in self._turns.values():
                 for stream, mark in turns.marks:
@@ -198,6 +198,6 @@ class QueuedTransfer:
         try:
             return stream.is_idle()
         except DeviceError as error:
-            # A device that failed runs nothing any more; and what it did not do is not forgotten.
+            # A failed device runs no more copies, so it counts as idle; the failure is recorded.
             self.fail(error)
             return True

@@ -1,4 +1,4 @@
-"""JAX arrays: where their pieces are, their bytes on the host, and arrays made of host buffers."""
+"""JAX arrays: the location of their pieces, their bytes, and arrays built from host buffers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ ALIGNMENT_BYTES = 64
 PAGE_SIZE_BYTES = 4096
 LARGE_SIZE_BYTES = 1024 * 1024
 _BUFFER_KINDS = "biufc"
-"""The kinds of NumPy's own dtypes: of others, as bfloat16, JAX exports no buffer."""
+"""The kinds of NumPy's own dtypes. JAX exports no buffer of others, such as bfloat16."""
 
 
 def is_key(leaf: Any) -> bool:
-    """Whether an array or a ShapeDtypeStruct is of typed PRNG keys."""
+    """Return whether an array or a ShapeDtypeStruct is of typed PRNG keys."""
     return _is_key_type(leaf.dtype)
 
 
@@ -36,18 +36,18 @@ def _is_key_type(dtype: Any) -> bool:
 def check_usable(
     leaves: Sequence[Any], paths: Sequence[Path], call: str, *, keys_alone: bool = False
 ) -> None:
-    """Check that JAX's arrays among `leaves` have values: that they are not traced, nor deleted.
+    """Check that the JAX arrays among `leaves` have values: they are not traced or deleted.
 
-    It asks each array, so it is for states that are looked at once, and for those that failed.
+    This queries each array, which is slow: call it once per state, or after an error.
 
     Args:
-        leaves: of a state.
-        paths: theirs, in the same order.
-        call: the method of the manager that was given them.
-        keys_alone: of deleted arrays, refuse typed PRNG keys alone; the others tell their sharding.
+        leaves: the leaves of a state.
+        paths: their paths, in the same order.
+        call: the method of the manager that received them, for messages.
+        keys_alone: of deleted arrays, refuse only typed PRNG keys; others still have a sharding.
 
     Raises:
-        UnsupportedLeafError: one of them has none.
+        UnsupportedLeafError: one of them has no values.
     """
     for leaf, path in zip(leaves, paths, strict=True):
         if not isinstance(leaf, jax.Array):
@@ -66,22 +66,22 @@ def check_usable(
 
 
 def key_impl_name(leaf: Any) -> str:
-    """The name of the implementation of typed PRNG keys."""
-    # A ShapeDtypeStruct has no values to ask; its dtype is `key<name>` in full.
+    """Return the name of the implementation of typed PRNG keys."""
+    # A ShapeDtypeStruct has no values to query; its dtype contains the name.
     return str(leaf.dtype._impl.name)
 
 
 def region_of(index: tuple[slice, ...], shape: tuple[int, ...]) -> Region:
-    """A device's index into an array, as a region."""
+    """Return a device's index into an array as a region."""
     bounds = [s.indices(d)[:2] for s, d in zip(index, shape, strict=True)]
     return tuple(a for a, _ in bounds), tuple(b for _, b in bounds)
 
 
 def placement(array: jax.Array, path: Path) -> Placement:
-    """The chunks of `array` and who holds them, among all processes.
+    """Return the chunks of `array` and the processes that hold them.
 
     Raises:
-        UnsupportedLeafError: its dtype cannot be stored, or its shards are no regular grid.
+        UnsupportedLeafError: its dtype cannot be stored, or its shards are not a regular grid.
     """
     name = dtype_name(np.dtype(array.dtype))
     if name is None:
@@ -104,7 +104,7 @@ _Placed = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]
 @lru_cache(maxsize=4096)
 def _placement(sharding: Any, shape: tuple[int, ...], addressable: bool) -> _Placed | None:
     if addressable and jax.process_count() > 1:
-        # Every process has an array of its own here; they are taken to be the same.
+        # Every process has its own array here; they are assumed to be equal.
         return shape, ((0,),)
     ranks: dict[Region, set[int]] = {}
     for device, index in sharding.devices_indices_map(shape).items():
@@ -120,7 +120,7 @@ def _placement(sharding: Any, shape: tuple[int, ...], addressable: bool) -> _Pla
 
 
 def chunk_regions(sharding: Any, shape: tuple[int, ...], addressable: bool) -> set[Region]:
-    """The chunks of an array that `placement` knows."""
+    """Return the regions of the chunks of an array that `placement` accepts."""
     found = _placement(sharding, shape, addressable)
     if found is None:
         return set()
@@ -130,26 +130,26 @@ def chunk_regions(sharding: Any, shape: tuple[int, ...], addressable: bool) -> s
 
 
 def memory_of(array: jax.Array) -> memoryview | None:
-    """All of `array` where it is, if the host can see it there in one piece, in C order.
+    """Return the memory of `array`, if it is contiguous host memory in C order; else None.
 
-    Not by NumPy's own way: whether `array` then keeps the view, and its memory from being
-    donated, is JAX's affair (0.10.2 does not). And this takes half the time of `host_views`, which
-    counts where arrays are many.
+    Uses the buffer protocol rather than `np.asarray`: whether JAX caches NumPy's view, and so
+    prevents a donation of the memory, depends on its version (0.10.2 does not). It also takes half
+    the time of `host_views`, which matters for states of many arrays.
     """
     if array.dtype.kind in _BUFFER_KINDS and len(array.sharding.device_set) == 1:
         try:
             memory = memoryview(array)
         except BufferError:
-            return None  # It is not the host's.
+            return None  # Not host memory.
         if memory.nbytes and memory.c_contiguous:
             return memory
     return None
 
 
 def host_views(array: jax.Array) -> dict[Region, np.ndarray]:
-    """The pieces of `array` that this process holds, by region; views where memory is shared."""
+    """Return the pieces of `array` that this process holds, by region; views where possible."""
     if len(array.sharding.device_set) == 1:
-        # Not of `array` itself; see `memory_of`.
+        # A view of the shard, not of `array` itself; see `memory_of`.
         return {whole(array): np.asarray(array.addressable_data(0))}
     if array.is_fully_addressable and not _is_regular(array):
         return {whole(array): np.asarray(array)}
@@ -162,20 +162,20 @@ def host_views(array: jax.Array) -> dict[Region, np.ndarray]:
 
 
 def whole(array: jax.Array | np.ndarray) -> Region:
-    """The region that is all of `array`."""
+    """Return the region of the whole `array`."""
     return (0,) * array.ndim, tuple(array.shape)
 
 
 def _is_regular(array: jax.Array) -> bool:
-    """Whether an array on several devices is cut into chunks that `placement` knows."""
+    """Return whether an array on several devices has shards that `placement` accepts."""
     found = _placement(array.sharding, array.shape, True)
     return found is not None and found[0] != array.shape
 
 
 def aligned_buffer(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array whose memory XLA can take over on the CPU without a copy.
+    """Return an uninitialised array whose memory XLA on the CPU can adopt without a copy.
 
-    A large one begins with a page, so that a disk can write into it without a copy too.
+    A large array starts at a page boundary, so that a direct read can fill it without a copy too.
     """
     size_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     alignment = ALIGNMENT_BYTES if size_bytes < LARGE_SIZE_BYTES else PAGE_SIZE_BYTES
@@ -185,10 +185,10 @@ def aligned_buffer(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def assembled(shape: tuple[int, ...], like: Any, buffers: dict[Region, np.ndarray]) -> jax.Array:
-    """An array with the sharding of `like`, made of the pieces that this process needs."""
+    """Return an array with the sharding of `like`, built from this process's pieces."""
     sharding = getattr(like, "sharding", None)
     if sharding is None or not getattr(like, "committed", True):
-        # Uncommitted, as `like` is: a jitted step that took `like` takes this without compiling.
+        # Uncommitted, as `like` is: a step that was compiled for `like` is not compiled again.
         (buffer,) = buffers.values()
         alone: jax.Array = jax.device_put(buffer)
         return alone
@@ -201,7 +201,7 @@ def assembled(shape: tuple[int, ...], like: Any, buffers: dict[Region, np.ndarra
 
 
 def regions_needed(shape: tuple[int, ...], like: Any) -> list[Region]:
-    """The regions of an array that this process needs to make one that is sharded like `like`."""
+    """Return the regions that this process needs to build an array sharded like `like`."""
     sharding = getattr(like, "sharding", None)
     if sharding is None or not getattr(like, "committed", True):
         return [((0,) * len(shape), shape)]

@@ -1,12 +1,12 @@
-"""JAX arrays in devices' memory: fixed for a save, and brought to the host.
+"""JAX arrays in devices' memory: fixed for a save, and copied to the host.
 
-A save fixes them by a copy on their own device, in the order of its queue: a later step that takes
-donated buffers writes after the copy has read them. Where a device has no room for that, the arrays
-are borrowed: the training waits until they are in the host's memory.
+A save fixes them by a copy on their own device, in the order of its queue: a later step with
+donated buffers writes after the copy has read them. If a device has no room for the copy, the
+arrays are borrowed: the training waits until they are in the host's memory.
 
-A copy is nobody else's: it is not donated, and lives until it is released. So a stream of our own
-may read it as soon as XLA says that it is made; `block_until_ready` is that word, on the thread
-that saves. XLA tells a device's own address of such an array, and its layout.
+Holdfast owns the copies: they are not donated, and live until they are released. So Holdfast's own
+stream may read a copy as soon as XLA has computed it, which `block_until_ready` awaits on the saver
+thread. XLA reports the device address of such an array, and its layout.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from holdfast.errors import DeviceError
 from holdfast.format.grid import Region, contiguous_start, region_shape, slices_within
 
 RESERVE_SHARE = 1 / 32
-"""Of a device's memory, kept free besides what steps and copies are known to take."""
+"""The share of a device's memory that stays free besides the known use by steps and copies."""
 
 XlaError: type[Exception] = jax.errors.JaxRuntimeError
-"""What XLA raises, so that others can fail as it does."""
+"""The error class of XLA, for stand-ins that raise the same."""
 
 log = logging.getLogger(__name__)
 
@@ -46,28 +46,28 @@ class DeviceMemory(Protocol):
     """A kind of device's memory, as XLA manages it."""
 
     def stats(self, device: Any) -> Mapping[str, int] | None:
-        """What `jax.Device.memory_stats` tells: bytes in use, their peak, their limit."""
+        """Return `jax.Device.memory_stats`: bytes in use, their peak, their limit."""
         ...
 
     def copies(self, arrays: list[jax.Array]) -> list[jax.Array]:
-        """Copies of arrays of one device, made in the order of its queue.
+        """Return copies of arrays of one device, computed in the order of its queue.
 
         Raises:
-            JaxRuntimeError: RESOURCE_EXHAUSTED, where there is no room.
+            JaxRuntimeError: RESOURCE_EXHAUSTED, if there is no room.
         """
         ...
 
     def wait(self, arrays: list[jax.Array]) -> None:
-        """Waits until XLA has made the arrays.
+        """Wait until XLA has computed the arrays.
 
         Raises:
-            JaxRuntimeError: it never will.
+            JaxRuntimeError: the computation failed.
         """
         ...
 
 
 class XlaMemory:
-    """XLA's own."""
+    """XLA's own memory management."""
 
     def stats(self, device: Any) -> Mapping[str, int] | None:
         found: Mapping[str, int] | None = device.memory_stats()
@@ -89,7 +89,7 @@ def _device_copies(arrays: list[jax.Array]) -> list[jax.Array]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:
-    """How the devices that JAX calls by one name are served."""
+    """The runtime and memory management for devices of one JAX platform name."""
 
     open_runtime: Callable[[], DeviceRuntime]
     memory: DeviceMemory
@@ -101,7 +101,7 @@ _OTHER: dict[str, Platform] = {}
 
 @contextmanager
 def serving(name: str, platform: Platform) -> Iterator[None]:
-    """Serves the devices that JAX calls `name` by `platform`, in states seen meanwhile."""
+    """Use `platform` for devices of JAX's platform `name` within the context."""
     _OTHER[name] = platform
     try:
         yield
@@ -112,13 +112,13 @@ def serving(name: str, platform: Platform) -> Iterator[None]:
 def _platform_of(device: Any) -> Platform | None:
     if device.platform in _OTHER:
         return _OTHER[device.platform]
-    # AMD's devices are called "gpu" too.
+    # AMD's devices have the platform name "gpu" too.
     is_cuda = device.platform == "gpu" and "cuda" in device.client.platform_version.lower()
     return _CUDA if is_cuda else None
 
 
 class JaxDevices:
-    """What one process knows of the devices that its states are on."""
+    """The state of one process about the devices that hold its states."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -126,15 +126,15 @@ class JaxDevices:
         self._alive_bytes: dict[Any, int] = {}
         self._alive_peak_bytes: dict[Any, int] = {}
         self._is_out_of_memory = False
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._device: Any = None
         self._streams: Streams | None = None
-        self._has_given_up = False
+        self._has_fallen_back = False
 
     def hold(self, arrays: Mapping[int, jax.Array]) -> DeviceArrays:
-        """Fixes those of `arrays` that devices keep, by their keys; called on the training thread.
+        """Fix those of `arrays` that are on devices, by their keys; for the training thread.
 
-        A CPU's arrays are in the host's memory and not among them, unless a test says otherwise.
+        CPU arrays are in the host's memory and are skipped, unless a test is `serving` the CPU.
         """
         kept = {key: array for key, array in arrays.items() if is_on_device(array)}
         pieces = _Pieces(kept)
@@ -146,11 +146,11 @@ class JaxDevices:
         if copied is None:
             return DeviceArrays(self, memory, pieces, {})
         self._count(sizes, 1)
-        self._tell(logging.INFO, "copied", f"states are copied on {_names(sizes)} when saved")
+        self._log_once(logging.INFO, "copied", f"states are copied on {_names(sizes)} when saved")
         return DeviceArrays(self, memory, copied, sizes)
 
     def pin(self, memory: memoryview) -> RegisteredMemory | None:
-        """See `holdfast.adapt.contract.Snapshot.pin`."""
+        """Register memory; see `holdfast.adapt.contract.Snapshot.pin`."""
         if self._device is None or not memory or not self.is_in_use:
             return None
         try:
@@ -161,36 +161,36 @@ class JaxDevices:
                 self._streams = Streams(platform.open_runtime())
             return RegisteredMemory(self._streams, memory, _number(self._device))
         except DeviceError as error:
-            self._give_up(str(error))
+            self._fall_back(str(error))
             return None
 
-    def _give_up(self, reason: str) -> None:
-        """From now on states leave their devices through NumPy."""
-        self._has_given_up = True
-        self._tell(
+    def _fall_back(self, reason: str) -> None:
+        """Copy states to the host through NumPy from now on."""
+        self._has_fallen_back = True
+        self._log_once(
             logging.WARNING,
             "numpy",
-            "states leave their devices through NumPy, at the rate of memory that is not locked "
-            f"in place: {reason}",
+            "states are copied from their devices through NumPy, at the rate of memory that is not "
+            f"page-locked: {reason}",
         )
 
     @property
     def is_in_use(self) -> bool:
-        """Whether devices copy into registered memory by themselves, as long as none failed."""
-        if not self._has_given_up and self._streams is not None and self._streams.failure:
-            self._give_up(str(self._streams.failure))
-        return not self._has_given_up
+        """Whether devices copy into registered memory directly: no failure so far."""
+        if not self._has_fallen_back and self._streams is not None and self._streams.failure:
+            self._fall_back(str(self._streams.failure))
+        return not self._has_fallen_back
 
     def released(self, sizes: Mapping[Any, int]) -> None:
-        """Copies of these sizes are gone."""
+        """Record that copies of these sizes were released."""
         self._count(sizes, -1)
 
     def ran_out(self) -> None:
-        """A copy found no room, although there seemed to be some."""
+        """Record that a copy found no room, although there seemed to be some."""
         self._is_out_of_memory = True
 
     def _memory(self, pieces: _Pieces) -> DeviceMemory:
-        """How the memory is managed where the pieces are; devices of two kinds are not mixed."""
+        """Return the memory management of the pieces' devices, which are all of one kind."""
         platform = None
         for piece in pieces.all()[:1]:
             self._device = _device_of(piece)
@@ -204,23 +204,23 @@ class JaxDevices:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             self.ran_out()
-            self._tell_no_room(f"{_names(pieces.sizes_bytes())}: {str(error)[:200]}")
+            self._log_no_room(f"{_names(pieces.sizes_bytes())}: {str(error)[:200]}")
             return None
 
     def _has_room(self, sizes: Mapping[Any, int], memory: DeviceMemory) -> bool:
-        """Whether copies fit beside the most that the training took so far, on every device."""
+        """Return whether copies fit besides the training's peak use, on every device."""
         if self._is_out_of_memory:
-            self._tell_no_room(_names(sizes))
+            self._log_no_room(_names(sizes))
             return False
         for device, size_bytes in sizes.items():
             stats = memory.stats(device) or {}
             limit_bytes = stats.get("bytes_limit", 0)
             if not limit_bytes:
-                # Nobody knows; the allocator will tell.
+                # No limit is known; the allocator raises if there is no room.
                 continue
             used_bytes = self._most_used(device, stats)
             if used_bytes + size_bytes > limit_bytes * (1 - RESERVE_SHARE):
-                self._tell_no_room(
+                self._log_no_room(
                     f"{device}: {used_bytes} of {limit_bytes} bytes are in use at the peak, and a "
                     f"copy takes {size_bytes}"
                 )
@@ -228,7 +228,7 @@ class JaxDevices:
         return True
 
     def _most_used(self, device: Any, stats: Mapping[str, int]) -> int:
-        """The peak of the training with what is copied now; earlier copies are in XLA's peak."""
+        """Return the training's peak use plus the live copies; XLA's peak includes old copies."""
         with self._lock:
             in_use_bytes = stats.get("bytes_in_use", 0)
             alive_bytes = self._alive_bytes.get(device, 0)
@@ -247,22 +247,22 @@ class JaxDevices:
                 self._alive_bytes[device] = alive
                 self._alive_peak_bytes[device] = max(alive, self._alive_peak_bytes.get(device, 0))
 
-    def _tell_no_room(self, reason: str) -> None:
-        self._tell(
+    def _log_no_room(self, reason: str) -> None:
+        self._log_once(
             logging.WARNING,
             "borrowed",
-            "no room for a copy of the state on its device, so each save holds the training up "
-            f"while the state goes to the host's memory ({reason})",
+            "no room for a copy of the state on its device, so each save blocks the training "
+            f"while the state is copied to the host's memory ({reason})",
         )
 
-    def _tell(self, level: int, what: str, message: str) -> None:
-        if what not in self._told:
-            self._told.add(what)
+    def _log_once(self, level: int, what: str, message: str) -> None:
+        if what not in self._logged:
+            self._logged.add(what)
             log.log(level, message)
 
 
 class DeviceArrays:
-    """The arrays of one state that devices keep; threads may use it one after another."""
+    """The arrays of one state on devices. Threads may use it one after another."""
 
     def __init__(
         self,
@@ -278,14 +278,14 @@ class DeviceArrays:
         self.is_borrowed = bool(pieces.keys()) and not copied_bytes
 
     def keys(self) -> list[int]:
-        """The keys of the arrays."""
+        """Return the keys of the arrays."""
         return self._pieces.keys()
 
     def wait(self) -> None:
-        """Waits until the bytes are in the devices' memory: XLA has done what they come from.
+        """Wait until XLA has computed the arrays in the devices' memory.
 
         Raises:
-            DeviceError: they never will be.
+            DeviceError: the computation failed.
         """
         try:
             self._memory.wait(self._pieces.all())
@@ -297,7 +297,7 @@ class DeviceArrays:
     def range(
         self, key: int, shard: Region, region: Region, offset_bytes: int
     ) -> DeviceRange | None:
-        """Where `region` of the piece `shard` is, if its bytes belong into an image as they are."""
+        """Return the device range of `region` of piece `shard`, if its bytes fit an image as is."""
         piece = self._pieces.for_key(key).get(shard)
         before = contiguous_start(region, shard)
         if piece is None or before is None or not self._devices.is_in_use or not _is_plain(piece):
@@ -310,27 +310,27 @@ class DeviceArrays:
         )
 
     def view_within(self, key: int, shard: Region, region: Region) -> np.ndarray:
-        """`region` of the piece `shard` in the host's memory; the rest stays where it is.
+        """Return `region` of piece `shard` in the host's memory; copy only that region.
 
         Raises:
-            DeviceError: the device did not give it.
+            DeviceError: the copy failed.
         """
         piece, first = self._pieces.for_key(key)[shard], slices_within(region, shard)
         try:
-            # Regions of one shape are cut out by one program, wherever they start.
+            # One compiled program slices all regions of one shape, wherever they start.
             cut = jax.lax.dynamic_slice(piece, [s.start for s in first], region_shape(region))
             return np.asarray(cut)
         except XlaError as error:
             if "RESOURCE_EXHAUSTED" in str(error):
-                # The device has no room for it twice.
+                # The device has no room for the slice: copy the whole piece.
                 return self.views(key)[shard][first]
             raise DeviceError(f"bring a state to the host: {error}") from error
 
     def views(self, key: int) -> dict[Region, np.ndarray]:
-        """The pieces in the host's memory, by NumPy.
+        """Return the pieces in the host's memory, copied through NumPy.
 
         Raises:
-            DeviceError: the device did not give them.
+            DeviceError: the copy failed.
         """
         try:
             return self._pieces.on_host(key)
@@ -338,7 +338,7 @@ class DeviceArrays:
             raise DeviceError(f"bring a state to the host: {error}") from error
 
     def release(self) -> None:
-        """Lets go of the arrays."""
+        """Release the arrays."""
         copied_bytes, self._copied_bytes = self._copied_bytes, {}
         self._devices.released(copied_bytes)
         self._pieces = _Pieces({})
@@ -346,10 +346,10 @@ class DeviceArrays:
 
 
 class _Pieces:
-    """Arrays, each as pieces on single devices: one for each region, none of them twice.
+    """Arrays as pieces on single devices: one piece per region, without replicas.
 
-    Of the arrays themselves only shape and sharding stay, so that copies of them keep nothing alive
-    of what the training lets go.
+    Only shape and sharding of the arrays themselves are stored, so that copies do not keep memory
+    alive that the training releases.
     """
 
     def __init__(self, arrays: Mapping[int, jax.Array]) -> None:
@@ -358,19 +358,19 @@ class _Pieces:
         self._pieces = {key: _split(array, load) for key, array in arrays.items()}
 
     def keys(self) -> list[int]:
-        """The keys of the arrays."""
+        """Return the keys of the arrays."""
         return list(self._pieces)
 
     def for_key(self, key: int) -> dict[Any, jax.Array]:
-        """The pieces of an array by region; of one whose shards are no chunks, by position."""
+        """Return the pieces of an array by region; by position if its shards are no chunks."""
         return self._pieces[key]
 
     def all(self) -> list[jax.Array]:
-        """All pieces."""
+        """Return all pieces."""
         return [piece for pieces in self._pieces.values() for piece in pieces.values()]
 
     def sizes_bytes(self) -> dict[Any, int]:
-        """How much each device keeps."""
+        """Return the bytes of the pieces on each device."""
         sizes: dict[Any, int] = {}
         for piece in self.all():
             device = _device_of(piece)
@@ -378,7 +378,7 @@ class _Pieces:
         return sizes
 
     def copied_pieces(self, memory: DeviceMemory) -> _Pieces:
-        """Copies of all pieces, by a call for each device in which no other process has part."""
+        """Return copies of all pieces, by one call per device, which involves no other process."""
         places: dict[Any, list[tuple[int, Any]]] = {}
         for key, pieces in self._pieces.items():
             for place, piece in pieces.items():
@@ -393,7 +393,7 @@ class _Pieces:
         return result
 
     def on_host(self, key: int) -> dict[Region, np.ndarray]:
-        """The pieces of an array in the host's memory."""
+        """Return the pieces of an array in the host's memory."""
         (shape, sharding), pieces = self._forms[key], self._pieces[key]
         if any(isinstance(place, int) for place in pieces):
             whole = ((0,) * len(shape), tuple(shape))
@@ -404,13 +404,13 @@ class _Pieces:
 
 
 def is_on_device(array: jax.Array) -> bool:
-    """Whether an array is in a device's memory, and not in the host's."""
+    """Return whether an array is in a device's memory, and not in the host's."""
     device = _device_of(array)
     return device.platform != "cpu" or "cpu" in _OTHER
 
 
 def _split(array: jax.Array, load: dict[Any, int]) -> dict[Any, jax.Array]:
-    """An array's pieces; of replicas, the one on the device that has least so far."""
+    """Return an array's pieces; of replicas, the one on the device with the least load."""
     if len(array.sharding.device_set) == 1:
         whole = ((0,) * array.ndim, tuple(array.shape))
         return {whole: array}
@@ -432,7 +432,7 @@ _Regions = tuple[tuple[Region, tuple[Any, ...]], ...]
 
 @lru_cache(maxsize=4096)
 def _regions(sharding: Any, shape: tuple[int, ...], addressable: bool) -> _Regions | None:
-    """The chunks that this process holds, with the devices of each; None: its shards are none."""
+    """Return this process's chunks with the devices of each; None if shards are no chunks."""
     by_region: dict[Region, list[Any]] = {}
     for device, index in sharding.addressable_devices_indices_map(shape).items():
         by_region.setdefault(jax_arrays.region_of(index, shape), []).append(device)
@@ -447,13 +447,13 @@ def _device_of(piece: jax.Array) -> Any:
 
 
 def _number(device: Any) -> int:
-    """The device's number among those of its kind that this process sees."""
+    """Return the device's index among this process's devices of its kind."""
     number = device.local_hardware_id
     return int(device.id if number is None else number)
 
 
 def _is_plain(piece: jax.Array) -> bool:
-    """Whether the device's bytes are those of a C-ordered array of NumPy's."""
+    """Return whether the device's bytes equal those of a C-ordered NumPy array."""
     form: Any = piece
     layout = form.format.layout
     return (
@@ -468,7 +468,7 @@ def _is_plain(piece: jax.Array) -> bool:
 
 @lru_cache(maxsize=256)
 def _is_packed(dtype: np.dtype) -> bool:
-    """Whether elements are less than a byte: a device may pack them, and its layout tells not."""
+    """Return whether elements are below a byte: devices may pack them without reporting it."""
     if dtype.itemsize > 1 or dtype == np.bool_:
         return False
     kind: Any = ml_dtypes.iinfo if jnp.issubdtype(dtype, jnp.integer) else ml_dtypes.finfo

@@ -1,7 +1,7 @@
-"""The processes of a JAX job, and the words that they share: JAX's own key-value service.
+"""The processes of a JAX job, and the key-value service of `jax.distributed` that they share.
 
-The service is a part of rank 0's process. No call here is a collective, and none waits for another
-process: JAX's waiting calls leave a request behind in the service for each wait that ran out.
+The service runs in rank 0's process. No call here is a collective, and none waits for another
+process: JAX's blocking calls leave a request in the service for each wait that timed out.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from jax._src import distributed
 
 from holdfast.errors import InvalidArgumentError, ProcessLostError
 
-# How the messages of the service's errors begin.
+# The prefixes of the service's error messages.
 _NOT_FOUND = "NOT_FOUND"
 _ALREADY_EXISTS = "ALREADY_EXISTS"
 
 
 class JaxProcesses:
-    """Rank and count as JAX numbers them; one process where `jax.distributed` was not started."""
+    """JAX's rank and process count; one process if `jax.distributed` was not started."""
 
     def __init__(self) -> None:
         self.rank = jax.process_index()
@@ -31,7 +31,7 @@ class JaxProcesses:
         return slice_of(jax.devices(), jax.local_devices())
 
     def key_values(self) -> JaxKeyValues:
-        # The client has no public name; checkpointing libraries reach for it here.
+        # The client has no public name; other checkpointing libraries use this one as well.
         client: Any = distributed.global_state.client
         if client is None:
             raise InvalidArgumentError(
@@ -43,7 +43,7 @@ class JaxProcesses:
 
 
 class JaxKeyValues:
-    """JAX's service; see `holdfast.adapt.contract.KeyValues`."""
+    """JAX's key-value service; see `holdfast.adapt.contract.KeyValues`."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -81,7 +81,7 @@ class JaxKeyValues:
 
 
 def slice_of(devices: Sequence[object], own: Sequence[object]) -> int | None:
-    """The one slice that all of `own` are in, where `devices` are in several."""
+    """Return the slice of all of `own`, if `devices` are in several slices; else None."""
     all_slices, own_slices = (
         {getattr(device, "slice_index", None) for device in some} for some in (devices, own)
     )
@@ -91,5 +91,5 @@ def slice_of(devices: Sequence[object], own: Sequence[object]) -> int | None:
 def _raise_lost(action: str, error: Exception) -> NoReturn:
     raise ProcessLostError(
         f"{action} in jax.distributed's key-value service: {str(error).splitlines()[0]}. Rank 0's "
-        "process holds it; look at that one's log, stop this process and start the job again"
+        "process holds it; see its log, stop this process and restart the job"
     ) from error

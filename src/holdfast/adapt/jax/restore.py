@@ -1,4 +1,4 @@
-"""A checkpoint restored like a given JAX state: its structure, types and shardings."""
+"""Restore like a given JAX state: with its structure, types and shardings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from holdfast.format.placement import RestoreTarget
 from holdfast.format.records import ArraySpec, CheckpointSpec
 from holdfast.format.values import decode_value
 
-DIFFERENCES_TOLD_MAX = 20
+DIFFERENCES_SHOWN_MAX = 20
 
 
 class LikeRestoration:
@@ -32,8 +32,8 @@ class LikeRestoration:
         self._spec = spec
         self._values = {value.path: decode_value(value.value) for value in spec.values}
         _check_structure(spec, self._values, self._structure.paths, self._like)
-        asked = set(self._structure.paths)
-        self.process_values: Sequence[Path] = [p for p in spec.process_values if p in asked]
+        requested = set(self._structure.paths)
+        self.process_values: Sequence[Path] = [p for p in spec.process_values if p in requested]
         self._index = {array.path: index for index, array in enumerate(spec.arrays)}
         self._buffers: dict[Path, dict[Any, np.ndarray]] = {}
         targets: list[RestoreTarget] = []
@@ -86,14 +86,14 @@ class LikeRestoration:
             (buffer,) = buffers.values()
             if isinstance(leaf, np.generic):
                 return buffer[()]
-            # The dtypes are the same but for the byte order, which is that of `like`.
+            # The dtypes are equal except for the byte order, which follows `like`.
             return buffer.astype(leaf.dtype, copy=False)
         made = arrays.assembled(array.shape, _stored_like(leaf, array), buffers)
         return jax.random.wrap_key_data(made, impl=array.prng_impl) if array.prng_impl else made
 
 
 def _stored_like(leaf: Any, array: ArraySpec) -> Any:
-    """What tells the sharding of the array as stored: for typed keys, of their key data."""
+    """Return an object with the sharding of the stored array: for typed keys, of key data."""
     if array.prng_impl is None:
         return leaf
     if isinstance(leaf, jax.Array):
@@ -108,22 +108,22 @@ def _check_structure(
 ) -> None:
     saved = {array.path: _describe_spec(array) for array in spec.arrays}
     saved |= {path: _describe_value(value) for path, value in values.items()}
-    asked = {path: _describe_leaf(leaf) for path, leaf in zip(paths, like, strict=True)}
-    # Those that are not asked for are left out: whoever divides their states anew has to.
-    saved |= {path: "object with a state" for path in spec.process_values if path in asked}
+    requested = {path: _describe_leaf(leaf) for path, leaf in zip(paths, like, strict=True)}
+    # `like` may omit stateful objects: a program that divides their states itself has to.
+    saved |= {path: "object with a state" for path in spec.process_values if path in requested}
     differences = [
-        f"{path_name(path)}: expected {asked.get(path, 'nothing')}, found "
+        f"{path_name(path)}: expected {requested.get(path, 'nothing')}, found "
         f"{saved.get(path, 'nothing')}"
-        for path in dict.fromkeys([*asked, *saved])
-        if asked.get(path) != saved.get(path)
+        for path in dict.fromkeys([*requested, *saved])
+        if requested.get(path) != saved.get(path)
     ]
     if differences:
-        told = differences[:DIFFERENCES_TOLD_MAX]
-        more = len(differences) - len(told)
+        shown = differences[:DIFFERENCES_SHOWN_MAX]
+        more = len(differences) - len(shown)
         raise StructureMismatchError(
-            f"restore: the state asked for differs from the checkpoint in {len(differences)} "
-            "places (expected is what was asked for, found is what was saved):\n  "
-            + "\n  ".join(told)
+            f"restore: the requested state differs from the checkpoint in {len(differences)} "
+            "places (expected: requested, found: saved):\n  "
+            + "\n  ".join(shown)
             + (f"\n  and {more} more" if more else "")
             + "\nPass a state of the saved structure, or like=None for all that was saved."
         )

@@ -1,4 +1,4 @@
-"""JAX states: snapshots of them, and states built from a checkpoint."""
+"""JAX states: snapshots, and states built from a checkpoint."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 class JaxFramework:
-    """JAX: any pytree of arrays, values and objects that keep a state."""
+    """JAX as a framework: any pytree of arrays, values and stateful objects."""
 
     def __init__(self) -> None:
         self._outlines: dict[Any, Outline] = {}
@@ -57,7 +57,7 @@ class JaxFramework:
                 outline = self._outline(found, structure)
                 return _JaxSnapshot(found, structure, outline, self._devices)
             except (AttributeError, DeviceError, RuntimeError, TypeError, ValueError):
-                # Asking each array beforehand whether it is deleted costs as much as all the rest.
+                # Only after an error: checking each array for deletion first would double the cost.
                 jax_arrays.check_usable(found, structure.paths, "save")
                 raise
 
@@ -74,7 +74,7 @@ class JaxFramework:
         known = self._outlines.get(key)
         if known is None:
             known = _make_outline(found, structure)
-            # A run has one structure, or few; a state that changes shape forever must not pile up.
+            # A run has few structures; a state whose shape keeps changing must not fill the cache.
             if len(self._outlines) >= 8:
                 self._outlines.clear()
             self._outlines[key] = known
@@ -83,10 +83,10 @@ class JaxFramework:
 
 @contextlib.contextmanager
 def _nothing_collected() -> Iterator[None]:
-    """Python looks for no garbage meanwhile, in no thread.
+    """Disable Python's garbage collector, in all threads, within the context.
 
-    A state of 20,000 leaves makes so many objects, none of them garbage, that the training would
-    wait longer for those looks than for all else that is done here.
+    A state of 20,000 leaves creates so many objects, none of them garbage, that collections would
+    take longer than everything else that is done here.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -122,7 +122,7 @@ def _make_outline(found: list[Any], structure: Structure) -> Outline:
             encode_value(leaf, path_name(path))
             raise UnsupportedLeafError(
                 f"save {path_name(path)}: {type(leaf).__qualname__} cannot be a leaf of a state; "
-                "save what it holds"
+                "save its contents"
             )
     return Outline(
         arrays=tuple(arrays),
@@ -143,10 +143,10 @@ def _numpy_outline(leaf: np.ndarray | np.generic, path: Path) -> ArrayOutline:
 
 
 class _JaxSnapshot:
-    """A JAX state, fixed.
+    """A fixed JAX state.
 
-    JAX arrays do not change; what a donation would take away is held. NumPy arrays, values and the
-    states of objects are copied here, since their owners may change them as soon as this returns.
+    JAX arrays are immutable; memory that a donation would take is held. NumPy arrays, values and
+    the states of objects are copied here, since their owners may change them once this returns.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class _JaxSnapshot:
             if i in elsewhere:
                 self._pieces.append({})
             elif i in of_jax:
-                # A view keeps the array's memory, so nothing is copied here.
+                # A view holds the array's memory, so nothing is copied here.
                 memory = jax_arrays.memory_of(array)
                 self._pieces.append(jax_arrays.host_views(array) if memory is None else memory)
             else:
@@ -207,7 +207,7 @@ class _JaxSnapshot:
             return leaves.bytes_of(pieces[region])
         shard = self._shard_of(chunk)
         if not pieces:
-            # A device's copy comes to the host here, on the background thread.
+            # The device's copy is transferred to the host here, on the background thread.
             if shard != region:
                 piece = self._on_devices.view_within(chunk.array_index, shard, region)
                 return leaves.bytes_of(piece)
@@ -229,7 +229,7 @@ class _JaxSnapshot:
         return ranges
 
     def _shard_of(self, chunk: Chunk) -> Region:
-        """The piece of the array that a chunk is, or is a part of."""
+        """Return the piece of the array that contains a chunk."""
         placed = self.outline.arrays[chunk.array_index].placement
         return enclosing_chunk(placed.shape, placed.chunk_shape, chunk.start)
 
@@ -238,8 +238,8 @@ class _JaxSnapshot:
             for i in self._on_devices.keys():  # noqa: SIM118 - not a mapping
                 self._pieces[i] = self._on_devices.views(i)
         except DeviceError as error:
-            log.debug("a state was not brought to the host: %s", error)
-            # What is left is asked for again, by whoever saves, and told there.
+            log.debug("a state was not copied to the host: %s", error)
+            # The saver requests the remaining arrays again and reports the error.
             self._on_devices.is_borrowed = False
             return
         self._on_devices.release()

@@ -1,6 +1,6 @@
-"""JAX pytrees: their leaves with paths, and what their inner nodes are.
+"""JAX pytrees: their leaves with paths, and the kinds of their inner nodes.
 
-The paths are computed once a structure; after that a state costs one flatten.
+The paths are computed once per structure; after that a state costs one flatten.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.format.records import Container, ContainerKind
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """A pytree without its leaves. None counts as a leaf, so that it comes back as None."""
+    """A pytree without its leaves. None counts as a leaf, so that it is restored as None."""
 
     treedef: Any
     paths: tuple[Path, ...]
@@ -32,7 +32,7 @@ def _is_none(node: object) -> bool:
 
 
 def flatten(state: object, call: str = "save") -> tuple[list[Any], Structure]:
-    """Return the leaves of `state` and its structure; messages name the `call` that was given it.
+    """Return the leaves of `state` and its structure; `call` is the caller's name for messages.
 
     Raises:
         UnsupportedLeafError: a key is neither a string nor an int, or two leaves have one name.
@@ -68,7 +68,7 @@ def _refuse_mixed_keys(node: object, path: tuple[object, ...], call: str) -> Non
 
 @lru_cache(maxsize=16)
 def _structure(treedef: Any) -> Structure:
-    # Leaves play no part, so any object serves; numbers keep the tree's own order.
+    # The leaves are irrelevant, so any objects serve; numbers preserve the tree's own order.
     skeleton = jax.tree_util.tree_unflatten(treedef, list(range(treedef.num_leaves)))
     with_paths, _ = jax.tree_util.tree_flatten_with_path(skeleton, is_leaf=_is_none)
     if len(with_paths) != treedef.num_leaves:
@@ -92,7 +92,7 @@ def _key(entry: Any, path: Any) -> str | int:
             break
     raise UnsupportedLeafError(
         f"save {jax.tree_util.keystr(path)!a}: expected keys that are ints, or strings that "
-        f"UTF-8 has bytes for, found {entry!a}; rename the key"
+        f"UTF-8 can encode, found {entry!a}; rename the key"
     )
 
 
@@ -111,7 +111,7 @@ def _check_names(paths: Sequence[Path]) -> None:
 
 
 def _walk(treedef: Any, path: Path, leaves: Sequence[Path], into: list[Container]) -> None:
-    """Adds the inner nodes at and below `path`; `leaves` are the paths of the leaves there."""
+    """Add the inner nodes at and below `path`; `leaves` are the paths of the leaves there."""
     node = treedef.node_data()
     if node is None:
         return
@@ -136,7 +136,7 @@ def _container_kind(kind: type) -> ContainerKind:
 
 
 def _key_without_leaves(kind: type, auxiliary: Any, index: int) -> str | int:
-    """The key of an empty child, which no leaf's path tells."""
+    """Return the key of an empty child, which no leaf's path contains."""
     if issubclass(kind, dict):
         # defaultdict's auxiliary data is (factory, keys).
         keys = auxiliary if isinstance(auxiliary, list) else auxiliary[1]

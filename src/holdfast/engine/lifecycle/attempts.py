@@ -1,7 +1,7 @@
-"""Attempts: numbered by the store's put-if-absent, so that no two starts get one number.
+"""Attempts: numbered by the store's put-if-absent, so that no two starts get the same number.
 
-Without its record nobody knows what an attempt went on from, and so not what the timeline is. That
-is why each record has a copy, which is read where the record itself is bad.
+Without an attempt's record its origin is unknown, and with it the timeline. So each record has a
+copy, which is read if the record is damaged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptStart:
-    """What an attempt says of itself when it begins."""
+    """The fields of an attempt's record that are known before its number."""
 
     run_id: str
     origin: CheckpointId | None
@@ -38,7 +38,7 @@ class AttemptStart:
 
 
 def attempt_numbers(store: Store) -> list[int]:
-    """The numbers of all attempts, ascending."""
+    """Return the numbers of all attempts, ascending."""
     numbers = set()
     for stored in store.list(ATTEMPTS):
         number = parse_attempt_name(stored.key.rpartition("/")[2])
@@ -48,16 +48,16 @@ def attempt_numbers(store: Store) -> list[int]:
 
 
 def newest_attempt(store: Store) -> int:
-    """The number of the newest attempt; 0 where there was none."""
+    """Return the number of the newest attempt; 0 if there is none."""
     return max(attempt_numbers(store), default=0)
 
 
 def read_attempts(store: Store) -> dict[int, AttemptRecord]:
-    """The records of the newest attempt and of those that it goes back to, by number.
+    """Return the records of the newest attempt and of the attempts it continues from, by number.
 
     Raises:
-        CheckpointDamagedError: one of them is damaged: the timeline cannot be told. A damaged
-            record of an abandoned attempt does no harm.
+        CheckpointDamagedError: one of them is damaged, so the timeline is unknown. A damaged record
+            of an abandoned attempt is not read.
     """
     found: dict[int, AttemptRecord] = {}
     number = newest_attempt(store)
@@ -72,12 +72,12 @@ def read_attempts(store: Store) -> dict[int, AttemptRecord]:
 
 
 def read_attempt(store: Store, attempt: int) -> AttemptRecord:
-    """One attempt's record, or its copy where the record is bad.
+    """Return an attempt's record, or its copy if the record is damaged.
 
     Raises:
-        ObjectNotFoundError: there is neither.
-        CheckpointDamagedError, StorageError: neither is good; says what is wrong with the record.
-        NewerFormatError.
+        ObjectNotFoundError: neither exists.
+        CheckpointDamagedError, StorageError: neither is readable; the error is the record's.
+        NewerFormatError: the record has a newer format version.
     """
     problems: list[CheckpointDamagedError | StorageError] = []
     for key in attempt_keys(attempt):
@@ -93,7 +93,7 @@ def read_attempt(store: Store, attempt: int) -> AttemptRecord:
 
 
 def read_attempt_at(store: Store, key: str, attempt: int) -> AttemptRecord:
-    """The record, or the copy, of an attempt that stands at `key`.
+    """Return the record of an attempt, or its copy, from `key`.
 
     Raises:
         ObjectNotFoundError, CheckpointDamagedError, NewerFormatError.
@@ -105,10 +105,10 @@ def read_attempt_at(store: Store, key: str, attempt: int) -> AttemptRecord:
 
 
 def mend_attempts(store: Store) -> Iterator[str]:
-    """Writes anew each record, and each copy, whose other one is good; yields their keys.
+    """Rewrite each damaged record or copy from the intact other one; yield the rewritten keys.
 
     Raises:
-        StorageError: the rest is not done; the call may be repeated.
+        StorageError: the remaining ones are not repaired; the call may be repeated.
     """
     for number in attempt_numbers(store):
         yield from _mend_attempt(store, number)
@@ -129,16 +129,18 @@ def _mend_attempt(store: Store, number: int) -> Iterator[str]:
 
 
 def begin_attempt(store: Store, number: int, start: AttemptStart) -> AttemptRecord | None:
-    """Takes that number, if nobody has it: None where somebody has.
+    """Begin the attempt of that number, and fence every older attempt.
 
-    Every older attempt is fenced from here on.
+    Returns:
+        The attempt's record; None if another process took the number first.
 
     Raises:
-        StorageError: whether the record stands is not known; or there is no such number.
+        StorageError: it is unknown whether the record was written; or the number is too high.
     """
-    # Whoever began the one before may have been killed before its copy; only that may lack one.
+    # The process that began the previous attempt may have been killed before it wrote the copy; the
+    # copies of older attempts exist.
     for key in _mend_attempt(store, number - 1):
-        log.info("%s was missing or bad, and is written anew", key)
+        log.info("%s was missing or damaged; it was rewritten", key)
     if number > ATTEMPT_MAX:
         raise StorageError(
             f"begin an attempt: its number would be above {ATTEMPT_MAX}; a stray file in "

@@ -1,6 +1,6 @@
-"""What a store holds of a run's checkpoints, told from one listing of names and sizes.
+"""The checkpoints in a store, derived from one listing of names and sizes.
 
-A listing proves what exists, not that it is sound: that is the reader's check.
+A listing proves that objects exist, not that they are intact: readers check that.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from holdfast.format.names import (
     MANIFEST,
     CheckpointId,
     parse_checkpoint_name,
-    parse_kept_image_name,
     parse_part_name,
+    parse_reused_image_name,
 )
 from holdfast.store.contract import Store
 
@@ -27,7 +27,7 @@ PEERS_SECS = 30.0
 
 @dataclass(slots=True)
 class Listing:
-    """The objects of one checkpoint in one store: file name to size, and what they amount to."""
+    """The objects of one checkpoint in one store: sizes by file name, and derived properties."""
 
     sizes_bytes: dict[str, int] = field(default_factory=dict)
 
@@ -38,7 +38,7 @@ class Listing:
 
     @property
     def parts(self) -> dict[int, int]:
-        """Rank to part count, for each part record that has its image."""
+        """The part count by rank, for each part record whose image exists."""
         found = {}
         for name in self.sizes_bytes:
             parsed = parse_part_name(name)
@@ -50,72 +50,76 @@ class Listing:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every part is there."""
+        """Whether all parts exist."""
         return has_all_parts(self.parts)
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all objects that were written for it; images that it keeps are others'."""
-        return sum(s for n, s in self.sizes_bytes.items() if parse_kept_image_name(n) is None)
+        """The bytes of all objects written for this checkpoint, without reused images."""
+        return sum(s for n, s in self.sizes_bytes.items() if parse_reused_image_name(n) is None)
 
     @property
-    def kept_size_bytes(self) -> int:
-        """The bytes of the images of earlier checkpoints that it keeps."""
-        return sum(s for n, s in self.sizes_bytes.items() if parse_kept_image_name(n) is not None)
+    def reused_size_bytes(self) -> int:
+        """The bytes of the images of earlier checkpoints that it reuses."""
+        return sum(s for n, s in self.sizes_bytes.items() if parse_reused_image_name(n) is not None)
 
 
 Listings = Mapping[str, Mapping[CheckpointId, Listing]]
-"""What each store holds: its name to checkpoint to listing."""
+"""The listings of several stores: by store name, then by checkpoint."""
 
 
 def list_stores(
     stores: Sequence[Store], peers_secs: float = PEERS_SECS, peers_at_once: int = PEERS_AT_ONCE
 ) -> tuple[Listings, tuple[str, ...]]:
-    """What each store holds, and why some peers' could not be told: those count as empty.
+    """List all stores, peers concurrently.
 
-    Peers are asked side by side. Those that were not asked within `peers_secs`, because too many
-    before them did not answer, are told as such; each wait has its own bound besides.
+    At most `peers_at_once` peers are listed at a time. Peers that could not be started within
+    `peers_secs`, because too many before them did not answer, are reported; each request has a
+    timeout of its own.
+
+    Returns:
+        The listings, and for each peer without one the reason; such a peer counts as empty.
 
     Raises:
-        StorageError: a store that is no peer's cannot be listed.
+        StorageError: a store other than a peer cannot be listed.
     """
     peers = [store for store in stores if store.tier == PEER]
     with ThreadPoolExecutor(min(peers_at_once, len(peers)) or 1, "holdfast-list") as pool:
-        asked = {store.name: pool.submit(list_checkpoints, store) for store in peers}
+        listings = {store.name: pool.submit(list_checkpoints, store) for store in peers}
         try:
             found = {s.name: list_checkpoints(s) for s in stores if s.tier != PEER}
-            wait(asked.values(), peers_secs)
+            wait(listings.values(), peers_secs)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
     passed_over = []
     for store in peers:
         found[store.name] = {}
         try:
-            found[store.name] = asked[store.name].result()
+            found[store.name] = listings[store.name].result()
         except StorageError as error:
             passed_over.append(str(error))
         except CancelledError:
             passed_over.append(f"list {store.name}: others did not answer for {peers_secs:.0f} s")
-        # Nothing is committed in RAM, and what says so must not hide the durable manifest.
+        # RAM holds no commits. A stray manifest there must not hide the durable one.
         for listing in found[store.name].values():
             listing.sizes_bytes.pop(MANIFEST, None)
     return {store.name: found[store.name] for store in stores}, tuple(passed_over)
 
 
 def has_all_parts(parts: Mapping[int, int]) -> bool:
-    """Whether these parts (rank to part count) are one whole checkpoint."""
+    """Return whether these parts (part count by rank) are one complete checkpoint."""
     counts = set(parts.values())
     return len(counts) == 1 and counts == {len(parts)}
 
 
 def list_checkpoints(store: Store) -> dict[CheckpointId, Listing]:
-    """All that lies under the run's checkpoints, by ascending step, then attempt."""
+    """Return the listings of all checkpoints in a store, by ascending step, then attempt."""
     found: dict[CheckpointId, Listing] = {}
     last_folder, sizes_bytes = "", None
     for stored in store.list(CHECKPOINTS):
         folder, _, name = stored.key[len(CHECKPOINTS) + 1 :].partition("/")
         if folder != last_folder:
-            # What is in one folder comes together, and there may be thousands of folders.
+            # Objects of a folder are adjacent; parse each folder's name once, of maybe thousands.
             checkpoint, last_folder = parse_checkpoint_name(folder), folder
             sizes_bytes = None
             if checkpoint is not None:

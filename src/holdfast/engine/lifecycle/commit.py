@@ -1,10 +1,10 @@
-"""The commit: nothing else makes a checkpoint reachable.
+"""The commit: the only operation that makes a checkpoint reachable.
 
 Invariants:
 - A manifest is written only when every part record it names, and the image of each, is durable.
-- It is written with put-if-absent: one commit, whoever finishes it.
-- Nothing of an attempt is committed once a newer attempt has begun (`check_not_fenced`).
-- Removal starts with the manifest, so that no crash leaves one that names missing bytes.
+- It is written with put-if-absent: there is one commit, whichever process completes it.
+- No checkpoint of an attempt is committed once a newer attempt has begun (`check_not_fenced`).
+- Removal starts with the manifest, so that no crash leaves a manifest that names missing bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.store.contract import Store
 
 
 def read_part(store: Store, checkpoint: CheckpointId, rank: int, part_count: int) -> PartRecord:
-    """One part's record, checked for itself.
+    """Return one part's record, checked on its own.
 
     Raises:
         ObjectNotFoundError, CheckpointDamagedError, NewerFormatError.
@@ -35,10 +35,10 @@ def read_part(store: Store, checkpoint: CheckpointId, rank: int, part_count: int
 def parse_part(
     data: bytes, key: str, checkpoint: CheckpointId, rank: int, part_count: int
 ) -> PartRecord:
-    """The part record in `data`, which stood at `key`.
+    """Return the part record in `data`, which was read from `key`.
 
     Raises:
-        CheckpointDamagedError: it is damaged, or is another part's.
+        CheckpointDamagedError: the record is damaged, or belongs to another part.
     """
     part = unseal(data, PartRecord, key)
     check_part(part, key)
@@ -50,7 +50,7 @@ def parse_part(
 
 
 def manifest_of(parts: Sequence[PartRecord], record_digests: Sequence[str]) -> Manifest:
-    """The manifest that these parts make together; `parts` are all, in the order of ranks."""
+    """Return the manifest of `parts`, which are all parts in the order of ranks."""
     first = parts[0]
     if first.checkpoint is None:
         raise CheckpointDamagedError(f"commit {first.id}: rank 0's part has no checkpoint in it")
@@ -62,7 +62,7 @@ def manifest_of(parts: Sequence[PartRecord], record_digests: Sequence[str]) -> M
             PartReference(
                 record_digest=digest,
                 image_size_bytes=part.image_size_bytes,
-                kept_size_bytes=sum(image.image_size_bytes for image in part.kept),
+                reused_size_bytes=sum(image.image_size_bytes for image in part.reused),
             )
             for part, digest in zip(parts, record_digests, strict=True)
         ),
@@ -71,11 +71,11 @@ def manifest_of(parts: Sequence[PartRecord], record_digests: Sequence[str]) -> M
 
 
 def commit(durable: Store, checkpoint: CheckpointId, part_count: int) -> Manifest:
-    """Commits a checkpoint whose parts are all durable.
+    """Commit a checkpoint whose parts are all durable; return its manifest.
 
     Raises:
         ObjectNotFoundError, CheckpointDamagedError: a part is missing or damaged; not committed.
-        StorageError: it is not known whether it is committed; the call may be repeated.
+        StorageError: it is unknown whether it was committed; the call may be repeated.
     """
     records = []
     for rank in range(part_count):
@@ -88,11 +88,11 @@ def commit(durable: Store, checkpoint: CheckpointId, part_count: int) -> Manifes
 
 
 def check_not_fenced(durable: Store, checkpoint: CheckpointId) -> None:
-    """Checks that `checkpoint` stands on the present timeline.
+    """Check that `checkpoint` is on the current timeline.
 
     Raises:
-        FencedError: a newer attempt went on from an earlier step.
-        StorageError: the records of its own attempt are gone.
+        FencedError: a newer attempt continued from an earlier step.
+        StorageError: the record of its own attempt is missing.
     """
     newest = newest_attempt(durable)
     if newest == checkpoint.attempt:
@@ -100,7 +100,7 @@ def check_not_fenced(durable: Store, checkpoint: CheckpointId) -> None:
     if newest < checkpoint.attempt:
         raise StorageError(
             f"commit {checkpoint}: expected the record of attempt {checkpoint.attempt} in "
-            f"{durable}, found none newer than {newest}; the run's files were removed"
+            f"{durable}, the newest is {newest}; the run's files were removed"
         )
     if checkpoint.step > last_steps(read_attempts(durable)).get(checkpoint.attempt, -1):
         raise FencedError(
@@ -110,16 +110,16 @@ def check_not_fenced(durable: Store, checkpoint: CheckpointId) -> None:
 
 
 def remove(store: Store, checkpoint: CheckpointId, listing: Listing) -> None:
-    """Removes a checkpoint from a store, its manifest first.
+    """Remove a checkpoint from a store, its manifest first.
 
     Raises:
-        StorageError: some of it may be left; it is not a checkpoint any more once the manifest is
-            gone, and the call may be repeated.
+        StorageError: some objects may remain. It is no longer a checkpoint once its manifest is
+            removed. The call may be repeated.
     """
     folder = checkpoint_folder(checkpoint)
     store.delete(manifest_key(checkpoint))
     store.discard_unfinished(folder)
-    # Part records before images, so that none of them speaks of bytes that are gone.
+    # Part records before images, so that no record names missing bytes.
     records = {name for name in listing.sizes_bytes if name.startswith("part-")}
     for names in (records, listing.sizes_bytes.keys() - records):
         store.delete(*(f"{folder}/{name}" for name in sorted(names)))

@@ -1,13 +1,13 @@
-"""Whether a directory is the run that its record names, or a copy of it.
+"""Detection of copied runs: whether a directory is the run in its record, or a copy of it.
 
-A run's record says where the run is: the inode and the path of its directory. A copy carries the
-original's record, and so is found in another place than its record says. It becomes a run of its
-own, with a new id; its attempts and checkpoints stay as they are and can be restored.
+A run's record contains the inode and the path of the run's directory. A copy contains the
+original's record, so its location differs from the recorded one. It becomes a run of its own with a
+new id; its attempts and checkpoints are unchanged and can be restored.
 
 Invariants:
-- Opening a copy changes nothing of the original.
-- However many processes open one copy at once, they end with one id: it is drawn once, by
-  put-if-absent of an object that names the copy's place.
+- Opening a copy does not change the original.
+- Processes that open a copy concurrently agree on one new id: it is created once, by put-if-absent
+  of an object that names the copy's location.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ log = logging.getLogger(__name__)
 
 
 class Finding(Enum):
-    """What a directory is to the run that its record names."""
+    """The relation between a directory and the run in its record."""
 
     SAME = "same"
-    """The run's directory, where the record says; or the record does not say where."""
+    """The run's directory, at the recorded location; or the record has no location."""
     MOVED = "moved"
-    """The run's directory, elsewhere than the record says."""
+    """The run's directory, at another location than the recorded one."""
     COPY = "copy"
     """Another directory, with a copy of the run's record."""
 
@@ -47,20 +47,20 @@ class Finding(Enum):
 def judge(
     recorded: RunPlace | None, found: RunPlace, *, inodes_last: bool, other_inode: int | None
 ) -> Finding:
-    """Decide whether the directory `found` is the run that its record says is at `recorded`.
+    """Return the relation between the directory `found` and the run recorded at `recorded`.
 
     Args:
-        recorded: where the record says that the run is; None where it does not say.
-        found: the directory that holds the record.
-        inodes_last: whether its file system numbers inodes for good (`has_lasting_inodes`).
+        recorded: the location in the record; None if it has none.
+        found: the location of the directory that contains the record.
+        inodes_last: whether its file system's inode numbers are permanent (`has_lasting_inodes`).
         other_inode: the inode of another directory at the recorded path that has a record of the
-            same run; None where there is none.
+            same run; None if there is no such directory.
     """
     if recorded is None:
         return Finding.SAME
     if inodes_last:
-        # Inodes are numbered for each file system: of two with one number, as two mount points
-        # have, the one at the recorded path is the original.
+        # Inode numbers are per file system. Of two directories with equal numbers (two mount
+        # points, for example), the one at the recorded path is the original.
         is_copy = found.inode != recorded.inode or other_inode == recorded.inode
     else:
         is_copy = found.path != recorded.path and other_inode is not None
@@ -70,13 +70,13 @@ def judge(
 
 
 def place_of(directory: RunDirectory) -> RunPlace | None:
-    """Return where a directory is now; None where there is none."""
+    """Return the current location of a directory; None if it does not exist."""
     path, identity = directory.current(), directory.identity
     return RunPlace(inode=identity[1], path=str(path)) if identity is not None else None
 
 
 def find(store: DiskStore, record: RunRecord, clock: Clock) -> Finding:
-    """Return what the store's directory is to the run that its `record` names; only reads."""
+    """Return the relation of the store's directory to the run in its `record`. Read-only."""
     found = place_of(store.directory)
     if found is None or record.place is None:
         return Finding.SAME
@@ -89,10 +89,10 @@ def find(store: DiskStore, record: RunRecord, clock: Clock) -> Finding:
 
 
 def settle(store: DiskStore, record: RunRecord, clock: Clock) -> RunRecord:
-    """Return the record of the run that the store's directory is, written anew where need be.
+    """Return the record of the run in the store's directory, rewritten if it moved or is a copy.
 
     Raises:
-        StorageError: it cannot be written; the call may be repeated.
+        StorageError: the record cannot be written; the call may be repeated.
     """
     finding, place = find(store, record, clock), place_of(store.directory)
     if finding is Finding.SAME or place is None:
@@ -104,7 +104,7 @@ def settle(store: DiskStore, record: RunRecord, clock: Clock) -> RunRecord:
     else:
         settled = _record_of_copy(store, record, place, clock)
         log.warning(
-            "%s is a copy of run %s: it goes on as run %s, with all that was copied",
+            "%s is a copy of run %s: it continues as run %s, with all that was copied",
             place.path,
             record.run_id,
             settled.run_id,
@@ -117,9 +117,9 @@ def settle(store: DiskStore, record: RunRecord, clock: Clock) -> RunRecord:
 def _record_of_copy(
     store: DiskStore, original: RunRecord, place: RunPlace, clock: Clock
 ) -> RunRecord:
-    """Return the copy's own record, which the first process to get here has drawn."""
-    word = xxhash.xxh3_128_hexdigest(f"{original.run_id} {place.inode} {place.path}".encode())
-    key = f"{COPIES}/{word}.json"
+    """Return the copy's own record, created by the first process that gets here."""
+    token = xxhash.xxh3_128_hexdigest(f"{original.run_id} {place.inode} {place.path}".encode())
+    key = f"{COPIES}/{token}.json"
     drawn = RunRecord(
         run_id=clock.token(), time=clock.now(), place=place, copied_from=original.run_id
     )
@@ -131,7 +131,7 @@ def _other_inode(
     directory: RunDirectory, record: RunRecord, recorded: RunPlace, clock: Clock
 ) -> int | None:
     path = Path(recorded.path)
-    # What cannot be looked at, or is no run, is not the original.
+    # A directory that cannot be read, or is not a run, is not the original.
     with contextlib.suppress(HoldfastError, OSError):
         if not directory.is_at(path):
             other = DiskStore(path, clock)

@@ -1,11 +1,11 @@
-"""Leases in a run's folder: for each attempt a small file that the host which leads it rewrites.
+"""Leases in a run's folder: for each attempt a small file that its leading host rewrites.
 
-A start on another host reads how old the newest attempt's lease is. The age is the difference of
-two times that the file system gave: that of the lease and that of a file written just now, so that
+A start on another host reads the age of the newest attempt's lease. The age is the difference of
+two times from the file system, that of the lease and that of a file written just now, so that
 hosts' clocks are not compared. Where a network file system takes file times from its clients, their
-clocks have to agree to within seconds.
+clocks must agree to within seconds.
 
-Nothing here has to survive the loss of power, and nothing is fenced by it: see decisions/0020.
+A lease need not survive the loss of power, and it fences nothing: see decisions/0020.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """The content of the file; `incarnation` and `counter` differ after each renewal.
 
-    `pid` is the process of the lowest rank on the host. `run_id` tells the leases of a run from
-    those that came along in a copy of its directory.
+    `pid` is the process of the lowest rank on the host. `run_id` distinguishes a run's own leases
+    from those copied with its directory.
     """
 
     run_id: str
@@ -48,7 +48,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Leases:
-    """The leases of one run. Threads may share it."""
+    """The leases of one run. Thread-safe."""
 
     def __init__(self, directory: RunDirectory, run_id: str, clock: Clock) -> None:
         self._directory = directory
@@ -57,23 +57,23 @@ class Leases:
 
     @property
     def _folder(self) -> ObjectFolder:
-        # Not by the stores' seam: no promise about a crash depends on what is written here.
+        # Bypasses the injected FileSystem: no crash guarantee depends on leases.
         return ObjectFolder(self._directory.current(), self._clock, LOCAL, durable=False)
 
     def write(self, lease: Lease) -> None:
-        """Write a lease in place of the one before.
+        """Write a lease, replacing the previous one atomically.
 
         Raises:
-            StorageError: the one before is as it was.
+            StorageError: the previous lease is unchanged.
         """
         with self._folder.writing(self._folder.path(lease_key(lease.attempt))) as unfinished:
             self._write(unfinished, msgspec.json.encode(lease))
 
     def remove(self, attempt: int) -> None:
-        """Remove an attempt's lease, if it is there.
+        """Remove an attempt's lease, if it exists.
 
         Raises:
-            StorageError: it may still be there.
+            StorageError: the lease may remain.
         """
         self._folder.delete(lease_key(attempt))
 
@@ -81,19 +81,19 @@ class Leases:
         """Remove the leases of older attempts, which are not read any more.
 
         Raises:
-            StorageError: any of them may still be there.
+            StorageError: any of them may remain.
         """
         keys = [stored.key for stored in self._folder.list(LEASES)]
         self._folder.delete(*(key for key in keys if key < lease_key(attempt)))
 
     def read(self, attempt: int) -> LeaseSeen | None:
-        """Return an attempt's lease and its age, or None where this run has none.
+        """Return an attempt's lease and its age, or None if this run has none.
 
         Raises:
             StorageError: it cannot be read, or the file system's time cannot.
         """
         path = self._folder.path(lease_key(attempt))
-        # The new file comes first, so that a network file system looks at the folder anew.
+        # Write the new file first, so that a network file system refreshes its view of the folder.
         now_ns = self._now_ns(path.parent)
         try:
             with self._folder.opened(lease_key(attempt)) as reader:
@@ -106,7 +106,7 @@ class Leases:
         try:
             lease = decode(bytes(data), Lease)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            log.warning("%s is no lease, and its time alone is used: %s", path, error)
+            log.warning("%s is not a valid lease, only its time is used: %s", path, error)
             return LeaseSeen(host="unknown", pid=0, stamp=str(written_ns), age_secs=age_secs)
         if lease.run_id != self._run_id:
             return None
@@ -114,7 +114,7 @@ class Leases:
         return LeaseSeen(host=lease.host, pid=lease.pid, stamp=stamp, age_secs=age_secs)
 
     def _now_ns(self, folder: Path) -> int:
-        """The time that the file system gives a file now."""
+        """Return the file system's current time, from a file written now."""
         probe = folder / f".probe.{self._clock.token()}{UNFINISHED}"
         with translated("read the time of", folder):
             try:
@@ -133,7 +133,7 @@ class Leases:
 
 
 class LeaseWriter:
-    """Writes one host's leases; for one thread. A failure is logged once and disturbs nothing."""
+    """Writes one host's leases, from one thread. A failure is logged once and not raised."""
 
     def __init__(self, leases: Leases) -> None:
         self._leases = leases

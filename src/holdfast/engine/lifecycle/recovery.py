@@ -1,9 +1,9 @@
-"""Opening a run: finishing what was nearly committed, and clearing what never can be.
+"""Recovery when a run is opened: commit complete checkpoints and remove incomplete ones.
 
-A checkpoint without a manifest is one that an interrupted save left. Where all its parts are
-durable and it stands on the timeline, the commit is all that was missing. Where a part is missing
-it cannot become whole, unless the part still stands in RAM. Records of the run and of its attempts
-that are bad, and whose other copy is good, are written anew.
+A checkpoint without a manifest is the rest of an interrupted save. If all its parts are durable and
+it is on the timeline, only the commit is missing. If a part is missing it cannot be completed,
+unless the part is still in RAM. Damaged records of the run and of its attempts are rewritten from
+their intact copies.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from holdfast.store.contract import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """What was finished, what was cleared, and the keys of the records that were written anew."""
+    """The checkpoints committed and removed, and the keys of the records that were rewritten."""
 
     committed: tuple[CheckpointId, ...]
     cleared: tuple[CheckpointId, ...]
@@ -44,17 +44,20 @@ def recover(
     attempt: int | None = None,
     place: RunPlace | None = None,
 ) -> Recovery:
-    """Finishes or clears every uncommitted checkpoint but those `in_care`, whose parts are in RAM.
+    """Commit or remove every uncommitted checkpoint except those `in_care`.
 
     Args:
         durable: the run's store.
-        in_care: what others make durable still.
-        attempt: the run's present one, whose checkpoints and those of later ones are let alone;
-            None: no process works on the run, and whatever is half written anywhere is removed.
-        place: where the run is, for a record of the run that is written anew.
+        in_care: checkpoints with parts in RAM that other processes still make durable.
+        attempt: the current attempt; its checkpoints and those of later ones are not touched.
+            None: no process uses the run, and all unfinished objects are removed.
+        place: the run's location, for a run record that is rewritten.
+
+    Returns:
+        The checkpoints committed and removed, and the repaired records.
 
     Raises:
-        StorageError: some of it is not done; the call may be repeated.
+        StorageError: recovery is incomplete; the call may be repeated.
     """
     mended = (*mend_run(durable, place), *mend_attempts(durable))
     limits = last_steps(read_attempts(durable))

@@ -1,8 +1,8 @@
-"""What the durable tier keeps: a pure decision over what is committed.
+"""Retention: which committed checkpoints the durable tier keeps. A pure function.
 
-On the timeline the policy decides, and the newest checkpoint stays whatever it says. Beside the
-timeline, the checkpoints of abandoned branches stay as the policy says of them alone, until the
-timeline has come as far as they had.
+On the timeline the policy decides, and the newest checkpoint is always kept. Checkpoints of
+abandoned branches are judged by the policy on their own, and kept at most until the timeline has
+reached their step.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from holdfast.policy.preservation_policy import PreservationPolicy, kept
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branches:
-    """Committed checkpoints: those on the present timeline, and the abandoned ones."""
+    """Committed checkpoints: those on the current timeline, and the abandoned ones."""
 
     timeline: tuple[CheckpointId, ...]
     abandoned: tuple[CheckpointId, ...]
 
 
 def branches(committed: Sequence[CheckpointId], attempts: Mapping[int, AttemptRecord]) -> Branches:
-    """Tells the present timeline from what stands beside it; ascending steps."""
+    """Split checkpoints into the current timeline and abandoned branches, by ascending step."""
     timeline = on_timeline(committed, attempts)
     present = set(timeline)
     return Branches(
@@ -41,10 +41,10 @@ def to_drop(
     info: Callable[[CheckpointId], CheckpointInfo],
     now: datetime,
 ) -> list[CheckpointId]:
-    """The checkpoints that `policy` does not keep, oldest first.
+    """Return the checkpoints that `policy` does not keep, oldest first.
 
     Raises:
-        InvalidArgumentError: the policy answers with something else than one bool a checkpoint.
+        InvalidArgumentError: the policy did not return one bool per checkpoint.
     """
     if not found.timeline:
         return []

@@ -20,13 +20,13 @@ log = logging.getLogger(__name__)
 
 
 def read_run(store: Store, where: str) -> RunRecord:
-    """The record of the run in `store`; `where` is what a person calls the place.
+    """Return the record of the run in `store`; `where` is its location, for messages.
 
-    Where the record is bad or gone, what it said is taken from the attempts, which say it too.
+    A damaged or missing record is reconstructed from the attempts, which contain the same fields.
 
     Raises:
         NotARunError: there is no run.
-        NewerFormatError: it is of a newer format version.
+        NewerFormatError: the record has a newer format version.
     """
     try:
         return read_run_record(store, where)
@@ -37,12 +37,12 @@ def read_run(store: Store, where: str) -> RunRecord:
     found = _as_attempts_say(store)
     if found is None:
         raise NotARunError(f"open {where}: {problem}")
-    log.warning("%s: %s; the run's attempts tell its id", where, problem)
+    log.warning("%s: %s; its id is taken from the run's attempts", where, problem)
     return found
 
 
 def read_run_record(store: Store, where: str) -> RunRecord:
-    """The run's record itself.
+    """Return the run's record, without reconstruction.
 
     Raises:
         ObjectNotFoundError, CheckpointDamagedError, NewerFormatError.
@@ -51,9 +51,9 @@ def read_run_record(store: Store, where: str) -> RunRecord:
 
 
 def mend_run(store: Store, place: RunPlace | None = None) -> Iterator[str]:
-    """Writes the run's record anew where it is bad and the attempts tell it; yields its key.
+    """Rewrite a damaged run record from the attempts; yield its key if it was rewritten.
 
-    `place` is where the run is, which no attempt tells.
+    `place` is the run's location, which the attempts do not contain.
     """
     try:
         read_run_record(store, "")
@@ -66,9 +66,9 @@ def mend_run(store: Store, place: RunPlace | None = None) -> Iterator[str]:
 
 
 def _as_attempts_say(store: Store) -> RunRecord | None:
-    """The run's record: the id of the newest attempt, and the time of the oldest, that can be read.
+    """Return the run's record, reconstructed: the newest readable attempt's id, the oldest's time.
 
-    In a run that began as a copy, the attempts that were copied have the original's id.
+    In a run that began as a copy, the copied attempts have the original's id.
     """
     oldest = newest = None
     for number in attempt_numbers(store):
@@ -83,16 +83,16 @@ def _as_attempts_say(store: Store) -> RunRecord | None:
 def create_run(
     store: Store, where: str, run_id: str, time: datetime, place: RunPlace | None = None
 ) -> RunRecord:
-    """Makes a run in `store`, or reads the one that another process made first."""
+    """Create a run in `store`, or return the record of one that another process created first."""
     store.put_if_absent(RUN_FILE, seal(RunRecord(run_id=run_id, time=time, place=place)))
     return read_run(store, where)
 
 
 def check_run(store: Store, where: str, run_id: str) -> None:
-    """Checks that the store is still that run's, before something is put there for good.
+    """Check that the store still belongs to that run, before a lasting write.
 
     Raises:
-        StorageError: it holds another run, or none.
+        StorageError: the store has another run, or none.
     """
     try:
         found = read_run(store, where).run_id

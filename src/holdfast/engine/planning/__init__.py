@@ -1,1 +1,1 @@
-"""Which rank writes which bytes."""
+"""Plans of which rank writes which bytes."""

@@ -1,15 +1,15 @@
-"""Which arrays are cut finer than their shards, so that the ranks that hold them share the writing.
+"""Cut large arrays finer than their shards, so that the ranks that hold them share the writing.
 
 A chunk has one owner. A large array that many ranks hold would be written by one of them while the
 others wait, so its chunks are made smaller than its shards: a tenth of what a rank writes anyway,
-and not much below `PIECE_SIZE_MIN_BYTES`. All that is smaller stays whole: a restore hands out such
-a chunk without copying it, and other safetensors readers see it as one tensor.
+and not much below `PIECE_SIZE_MIN_BYTES`. Smaller arrays stay whole: a restore returns such a chunk
+without copying it, and other safetensors readers see it as one tensor.
 
 Invariants:
-- A pure function with integers alone: every rank computes the same, whatever machine it is on.
+- A pure function that uses integers only: every rank computes the same plan on any machine.
 - The grid stays regular, and each piece lies within one shard, where it is contiguous: pieces are
   cut along the leading axes.
-- All pieces together are some ten or twenty for each rank, which bounds what the manifest says.
+- There are ten to twenty pieces per rank in all, which bounds the size of the manifest.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from holdfast.format.layout import CHUNK_ALIGNMENT_BYTES
 from holdfast.format.placement import Placement
 
 PIECE_SIZE_MIN_BYTES = BLOCK_SIZE_BYTES
-"""Smaller pieces are more to keep account of than they even out."""
+"""Smaller pieces cost more in bookkeeping than they gain in balance."""
 
 PIECES_OF_A_SHARE = 10
-"""A rank's share of all bytes is about so many pieces, which bounds how uneven shares can be."""
+"""A rank's share of all bytes is about this many pieces, which bounds the imbalance."""
 
 DIVISOR_SHARE_MIN = 0.25
-"""Pieces smaller than this share of what they may be are not worth having."""
+"""Pieces below this share of the allowed size are not used."""
 
 Holders = tuple[tuple[int, ...], ...]
 
 
 def split_large(placements: Sequence[Placement]) -> list[Placement]:
-    """`placements`, of which large ones that several ranks hold are cut finer."""
+    """Return `placements`, with large ones that several ranks hold cut into smaller chunks."""
     if not any(map(_may_be_split, placements)):
         return list(placements)
     shares = _Shares(placements)
@@ -59,17 +59,17 @@ def _may_be_split(placement: Placement) -> bool:
 
 
 def _size_bytes(placement: Placement) -> int:
-    """The bytes of the first chunk; no other one is larger."""
+    """Return the bytes of the first chunk; no other one is larger."""
     first = chunk_region(placement.shape, placement.chunk_shape, 0)
     return item_size_bytes(placement.dtype) * math.prod(region_shape(first))
 
 
 class _Shares:
-    """How many bytes each rank would write if what several hold could be divided at will."""
+    """The bytes that each rank would write if replicated chunks could be divided freely."""
 
     def __init__(self, placements: Sequence[Placement]) -> None:
         of_holders: dict[Holders, list[int]] = {}
-        # Placements share their holders where they can; the same object needs no comparison.
+        # Placements share the object of their holders if they can; identity avoids a comparison.
         self._by_id: dict[int, Holders] = {}
         known: dict[Holders, Holders] = {}
         for placement in placements:
@@ -77,7 +77,7 @@ class _Shares:
             if holders is None:
                 holders = known.setdefault(placement.holders, placement.holders)
                 self._by_id[id(placement.holders)] = holders
-            # Chunks at an array's edge count as whole ones.
+            # Chunks at an array's edge count as full chunks.
             of_holders.setdefault(holders, []).append(_size_bytes(placement))
         self._bytes: dict[int, int] = {}
         for holders, sizes in of_holders.items():
@@ -89,7 +89,7 @@ class _Shares:
         self._least: dict[int, int] = {}
 
     def least(self, placement: Placement) -> int:
-        """The least of the shares of the ranks that hold chunks which others hold too."""
+        """Return the smallest share among the ranks that hold replicated chunks."""
         holders = self._by_id[id(placement.holders)]
         known = self._least.get(id(holders))
         if known is None:
@@ -99,13 +99,13 @@ class _Shares:
 
 
 class _Cutter:
-    """Cuts placements finer; those that are held and cut alike get the same holders."""
+    """Cuts placements finer; equal holders and cuts share one holders object."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, bytes], Holders] = {}
 
     def __call__(self, placement: Placement, limit_bytes: int) -> Placement:
-        """`placement` in pieces of about `limit_bytes` at most."""
+        """Return `placement` in pieces of at most about `limit_bytes`."""
         shape = _piece_shape(placement, limit_bytes)
         if shape == placement.chunk_shape:
             return placement
@@ -117,7 +117,7 @@ class _Cutter:
 
 
 def _chunk_of_pieces(placement: Placement, piece_shape: tuple[int, ...]) -> np.ndarray:
-    """For each piece in C order, the index of the chunk that it is cut from."""
+    """Return, for each piece in C order, the index of the chunk that it is cut from."""
     chunks = np.zeros(1, np.int64)
     counts = grid_shape(placement.shape, placement.chunk_shape)
     pieces = grid_shape(placement.shape, piece_shape)
@@ -128,7 +128,7 @@ def _chunk_of_pieces(placement: Placement, piece_shape: tuple[int, ...]) -> np.n
 
 
 def _piece_shape(placement: Placement, limit_bytes: int) -> tuple[int, ...]:
-    """The largest piece of at most about `limit_bytes`, cut along the leading axes."""
+    """Return the largest piece of at most about `limit_bytes`, cut along the leading axes."""
     size_bytes = _size_bytes(placement)
     piece = list(placement.chunk_shape)
     for axis, extent in enumerate(placement.chunk_shape):
@@ -155,9 +155,9 @@ class _Cut:
     rows_max: int
 
     def even(self, replica_count: int) -> int:
-        """Rows of a piece: about as many in each, and such that pieces start aligned.
+        """Return the rows per piece: about equal pieces that start aligned.
 
-        Where each replica's rank gets one, all get as many.
+        Where each replica's rank gets one piece, all pieces have the same number of rows.
         """
         count = -(-self.extent // self.rows_max)
         if count > replica_count:
@@ -167,9 +167,9 @@ class _Cut:
         return rows // unit * unit or rows
 
     def dividing(self) -> int:
-        """Rows of a piece: as many in each, because where this shard ends the next one begins.
+        """Return the rows per piece: exactly equal, since the next shard continues the grid.
 
-        A shard that divides badly is cut into larger pieces, or stays whole.
+        A shard without a suitable divisor is cut into larger pieces, or stays whole.
         """
         below = max(rows for rows in self._divisors() if rows <= self.rows_max)
         if below >= self.rows_max * DIVISOR_SHARE_MIN:

@@ -1,10 +1,10 @@
-"""Who saves what: each chunk gets one owner among the ranks that hold it, balanced by bytes.
+"""Ownership: each chunk gets one owner among the ranks that hold it, balanced by bytes.
 
-Every rank computes the same plan from the same global view of the state, so nothing is exchanged.
+Every rank computes the same plan from the same global view of the state, without communication.
 
-Arrays that are cut and placed alike are planned together: what is done for each array is done for
-all of its chunks at once. The number of different ways in which such arrays are shared out is
-bounded, because each way is written down once in every manifest.
+Arrays with equal grids and holders form a group. All chunks of an array are assigned at once. The
+number of distinct assignments within a group is bounded, because every manifest contains each of
+them once.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from holdfast.format.grid import chunk_sizes
 from holdfast.format.placement import Placement
 from holdfast.format.records import Owners
 
-WAYS_MAX = 16
-SHORT_WAY = 64
-"""Ways of at most so many runs are not counted: they take no room."""
+ASSIGNMENTS_MAX = 16
+SHORT_ASSIGNMENT = 64
+"""Assignments of at most this many runs are not counted: they take no space."""
 
 
 def assign_owners(placements: Sequence[Placement]) -> list[Owners]:
-    """The owners of each array's chunks.
+    """Return the owners of each array's chunks.
 
     Chunks with the fewest holders are placed first, then larger before smaller; each goes to its
     holder with the fewest bytes so far, the lowest rank among equals.
@@ -45,31 +45,33 @@ def assign_owners(placements: Sequence[Placement]) -> list[Owners]:
 
 
 def shared(owners: Sequence[Owners]) -> list[Owners | int]:
-    """`owners` as specs have them: written out once, and referred to by their index after that."""
+    """Return `owners` as in specs: each list once, and the index of its first array after that."""
     first: dict[Owners | int, int] = {}
     found: list[Owners | int] = []
     for index, of_array in enumerate(owners):
-        # Long ones are the same object where they are the same way; comparing them takes longer.
-        at = first.setdefault(of_array if len(of_array) <= SHORT_WAY else id(of_array), index)
+        # Equal long lists are the same object; comparing their contents would take longer.
+        at = first.setdefault(
+            of_array if len(of_array) <= SHORT_ASSIGNMENT else id(of_array), index
+        )
         found.append(of_array if at == index or len(of_array) == 1 else at)
     return found
 
 
 def _chunk_sizes_bytes(placement: Placement) -> np.ndarray:
-    """The bytes of each chunk in C order, as int64."""
+    """Return the bytes of each chunk in C order, as int64."""
     return chunk_sizes(placement.shape, placement.chunk_shape) * item_size_bytes(placement.dtype)
 
 
 class _Groups:
-    """The groups of arrays that are placed alike."""
+    """The groups of arrays with equal holders."""
 
     def __init__(self) -> None:
-        # Placements share their holders where they can; the same object needs no comparison.
+        # Placements share the object of their holders if they can; identity avoids a comparison.
         self._by_id: dict[int, _Group] = {}
         self._by_holders: dict[tuple[tuple[int, ...], ...], _Group] = {}
 
     def for_holders(self, holders: tuple[tuple[int, ...], ...]) -> _Group:
-        """The group of arrays that have those holders."""
+        """Return the group of arrays that have those holders."""
         known = self._by_id.get(id(holders))
         if known is None:
             known = self._by_holders.get(holders)
@@ -80,7 +82,7 @@ class _Groups:
 
 
 class _Group:
-    """Arrays that are placed alike, and the ways in which they were shared out so far."""
+    """Arrays with equal holders, and the assignments used for them so far."""
 
     def __init__(self, holders: tuple[tuple[int, ...], ...]) -> None:
         rows = _Rows(holders)
@@ -89,23 +91,23 @@ class _Group:
         self._rounds = rows.disjoint_rounds()
         self._row_of = rows.row_of
         self._is_each_its_own = len(rows.distinct) == len(holders)
-        self._ways: dict[bytes, tuple[np.ndarray, Owners]] = {}
+        self._assignments: dict[bytes, tuple[np.ndarray, Owners]] = {}
 
     def share_out(self, sizes: np.ndarray, loads: np.ndarray) -> Owners:
-        """The owners of one array's chunks, of `sizes` bytes; adds them to what each rank has."""
+        """Return the owners of one array's chunks of `sizes` bytes; add the bytes to `loads`."""
         owner_of = np.empty(len(self._row_of), np.int64)
         taken = loads.copy()
         for chunks, holders in self._rounds:
-            # No rank is twice in a round, so all of it is decided at once.
+            # No rank is in a round twice, so all chunks of the round are assigned at once.
             found = holders[np.arange(len(chunks)), np.argmin(taken[holders], axis=1)]
             owner_of[chunks] = found
             taken[found] += sizes[chunks]
-        way, owners = self._way(self._in_runs(owner_of, sizes), sizes, loads)
-        np.add.at(loads, way, sizes)
+        assignment, owners = self._assignment(self._in_runs(owner_of, sizes), sizes, loads)
+        np.add.at(loads, assignment, sizes)
         return owners
 
     def _in_runs(self, owner_of: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """The owners, exchanged among chunks of the same holders and size: each gets neighbours."""
+        """Return the owners, exchanged among equal chunks so that each rank's are adjacent."""
         if self._is_each_its_own:
             return owner_of
         index = np.arange(len(owner_of))
@@ -115,30 +117,30 @@ class _Group:
         found[into] = owner_of[out_of]
         return found
 
-    def _way(
+    def _assignment(
         self, owner_of: np.ndarray, sizes: np.ndarray, loads: np.ndarray
     ) -> tuple[np.ndarray, Owners]:
-        known = self._ways.get(owner_of.tobytes())
+        known = self._assignments.get(owner_of.tobytes())
         if known is not None:
             return known
         owners = tuple((int(rank), len(list(run))) for rank, run in groupby(owner_of.tolist()))
-        if len(owners) <= SHORT_WAY:
+        if len(owners) <= SHORT_ASSIGNMENT:
             return owner_of, owners
-        if len(self._ways) >= WAYS_MAX:
-            return min(self._ways.values(), key=lambda way: _highest(way[0], sizes, loads))
-        made = self._ways[owner_of.tobytes()] = owner_of, owners
+        if len(self._assignments) >= ASSIGNMENTS_MAX:
+            return min(self._assignments.values(), key=lambda one: _highest(one[0], sizes, loads))
+        made = self._assignments[owner_of.tobytes()] = owner_of, owners
         return made
 
 
 def _highest(owner_of: np.ndarray, sizes: np.ndarray, loads: np.ndarray) -> int:
-    """The most bytes that one rank would have."""
+    """Return the largest number of bytes that a rank would have."""
     after = loads.copy()
     np.add.at(after, owner_of, sizes)
     return int(after.max())
 
 
 class _Rows:
-    """Which chunks have the same holders: `distinct[row_of[chunk]]` are those of a chunk."""
+    """The distinct holders of chunks: `distinct[row_of[chunk]]` are the holders of a chunk."""
 
     def __init__(self, holders: tuple[tuple[int, ...], ...]) -> None:
         self.distinct: list[tuple[int, ...]] = []
@@ -146,7 +148,7 @@ class _Rows:
         by_ranks: dict[tuple[int, ...], int] = {}
         row_of = []
         for ranks in holders:
-            # Pieces of one shard have the same object, which needs no comparison.
+            # Pieces of one shard share the object of their holders; identity avoids a comparison.
             row = by_id.get(id(ranks))
             if row is None:
                 row = by_id[id(ranks)] = by_ranks.setdefault(ranks, len(self.distinct))
@@ -156,9 +158,11 @@ class _Rows:
         self.row_of = np.array(row_of)
 
     def disjoint_rounds(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The chunks in rounds within which no rank is twice: (chunks, their holders, a row each).
+        """Return the chunks in rounds in which no rank occurs twice.
 
-        Rows of holders are as long as the longest; a shorter one is filled up with its last one.
+        Returns:
+            For each round (chunks, holders): int arrays of shapes (n,) and (n, holders of the
+            longest row); a shorter row repeats its last holder.
         """
         chunks_of: list[list[int]] = [[] for _ in self.distinct]
         for chunk, row in enumerate(self.row_of.tolist()):

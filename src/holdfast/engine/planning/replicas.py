@@ -1,11 +1,11 @@
-"""What stands in a second failure domain for nothing: data parallelism has made the copy.
+"""Parts that data parallelism already replicates in a second failure domain.
 
-A rank of another domain that holds the same chunks as a part's rank can put them into its own
-host's RAM, byte for byte, where they stand in that part's image. The part record crosses the
-network, and the chunks that no other rank holds; all of a part is pulled from its host where
-nobody makes a copy (`holdfast.coordination.replica_placement`).
+A rank of another domain that holds the same chunks as a part's rank can write them into its own
+host's RAM, byte for byte, at their offsets in that part's image. Only the part record and the
+chunks that no other rank holds cross the network. Where no rank can write such a replica, the whole
+part is fetched from its host (`holdfast.coordination.replica_placement`).
 
-Every rank computes the same from the same view of the state, as it does with the owners.
+Every rank computes the same plan from the same view of the state, as with the owners.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from holdfast.format.placement import Placement
 from holdfast.format.records import Owners
 
 LOOKED_AT_MAX = 64
-"""Of the ranks that could keep a copy so many are compared; of thousands any will do."""
+"""At most this many candidate keepers are compared; among thousands the choice hardly matters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """`keeper`, in another domain, holds all of the part of `rank` that `rank` alone does not."""
+    """A replica of `rank`'s part by `keeper`, which holds all of its replicated chunks."""
 
     rank: int
     keeper: int
 
 
-def free_copies(
+def replicas_of(
     placements: Sequence[Placement],
     owners: Sequence[Owners],
     domains: Sequence[Hashable],
     copies: int,
 ) -> tuple[Replica, ...]:
-    """The copies of parts that ranks can make of what they hold, by rank.
+    """Return the replicas of parts that ranks can write from chunks that they hold, by rank.
 
     Args:
-        placements: the arrays, and who holds their chunks.
-        owners: who saves each chunk, as `engine.planning.owners.assign_owners` gives it.
+        placements: the arrays, and the ranks that hold their chunks.
+        owners: the owner of each chunk, as `engine.planning.owners.assign_owners` returns it.
         domains: the failure domain of each rank.
-        copies: in how many domains each part is to stand, its own among them.
+        copies: the number of domains for each part, including its own.
 
     Returns:
-        For each part at most `copies` - 1 keepers, no two of them in one domain. Of those that
-        could be, the ones with the fewest bytes to keep are taken, larger parts first.
+        For each part at most `copies` - 1 keepers, each in a domain of its own. Larger parts are
+        placed first, on the candidates with the fewest bytes so far.
     """
     if copies < 2:
         return ()
@@ -72,7 +72,7 @@ def free_copies(
 def _candidates(
     holders: Sequence[int], rank: int, domains: Sequence[Hashable], taken: set[Hashable]
 ) -> list[int]:
-    """The first holders after `rank`, in a ring, that are in none of the domains `taken`."""
+    """Return the first holders after `rank`, in a ring, that are in none of the domains `taken`."""
     start = bisect_right(holders, rank)
     found: list[int] = []
     for holder in (*holders[start:], *holders[:start]):
@@ -86,17 +86,17 @@ def _candidates(
 def _holders_of_parts(
     placements: Sequence[Placement], owners: Sequence[Owners]
 ) -> dict[int, frozenset[int]]:
-    """For each rank, the ranks that hold all chunks of its part which it does not hold alone."""
+    """Return, for each rank, the ranks that hold all replicated chunks of its part."""
     found: dict[int, frozenset[int]] = {}
     rows: dict[int, frozenset[int]] = {}
     seen: set[tuple[int, int]] = set()
     known: dict[tuple[tuple[int, ...], ...], int] = {}
     for placement, of_array in zip(placements, owners, strict=True):
-        # Arrays that are placed and shared out alike say the same.
-        way = known.setdefault(placement.holders, len(known)), id(of_array)
-        if way in seen:
+        # Arrays with equal holders and owners constrain the result in the same way.
+        arrangement = known.setdefault(placement.holders, len(known)), id(of_array)
+        if arrangement in seen:
             continue
-        seen.add(way)
+        seen.add(arrangement)
         for rank, chunk in _owned(of_array):
             row = placement.holders[chunk]
             if len(row) == 1:
@@ -112,7 +112,7 @@ def _holders_of_parts(
 
 
 def _owned(owners: Owners) -> Iterator[tuple[int, int]]:
-    """(rank, chunk) of each chunk."""
+    """Yield (rank, chunk) of each chunk."""
     chunk = 0
     for rank, count in owners:
         for _ in range(count):
@@ -121,7 +121,7 @@ def _owned(owners: Owners) -> Iterator[tuple[int, int]]:
 
 
 def _part_sizes_bytes(placements: Sequence[Placement], owners: Sequence[Owners]) -> dict[int, int]:
-    """About how large each rank's part is: chunks at an array's edge count as whole ones."""
+    """Return the approximate size of each rank's part; edge chunks count as full chunks."""
     sizes: dict[int, int] = {}
     for placement, of_array in zip(placements, owners, strict=True):
         first = chunk_region(placement.shape, placement.chunk_shape, 0)

@@ -1,1 +1,1 @@
-"""What a run holds: listing, verified reads, restore."""
+"""Reading a run: listing, verified reads, restore."""

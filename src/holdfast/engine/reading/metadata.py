@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, without its bytes."""
+"""The metadata of a checkpoint: its arrays, values and sizes, without its bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.format.values import decode_value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayMetadata:
-    """One array: `shape` and `dtype` as stored, and how many chunks there are along each axis."""
+    """One array: `shape` and `dtype` as stored, and the number of chunks along each axis."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -28,8 +28,8 @@ class ArrayMetadata:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptMetadata:
-    """The images that a checkpoint keeps of the one of `step`, of the same attempt."""
+class ReusedMetadata:
+    """The images that a checkpoint reuses from that of `step` of the same attempt."""
 
     step: int
     size_bytes: int
@@ -39,8 +39,8 @@ class KeptMetadata:
 class CheckpointMetadata:
     """One checkpoint; `arrays` and `values` by name (`params/dense/kernel`).
 
-    `size_bytes` is that of all its images; `written_bytes` of those that were written for it. The
-    others are in `kept`: images of earlier checkpoints, with what has not changed since.
+    `size_bytes` is the size of all its images; `written_bytes` that of the images written for it.
+    The others are in `reused`: images of earlier checkpoints with unchanged arrays.
     """
 
     step: int
@@ -52,11 +52,11 @@ class CheckpointMetadata:
     process_count: int
     size_bytes: int
     written_bytes: int
-    kept: tuple[KeptMetadata, ...]
+    reused: tuple[ReusedMetadata, ...]
 
 
 def metadata_of(sources: CheckpointSources) -> CheckpointMetadata:
-    """The metadata of a checkpoint that can be read."""
+    """Return the metadata of a checkpoint that can be read."""
     spec = sources.spec
     parts = [copies[0].part for copies in sources.parts]
     return CheckpointMetadata(
@@ -78,13 +78,13 @@ def metadata_of(sources: CheckpointSources) -> CheckpointMetadata:
         process_count=len(sources.parts),
         size_bytes=sum(sum(image_sizes_bytes(part)) for part in parts),
         written_bytes=sum(part.image_size_bytes for part in parts),
-        kept=_kept(parts),
+        reused=_reused(parts),
     )
 
 
-def _kept(parts: Sequence[PartRecord]) -> tuple[KeptMetadata, ...]:
+def _reused(parts: Sequence[PartRecord]) -> tuple[ReusedMetadata, ...]:
     sizes_bytes: dict[int, int] = {}
-    for image in (image for part in parts for image in part.kept):
+    for image in (image for part in parts for image in part.reused):
         step = image.origin.step
         sizes_bytes[step] = sizes_bytes.get(step, 0) + image.image_size_bytes
-    return tuple(KeptMetadata(step=s, size_bytes=sizes_bytes[s]) for s in sorted(sizes_bytes))
+    return tuple(ReusedMetadata(step=s, size_bytes=sizes_bytes[s]) for s in sorted(sizes_bytes))

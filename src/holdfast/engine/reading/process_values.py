@@ -1,7 +1,7 @@
-"""The states of objects that each process keeps for itself, of all processes of a checkpoint.
+"""The per-process states of objects, such as data iterators, of all processes of a checkpoint.
 
-A job of as many processes gets them back by restoring; one of another number divides them anew,
-which only its owner knows how to do.
+A job with the same number of processes gets them from a restore. A job with another number must
+divide them itself, since only the owner of the objects knows how.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from holdfast.format.values import decode_value
 
 
 def process_values_of(sources: CheckpointSources) -> dict[str, list[object]]:
-    """The states by name (`data/train`), each as a list with one entry a rank, in their order."""
+    """Return the states by name (`data/train`), each a list with one entry per rank."""
     found: dict[str, list[object]] = {
         path_name(path): [] for path in sorted(sources.spec.process_values, key=path_name)
     }

@@ -1,8 +1,8 @@
-"""Restoring: fills buffers with regions of a checkpoint's arrays, from the nearest good copies.
+"""Restore: fill buffers with regions of a checkpoint's arrays, from the nearest intact copies.
 
-Every block is checked before anything of it counts. A bad block sends the reader to the part's next
-copy; where there is none, the restore fails with the file, the byte range and both digests. Only
-the blocks that hold a wanted element are read, each once, however many buffers it serves.
+Every block is checked before its bytes are used. After a damaged block the reader continues with
+the part's next copy; without one, the restore fails with the file, the byte range and both digests.
+Only the blocks with a wanted element are read, each once, however many buffers it fills.
 """
 
 from __future__ import annotations
@@ -39,34 +39,34 @@ REASONS_MAX = 100
 
 @dataclass(slots=True)
 class RestoreTally:
-    """What was read from where, and what was passed over on the way; several threads add to it."""
+    """The bytes read per tier, and the reasons why copies were skipped. Thread-safe."""
 
     bytes_by_tier: dict[str, int] = field(default_factory=dict)
     passed_over: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def pass_over(self, reason: str) -> None:
-        """Notes a copy, or a block of one, that was bad; each reason once, and not without end."""
+        """Record why a copy or a block was skipped; each reason once, up to a limit."""
         with self.lock:
             if reason not in self.passed_over and len(self.passed_over) < REASONS_MAX:
                 self.passed_over.append(reason)
 
     def add(self, tier: str, size_bytes: int) -> None:
-        """Counts bytes that were read and found good."""
+        """Count bytes that were read and verified."""
         with self.lock:
             self.bytes_by_tier[tier] = self.bytes_by_tier.get(tier, 0) + size_bytes
 
 
 def fill_targets(sources: CheckpointSources, targets: Sequence[RestoreTarget]) -> RestoreTally:
-    """Fills all `targets`.
+    """Fill all `targets`; return what was read and skipped.
 
     Raises:
-        CheckpointDamagedError: no good copy of a block that is needed; the buffers hold anything.
-        StorageError: likewise, where the last copy could not be read.
+        CheckpointDamagedError: a needed block has no intact copy; the buffers are undefined.
+        StorageError: likewise, if the last copy could not be read.
     """
     tally = RestoreTally(passed_over=list(sources.passed_over))
     wanted = _chunks_wanted(sources, targets)
-    # The threads end before the images are closed, also after an error.
+    # The exit order ends the threads before it closes the images, also after an error.
     with ExitStack() as images, ThreadPoolExecutor(THREAD_COUNT, "holdfast-restore") as pool:
         ranks = {rank for rank, _, _ in wanted}
         readers = {rank: _PartReader(sources.parts[rank], tally, images) for rank in ranks}
@@ -80,29 +80,29 @@ def fill_targets(sources: CheckpointSources, targets: Sequence[RestoreTarget]) -
             for job in jobs:
                 job.result()
         except (CheckpointDamagedError, StorageError) as error:
-            raise _with_all_told(error, tally.passed_over) from error
+            raise _with_skipped(error, tally.passed_over) from error
         finally:
             for job in jobs:
                 job.cancel()
     return tally
 
 
-def _with_all_told(
+def _with_skipped(
     error: CheckpointDamagedError | StorageError, passed_over: Sequence[str]
 ) -> CheckpointDamagedError | StorageError:
-    """The error of the last copy, with what was wrong with those before it."""
-    told = [reason for reason in passed_over if reason not in str(error)]
-    if not told:
+    """Return the last copy's error, extended with the reasons why earlier copies were skipped."""
+    skipped = [reason for reason in passed_over if reason not in str(error)]
+    if not skipped:
         return error
-    return CheckpointDamagedError(f"{error}; passed over before: {'; '.join(told)}")
+    return CheckpointDamagedError(f"{error}; passed over before: {'; '.join(skipped)}")
 
 
 def _chunks_wanted(
     sources: CheckpointSources, targets: Iterable[RestoreTarget]
 ) -> list[tuple[int, Chunk, list[RestoreTarget]]]:
-    """Each chunk that serves a target: (the rank that owns it, the chunk, its targets).
+    """Return (owner, chunk, targets) for each chunk that overlaps a target.
 
-    Only the parts of these ranks are laid out.
+    Only the parts of these owners are laid out.
     """
     by_chunk: dict[tuple[int, int], list[RestoreTarget]] = {}
     for target in targets:
@@ -118,10 +118,10 @@ def _chunks_wanted(
 
 
 class _PartReader:
-    """Reads chunks of one part; moves on to the next copy of it when one turns out bad.
+    """Reads chunks of one part, with fallback to its next copy.
 
-    Threads share it. Each block is read from the first copy that has it whole; an image of a copy
-    that cannot be read at all is not asked again. Copies and their images are counted from 0.
+    Thread-safe. Each block is read from the first copy that has it intact. An image of a copy that
+    cannot be read at all is not tried again. Copies and their images are numbered from 0.
     """
 
     def __init__(self, copies: Sequence[PartSource], tally: RestoreTally, stack: ExitStack) -> None:
@@ -133,12 +133,12 @@ class _PartReader:
         self._unreadable: set[tuple[int, int]] = set()
 
     def fill(self, chunk: Chunk, dtype: str, targets: Sequence[RestoreTarget]) -> None:
-        """Gives a chunk to its targets."""
-        if not self._lend(chunk, targets):
+        """Fill the targets of a chunk."""
+        if not self._pass_in_place(chunk, targets):
             self._fill(chunk, dtype, targets)
 
-    def _lend(self, chunk: Chunk, targets: Sequence[RestoreTarget]) -> bool:
-        """Gives the only target the memory of the nearest copy itself, if it is all good."""
+    def _pass_in_place(self, chunk: Chunk, targets: Sequence[RestoreTarget]) -> bool:
+        """Pass the nearest copy's own memory to a single target, if the chunk is intact there."""
         if len(targets) != 1 or not chunk.size_bytes:
             return False
         (target,) = targets
@@ -147,20 +147,24 @@ class _PartReader:
         image, placed = self._layouts[0].places[chunk.ordinal]
         try:
             with self._tally.lock:
-                lent = None if (0, image) in self._unreadable else self._reader(0, image).lend()
-            if lent is None:
+                view = (
+                    None
+                    if (0, image) in self._unreadable
+                    else self._reader(0, image).lasting_view()
+                )
+            if view is None:
                 return False
-            data = lent[placed.offset_bytes : placed.offset_bytes + placed.size_bytes]
-            self._check_lent(image, placed, data)
+            data = view[placed.offset_bytes : placed.offset_bytes + placed.size_bytes]
+            self._check_in_place(image, placed, data)
         except (CheckpointDamagedError, StorageError) as error:
-            # The way by copies finds the bad block again, and another copy of it.
+            # The copying path finds the damaged block again, and reads another copy of it.
             self._tally.pass_over(str(error))
             return False
         flat = np.frombuffer(data, target.buffer.dtype)
         target.take(flat.reshape(target.buffer.shape))
         return True
 
-    def _check_lent(self, image: int, placed: Chunk, data: memoryview) -> None:
+    def _check_in_place(self, image: int, placed: Chunk, data: memoryview) -> None:
         copy = self._copies[0]
         where = f"{copy.store.name}: {copy.image_keys[image]}"
         for number, (start, stop) in enumerate(block_ranges(placed.size_bytes)):
@@ -218,12 +222,12 @@ class _PartReader:
                 self._tally.add(copy.store.tier, len(block))
                 return
         raise CheckpointDamagedError(
-            f"read {self._copies[0].image_keys[0]}: no good copy is left: "
+            f"read {self._copies[0].image_keys[0]}: no intact copy is left: "
             f"{self._tally.passed_over[-1]}"
         )
 
     def _reader(self, index: int, image: int) -> Reader:
-        """The open image; asked for under the lock."""
+        """Return the open image. The caller holds the lock."""
         if (index, image) not in self._open:
             copy = self._copies[index]
             opened: AbstractContextManager[Reader] = copy.store.open(copy.image_keys[image])
@@ -236,7 +240,7 @@ def _scratch_size_bytes(chunk: Chunk) -> int:
 
 
 def _whole_buffer(region: Region, targets: Sequence[RestoreTarget]) -> memoryview | None:
-    """The bytes of a target that is just this chunk, so that it can be read in place."""
+    """Return the bytes of a target that equals this chunk, for reading in place; else None."""
     for target in targets:
         if target.region == region and target.buffer.flags.c_contiguous:
             return target.buffer.reshape(-1).view(np.uint8).data
@@ -246,11 +250,11 @@ def _whole_buffer(region: Region, targets: Sequence[RestoreTarget]) -> memoryvie
 def _pieces(
     chunk: Region, start: int, stop: int, targets: Sequence[RestoreTarget]
 ) -> Iterable[tuple[int, tuple[int, ...], np.ndarray]]:
-    """What elements [start, stop) of a chunk give to the targets.
+    """Yield the runs of elements [start, stop) of a chunk that the targets need.
 
-    Each is (the first element, counted from `start`; the shape of the run; where it goes), a run
-    being contiguous in the chunk. Rows of the last axis are the runs where a target takes part of
-    them, so that what is copied is always a plain reshape.
+    A run is contiguous in the chunk: (index of its first element, counted from `start`; its shape;
+    the destination view). Where a target takes part of a row of the last axis, the runs are parts
+    of rows, so that each copy is a plain reshape.
     """
     for target in targets:
         shared = intersection(chunk, target.region)
@@ -271,7 +275,7 @@ def _runs(
     shape: tuple[int, ...], hit: Region, start: int, chunk: Region, target: RestoreTarget
 ) -> Iterable[tuple[int, tuple[int, ...], np.ndarray]]:
     extent = region_shape(hit)
-    # The axes from `cut` on are taken whole, so that all below them is one contiguous run.
+    # All axes from `cut` on are taken whole, so each index above them is one contiguous run.
     cut = len(shape)
     while cut > 0 and extent[cut - 1] == shape[cut - 1]:
         cut -= 1

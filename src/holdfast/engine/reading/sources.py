@@ -1,7 +1,7 @@
-"""Where one checkpoint can be read from: for each part, its copies in the order of nearness.
+"""The sources of one checkpoint: for each part, its copies from the nearest to the farthest.
 
 A checkpoint can be read when the durable tier has its manifest, or when the tiers together have all
-its parts sealed. A copy whose record is not the one that was committed is no copy.
+its parts sealed. A copy whose record is not the committed one is ignored.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from holdfast.store.contract import Store
 log = logging.getLogger(__name__)
 
 _newer_peers: set[str] = set()
-"""The peers of which it was told that their format is newer."""
+"""The peers with a newer format that a warning was logged for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartSource:
-    """One copy of one part; `layouts` are those of the checkpoint's parts."""
+    """One copy of one part. `layouts` are the layouts of the checkpoint's parts."""
 
     store: Store
     part: PartRecord
@@ -45,16 +45,16 @@ class PartSource:
 
     @property
     def layout(self) -> PartLayout:
-        """Where its chunks stand in its images; made when it is first asked for.
+        """The layout of its images; computed on first use.
 
         Raises:
-            CheckpointDamagedError: the record says other sizes than the arrays make.
+            CheckpointDamagedError: the record's sizes do not match the arrays.
         """
         return self.layouts.layout_of(self.part)
 
     @property
     def image_keys(self) -> tuple[str, ...]:
-        """The keys of its images in the store, the own one first."""
+        """The keys of its images in the store, its own first."""
         return image_keys(self.part)
 
 
@@ -69,32 +69,32 @@ class CheckpointSources:
     passed_over: tuple[str, ...]
 
     def chunks(self, rank: int) -> tuple[Chunk, ...]:
-        """The chunks of that rank, in the order of the layout of all of them."""
+        """Return the chunks of that rank, in the order of the layout of all its chunks."""
         return self.layouts.whole(rank).chunks
 
     def owner(self, array_index: int, chunk_index: int) -> int:
-        """The rank that has a chunk."""
+        """Return the rank that owns a chunk."""
         return self.layouts.owned.owner(array_index, chunk_index)
 
 
 def find_sources(
     checkpoint: CheckpointId, stores: Sequence[Store], listings: Listings
 ) -> CheckpointSources:
-    """Finds and reads the records of `checkpoint`; `stores` from the nearest to the durable one.
+    """Find and read the records of `checkpoint`; `stores` from the nearest to the durable one.
 
     Raises:
-        StepUncommittedError: it was begun, and neither committed nor complete in RAM.
+        StepUncommittedError: its save was begun, and it is neither committed nor complete in RAM.
         CheckpointDamagedError: a record, or every copy of a part, is damaged or missing.
         StorageError: its manifest cannot be read, and it is not complete in RAM.
-        NewerFormatError: this host's RAM, or the durable tier, has it in a newer format. What a
-            peer has so is passed over, and told in the log once for each peer.
+        NewerFormatError: this host's RAM, or the durable tier, has it in a newer format. A peer's
+            copy in a newer format is skipped, with one warning per peer in the log.
     """
     listed = [(store, listings[store.name].get(checkpoint, Listing())) for store in stores]
     parts, passed_over = [], []
     try:
         manifest = _read_manifest(checkpoint, listed)
     except (CheckpointDamagedError, StorageError) as error:
-        # The commit record is for the durable tier; what is whole in RAM needs none.
+        # A checkpoint that is complete in RAM can be read without its manifest.
         if not any(listing.is_complete and not listing.is_committed for _, listing in listed):
             raise
         manifest = None
@@ -106,7 +106,7 @@ def find_sources(
             if _is_listed(checkpoint, rank, part_count, listing):
                 try:
                     part = _read_part(checkpoint, rank, part_count, store, manifest)
-                    _check_kept_listed(part, listing)
+                    _check_reused_listed(part, listing)
                     copies.append((store, part))
                 except (CheckpointDamagedError, StorageError) as error:
                     passed_over.append(f"{store.name}: {error}")
@@ -121,7 +121,9 @@ def find_sources(
         parts.append(copies)
     spec = manifest.checkpoint if manifest else parts[0][0][1].checkpoint
     if spec is None:
-        raise CheckpointDamagedError(f"read {checkpoint}: rank 0's part says nothing of it")
+        raise CheckpointDamagedError(
+            f"read {checkpoint}: rank 0's part record has no checkpoint spec"
+        )
     found = [part for copies in parts for _, part in copies]
     for part in found:
         _check_values(part, spec)
@@ -142,16 +144,18 @@ def find_sources(
 def _warn_of_newer(store: Store, error: NewerFormatError) -> None:
     if store.name not in _newer_peers:
         _newer_peers.add(store.name)
-        log.warning("%s is passed over, its Holdfast is newer than this one: %s", store.name, error)
+        log.warning(
+            "%s is skipped, its format is newer than this Holdfast's: %s", store.name, error
+        )
 
 
 def part_source(
     store: Store, part: PartRecord, spec: CheckpointSpec, layouts: PartLayouts
 ) -> PartSource:
-    """A copy of a part that is there by itself; `layouts` are those of `spec`.
+    """Return a copy of a single part, checked against `spec`; `layouts` are those of `spec`.
 
     Raises:
-        CheckpointDamagedError: the part does not go with what the checkpoint is said to hold.
+        CheckpointDamagedError: the part does not match the checkpoint's spec.
     """
     _check_values(part, spec)
     layouts.check_counts(part)
@@ -164,22 +168,24 @@ def _is_listed(checkpoint: CheckpointId, rank: int, part_count: int, listing: Li
     return all(key.rpartition("/")[2] in listing.sizes_bytes for key in keys)
 
 
-def _check_kept_listed(part: PartRecord, listing: Listing) -> None:
+def _check_reused_listed(part: PartRecord, listing: Listing) -> None:
     for key in image_keys(part)[1:]:
         if key.rpartition("/")[2] not in listing.sizes_bytes:
-            raise CheckpointDamagedError(f"read {key}: the part keeps this image, it is missing")
+            raise CheckpointDamagedError(
+                f"read {key}: the part reuses this image, but it is missing"
+            )
 
 
 def _sizes_bytes(part: PartRecord, listing: Listing) -> list[tuple[str, int, int]]:
-    """(key, size as listed, size as the record says) of each image."""
+    """Return (key, listed size, recorded size) of each image, in bytes."""
     keys = image_keys(part)
     found = (listing.sizes_bytes[key.rpartition("/")[2]] for key in keys)
     return list(zip(keys, found, image_sizes_bytes(part), strict=True))
 
 
 def _check_length(copies: Sequence[tuple[Store, PartRecord]], listings: Listings) -> None:
-    """Checks that the images of one copy are long enough, before memory is taken for the bytes."""
-    told: list[str] = []
+    """Check that the images of one copy are long enough, before memory is allocated."""
+    problems: list[str] = []
     for store, part in copies:
         sizes = _sizes_bytes(part, listings[store.name][part.id])
         short = [
@@ -189,19 +195,19 @@ def _check_length(copies: Sequence[tuple[Store, PartRecord]], listings: Listings
         ]
         if not short:
             return
-        told += short
-    raise CheckpointDamagedError(f"read {copies[0][1].id}: {'; '.join(told)}")
+        problems += short
+    raise CheckpointDamagedError(f"read {copies[0][1].id}: {'; '.join(problems)}")
 
 
 def _check_values(part: PartRecord, spec: CheckpointSpec) -> None:
-    """Checks that a part has the values that the checkpoint is said to hold."""
+    """Check that a part has the per-process values of the checkpoint's spec."""
     where = f"read part {part.rank} of {part.id}"
     if part.rank == 0 and part.checkpoint != spec:
-        raise CheckpointDamagedError(f"{where}: it speaks of another state than the manifest")
+        raise CheckpointDamagedError(f"{where}: its checkpoint differs from the manifest's")
     found, expected = {value.path for value in part.values}, set(spec.process_values)
     if found != expected or len(part.values) != len(expected):
         raise CheckpointDamagedError(
-            f"{where}: it has values of {sorted(map(path_name, found))[:10]}, expected one of each "
+            f"{where}: it has values at {sorted(map(path_name, found))[:10]}, expected one at each "
             f"of {sorted(map(path_name, expected))[:10]}"
         )
 
@@ -247,23 +253,23 @@ def _read_part(
         expected, found = manifest.parts[rank].record_digest, record_digest(data)
         if expected != found:
             raise CheckpointDamagedError(
-                f"read {key}: bytes [0, {len(data)}) have digest {found}, expected {expected}; it "
-                "is not the record that was committed"
+                f"read {key}: bytes [0, {len(data)}) have digest {found}, expected {expected}; "
+                "this is not the committed record"
             )
     part = parse_part(data, key, checkpoint, rank, part_count)
     if manifest is not None:
-        said, own = manifest.parts[rank], part.image_size_bytes
-        kept = sum(image.image_size_bytes for image in part.kept)
-        if (own, kept) != (said.image_size_bytes, said.kept_size_bytes):
+        reference, own = manifest.parts[rank], part.image_size_bytes
+        reused = sum(image.image_size_bytes for image in part.reused)
+        if (own, reused) != (reference.image_size_bytes, reference.reused_size_bytes):
             raise CheckpointDamagedError(
-                f"read {key}: its image has {own} bytes, and those that it keeps {kept}; the "
-                f"manifest says {said.image_size_bytes} and {said.kept_size_bytes}"
+                f"read {key}: its image has {own} bytes, and the images that it reuses {reused}; "
+                f"the manifest has {reference.image_size_bytes} and {reference.reused_size_bytes}"
             )
     return part
 
 
 def readable(listings: Listings) -> list[CheckpointId]:
-    """What is committed, or complete over all tiers, as far as names tell; ascending."""
+    """Return the checkpoints that are committed, or complete over all tiers, by name; ascending."""
     every = sorted({checkpoint for tier in listings.values() for checkpoint in tier})
     found = []
     for checkpoint in every:
@@ -271,14 +277,14 @@ def readable(listings: Listings) -> list[CheckpointId]:
         together: dict[int, int] = {}
         for listing in seen:
             together |= listing.parts
-        # A committed one that lost a part is damaged, which is to be told, not passed over.
+        # A committed checkpoint without some part is damaged: include it, so that this is reported.
         if has_all_parts(together) or any(listing.is_committed for listing in seen):
             found.append(checkpoint)
     return found
 
 
 def is_sound(checkpoint: CheckpointId, stores: Sequence[Store], listings: Listings) -> bool:
-    """Whether its records are whole and its images as long as they should be; reads no image."""
+    """Return whether its records are intact and its images long enough; reads no image."""
     try:
         sources = find_sources(checkpoint, stores, listings)
     except HoldfastError:

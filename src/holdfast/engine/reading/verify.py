@@ -1,4 +1,4 @@
-"""Verifying: reads every block of a checkpoint in one store and says which are bad."""
+"""Verification: read every block of a checkpoint in one store and report damaged ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.format.part_layout import expected_digests
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockCheck:
-    """One range that was read: bytes [start, stop) of `key`, and what is wrong with it, if so."""
+    """The result for one range: bytes [start, stop) of `key`, and the problem, if any."""
 
     tier: str
     key: str
@@ -26,9 +26,9 @@ class BlockCheck:
 
 
 def verify(sources: CheckpointSources) -> Iterator[BlockCheck]:
-    """Checks every block of every copy; yields one result a block, good ones too.
+    """Check every block of every copy; yield one result per block, intact or not.
 
-    Of an image that was kept, only what is used has a digest and is read.
+    Of a reused image, only the used chunks have digests and are read.
     """
     for copies in sources.parts:
         for copy in copies:

@@ -1,4 +1,4 @@
-"""A run's checkpoints as they can be read now, from every tier of this host."""
+"""The checkpoints of a run that can be read now, from all tiers reachable from this host."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from holdfast.store.ram import RamStore
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What the stores held at one moment; `timeline` by ascending step, as far as names tell.
+    """The listings of the stores at one moment; `timeline` by ascending step, judged by names.
 
-    `unlisted` tells of peers that could not say what they hold.
+    `unlisted` are the reasons why peers could not be listed.
     """
 
     stores: tuple[Store, ...]
@@ -31,20 +31,20 @@ class View:
     unlisted: tuple[str, ...] = ()
 
     def sound(self) -> list[CheckpointId]:
-        """The checkpoints of the timeline whose records are whole and images complete."""
+        """Return the checkpoints of the timeline whose records and image sizes are intact."""
         return [c for c in self.timeline if is_sound(c, self.stores, self.listings)]
 
     def newest_sound(self) -> CheckpointId | None:
-        """The newest of them."""
+        """Return the newest sound checkpoint of the timeline."""
         newest_first = reversed(self.timeline)
         return next((c for c in newest_first if is_sound(c, self.stores, self.listings)), None)
 
     def find(self, step: int) -> CheckpointId:
-        """The checkpoint of `step` on the timeline.
+        """Return the checkpoint of `step` on the timeline.
 
         Raises:
-            StepUncommittedError: a save of it was begun and not finished.
-            StepNotFoundError: it was never saved on this timeline; what was is told.
+            StepUncommittedError: a save of that step was begun and not finished.
+            StepNotFoundError: the step was never saved on this timeline; lists the saved ones.
         """
         for checkpoint in self.timeline:
             if checkpoint.step == step:
@@ -63,21 +63,21 @@ class View:
         )
 
     def sources(self, checkpoint: CheckpointId) -> CheckpointSources:
-        """Where it can be read from; errors as `find_sources`."""
+        """Return the sources of a checkpoint. Raises the errors of `find_sources`."""
         found = find_sources(checkpoint, self.stores, self.listings)
         return replace(found, passed_over=self.unlisted + found.passed_over)
 
 
 @dataclass(frozen=True, slots=True)
 class RamTiers:
-    """The RAM that can be read from here: this host's, None where there is none, and its peers'."""
+    """The RAM tiers that can be read from here: this host's, if any, and its peers'."""
 
     folder: Path | None
     peers: Sequence[Store]
     clock: Clock
 
     def stores(self) -> list[Store]:
-        """The nearest first."""
+        """Return the stores, the nearest first."""
         own = [RamStore(self.folder, _reads_only, self.clock)] if self.folder is not None else []
         return [*own, *self.peers]
 
@@ -86,8 +86,8 @@ def _reads_only(size_bytes: int) -> str:
     raise AssertionError("a view of the RAM tier does not write")
 
 
-def look(stores: Sequence[Store], durable: Store) -> View:
-    """What the stores hold now; `durable` also tells the timeline."""
+def view_of(stores: Sequence[Store], durable: Store) -> View:
+    """Return a view of the stores now; the timeline is read from `durable`."""
     listings, unlisted = list_stores(stores)
     attempts = read_attempts(durable)
     timeline = on_timeline(readable(listings), attempts)

@@ -1,1 +1,1 @@
-"""One part of a checkpoint, from bytes to the sealed record."""
+"""Saving one part of a checkpoint, from bytes to the sealed record."""

@@ -1,9 +1,9 @@
-"""Which images of the part before a new part keeps: what did not change is not written again.
+"""Choose the images of the previous part that a new part reuses: only changes are written.
 
-An image is kept whole: in the new checkpoint's folder it gets one more name. A chunk did not change
-where its array is the very same object and of a kind that cannot change, or where its digests are
-the same again. Those are taken before anything is copied, and only of chunks that had the same ones
-in the last two saves: what changes all the time is not read for it.
+An image is reused whole: it gets one more name in the new checkpoint's folder. A chunk is unchanged
+if its array is the same object, of an immutable kind, or if its digests are equal again. Digests
+are computed before anything is copied, and only of chunks whose digests were equal in the last two
+saves, so that arrays that change in every step are not read for it.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from dataclasses import dataclass
 
 import msgspec
 
-from holdfast.engine.saving.part import ChunkBytes, PartImages, PartPlan, all_anew
+from holdfast.engine.saving.part import ChunkBytes, PartImages, PartPlan, without_reuse
 from holdfast.errors import StorageError
 from holdfast.format.digests import block_count, block_ranges, digest
 from holdfast.format.layout import Chunk, ImageLayout, partial_layout
-from holdfast.format.names import image_key, kept_image_key
+from holdfast.format.names import image_key, reused_image_key
 from holdfast.format.ranges import members, ranges_of
-from holdfast.format.records import KeptImage, PartRecord
+from holdfast.format.records import PartRecord, ReusedImage
 from holdfast.store.contract import Store
 
-KEPT_COUNT_MAX = 4
+REUSED_COUNT_MAX = 4
 USED_SIZE_MIN_BYTES = 1024 * 1024
 USED_SHARE_MIN = 0.5
-"""Below this share of its bytes an image is not worth the room that the others take."""
+"""An image is reused only if at least this share of its bytes is used: the rest wastes space."""
 
 TOGETHER_SIZE_MIN_BYTES = 64 * 1024 * 1024
 THREADS_MAX = 4
 
 Mark = weakref.ReferenceType[object] | None
-"""Leads to the array that a chunk is of, if that is of a kind that cannot change."""
+"""A weak reference to a chunk's array, if the array is immutable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealedPart:
-    """A part that was sealed in the tier `tier`, as far as the next one may keep of it.
+    """A part that was sealed in tier `tier`, with the state needed to reuse its images.
 
-    `marks` are those of its arrays; `steady` are the ordinals of the chunks whose digests were the
-    same in the save before.
+    `marks` identify its arrays; `steady` are the ordinals of the chunks whose digests were equal in
+    the previous save.
     """
 
     tier: str
@@ -64,9 +64,9 @@ def remember(
     *,
     is_readable: bool,
 ) -> SealedPart:
-    """What is to be known of a part that was just sealed; `before` is the last one.
+    """Return the reuse state of a part that was just sealed; `before` is that of the last one.
 
-    `is_readable`: the bytes of such a state can be digested before they are copied.
+    `is_readable`: the host can digest the bytes of such a state before they are copied.
     """
     steady: frozenset[int] = frozenset()
     if before is not None and before.whole is plan.layout:
@@ -89,12 +89,12 @@ def choose(
     marks: Sequence[Mark],
     chunk_bytes: ChunkBytes | None,
 ) -> PartImages:
-    """The images of a new part: what it keeps of `before`, and its own for all the rest.
+    """Return the images of a new part: those that it reuses of `before`, and its own.
 
-    Without `chunk_bytes` nothing is digested: the same objects alone are unchanged.
+    Without `chunk_bytes` nothing is digested: only chunks of identical objects are unchanged.
     """
     if before is None or not _may_serve(before, plan):
-        return all_anew(plan)
+        return without_reuse(plan)
     old_marks = before.marks
 
     def is_same(chunk: Chunk) -> bool:
@@ -104,35 +104,35 @@ def choose(
 
 
 def size_of_next_bytes(before: SealedPart, plan: PartPlan) -> int:
-    """How large the next part's own image will be if what was steady stays so."""
+    """Return the size of the next part's own image if the steady chunks stay unchanged."""
     found = _still_good(before, lambda chunk: chunk.ordinal in before.steady, None)
     return _images_of_part(plan, before, found).own.size_bytes
 
 
-def link_kept(store: Store, plan: PartPlan, images: PartImages, before: SealedPart) -> None:
-    """Gives each kept image its name in the folder of the new checkpoint.
+def link_reused(store: Store, plan: PartPlan, images: PartImages, before: SealedPart) -> None:
+    """Give each reused image its name in the folder of the new checkpoint.
 
     Raises:
-        StorageError: the checkpoint before was dropped meanwhile, or the store fails; none of them
-            has a name there.
+        StorageError: the previous checkpoint was dropped meanwhile, or the store failed; no image
+            has a name in the new folder.
     """
     last, rank, count = before.record.id, plan.rank, plan.part_count
     try:
-        for image in images.kept:
-            source = kept_image_key(last, rank, count, image.origin)
+        for image in images.reused:
+            source = reused_image_key(last, rank, count, image.origin)
             if image.origin == last:
                 source = image_key(last, rank, count)
-            store.link(source, kept_image_key(plan.id, rank, count, image.origin))
+            store.link(source, reused_image_key(plan.id, rank, count, image.origin))
     except StorageError:
-        unlink_kept(store, plan, images)
+        unlink_reused(store, plan, images)
         raise
 
 
-def unlink_kept(store: Store, plan: PartPlan, images: PartImages) -> None:
-    """Takes these names away again, for a part that was not made; what fails is left behind."""
-    for image in images.kept:
+def unlink_reused(store: Store, plan: PartPlan, images: PartImages) -> None:
+    """Remove these names, after a failed save; names that cannot be removed are left."""
+    for image in images.reused:
         with contextlib.suppress(StorageError):
-            store.delete(kept_image_key(plan.id, plan.rank, plan.part_count, image.origin))
+            store.delete(reused_image_key(plan.id, plan.rank, plan.part_count, image.origin))
 
 
 def _may_serve(before: SealedPart, plan: PartPlan) -> bool:
@@ -140,13 +140,13 @@ def _may_serve(before: SealedPart, plan: PartPlan) -> bool:
     return before.whole is plan.layout and before.record.attempt == plan.id.attempt and is_earlier
 
 
-def _images(before: SealedPart) -> Iterator[KeptImage]:
-    """The images of a part as a later one would speak of them, with all that was used of them."""
+def _images(before: SealedPart) -> Iterator[ReusedImage]:
+    """Yield the images of a part as a later part refers to them, with their used chunks."""
     record = before.record
     ordinals = ranges_of(chunk.ordinal for chunk in before.own.chunks)
-    yield from record.kept
+    yield from record.reused
     if ordinals:
-        yield KeptImage(
+        yield ReusedImage(
             id=(record.step, record.attempt),
             image_size_bytes=record.image_size_bytes,
             header_digest=record.header_digest,
@@ -157,11 +157,11 @@ def _images(before: SealedPart) -> Iterator[KeptImage]:
 
 def _still_good(
     before: SealedPart, is_same: Callable[[Chunk], bool], chunk_bytes: ChunkBytes | None
-) -> list[tuple[int, KeptImage]]:
-    """The images that are worth keeping for what is unchanged in them, and its size.
+) -> list[tuple[int, ReusedImage]]:
+    """Return the images worth reusing, each with the size of its unchanged chunks in bytes.
 
-    With `chunk_bytes` the steady chunks are digested that are not the same anyway, all bytes of
-    them, where that could make an image worth it.
+    With `chunk_bytes`, steady chunks whose object differs are digested whole, if that could make an
+    image worth reusing.
     """
     found = []
     for image in _images(before):
@@ -180,7 +180,7 @@ def _still_good(
 
 
 def _equal(chunks: Sequence[Chunk], chunk_bytes: ChunkBytes, record: PartRecord) -> list[Chunk]:
-    """Those of `chunks` with the digests of `record`; all cores look, since a step may wait."""
+    """Return the `chunks` with the digests of `record`. Uses all cores: a step may be waiting."""
 
     def is_equal(chunk: Chunk) -> bool:
         return _has_digests(chunk, chunk_bytes, _blocks(record, chunk))
@@ -192,25 +192,25 @@ def _equal(chunks: Sequence[Chunk], chunk_bytes: ChunkBytes, record: PartRecord)
 
 
 def _images_of_part(
-    plan: PartPlan, before: SealedPart, found: list[tuple[int, KeptImage]]
+    plan: PartPlan, before: SealedPart, found: list[tuple[int, ReusedImage]]
 ) -> PartImages:
-    best = sorted(found, key=lambda entry: entry[0], reverse=True)[:KEPT_COUNT_MAX]
+    best = sorted(found, key=lambda entry: entry[0], reverse=True)[:REUSED_COUNT_MAX]
     if not best:
-        return all_anew(plan)
-    kept = tuple(sorted((image for _, image in best), key=lambda image: image.id))
-    kept_blocks = {
+        return without_reuse(plan)
+    reused = tuple(sorted((image for _, image in best), key=lambda image: image.id))
+    reused_blocks = {
         ordinal: _blocks(before.record, plan.layout.chunks[ordinal])
-        for image in kept
+        for image in reused
         for ordinal in members(image.used)
     }
-    rest = [c.ordinal for c in plan.layout.chunks if c.ordinal not in kept_blocks]
+    rest = [c.ordinal for c in plan.layout.chunks if c.ordinal not in reused_blocks]
     own = before.own
     if rest != [chunk.ordinal for chunk in own.chunks]:
         own = partial_layout(plan.spec.arrays, plan.layout, rest)
-    return PartImages(own=own, kept=kept, kept_blocks=kept_blocks)
+    return PartImages(own=own, reused=reused, reused_blocks=reused_blocks)
 
 
-def _is_worth(used_bytes: int, image: KeptImage) -> bool:
+def _is_worth(used_bytes: int, image: ReusedImage) -> bool:
     return used_bytes >= max(USED_SIZE_MIN_BYTES, USED_SHARE_MIN * image.image_size_bytes)
 
 

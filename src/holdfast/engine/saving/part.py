@@ -1,7 +1,7 @@
-"""Saving: one rank's share of a checkpoint, written to a store as an image and its part record.
+"""One rank's part of a checkpoint, written to a store as an image and its part record.
 
-The part record is written last: where it exists, the part's images are whole. Images of earlier
-checkpoints that it keeps were linked before (`holdfast.engine.saving.incremental`).
+Invariant: the part record is written last; if it exists, the part's images are complete. Reused
+images of earlier checkpoints are linked before (`holdfast.engine.saving.incremental`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from holdfast.format.digests import block_count, block_ranges, digest
 from holdfast.format.layout import Chunk, ImageLayout
 from holdfast.format.names import CheckpointId, image_key, part_key
 from holdfast.format.part_layout import PartLayout, image_sizes_bytes
-from holdfast.format.records import CheckpointSpec, KeptImage, PartRecord, SavedValue
+from holdfast.format.records import CheckpointSpec, PartRecord, ReusedImage, SavedValue
 from holdfast.format.sealed import seal
 from holdfast.store.contract import Store
 
@@ -26,7 +26,7 @@ ChunkBytes = Callable[[Chunk], memoryview]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartPlan:
-    """What a part is before its bytes are known; `layout` is that of all of its chunks."""
+    """The description of a part, without its bytes. `layout` is that of all of its chunks."""
 
     run_id: str
     id: CheckpointId
@@ -39,32 +39,35 @@ class PartPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartImages:
-    """The images that a part will consist of: its own, and those of earlier checkpoints.
+    """The images that a part will consist of: its own, and reused ones of earlier checkpoints.
 
-    `kept_blocks` are the digests of each chunk that is taken from one of those, by its ordinal.
+    `reused_blocks` are the digests of each chunk in a reused image, by the chunk's ordinal.
     """
 
     own: ImageLayout
-    kept: tuple[KeptImage, ...] = ()
-    kept_blocks: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    reused: tuple[ReusedImage, ...] = ()
+    reused_blocks: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
 
-def all_anew(plan: PartPlan) -> PartImages:
-    """One image with all chunks."""
+def without_reuse(plan: PartPlan) -> PartImages:
+    """Return one image with all chunks: nothing is reused."""
     return PartImages(own=plan.layout)
 
 
 def write_part(
     store: Store, plan: PartPlan, chunk_bytes: ChunkBytes, images: PartImages | None = None
 ) -> PartRecord:
-    """Writes the image, digesting each block as it passes, then the record that seals it.
+    """Write the image, digesting each block on the way, then the record that seals it.
 
-    Without `images` all chunks are written anew.
+    Without `images` all chunks are written.
+
+    Returns:
+        The part record as written.
 
     Raises:
-        OutOfSpaceError, StorageError: nothing of it is visible as a part.
+        OutOfSpaceError, StorageError: no part is visible.
     """
-    images = images or all_anew(plan)
+    images = images or without_reuse(plan)
     blocks: list[str] = []
     key = image_key(plan.id, plan.rank, plan.part_count)
     store.put(key, images.own.size_bytes, _image_blocks(images.own, chunk_bytes, blocks))
@@ -74,12 +77,12 @@ def write_part(
 def put_record(
     store: Store, plan: PartPlan, images: PartImages, own_blocks: Sequence[str]
 ) -> PartRecord:
-    """Writes the record that seals the images, which show already.
+    """Write the record that seals the images, which are visible already; return it.
 
     `own_blocks` are the digests of the own image's blocks.
 
     Raises:
-        OutOfSpaceError, StorageError: the image is not visible as a part.
+        OutOfSpaceError, StorageError: no part is visible.
     """
     record = PartRecord(
         run_id=plan.run_id,
@@ -90,7 +93,7 @@ def put_record(
         image_size_bytes=images.own.size_bytes,
         header_digest=digest(images.own.header),
         blocks=_all_blocks(plan.layout, images, own_blocks),
-        kept=images.kept,
+        reused=images.reused,
         values=plan.process_values,
         checkpoint=plan.spec if plan.rank == 0 else None,
     )
@@ -102,14 +105,14 @@ def put_record(
 def _all_blocks(
     whole: ImageLayout, images: PartImages, own_blocks: Sequence[str]
 ) -> tuple[str, ...]:
-    """The digests of all of the rank's chunks, in the order of the layout of all of them."""
-    if not images.kept:
+    """Return the digests of all of the rank's chunks, in the order of their common layout."""
+    if not images.reused:
         return tuple(own_blocks)
     rest = iter(own_blocks)
     found: list[str] = []
     for chunk in whole.chunks:
-        kept = images.kept_blocks.get(chunk.ordinal)
-        found += islice(rest, block_count(chunk.size_bytes)) if kept is None else kept
+        reused = images.reused_blocks.get(chunk.ordinal)
+        found += islice(rest, block_count(chunk.size_bytes)) if reused is None else reused
     return tuple(found)
 
 
@@ -123,15 +126,15 @@ def _image_blocks(
             for start, stop in block_ranges(chunk.size_bytes):
                 block = data[start:stop]
                 yield block
-                # The store has just read it: it is in the cache.
+                # The store has just read the block, so it is in the processor's cache.
                 digests.append(digest(block))
 
 
 def check_layout(part: PartRecord, layout: PartLayout) -> None:
-    """Checks that a part is of the sizes, and has the digests, that the arrays call for.
+    """Check that a part's sizes and number of digests match its layout.
 
     Raises:
-        CheckpointDamagedError: it is not.
+        CheckpointDamagedError: they do not.
     """
     found = (*image_sizes_bytes(part), len(part.blocks))
     expected = (*(image.size_bytes for image in layout.images), layout.block_count)
@@ -148,17 +151,17 @@ def _sizes_text(sizes: Sequence[int]) -> str:
 
 
 def check_block(data: Buffer, expected: str, where: str, offset_bytes: int) -> None:
-    """Checks one block against its digest.
+    """Check one block against its digest.
 
     Raises:
-        CheckpointDamagedError: says the file, the byte range, and both digests.
+        CheckpointDamagedError: names the file, the byte range, and both digests.
     """
     stop_bytes = offset_bytes + len(data)
     check_digest(digest(data), (offset_bytes, stop_bytes, expected), where)
 
 
 def check_digest(found: str, expected: tuple[int, int, str], where: str) -> None:
-    """Checks the digest of a range; `expected` is (start, stop, digest).
+    """Check the digest of a range; `expected` is (start, stop, digest).
 
     Raises:
         CheckpointDamagedError: as `check_block`.

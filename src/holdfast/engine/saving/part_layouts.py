@@ -1,8 +1,8 @@
-"""The layouts of a checkpoint's parts, each made when it is first asked for.
+"""The layouts of a checkpoint's parts, each computed on first use.
 
 Of thousands of parts a reader needs few, and laying one out takes longer than reading its record.
-That a record goes with the arrays is checked for all parts, as far as that needs no layout.
-What is left, how long the headers are, is checked of each part that is laid out.
+All records are checked against the arrays as far as that needs no layout. The rest, the lengths of
+the headers, is checked for each part that is laid out.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Sequence
 
 from holdfast.engine.saving.part import check_layout
 from holdfast.errors import CheckpointDamagedError
-from holdfast.format.check import check_kept_chunks
+from holdfast.format.check import check_reused_chunks
 from holdfast.format.layout import DATA_ALIGNMENT_BYTES, ImageLayout, image_layout
 from holdfast.format.ownership import Ownership
 from holdfast.format.part_layout import PartLayout, part_layout
-from holdfast.format.records import ArraySpec, KeptImage, PartRecord
+from holdfast.format.records import ArraySpec, PartRecord, ReusedImage
 
 
 class PartLayouts:
-    """The layouts of the parts of one checkpoint of `arrays`; threads share them."""
+    """The layouts of the parts of one checkpoint of `arrays`. Thread-safe."""
 
     def __init__(self, arrays: Sequence[ArraySpec], before: PartLayouts | None = None) -> None:
-        """`before` are those of another checkpoint: what the same arrays make is made once."""
+        """Take over the layouts of `before`, another checkpoint's, if its arrays are equal."""
         self._arrays: Sequence[ArraySpec] = arrays
         if before is None or before._arrays != arrays:
             self._lock = threading.Lock()
@@ -32,62 +32,62 @@ class PartLayouts:
         else:
             self._lock = before._lock
             self._whole, self.owned = before._whole, before.owned
-        self._kept: dict[tuple[int, tuple[KeptImage, ...]], PartLayout] = {}
+        self._reused: dict[tuple[int, tuple[ReusedImage, ...]], PartLayout] = {}
 
     def layout_of(self, part: PartRecord) -> PartLayout:
-        """The layout of a part that was checked.
+        """Return the layout of a part that was checked.
 
         Raises:
-            CheckpointDamagedError: its record says other sizes than the arrays make.
+            CheckpointDamagedError: the record's sizes do not match the arrays.
         """
         with self._lock:
-            found = self._of(part.rank, part.kept)
+            found = self._of(part.rank, part.reused)
         check_layout(part, found)
         return found
 
     def whole(self, rank: int) -> ImageLayout:
-        """The layout of all chunks of a rank, whichever images they stand in."""
+        """Return the layout of all chunks of a rank, as if they were in one image."""
         with self._lock:
             return self._whole_of(rank).images[0]
 
-    def _of(self, rank: int, kept: tuple[KeptImage, ...]) -> PartLayout:
+    def _of(self, rank: int, reused: tuple[ReusedImage, ...]) -> PartLayout:
         whole = self._whole_of(rank)
-        if not kept:
+        if not reused:
             return whole
-        key = rank, kept
-        if key not in self._kept:
-            self._kept[key] = part_layout(self._arrays, rank, kept, whole.images[0])
-        return self._kept[key]
+        key = rank, reused
+        if key not in self._reused:
+            self._reused[key] = part_layout(self._arrays, rank, reused, whole.images[0])
+        return self._reused[key]
 
     def _whole_of(self, rank: int) -> PartLayout:
-        """Where all of a rank's chunks stand in one image."""
+        """Return the part layout of a rank whose chunks are all in its own image."""
         if rank not in self._whole:
             laid = image_layout(self._arrays, rank, self.owned)
             self._whole[rank] = part_layout(self._arrays, rank, (), laid)
         return self._whole[rank]
 
     def check_counts(self, part: PartRecord) -> None:
-        """Checks a part before anything is laid out: of chunks with bytes each has a block.
+        """Check, before any layout, that a part has a block for each chunk with bytes.
 
         Raises:
-            CheckpointDamagedError: it has too few, or keeps chunks that it does not have.
+            CheckpointDamagedError: it has too few blocks, or reuses chunks that it does not own.
         """
         least = self.owned.block_count_min(part.rank)
         if len(part.blocks) < least:
             raise CheckpointDamagedError(
                 f"{_where(part)}: it has {len(part.blocks)} blocks, expected at least {least}"
             )
-        check_kept_chunks(part, self.owned, f"part {part.rank} of {part.id}")
+        check_reused_chunks(part, self.owned, f"part {part.rank} of {part.id}")
 
     def check_all(self, parts: Sequence[PartRecord]) -> None:
-        """Checks all parts of the checkpoint against the arrays, without laying them out.
+        """Check all parts of the checkpoint against the arrays, without laying them out.
 
         Raises:
-            CheckpointDamagedError: one does not have the blocks or the bytes that they make.
+            CheckpointDamagedError: the blocks or bytes of a part do not match the arrays.
         """
         for part in parts:
             self.check_counts(part)
-        # What follows looks at every chunk, and those are no more than the blocks just counted.
+        # `_check_sizes` visits every chunk; the check above bounds them by the records' size.
         for part in parts:
             self._check_sizes(part)
 
@@ -102,9 +102,9 @@ class PartLayouts:
             )
         data_bytes = int(sizes.data_bytes[rank]) if has_chunks else 0
         header_bytes = part.image_size_bytes - data_bytes
-        # With kept images the own one has less; which chunks those are only a layout tells.
+        # With reused images the own image has fewer chunks; which ones needs a layout.
         is_whole = header_bytes >= DATA_ALIGNMENT_BYTES and not header_bytes % DATA_ALIGNMENT_BYTES
-        if not part.kept and not is_whole:
+        if not part.reused and not is_whole:
             raise CheckpointDamagedError(
                 f"{_where(part)}: its record says {part.image_size_bytes} bytes, the arrays make "
                 f"{data_bytes} bytes and a header of a multiple of {DATA_ALIGNMENT_BYTES}"

@@ -1,7 +1,7 @@
-"""A slot that is filled with an image, and digested on the way.
+"""Filling a slot with an image, with digests computed on the way.
 
 The training thread waits for the copy. Each piece is digested while it is still in the processor's
-cache: to read it all once more from memory costs more than to wait for its digest.
+cache: reading it from memory once more would cost more than computing the digest.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from holdfast.store.contract import Store
 from holdfast.store.ram import SlotWriter
 
 CACHED_SIZE_BYTES = 1024 * 1024
-"""What is still in a core's cache when it was copied, and large enough for Python not to count."""
+"""Small enough to be in a core's cache after its copy, large enough to hide Python's overhead."""
 PARALLEL_SIZE_BYTES = 32 * 1024 * 1024
 PARALLEL_PIECE_BYTES = 256 * 1024
-"""Of smaller ones each costs more in Python than in memory, and Python runs one thread."""
+"""Below this size, Python's overhead per piece, under the GIL, outweighs parallel copying."""
 THREAD_COUNT_MAX = 4
 
 
 class FillProgress:
-    """Whether a slot is filled, and the digests of its blocks where they were taken on the way."""
+    """The state of filling a slot, and the digests of its blocks if computed on the way."""
 
     def __init__(self) -> None:
         self._changed = Condition()
@@ -38,21 +38,21 @@ class FillProgress:
         self.digests: Sequence[str] | None = None
 
     def finish(self, digests: Sequence[str] | None = None) -> None:
-        """The whole image stands in the slot, and stays as it is."""
+        """Report that the whole image is in the slot and will not change."""
         self.digests = digests
         self._is_whole = True
         self.end()
 
     def end(self) -> None:
-        """No more of it comes; of an image that is whole nothing was missing anyway."""
+        """Report that filling ended. It failed, unless `finish` was called before."""
         self._has_ended = True
         with self._changed:
             self._changed.notify_all()
 
     def wait(self) -> bool:
-        """Waits until all of it stands there; False: it never will.
+        """Wait until filling ended; return whether the image is complete.
 
-        Whoever fills does nothing else meanwhile, and says how it ended in any case.
+        Unbounded: the filling thread does nothing else and calls `finish` or `end` in any case.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._has_ended)
@@ -62,13 +62,13 @@ class FillProgress:
 def fill_slot(
     filling: SlotWriter, layout: ImageLayout, chunk_bytes: ChunkBytes, *, digesting: bool = True
 ) -> list[str]:
-    """Copies an image into a slot, and does nothing else: a training thread may wait for it.
+    """Copy an image into a slot. Does nothing else, since a training thread may wait for it.
 
     Returns:
-        With `digesting`, the digests of its blocks; else nothing.
+        With `digesting`, the digests of its blocks; else an empty list.
 
     Raises:
-        StorageError: somebody changed the slot.
+        StorageError: another process changed the slot.
     """
     filling.write(0, memoryview(layout.header))
     return fill_chunks(filling, layout.chunks, chunk_bytes, digesting=digesting)
@@ -77,15 +77,15 @@ def fill_slot(
 def fill_chunks(
     filling: SlotWriter, chunks: Sequence[Chunk], chunk_bytes: ChunkBytes, *, digesting: bool
 ) -> list[str]:
-    """Copies chunks of an image into a slot.
+    """Copy chunks of an image into a slot.
 
-    Large ones are copied by several threads, because one does not move what the memory could.
+    Large chunks are copied by several threads: one thread does not saturate the memory bandwidth.
 
     Returns:
-        With `digesting`, the digests of their blocks; else nothing.
+        With `digesting`, the digests of their blocks; else an empty list.
 
     Raises:
-        StorageError: somebody changed the slot.
+        StorageError: another process changed the slot.
     """
     with filling.view() as slot:
         blocks = _Blocks(chunks, chunk_bytes, filling, slot if digesting else None)
@@ -98,7 +98,7 @@ def fill_chunks(
 
 
 def _copy_together(blocks: _Blocks, helper_count: int) -> None:
-    """Copies blocks with the help of so many threads."""
+    """Copy blocks on this thread and `helper_count` others."""
     with ThreadPoolExecutor(helper_count, "holdfast-fill") as pool:
         try:
             helping = [pool.submit(blocks.copy) for _ in range(helper_count)]
@@ -106,12 +106,12 @@ def _copy_together(blocks: _Blocks, helper_count: int) -> None:
             for help_ in helping:
                 help_.result()
         finally:
-            # Also after a Ctrl-C: when this is left, nobody writes to the slot any more.
+            # Also after a Ctrl-C: on exit, no thread writes to the slot any more.
             blocks.stop()
 
 
 def _helper_count(chunks: Sequence[Chunk]) -> int:
-    """How many threads are worth starting besides the one that waits."""
+    """Return how many threads to start besides the calling one."""
     total_bytes = sum(chunk.size_bytes for chunk in chunks)
     if total_bytes < PARALLEL_SIZE_BYTES or total_bytes < len(chunks) * PARALLEL_PIECE_BYTES:
         return 0
@@ -123,7 +123,7 @@ def _thread_count() -> int:
 
 
 class _Blocks:
-    """The blocks of an image in their order, for several threads; `slot` is digested, if given."""
+    """A thread-safe queue of an image's blocks, in order; digests are of `slot`, if given."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class _Blocks:
         self._is_stopped = False
 
     def copy(self) -> None:
-        """Copies blocks until none is left."""
+        """Copy blocks until the queue is empty or stopped."""
         try:
             while (found := self._take()) is not None:
                 number, (offset_bytes, data) = found
@@ -149,15 +149,15 @@ class _Blocks:
                 else:
                     self._digests[number] = self._copy_and_digest(self._slot, offset_bytes, data)
         finally:
-            # Where one thread fails, the others need not go on.
+            # After one thread failed, the others' work is useless.
             self.stop()
 
     def stop(self) -> None:
-        """No more blocks are given out."""
+        """Stop the queue: `copy` returns after its current block."""
         self._is_stopped = True
 
     def digests(self) -> list[str]:
-        """Those of all blocks, in their order; after the last one was copied."""
+        """Return the digests of all blocks in order; valid after the last block was copied."""
         return [self._digests[number] for number in range(len(self._digests))]
 
     def _take(self) -> tuple[int, tuple[int, memoryview]] | None:
@@ -188,10 +188,10 @@ def _blocks(chunks: Iterable[Chunk], chunk_bytes: ChunkBytes) -> Iterator[tuple[
 def digests_of(
     filling: SlotWriter, layout: ImageLayout, wait_for: Callable[[int], None]
 ) -> list[str]:
-    """The digests of an image's blocks in order, while others fill the slot.
+    """Return the digests of an image's blocks in order, while a device fills the slot.
 
-    Several threads digest what has arrived: a device brings more than one of them reads. `wait_for`
-    waits until all bytes below an offset stand in the slot; what it raises, this raises.
+    Several threads digest the blocks that have arrived: a device writes faster than one thread
+    reads. `wait_for` waits until all bytes below an offset are in the slot; its errors propagate.
     """
     with filling.view() as view, ThreadPoolExecutor(_thread_count(), "holdfast-digest") as pool:
         try:
@@ -206,7 +206,7 @@ def digests_of(
 
 
 def _together(chunks: Iterable[Chunk]) -> Iterator[list[tuple[int, int]]]:
-    """Where an image's blocks stand, in order; as many together as are worth a task."""
+    """Yield the byte ranges of an image's blocks in order, in groups large enough for a task."""
     ranges: list[tuple[int, int]] = []
     size_bytes = 0
     for chunk in chunks:
@@ -227,17 +227,17 @@ def _digests(view: memoryview, ranges: Iterable[tuple[int, int]]) -> list[str]:
 def seal_slot(
     store: Store, filling: SlotWriter, plan: PartPlan, images: PartImages, digests: Sequence[str]
 ) -> PartRecord:
-    """Shows a slot that is filled as the own image, and writes the record.
+    """Give a filled slot the name of the part's own image, and write the record; return it.
 
     Args:
         store: the RAM tier.
         filling: the slot.
-        plan: what the part is.
-        images: what it consists of.
-        digests: those of the own image's blocks.
+        plan: the description of the part.
+        images: the images that the part consists of.
+        digests: the digests of the own image's blocks.
 
     Raises:
-        OutOfSpaceError, StorageError: nothing of it is visible as a part.
+        OutOfSpaceError, StorageError: no part is visible.
     """
     filling.check_whole()
     filling.show(image_key(plan.id, plan.rank, plan.part_count))

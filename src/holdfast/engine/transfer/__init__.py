@@ -1,1 +1,1 @@
-"""Sealed parts, from one store to another."""
+"""Transfer of sealed parts from one store to another."""

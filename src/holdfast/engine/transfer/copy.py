@@ -1,9 +1,9 @@
-"""Copying a sealed part from one store to another, every byte checked on its way.
+"""Copy of a sealed part from one store to another, with every digest checked on the way.
 
-The bytes are the same in every tier, so nothing is laid out anew: the image is read from its start
-in pieces of one size, each at an aligned place, while the piece before it is being written. A block
-may reach over pieces; its digest is taken as they pass. What turns out bad after some of it was
-handed to the target shows nowhere, since an object shows whole or not at all.
+The bytes are the same in every tier, so the image is read from its start in aligned pieces of one
+size, each while the previous piece is being written. A block may span pieces; its digest is
+computed across them. If a block turns out damaged after some of it was passed to the target, the
+target's object never becomes visible, since objects are visible whole or not at all.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from holdfast.format.buffers import Buffer
 from holdfast.format.digests import RunningDigest, digest
 from holdfast.format.names import CHECKPOINTS, image_key, part_key
 from holdfast.format.part_layout import PartLayout, expected_digests, image_keys
-from holdfast.format.records import KeptImage, PartRecord
+from holdfast.format.records import PartRecord, ReusedImage
 from holdfast.store.contract import Reader, Store
 
 PIECE_SIZE_BYTES = 8 * 1024 * 1024
 SEEN_SIZE_BYTES = 32 * 1024 * 1024
-"""A piece that is written from where it stands takes no memory, so there are fewer of them."""
+"""The piece size when the source is mapped: no buffers are needed, so pieces can be larger."""
 FIRST_SIZE_BYTES = 4 * 1024 * 1024
-"""Nothing is written before the digests of the first piece were looked at."""
+"""The first piece is smaller: its digests are checked before anything is written."""
 
 log = logging.getLogger(__name__)
 
 
 def copy_part(source: Store, target: Store, part: PartRecord, layouts: PartLayouts) -> None:
-    """Copies a sealed part to another store, its images first.
+    """Copy a sealed part to another store, its images first.
 
-    Where the target has a kept image already it gets one more name there, and is not copied.
+    A reused image that the target has already is linked there, not copied.
 
     Raises:
-        CheckpointDamagedError: a block of the source is not what was sealed; the target has no
-        part. OutOfSpaceError, StorageError: likewise no part.
+        CheckpointDamagedError: a block of the source is damaged; the target has no part.
+        OutOfSpaceError, StorageError: the target has no part.
     """
     layouts.check_counts(part)
     layout = layouts.layout_of(part)
-    there = KeptElsewhere(target, part)
+    there = ReusedElsewhere(target, part)
     for number, key in reversed([*enumerate(image_keys(part))]):
         if number == 0 or not there.link(number, layout):
             expected = expected_digests(part, layout, number)
@@ -69,7 +69,7 @@ def _copy_image(
 def without_holes(
     ranges: Iterable[tuple[int, int, str]], size_bytes: int
 ) -> Iterator[tuple[int, int, str]]:
-    """`ranges`, and what lies between and behind them with an empty digest."""
+    """Yield `ranges`, and the gaps between and after them with an empty digest."""
     end = 0
     for start, stop, right in ranges:
         if end < start:
@@ -80,11 +80,12 @@ def without_holes(
         yield end, size_bytes, ""
 
 
-class KeptElsewhere:
-    """The kept images of a part that stand in a store already, under the name of any checkpoint.
+class ReusedElsewhere:
+    """The reused images of a part that a store has already, under the name of any checkpoint.
 
-    A (step, attempt) is written once, so the name tells which image it is. Where it was tried more
-    than once, in more than one place, the tries may differ in what they kept: the header tells.
+    A (step, attempt) is written once, so an image's name identifies it. If its save was tried more
+    than once, in more than one place, the tries may have reused different images. The header's
+    digest distinguishes them.
     """
 
     def __init__(self, store: Store, part: PartRecord) -> None:
@@ -93,20 +94,20 @@ class KeptElsewhere:
         self._listed: list[str] | None = None
 
     def link(self, number: int, layout: PartLayout) -> bool:
-        """Gives image `number` of the part its name; False where the store does not have it."""
+        """Link image `number` of the part; return False if the store does not have it."""
         key = image_keys(self._part)[number]
         header_size_bytes = len(layout.images[number].header)
-        for found in self._places(self._part.kept[number - 1], key):
+        for found in self._places(self._part.reused[number - 1], key):
             try:
-                if self._is_image(found, self._part.kept[number - 1], header_size_bytes):
+                if self._is_image(found, self._part.reused[number - 1], header_size_bytes):
                     self._store.link(found, key)
                     return True
             except StorageError as error:
                 log.debug("%s is not linked: %s", key, error)
         return False
 
-    def _places(self, image: KeptImage, key: str) -> Iterator[str]:
-        # First where an earlier try to copy this part left it.
+    def _places(self, image: ReusedImage, key: str) -> Iterator[str]:
+        # The image's own key comes first: an earlier try to copy this part may have left it there.
         yield key
         yield image_key(image.origin, self._part.rank, self._part.part_count)
         if self._listed is None:
@@ -114,7 +115,7 @@ class KeptElsewhere:
         name = key.rpartition("/")[2]
         yield from (k for k in reversed(self._listed) if k.rpartition("/")[2] == name)
 
-    def _is_image(self, key: str, image: KeptImage, header_size_bytes: int) -> bool:
+    def _is_image(self, key: str, image: ReusedImage, header_size_bytes: int) -> bool:
         with self._store.open(key) as reader:
             if reader.size_bytes != image.image_size_bytes:
                 return False
@@ -124,7 +125,7 @@ class KeptElsewhere:
 
 
 class _CheckedPieces:
-    """Reads pieces of an image one after another; checks each digest when its last byte came by."""
+    """Reads an image in pieces; checks each digest after its last byte was read."""
 
     def __init__(self, image: Reader, key: str, expected: Iterator[tuple[int, int, str]]) -> None:
         self._image = image
@@ -134,7 +135,7 @@ class _CheckedPieces:
         self._digest = RunningDigest()
 
     def read_ahead(self, pool: ThreadPoolExecutor, size_bytes: int) -> Iterator[Buffer]:
-        """The pieces in order; each is good until the next but one is asked for."""
+        """Yield the pieces in order; each is valid until the next but one is requested."""
         is_seen = self._image.view() is not None
         piece_bytes = SEEN_SIZE_BYTES if is_seen else PIECE_SIZE_BYTES
         pages: list[memoryview] = []
@@ -151,11 +152,11 @@ class _CheckedPieces:
     def _read(self, start: int, upto: int, pages: list[memoryview], number: int) -> memoryview:
         view = self._image.view()
         if view is not None:
-            # It is written from where it stands. Nobody changes it: the image is open.
+            # Written directly from the mapping, which does not change while the image is open.
             piece = view[start:upto]
         else:
             if not pages:
-                # Pages of their own are aligned, so a store can write them past the page cache.
+                # Mapped pages are aligned, so a store can write them with O_DIRECT.
                 pages += [memoryview(mmap.mmap(-1, PIECE_SIZE_BYTES)) for _ in range(2)]
             piece = pages[number % 2][: upto - start]
             self._image.read_into(start, piece)
@@ -172,7 +173,7 @@ class _CheckedPieces:
             if not is_whole:
                 self._digest.update(data)
             if upto == last:
-                # What this part does not use has no digest in its record.
+                # Chunks that this part does not use have no digest in its record.
                 if right:
                     found = digest(data) if is_whole else self._digest.hexdigest()
                     check_digest(found, self._range, self._key)

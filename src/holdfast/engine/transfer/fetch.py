@@ -1,11 +1,11 @@
-"""Pulling a part out of a peer's RAM into this host's: straight into a slot, over several streams.
+"""Fetch of a part from a peer's RAM into this host's: directly into a slot, over several streams.
 
-Where a rank here has copied what it holds of the image into the slot already, blocks that are right
-stay, and the others are pulled.
+Where a rank of this host has already copied its own chunks of the image into the slot, blocks with
+the right digest are kept and only the others are fetched.
 
-Every digest is checked in the slot before the image gets its name, and the part record, which was
-checked first, comes last. So a peer that dies midway or has a bad block leaves nothing that shows,
-and a slot that is free again.
+Every digest is checked in the slot before the image gets its name. The part record is checked first
+and written last. So a peer that dies midway or has a damaged block leaves no visible object, and
+the slot is free again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from holdfast.engine.saving.part import check_block
 from holdfast.engine.saving.part_layouts import PartLayouts
-from holdfast.engine.transfer.copy import KeptElsewhere, without_holes
+from holdfast.engine.transfer.copy import ReusedElsewhere, without_holes
 from holdfast.errors import CheckpointDamagedError, HoldfastError, StorageError
 from holdfast.format.digests import digest
 from holdfast.format.names import part_key
@@ -31,10 +31,10 @@ STREAM_COUNT = 4
 SPAN_SIZE_BYTES = 16 * 1024 * 1024
 
 Digests = Sequence[tuple[int, int, str]]
-"""(start, stop, digest) of neighbouring ranges of an image."""
+"""(start, stop, digest) of adjacent ranges of an image."""
 
 
-def pull_part(
+def fetch_part(
     source: Store,
     target: RamStore,
     part: PartRecord,
@@ -42,17 +42,17 @@ def pull_part(
     *,
     is_filled: bool = False,
 ) -> int:
-    """Brings a sealed part into `target`, its image first.
+    """Fetch a sealed part into `target`, its image first.
 
-    Where `is_filled`, the slot that `target` reserves has some of the image in it.
+    With `is_filled`, the slot that `target` reserves already contains some of the image.
 
     Returns:
-        How many bytes of images came from the source.
+        The number of image bytes fetched from the source.
 
     Raises:
-        CheckpointDamagedError: the source has another record, or a block that is not what was
-            sealed; the target has no part.
-        OutOfSpaceError, StorageError: likewise no part.
+        CheckpointDamagedError: the source has another record, or a damaged block; the target has no
+            part.
+        OutOfSpaceError, StorageError: the target has no part.
     """
     layouts.check_counts(part)
     layout = layouts.layout_of(part)
@@ -64,7 +64,7 @@ def pull_part(
         pulled_bytes = _pull_images(source, target, part, layout, is_filled)
         target.put(record_key, len(record), [record])
     except HoldfastError:
-        # A name without a record would hold memory that nobody gives back.
+        # An image without a record would hold memory that is never released.
         for key in image_keys(part):
             with contextlib.suppress(StorageError):
                 target.delete(key)
@@ -75,22 +75,22 @@ def pull_part(
 def _pull_images(
     source: Store, target: RamStore, part: PartRecord, layout: PartLayout, is_filled: bool
 ) -> int:
-    there = KeptElsewhere(target, part)
+    there = ReusedElsewhere(target, part)
     pulled_bytes = 0
     for number, key in reversed([*enumerate(image_keys(part))]):
         if number == 0 or not there.link(number, layout):
             size_bytes = layout.images[number].size_bytes
             expected = without_holes(expected_digests(part, layout, number), size_bytes)
             with source.open(key) as image, contextlib.closing(target.begin(size_bytes)) as filling:
-                bring = _Bringing(filling, image, f"{source.name}: {key}", is_filled and not number)
-                bring.all(_spans(expected))
+                fetch = _Fetch(filling, image, f"{source.name}: {key}", is_filled and not number)
+                fetch.run(_spans(expected))
                 filling.show(key)
-            pulled_bytes += bring.pulled_bytes
+            pulled_bytes += fetch.pulled_bytes
     return pulled_bytes
 
 
 def _spans(expected: Iterator[tuple[int, int, str]]) -> Iterator[Digests]:
-    """Neighbouring ranges in lots of about `SPAN_SIZE_BYTES`: each is one request."""
+    """Yield adjacent ranges in groups of about `SPAN_SIZE_BYTES`: one request each."""
     span: list[tuple[int, int, str]] = []
     for one in expected:
         span.append(one)
@@ -101,8 +101,8 @@ def _spans(expected: Iterator[tuple[int, int, str]]) -> Iterator[Digests]:
         yield span
 
 
-class _Bringing:
-    """One image on its way into a slot, over several streams."""
+class _Fetch:
+    """The fetch of one image into a slot, over several streams."""
 
     def __init__(self, filling: SlotWriter, image: Reader, where: str, is_filled: bool) -> None:
         self._filling = filling
@@ -113,8 +113,8 @@ class _Bringing:
         self._stopping = threading.Event()
         self.pulled_bytes = 0
 
-    def all(self, spans: Iterator[Digests]) -> None:
-        """Fills the slot; the streams have ended when this returns or raises."""
+    def run(self, spans: Iterator[Digests]) -> None:
+        """Fill the slot; all streams have ended when this returns or raises."""
         with ThreadPoolExecutor(STREAM_COUNT, "holdfast-pull") as pool:
             try:
                 for job in [pool.submit(self._stream, spans) for _ in range(STREAM_COUNT)]:
@@ -129,10 +129,10 @@ class _Bringing:
             if span is None:
                 return
             for missing in self._missing(span) if self._is_filled else [span]:
-                self._bring(missing)
+                self._fetch_span(missing)
 
     def _missing(self, span: Digests) -> Iterator[Digests]:
-        """The neighbouring ranges of a span that are not in the slot yet."""
+        """Yield the groups of adjacent ranges of a span that are not in the slot yet."""
         missing: list[tuple[int, int, str]] = []
         for start, stop, expected in span:
             if self._is_there(start, stop, expected):
@@ -146,15 +146,15 @@ class _Bringing:
 
     def _is_there(self, start: int, stop: int, expected: str) -> bool:
         with self._filling.target(start, stop) as block:
-            # What this part does not use has no digest in its record, and is as good as any.
+            # Chunks that this part does not use have no digest; any bytes are accepted.
             return not expected or digest(block) == expected
 
-    def _bring(self, span: Digests) -> None:
+    def _fetch_span(self, span: Digests) -> None:
         start, stop = span[0][0], span[-1][1]
         with self._filling.target(start, stop) as memory:
             self._image.read_into(start, memory)
             for first, last, expected in span:
-                # What this part does not use has no digest in its record.
+                # Chunks that this part does not use have no digest in its record.
                 if expected:
                     with memory[first - start : last - start] as block:
                         check_block(block, expected, self._where, first)

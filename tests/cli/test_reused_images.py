@@ -36,20 +36,20 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def kept(run: Path, step: int) -> Path:
+def reused(run: Path, step: int) -> Path:
     name = "image-00000-of-00001.from-000000010.1.safetensors"
     return run / "checkpoints" / f"{step:09d}.1" / name
 
 
-def test_show_tells_what_is_kept_and_what_was_written_anew(one_host: Host, run: Path) -> None:
+def test_show_tells_what_is_reused_and_what_was_written_anew(one_host: Host, run: Path) -> None:
     found = answer(one_host, "show", run, 12)
     assert found["written_bytes"] == OWN_BYTES
     assert found["size_bytes"] == OWN_BYTES + BASE_BYTES
-    assert found["kept"] == [{"step": 10, "size_bytes": BASE_BYTES}]
-    assert "8.1 kB; kept: 48.1 kB of step 10" in holdfast(one_host, "show", run, 12).stdout
+    assert found["reused"] == [{"step": 10, "size_bytes": BASE_BYTES}]
+    assert "8.1 kB; reused: 48.1 kB of step 10" in holdfast(one_host, "show", run, 12).stdout
     found = answer(one_host, "show", run, 10)
-    assert (found["written_bytes"], found["kept"]) == (BASE_BYTES, [])
-    assert "kept:" not in holdfast(one_host, "show", run, 10).stdout
+    assert (found["written_bytes"], found["reused"]) == (BASE_BYTES, [])
+    assert "reused:" not in holdfast(one_host, "show", run, 10).stdout
 
 
 def test_ls_counts_an_image_where_it_was_written(one_host: Host, run: Path) -> None:
@@ -62,31 +62,31 @@ def test_ls_counts_an_image_where_it_was_written(one_host: Host, run: Path) -> N
 
 
 @pytest.mark.parametrize("damage", ["gone", "short"])
-def test_ls_sees_that_a_kept_image_is_not_whole(one_host: Host, run: Path, damage: str) -> None:
+def test_ls_sees_that_a_reused_image_is_not_whole(one_host: Host, run: Path, damage: str) -> None:
     if damage == "gone":
-        kept(run, 12).unlink()
+        reused(run, 12).unlink()
     else:
-        os.truncate(kept(run, 12), BASE_BYTES - 1)
+        os.truncate(reused(run, 12), BASE_BYTES - 1)
     rows = {row["step"]: row for row in answer(one_host, "ls", run)["checkpoints"]}
     assert rows[12]["state"] == "damaged"
-    assert "the images that rank 0 keeps have" in rows[12]["problem"]
+    assert "the images that rank 0 reuses have" in rows[12]["problem"]
     # What is cut off is so under all of its names.
     assert rows[11]["state"] == ("committed" if damage == "gone" else "damaged")
 
 
-def test_verify_names_the_kept_image_whose_bytes_are_bad(one_host: Host, run: Path) -> None:
+def test_verify_names_the_reused_image_whose_bytes_are_bad(one_host: Host, run: Path) -> None:
     found = answer(one_host, "verify", run)
     assert found["ok"]
-    # Of what is kept, the chunk that is not used is not read.
+    # Of what is reused, the chunk that is not used is not read.
     assert found["checked_bytes"] == 3 * BASE_BYTES + 2 * OWN_BYTES - 2 * 4000
-    flip_bit(kept(run, 12), 8 * 5000)
+    flip_bit(reused(run, 12), 8 * 5000)
     found = answer(one_host, "verify", run, code=1)
     own = run / "checkpoints/000000010.1/image-00000-of-00001.safetensors"
     assert [problem["file"] for problem in found["problems"]] == [
         str(own),
-        str(kept(run, 11)),
-        str(kept(run, 12)),
+        str(reused(run, 11)),
+        str(reused(run, 12)),
     ]
-    kept(run, 11).unlink()
+    reused(run, 11).unlink()
     found = answer(one_host, "verify", run, 11, code=1)
-    assert [p["file"] for p in found["problems"]] == [str(kept(run, 11))]
+    assert [p["file"] for p in found["problems"]] == [str(reused(run, 11))]

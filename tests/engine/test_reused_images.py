@@ -1,4 +1,4 @@
-"""Checkpoints that keep images of earlier ones: each reads as it was saved, whatever is deleted.
+"""Checkpoints that reuse earlier images: each reads as it was saved, whatever is deleted.
 
 The oracle is NumPy: the arrays of each `Made`.
 """
@@ -23,9 +23,9 @@ from holdfast.engine.saving.part_layouts import PartLayouts
 from holdfast.engine.transfer.copy import copy_part
 from holdfast.errors import CheckpointDamagedError, HoldfastError
 from holdfast.format.check import CHUNK_COUNT_MAX
-from holdfast.format.names import CheckpointId, image_key, kept_image_key, manifest_key, part_key
+from holdfast.format.names import CheckpointId, image_key, manifest_key, part_key, reused_image_key
 from holdfast.format.placement import RestoreTarget
-from holdfast.format.records import KeptImage, Manifest, PartRecord
+from holdfast.format.records import Manifest, PartRecord, ReusedImage
 from holdfast.format.sealed import record_digest, seal, unseal
 from holdfast.store.contract import Store
 from holdfast.store.disk import DiskStore
@@ -116,7 +116,7 @@ def _begun() -> Made:
 
 @pytest.fixture
 def chain(memory: RamStore) -> Chain:
-    """Steps 1, 2 and 3 in RAM; the last two keep the image of the first for what stays."""
+    """Steps 1, 2 and 3 in RAM; the last two reuse the first one's image for the unchanged array."""
     found = Chain()
     found.begin(_begun(), memory)
     for step in (2, 3):
@@ -124,8 +124,8 @@ def chain(memory: RamStore) -> Chain:
     return found
 
 
-def kept_path(store: DiskStore | RamStore, made: Made, origin: int = 1) -> Path:
-    return store.root / kept_image_key(made.id, 0, 1, CheckpointId(origin, 1))
+def reused_path(store: DiskStore | RamStore, made: Made, origin: int = 1) -> Path:
+    return store.root / reused_image_key(made.id, 0, 1, CheckpointId(origin, 1))
 
 
 def test_what_stays_is_written_once_in_every_tier(
@@ -136,13 +136,13 @@ def test_what_stays_is_written_once_in_every_tier(
     for store in (memory, durable):
         first = (store.root / image_key(chain.made[0].id, 0, 1)).stat()
         for made in chain.made[1:]:
-            assert kept_path(store, made).stat().st_ino == first.st_ino
+            assert reused_path(store, made).stat().st_ino == first.st_ino
             own = store.root / image_key(made.id, 0, 1)
             assert own.stat().st_size == 4096 + 4000
-            assert list_checkpoints(store)[made.id].kept_size_bytes == first.st_size
+            assert list_checkpoints(store)[made.id].reused_size_bytes == first.st_size
 
 
-def test_where_the_origin_was_never_durable_the_kept_image_is_copied_from_ram(
+def test_where_the_origin_was_never_durable_the_reused_image_is_copied_from_ram(
     chain: Chain, memory: RamStore, durable: DiskStore
 ) -> None:
     persist(memory, durable, chain.made[2])
@@ -151,16 +151,18 @@ def test_where_the_origin_was_never_durable_the_kept_image_is_copied_from_ram(
     chain.go_on(memory, [TUNED], 4)
     watched = WatchingStore(memory)
     persist(watched, durable, chain.made[3])
-    kept = kept_image_key(chain.made[3].id, 0, 1, CheckpointId(1, 1))
-    assert kept not in {key for key, _, _ in watched.reads}
-    assert os.path.samefile(kept_path(durable, chain.made[3]), kept_path(durable, chain.made[2]))
+    reused = reused_image_key(chain.made[3].id, 0, 1, CheckpointId(1, 1))
+    assert reused not in {key for key, _, _ in watched.reads}
+    assert os.path.samefile(
+        reused_path(durable, chain.made[3]), reused_path(durable, chain.made[2])
+    )
     assert_reads(chain.made[3], durable)
 
 
 def test_a_part_that_was_copied_half_before_is_copied_again(
     chain: Chain, memory: RamStore, durable: DiskStore
 ) -> None:
-    # The kept image was copied, since its origin was not durable; by now it is.
+    # The reused image was copied, since its origin was not durable; by now it is.
     second = chain.made[1]
     persist(memory, durable, second)
     durable.delete(manifest_key(second.id))
@@ -182,20 +184,20 @@ def test_only_the_very_image_is_linked(chain: Chain, memory: RamStore, durable: 
     assert_reads(chain.made[2], durable)
 
 
-def test_a_kept_image_that_is_bad_in_ram_is_not_made_durable(
+def test_a_reused_image_that_is_bad_in_ram_is_not_made_durable(
     chain: Chain, memory: RamStore, durable: DiskStore
 ) -> None:
-    flip_bit(kept_path(memory, chain.made[1]), 8 * (4096 + 50))
+    flip_bit(reused_path(memory, chain.made[1]), 8 * (4096 + 50))
     with pytest.raises(CheckpointDamagedError, match=r"from-000000001\.1.*\[4096, "):
         persist(memory, durable, chain.made[1])
     assert list_checkpoints(durable).get(chain.made[1].id) is None
 
 
-def test_what_a_kept_image_has_besides_may_be_anything(
+def test_what_a_reused_image_has_besides_may_be_anything(
     chain: Chain, memory: RamStore, durable: DiskStore
 ) -> None:
     # The part's record has no digest of it: it is the old one's.
-    path = kept_path(memory, chain.made[1])
+    path = reused_path(memory, chain.made[1])
     flip_bit(path, 8 * (path.stat().st_size - 10))
     assert_reads(chain.made[1], memory)
     persist(memory, durable, chain.made[1])
@@ -205,15 +207,15 @@ def test_what_a_kept_image_has_besides_may_be_anything(
 
 
 @pytest.mark.parametrize("block", [0, 1, 2])
-def test_a_bad_block_of_a_kept_image_is_told_by_its_own_file_and_read_elsewhere(
+def test_a_bad_block_of_a_reused_image_is_told_by_its_own_file_and_read_elsewhere(
     chain: Chain, memory: RamStore, durable: DiskStore, block: int
 ) -> None:
     made = chain.made[1]
     for one in chain.made[:2]:
         persist(memory, durable, one)
     start = 4096 + block * BLOCK
-    flip_bit(kept_path(memory, made), 8 * (start + 60))
-    key = kept_image_key(made.id, 0, 1, CheckpointId(1, 1))
+    flip_bit(reused_path(memory, made), 8 * (start + 60))
+    key = reused_image_key(made.id, 0, 1, CheckpointId(1, 1))
     sources = sources_of(made.id, memory, durable)
     bad = [(c.tier, c.key, c.start_bytes) for c in verify(sources) if c.problem]
     assert bad == [("ram", key, start)]
@@ -226,7 +228,7 @@ def test_a_bad_block_of_a_kept_image_is_told_by_its_own_file_and_read_elsewhere(
         fill_targets(sources_of(made.id, memory), whole_targets(made))
 
 
-def test_a_bad_kept_image_may_be_lent_nowhere_and_a_good_one_is_not_copied(
+def test_a_bad_reused_image_may_be_lent_nowhere_and_a_good_one_is_not_copied(
     chain: Chain, memory: RamStore
 ) -> None:
     made = chain.made[2]
@@ -244,26 +246,26 @@ def test_a_bad_kept_image_may_be_lent_nowhere_and_a_good_one_is_not_copied(
         assert array.base is not None
     del array
     taken.clear()
-    flip_bit(kept_path(memory, made), 8 * (4096 + 50))
+    flip_bit(reused_path(memory, made), 8 * (4096 + 50))
     with pytest.raises(CheckpointDamagedError):
         fill_targets(sources_of(made.id, memory), targets())
 
 
 def _taking(one: RestoreTarget, taken: list) -> RestoreTarget:
-    """The same target, which takes memory that is lent."""
+    """The same target, which accepts the store's own memory."""
     return RestoreTarget(
         array_index=one.array_index, region=one.region, buffer=one.buffer, take=taken.append
     )
 
 
 @pytest.mark.parametrize("damage", ["gone", "short", "long"])
-def test_a_kept_image_of_another_length_is_not_sound(
+def test_a_reused_image_of_another_length_is_not_sound(
     chain: Chain, memory: RamStore, durable: DiskStore, damage: str
 ) -> None:
     made = chain.made[1]
     for one in chain.made[:2]:
         persist(memory, durable, one)
-    path = kept_path(durable, made)
+    path = reused_path(durable, made)
     if damage == "gone":
         path.unlink()
     else:
@@ -284,17 +286,17 @@ def assert_reads_from_ram(made: Made, memory: Store, durable: Store) -> None:
     assert set(tally.bytes_by_tier) == {"ram"}
 
 
-def _resealed(store: DiskStore, made: Made, kept: tuple[KeptImage, ...]) -> None:
-    """Writes the part's record, and the manifest over it, with other kept images."""
+def _resealed(store: DiskStore, made: Made, reused: tuple[ReusedImage, ...]) -> None:
+    """Writes the part's record, and the manifest over it, with other reused images."""
     key = part_key(made.id, 0, 1)
-    part = msgspec.structs.replace(unseal(store.get(key), PartRecord, key), kept=kept)
+    part = msgspec.structs.replace(unseal(store.get(key), PartRecord, key), reused=reused)
     data = seal(part)
     store.put(key, len(data), [data])
     manifest = unseal(store.get(manifest_key(made.id)), Manifest, "")
     reference = msgspec.structs.replace(
         manifest.parts[0],
         record_digest=record_digest(data),
-        kept_size_bytes=sum(image.image_size_bytes for image in kept),
+        reused_size_bytes=sum(image.image_size_bytes for image in reused),
     )
     data = seal(msgspec.structs.replace(manifest, parts=(reference,)))
     store.put(manifest_key(made.id), len(data), [data])
@@ -328,36 +330,36 @@ def _resealed(store: DiskStore, made: Made, kept: tuple[KeptImage, ...]) -> None
     ],
     ids=str,
 )
-def test_a_record_that_says_wrong_things_of_a_kept_image_is_refused(
+def test_a_record_that_says_wrong_things_of_a_reused_image_is_refused(
     chain: Chain, memory: RamStore, durable: DiskStore, change: dict
 ) -> None:
     made = chain.made[1]
     for one in chain.made[:2]:
         persist(memory, durable, one)
-    (kept,) = chain.records[1][0].kept
-    _resealed(durable, made, (msgspec.structs.replace(kept, **change),))
+    (reused,) = chain.records[1][0].reused
+    _resealed(durable, made, (msgspec.structs.replace(reused, **change),))
     with pytest.raises(CheckpointDamagedError):
         fill_targets(sources_of(made.id, durable), whole_targets(made))
-    _resealed(durable, made, (kept,))
+    _resealed(durable, made, (reused,))
     assert_reads(made, durable)
 
 
 @pytest.mark.parametrize("count", [0, 2, 17])
-def test_a_record_with_another_number_of_kept_images_is_refused(
+def test_a_record_with_another_number_of_reused_images_is_refused(
     chain: Chain, memory: RamStore, durable: DiskStore, count: int
 ) -> None:
     made = chain.made[1]
     for one in chain.made[:2]:
         persist(memory, durable, one)
-    (kept,) = chain.records[1][0].kept
-    _resealed(durable, made, (kept,) * count)
+    (reused,) = chain.records[1][0].reused
+    _resealed(durable, made, (reused,) * count)
     with pytest.raises(CheckpointDamagedError):
         sources_of(made.id, durable)
 
 
 def test_an_unreadable_part_stops_no_listing(chain: Chain, memory: RamStore) -> None:
     made = chain.made[2]
-    memory.delete(kept_image_key(made.id, 0, 1, CheckpointId(1, 1)))
+    memory.delete(reused_image_key(made.id, 0, 1, CheckpointId(1, 1)))
     with pytest.raises(HoldfastError, match="is missing"):
         sources_of(made.id, memory)
     assert_reads(chain.made[1], memory)

@@ -1,0 +1,52 @@
+"""The roles of one host: always a follower; also leader or starter of an attempt at times.
+
+Invariants:
+- At most one leader and one start exist on a host at a time.
+- A host leads no attempt that is older than the newest one it knows.
+"""
+
+from __future__ import annotations
+
+from holdfast.coordination.bootstrap import Bootstrap
+from holdfast.coordination.follower import Follower
+from holdfast.coordination.leader import Leader
+from holdfast.coordination.messages import Refusal
+from holdfast.coordination.turn import AgentIdentity, Turn
+
+
+class HostRoles:
+    """The state machines of one host. `Node` drives them; other hosts' messages reach them.
+
+    Attributes:
+        follower: what every host does.
+        leader: None where this host does not lead.
+        bootstrap: the start that this host carries out; None where there is none.
+        refused: the reason and kind of the latest refused starts, by their groups, so that hosts
+            of such a start that report late get the same answer.
+    """
+
+    def __init__(self, identity: AgentIdentity) -> None:
+        self.identity = identity
+        self.follower = Follower(identity)
+        self.leader: Leader | None = None
+        self.bootstrap: Bootstrap | None = None
+        self.refused: dict[str, tuple[str, Refusal]] = {}
+
+    def fence(self, turn: Turn, attempt: int, reason: str) -> None:
+        """Stop working for older attempts: `attempt` has begun.
+
+        Does nothing where `attempt` is not newer than the one known here. The leader of the newer
+        attempt is found by asking the hosts that led before.
+        """
+        if attempt > self.follower.attempt:
+            self.follower.fence(turn, attempt, reason)
+            self.check_leads()
+
+    def check_leads(self) -> None:
+        """Stop leading if the attempt that is led is not the newest one known here."""
+        if self.leader is not None and self.leader.leadership.attempt < self.follower.attempt:
+            self.leader = None
+
+    def step_down(self) -> None:
+        """Stop leading: another successor leads."""
+        self.leader = None
