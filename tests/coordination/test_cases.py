@@ -189,7 +189,7 @@ def test_what_waits_for_storage_on_an_abandoned_branch_is_given_up_and_holds_not
     assert left not in world.storage.manifests
     # No later checkpoint replaces it.
     until(world, lambda: not any(left in host.ram for host in world.hosts.values()))
-    assert world.oracle.truths[left].told - {CheckpointStatus.PROTECTED} == {
+    assert world.oracle.truths[left].notified - {CheckpointStatus.PROTECTED} == {
         CheckpointStatus.DROPPED
     }
     agent = world.hosts[job.leader].agent

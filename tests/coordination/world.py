@@ -54,7 +54,7 @@ class World:
     """Whether storage takes neither parts nor manifests; what is small it takes."""
     storage_slow_secs: float = 0.05
     answer_secs: float = 0.0
-    """How long an attempt's record stands before its host is told so."""
+    """The delay between an attempt's record being put and its host learning of it."""
     pull_failures: float = 0.0
     abandons: float = 0.0
     zombies: float = 0.0

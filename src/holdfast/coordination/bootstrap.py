@@ -108,7 +108,9 @@ class Bootstrap:
     _failures: int = 0
     _taken: int = 0
     _asked_for: BeginAttempt | None = None
+    # A number whose put failed: a record with it that names this host may be this start's own.
     _own_number: int = 0
+    # Hosts of the previous attempt that were asked, and when they are asked again.
     _asked: set[str] = field(default_factory=set)
     _ask_at_secs: float = float("inf")
     _ask_until_secs: float | None = None
@@ -297,6 +299,7 @@ class Bootstrap:
         assert self.listed is not None
         leader, newest = self.listed.leader, self.listed.newest_attempt
         is_own = newest in (0, self.branch_from)
+        # This host's own attempt needs no probe: its group is known here.
         if not is_own and not self.group.takeover and leader == self.identity.host:
             is_same = living is not None and living.attempt == newest
             if living is not None and is_same and living.is_living:
@@ -326,6 +329,7 @@ class Bootstrap:
 
     def _request_lease(self, turn: Turn) -> None:
         assert self.listed is not None
+        # The agent is asked again with each read: it may have been stopped, and answer now.
         self._is_asking, self._lease_asked_at_secs = True, turn.now_secs
         turn.act(ReadLease(self.listed.newest_attempt))
         self._ask_leader(turn)
@@ -344,9 +348,11 @@ class Bootstrap:
             is_partly_there = begun is not None and (
                 self.origin is None or begun.step > self.origin.step
             )
+            # Hosts without ranks of this start may hold the missing parts.
             if is_partly_there and self._ask_others(turn):
                 return
             self.given_up = given_up(states, self.listed, self.origin, self._silent())
+        # Two starts may choose the same number; storage lets one of them put the record.
         self._is_asking = True
         number = self.listed.newest_attempt + 1
         self._asked_for = BeginAttempt(number, self.origin, self.group.token)

@@ -54,9 +54,12 @@ class CheckpointTable:
         self.is_changed = False
         self.status_changes: list[tuple[CheckpointEntry, CheckpointStatus]] = []
         self.floor: CheckpointId | None = None
+        # From listings and commits. Entries are made only for checkpoints that a host holds.
         self._committed: set[CheckpointId] = set()
         self._newest_committed = (0, -1)
         self._durable: dict[CheckpointId, frozenset[int]] = {}
+        # Verdicts on forgotten entries, and deleted checkpoints: both in order of insertion, so
+        # that the oldest are forgotten first.
         self._outcomes: dict[CheckpointId, CheckpointVerdict] = {}
         self._deleted: dict[CheckpointId, None] = {}
 
@@ -265,6 +268,7 @@ class CheckpointTable:
             entry.holders.get(rank, {}).pop(host, None)
         for rank, is_own in has.items():
             entry.holders.setdefault(rank, {})[host] = is_own
+        # Counting a rank is the costly step, so only the ranks that have changed are counted.
         touched = set(had) ^ set(has)
         if after is not None:
             written = set(ranks_in(after.written))
@@ -313,6 +317,7 @@ class CheckpointTable:
             if entry.id.attempt == self.attempt and entry.age > _age(self.floor):
                 self.floor = entry.id
             self._record_status(entry, CheckpointStatus.PROTECTED)
+        # These states may end its pulls or writes.
         if not entry.thin or not entry.exposed or len(entry.durable) == entry.part_count:
             entry.is_stale = True
 

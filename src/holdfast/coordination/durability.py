@@ -34,6 +34,7 @@ class Durability:
         self._list_at_secs = 0.0
         self._has_listed = False
         self._listing_failures = 0
+        # Writes wait for the first listing, so that durable parts are not written again.
         self._may_write = False
         self._ring: Ring | None = None
 
@@ -79,6 +80,7 @@ class Durability:
         """
         self._committing = None
         self._table.is_changed = True
+        # One counter is enough: only one commit is under way, and a success resets it.
         self._tries += 1
         self._commit_at_secs = turn.now_secs + self._settings.storage_retry_secs
         entry = self._table.entries.get(item.id)
@@ -104,6 +106,7 @@ class Durability:
         if not is_whole and self._has_listed:
             self._want_newest(turn)
         for entry in list(self._table.entries.values()):
+            # An incomplete entry is checked each time, because its wait for lost hosts is bounded.
             if entry.is_stale or entry.missing:
                 entry.is_stale = False
                 self._order_pulls(entry)
@@ -140,6 +143,7 @@ class Durability:
             newest.is_due = newest.is_stale = True
             self._table.is_changed = True
         retry_at_secs = newest.failed_at_secs + self._settings.storage_retry_secs
+        # A new round clears the hosts' failures: they write again when they see its number.
         if newest.failure and turn.now_secs >= retry_at_secs:
             newest.failure = ""
             newest.round += 1
@@ -172,6 +176,7 @@ class Durability:
         # Before a listing it is unknown which parts a previous agent has made durable.
         is_wanted = is_wanted and self._may_write
         if is_wanted and not entry.is_complete:
+            # A partial write is useless: without the lost parts there can be no commit.
             self._wait_for_lost(turn, entry)
         elif is_wanted:
             entry.incomplete_since_secs = None
@@ -180,6 +185,7 @@ class Durability:
                     continue
                 able = [h for h in _own_first(entry, rank) if h not in entry.failures]
                 if not able:
+                    # Every holder has failed in this round, so the checkpoint has failed.
                     self._table.fail(entry, next(iter(entry.failures.values())), turn.now_secs)
                     writes = {}
                     break

@@ -38,11 +38,13 @@ class Election:
     def follow(self, attempt: int, successors: tuple[str, ...], term: int, now_secs: float) -> None:
         """Follow the leader of another attempt or term, whose first orders are still to come."""
         self.attempt, self.successors, self.term = attempt, successors, term
+        # Zero numbers: the first orders of the new leader are accepted, whatever theirs are.
         self.incarnation = self.seq = self.ack = 0
         self.last_orders_at_secs = now_secs
 
     def accepts(self, orders: Orders, now_secs: float) -> bool:
         """Return whether these orders are newer than the last ones, and record them if so."""
+        # Orders of a newer attempt are accepted with any numbers: its terms begin at 0 again.
         stamp = orders.term, orders.incarnation, orders.seq
         if orders.attempt == self.attempt and stamp <= (self.term, self.incarnation, self.seq):
             return False

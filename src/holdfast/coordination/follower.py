@@ -86,6 +86,7 @@ class Follower:
         self._seq = 0
         self._channel = Channel()
         self._acked = (0, 0, 0)
+        # Nothing is dropped until then: a start may rely on what was reported.
         self._frozen_until_secs = float("-inf")
         self._is_changed = True
         self._settled = False
@@ -175,6 +176,7 @@ class Follower:
                 reason = f"attempt {item.id.attempt} is not the present one here"
                 self.inventory.refuse(turn, item.id, reason)
             return
+        # An abandoned part counts as well: the rank has passed its step.
         for steps in (group.begun, group.sealed):
             steps[item.rank] = max(steps.get(item.rank, NO_STEP), item.id.step)
         if isinstance(item, PartSealed):
@@ -197,11 +199,14 @@ class Follower:
     def target_written(self, item: TargetWritten) -> None:
         """Apply the steps that were read after a target cell was written."""
         self._is_changed = True
+        # The wish to stop stays until the target is confirmed: until then it may be refused.
         if self.cells.written(item) and item.kind is not TargetKind.PREEMPTION:
             self._wishes.discard(item.kind)
 
     def deleted(self, turn: Turn, checkpoint: CheckpointId) -> None:
         """Report a checkpoint that was removed here, to this leader and to later ones."""
+        # Deleting twice keeps the confirmation, and moves the checkpoint to the newest end. Without
+        # a leader there is no other host to ask.
         is_gone = self._deleted.pop(checkpoint, False) or self.election.leader is None
         self._deleted[checkpoint] = is_gone
         while len(self._deleted) > DELETED_MAX:
@@ -237,6 +242,8 @@ class Follower:
             return
         if not self.election.accepts(orders, turn.now_secs):
             return
+        # Another host may have reported the attempt before its orders come, so a waiting group
+        # enters it even if its number is known.
         if self.attempt < orders.attempt or orders.group in self.waiting:
             self._enter(turn, orders)
         self._learn_leadership(orders.group, orders.rank_count, orders.origin)
@@ -309,6 +316,7 @@ class Follower:
             self._is_changed = True
         if self.election.next_if_silent(now_secs):
             self._is_changed = True
+        # Waiting trainers mean that this host has reported to a start.
         is_frozen = bool(self.waiting) or now_secs < self._frozen_until_secs
         if self.inventory.run_due(turn, is_frozen):
             self._is_changed = True

@@ -223,6 +223,7 @@ class HostInventory:
         holding.tries += 1
         self._write_at_secs = turn.now_secs + self._settings.storage_retry_secs
         if holding.tries >= TRIES_MAX or item.newer_attempt:
+            # An empty failure would mean none.
             holding.failure, holding.tries = _short(item.reason) or "it failed", 0
 
     # Commands of the leader.
@@ -263,6 +264,7 @@ class HostInventory:
         """
         has_dropped = False
         if not is_frozen:
+            # The parts that are being written are read from RAM, so they stay until that ends.
             for checkpoint in [c for c in self._releasable if c != self._writing]:
                 self._drop(turn, checkpoint, self._releasable.pop(checkpoint))
                 has_dropped = True
@@ -292,6 +294,7 @@ class HostInventory:
             turn.act(ReportOutcome(checkpoint, CheckpointStatus.DROPPED, reason))
         elif holding.notified is None:
             turn.act(ReportOutcome(checkpoint, CheckpointStatus.PROTECTED, reason))
+        # These pulls cannot be cancelled; their results are dropped when they end.
         for part in [part for part in self._pulling if part[0] == checkpoint]:
             self._pulling.discard(part)
             self._unwanted.add(part)

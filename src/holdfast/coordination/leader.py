@@ -61,21 +61,27 @@ class Leader:
         self.views = {host: HostView(host, is_lost=True) for host in leadership.successors}
         self._durability = Durability(identity.settings, self.table)
         self._successors = leadership.successors
+        # A leader that has not begun the attempt itself may follow another agent or a silent
+        # leader: targets may be set already, and a newer attempt may have begun.
         self._knows_targets = self._knows_newest = self.table.knows_timeline = is_new
+        # Stays true when ranks end: the hosts of all ranks and their domains are known from then.
         self._has_been_whole = False
         self._have_hosts_changed = True
         self._living_count = 0
         self._broken: set[str] = set()
         self._branch: BranchWish | None = None
+        # Hosts keep reporting the branch that was refused; it must not be started again.
         self._refused_branch = False
         self._ended: dict[tuple[str, bool], Ended] = {}
         self._known_deleted: set[CheckpointId] = set()
         self._seq = 0
         self._check_at_secs = 0.0
         self._retry_at_secs = 0.0
+        # The hosts whose orders may have changed since they were sent.
         self._dirty: set[str] = set()
         self._rank_hosts: frozenset[str] = frozenset()
         self._begun_at_secs: float | None = None
+        # The newest complete checkpoint while it is not protected, and since when.
         self._replicating: CheckpointId | None = None
         self._replicating_since_secs = 0.0
         self._is_replicating = False
@@ -130,6 +136,7 @@ class Leader:
     def inherit(self, turn: Turn, before: Leader) -> None:
         """Adopt the hosts' reports from the leader of the attempt that this one branches from."""
         for host, old in before.views.items():
+            # The incarnation and the numbers carry over, so that overtaken reports stay rejected.
             if old.state is not None:
                 view = self.views[host] = HostView(host, old.incarnation, old.seq, old.version)
                 view.last_report_at_secs = turn.now_secs
@@ -167,6 +174,7 @@ class Leader:
         )
         if is_following:
             view.channel.acked = max(view.channel.acked, report.ack)
+        # Applying a state compares it with all checkpoints; most reports repeat the last one.
         if view.is_lost or is_following != view.is_following or view.state != report.state:
             view.is_lost, view.is_following = False, is_following
             self._take_state(
@@ -192,6 +200,7 @@ class Leader:
     def left(self, sender: str, message: Leaving) -> None:
         """Stop counting the RAM of a host whose agent has left."""
         view = self.views.get(sender)
+        # A message of the host's previous agent must not remove its present one.
         if view is not None and view.incarnation == message.incarnation:
             self._forget(view)
 
@@ -219,6 +228,8 @@ class Leader:
         if turn.now_secs >= self._check_at_secs:
             self._check_at_secs = turn.now_secs + self._settings.heartbeat_secs / 2
             self._check_silent_hosts(turn)
+        # Targets, then the assignment of writes and pulls, then the verdicts: each may change the
+        # table, and the orders sent at the end contain the result of all.
         self._decide_targets(turn)
         if self._have_hosts_changed:
             self._have_hosts_changed = False
@@ -373,6 +384,7 @@ class Leader:
                 for kind in view.state.wishes:
                     self.targets.wish(kind)
                 self.targets.accept_states(view.host, view.state.targets, self._ranks)
+        # The steps of this host are known without its report, which may be older.
         own = self.views.get(self._identity.host)
         if own is not None:
             own.published = max(own.published, turn.published.highest)
@@ -398,6 +410,7 @@ class Leader:
                 view.channel.put(self._command(view))
                 self._send(turn, view)
         self._drop_missed(self.views.values())
+        # Hosts of earlier attempts get time to report their parts of open checkpoints.
         begun_at_secs = turn.now_secs if self._begun_at_secs is None else self._begun_at_secs
         has_gathered = turn.now_secs - begun_at_secs >= self._settings.gather_secs
         if not self.leadership.is_first or not has_gathered:

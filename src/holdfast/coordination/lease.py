@@ -41,6 +41,7 @@ class LeaseRenewal:
         """
         if self._is_writing:
             return
+        # Release first: the lease of an attempt that this host no longer leads delays starts.
         if self.held not in (0, attempt):
             turn.act(ReleaseLease(self.held))
             self.held, self._is_writing = 0, True

@@ -52,6 +52,8 @@ def receive(roles: HostRoles, turn: Turn, sender: str, message: AnyMessage) -> N
 def _report(roles: HostRoles, turn: Turn, sender: str, report: Report) -> None:
     follower, leader, bootstrap = roles.follower, roles.leader, roles.bootstrap
     group = report.state.group
+    # The order matters: a report to a start must not be taken for one to the present leader, and
+    # both are accepted before the attempts are compared.
     if report.is_hello and bootstrap is not None and bootstrap.accepts(sender, group):
         bootstrap.accept_report(sender, report)
         return
@@ -62,6 +64,7 @@ def _report(roles: HostRoles, turn: Turn, sender: str, report: Report) -> None:
     ):
         leader.accept_report(turn, sender, report)
         return
+    # A host whose ranks joined after the refusal has not got it yet.
     if group in roles.refused:
         refused = Refused(
             run=report.run,

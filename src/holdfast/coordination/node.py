@@ -73,6 +73,8 @@ class Node:
         """
         turn = Turn(self.identity.host, now_secs, published)
         self._take(turn, item)
+        # The roles of this host exchange messages within the turn until none has anything new. The
+        # bound finds roles that answer each other without end.
         for _ in range(INNER_MAX):
             self._work(turn)
             if not turn.inner:
@@ -416,6 +418,7 @@ class Node:
         self.roles.leader = Leader(self.identity, leadership, is_new=True)
         for checkpoint in bootstrap.given_up:
             turn.act(checkpoint)
+        # The hosts of a branch have not reported to the start; its leader knows them from before.
         if bootstrap.branch_from and before is not None:
             self.roles.leader.inherit(turn, before)
         for sender, report in sorted(bootstrap.hellos.items()):

@@ -48,10 +48,13 @@ class Ring:
         first = holders[0]
         start = self._index[self._domains[first]]
         found: list[str] = []
+        # Their bytes need no transfer, so these hosts come before the ring.
         for host in self._offering.get(rank, ()):
             if len(found) < count and self._domains[host] not in taken:
                 taken.add(self._domains[host])
                 found.append(host)
+        # Start after the domain of the part's maker, so that each domain copies from the one before
+        # it, and no domain receives the parts of all others.
         for offset in range(1, len(self._names)):
             if len(found) >= count:
                 break
@@ -80,6 +83,7 @@ def assign_pulls(
             continue
         domain_count = len(ring.domains_of(sources))
         for i, target in enumerate(ring.targets(rank, sources, copies - domain_count)):
+            # Several targets pull from different holders, if there are several.
             pulls.setdefault(target, []).append((rank, sources[i % len(sources)]))
     return pulls
 
@@ -115,5 +119,6 @@ def successors_of(leader: str, domains: Mapping[str, str], count: int) -> tuple[
     own = by_domain.pop(domains[leader], [])
     columns = list(by_domain.values())
     longest = max((len(column) for column in columns), default=0)
+    # One host of each domain in turn; the leader's own domain last.
     rest = [column[i] for i in range(longest) for column in columns if i < len(column)]
     return (leader, *rest, *own)[:count]

@@ -25,6 +25,7 @@ class _Availability:
     has_other_count: bool = False
 
     def add_part(self, part_count: int, ranks: Iterable[int]) -> None:
+        # Parts of two plans of one step cannot be combined, so such a checkpoint is not whole.
         self.has_other_count |= part_count != self.part_count
         self.ranks.update(ranks)
 
@@ -37,6 +38,7 @@ def choose_checkpoint(states: Iterable[HostState], durable: DurableListed) -> Ch
     """Return the newest checkpoint on the timeline that the hosts and storage have whole."""
     states = list(states)
     whole = {c for c in durable.committed if _counts(c, durable.limits)}
+    # The listing may be older than a delete.
     whole -= {c for state in states for c in state.deleted}
     whole |= {c for c, a in _availabilities(states, durable).items() if a.is_whole}
     # If the timeline has a step twice, the newest attempt's counts.

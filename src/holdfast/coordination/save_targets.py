@@ -99,6 +99,8 @@ class TargetAgreement:
             confirmed = [s.step for _, s in found if s.kind is kind and s.is_confirmed]
             if not steps:
                 continue
+            # Ranks may have stopped at a confirmed target. Of the others, the highest is the last
+            # proposal, since steps only ascend.
             slot.step = confirmed[0] if confirmed else max(steps)
             slot.last_step = max(steps)
             slot.is_agreed = bool(confirmed)
@@ -115,6 +117,7 @@ class TargetAgreement:
                 continue
             slot.highest = max(slot.highest, state.highest)
             if state.is_accepted is False and not slot.is_agreed:
+                # The ranks were this much faster than the margin allowed.
                 shortfall = max(0, state.highest - state.step + 1)
                 self._margin = min(MARGIN_MAX, 2 * self._margin + shortfall)
                 ranks = count_ranks()
@@ -128,6 +131,8 @@ class TargetAgreement:
             if not slot.is_agreed and _has_all(slot.accepted, hosts):
                 self._agree(slot)
             is_over = slot.is_agreed and _has_all(slot.served, hosts)
+            # A preemption target stays set: ranks that stopped at it are waiting there, and a
+            # restarted leader has to find it.
             if is_over and state.kind is not TargetKind.PREEMPTION:
                 slot.step, slot.is_agreed = None, False
                 self.is_changed = True
@@ -158,6 +163,7 @@ class TargetAgreement:
         self.is_changed = True
 
     def _agree(self, slot: _Slot) -> None:
+        # A checkpoint in the durable tier is in RAM first, so it serves a wish for RAM as well.
         slot.is_agreed, slot.is_wanted = True, False
         if slot is not self._slots[TargetKind.RAM]:
             self._slots[TargetKind.RAM].is_wanted = False

@@ -93,6 +93,7 @@ def survey(leader: Leader, now_secs: float) -> Lead:
                 silent_secs=max(0.0, now_secs - last_at_secs) if last_at_secs else None,
             )
         )
+    # Dropped checkpoints and abandoned branches are no restart points.
     counting = [e for e in table if not e.dropped and table.on_timeline(e.id)]
     return Lead(
         attempt=leader.leadership.attempt,
@@ -141,6 +142,7 @@ def standings(
         parts = _domains_by_part(known, held, domains)
         durable = set(ranks_in(known.durable))
         is_durable = known.is_committed or len(durable) == known.part_count
+        # Durable parts survive any loss of hosts, so only the others limit the number.
         at_risk = [] if is_durable else [p for rank, p in enumerate(parts) if rank not in durable]
         survives = failures_survived(at_risk)
         if survives is None or survives >= 0:
@@ -192,6 +194,7 @@ def _domains_by_part(
     parts: list[set[str]] = [set() for _ in range(known.part_count)]
     for host, checkpoints in held.items():
         for one in checkpoints:
+            # Parts of another plan of the same step do not count.
             if one.id == known.id and one.part_count == known.part_count:
                 for rank in (*ranks_in(one.own), *ranks_in(one.replicas)):
                     parts[rank].add(domains[host])

@@ -66,6 +66,7 @@ class TargetCells:
             if cell is None or cell.step != target.step:
                 cell = self._cells[kind] = _Cell(target.step)
                 turn.act(SetTarget(kind, target.step))
+            # A confirmation is not withdrawn: ranks may have stopped there.
             if target.is_confirmed and not cell.is_confirmed:
                 cell.is_confirmed = True
                 if kind is TargetKind.PREEMPTION:
