@@ -36,11 +36,11 @@ def test_without_a_gpu_it_says_that_nothing_was_measured() -> None:
 def test_on_a_stand_in_holdfast_works_and_the_rest_is_listed_as_not_run(
     one_host: Host, tmp_path: Path
 ) -> None:
-    told = tmp_path / "gpu.json"
+    report = tmp_path / "gpu.json"
     folders = ["--ram", str(one_host.folder), "--directory", str(tmp_path)]
-    done = run("--stand-in", "--rounds", "2", "--steps", "4", "--json", str(told), *folders)
+    done = run("--stand-in", "--rounds", "2", "--steps", "4", "--json", str(report), *folders)
     assert done.returncode == 3, done.stdout + done.stderr
-    found = json.loads(told.read_text())
+    found = json.loads(report.read_text())
     assert set(found["not_run"]) == {"pinned", "orbax", "torch"}
     assert done.stdout.count("NOT RUN: ") == 3
     assert "A STAND-IN DEVICE" in done.stdout
@@ -57,14 +57,16 @@ def test_on_a_stand_in_holdfast_works_and_the_rest_is_listed_as_not_run(
 
 @pytest.mark.parametrize("section", ["holdfast", "orbax"])
 def test_a_section_about_a_gpu_does_not_run_on_something_else(section: str, tmp_path: Path) -> None:
-    told = tmp_path / "section.json"
-    done = run("--section", section, "--size-gb", "0.01", "--json", str(told), JAX_PLATFORMS="cpu")
+    report = tmp_path / "section.json"
+    done = run(
+        "--section", section, "--size-gb", "0.01", "--json", str(report), JAX_PLATFORMS="cpu"
+    )
     assert done.returncode == 0, done.stderr
-    assert "JAX sees no GPU" in json.loads(told.read_text())["not_run"]
+    assert "JAX sees no GPU" in json.loads(report.read_text())["not_run"]
 
 
 def test_a_size_that_has_no_room_is_told_and_not_tried(tmp_path: Path) -> None:
-    told = tmp_path / "section.json"
-    done = run("--stand-in", "--section", "holdfast", "--size-gb", "1e6", "--json", str(told))
+    report = tmp_path / "section.json"
+    done = run("--stand-in", "--section", "holdfast", "--size-gb", "1e6", "--json", str(report))
     assert done.returncode == 0, done.stderr
-    assert "needs 2050000.0 GB for two slots" in json.loads(told.read_text())["not_run"]
+    assert "needs 2050000.0 GB for two slots" in json.loads(report.read_text())["not_run"]

@@ -22,7 +22,7 @@ LOOKS: dict[str, Callable[[Framework, Any], Any]] = {
 
 
 @pytest.fixture(params=LOOKS)
-def look(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
+def use(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
     framework = JaxFramework()
     return lambda state: LOOKS[request.param](framework, state)
 
@@ -33,10 +33,10 @@ def donated(array: jax.Array) -> jax.Array:
     return array
 
 
-def test_a_state_inside_a_traced_function_is_refused(look: Callable[[Any], Any]) -> None:
+def test_a_state_inside_a_traced_function_is_refused(use: Callable[[Any], Any]) -> None:
     def step(x: jax.Array) -> jax.Array:
         with pytest.raises(UnsupportedLeafError, match=r"save w/0: .*inside a traced function"):
-            look({"w": [x]})
+            use({"w": [x]})
         return x
 
     jax.jit(step)(jnp.ones(3))
@@ -56,23 +56,23 @@ def test_a_state_inside_a_traced_function_is_refused(look: Callable[[Any], Any])
     ids=["float32", "bfloat16", "sharded", "key"],
 )
 def test_a_donated_array_is_refused(
-    look: Callable[[Any], Any], make: Callable[[], jax.Array]
+    use: Callable[[Any], Any], make: Callable[[], jax.Array]
 ) -> None:
     # The second call finds the outline of the first.
-    look({"a": jnp.ones(2), "w": make()})
+    use({"a": jnp.ones(2), "w": make()})
     with pytest.raises(UnsupportedLeafError, match=r"save w: .*was deleted or donated"):
-        look({"a": jnp.ones(2), "w": donated(make())})
+        use({"a": jnp.ones(2), "w": donated(make())})
 
 
-def test_the_keys_1_and_text_1_of_one_dict_are_refused(look: Callable[[Any], Any]) -> None:
+def test_the_keys_1_and_text_1_of_one_dict_are_refused(use: Callable[[Any], Any]) -> None:
     with pytest.raises(UnsupportedLeafError, match=r"save layers/0: .*'1' and 1; rename"):
-        look({"layers": [{1: jnp.ones(2), "1": jnp.ones(2)}]})
+        use({"layers": [{1: jnp.ones(2), "1": jnp.ones(2)}]})
 
 
-def test_masked_arrays_are_refused(look: Callable[[Any], Any]) -> None:
+def test_masked_arrays_are_refused(use: Callable[[Any], Any]) -> None:
     masked = np.ma.masked_array([1.0, 2.0], [True, False])
     with pytest.raises(UnsupportedLeafError, match=r"save w: .*mask"):
-        look({"w": masked})
+        use({"w": masked})
     with pytest.raises(UnsupportedLeafError, match=r"save data/w: .*mask"):
         encode_value({"w": masked}, "data")
 

@@ -21,7 +21,7 @@ from holdfast.store.contract import Store
 from tests.engine.making import Made, random_array
 
 
-def images_keeping(plan: PartPlan, last: PartRecord, unchanged: Collection[int]) -> PartImages:
+def images_reusing(plan: PartPlan, last: PartRecord, unchanged: Collection[int]) -> PartImages:
     """The images of a part that takes the chunks `unchanged`, by ordinal, from those of `last`."""
     elsewhere = {ordinal for image in last.reused for ordinal in members(image.used)}
     own = [c.ordinal for c in plan.layout.chunks if c.ordinal not in elsewhere]
@@ -101,7 +101,7 @@ class Chain:
                 for chunk in plan.layout.chunks
                 if made.specs[chunk.array_index].path not in changed
             }
-            images = images_keeping(plan, before, unchanged)
+            images = images_reusing(plan, before, unchanged)
             link_images(store, plan, before, images)
             parts.append(write_part(store, plan, made.chunk_bytes, images))
         self.made.append(made)

@@ -259,7 +259,7 @@ FENCES = {
     "another went on from later": ([None, (20, 1)], (10, 1), True),
     "another went on from it": ([None, (10, 1)], (10, 1), True),
     "another went on from earlier": ([None, (9, 1)], (10, 1), False),
-    "another began anew": ([None, None], (10, 1), False),
+    "another started over": ([None, None], (10, 1), False),
     "one after the other went back": ([None, (10, 1), (8, 1)], (10, 1), False),
     "another went back on another branch": ([None, (10, 1), (15, 2), (12, 2)], (10, 1), True),
     "the newest of several": ([None, (10, 1), (15, 2)], (16, 3), True),

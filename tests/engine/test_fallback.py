@@ -78,11 +78,11 @@ def test_a_bad_block_in_ram_is_read_from_the_durable_copy_and_told(
     tally = fill_targets(sources_of(made.id, memory, durable), targets)
     assert_filled(made, targets)
     assert tally.bytes_by_tier["durable"] >= stop - start
-    (told,) = {*tally.passed_over}
+    (reason,) = {*tally.passed_over}
     key = image_key(made.id, 1, 2)
     image = image_path(durable, made, 1).read_bytes()
-    assert f"ram: {key}: bytes [{start}, {stop}) have digest" in told
-    assert f"expected {digest(image[start:stop])}" in told
+    assert f"ram: {key}: bytes [{start}, {stop}) have digest" in reason
+    assert f"expected {digest(image[start:stop])}" in reason
 
 
 def _cut(path: Path) -> None:
@@ -141,7 +141,7 @@ def test_where_every_copy_is_bad_the_file_the_range_and_both_digests_are_told(
     _flip_a_block(durable, made, 1)
     with pytest.raises(CheckpointDamagedError) as error:
         fill_targets(sources_of(made.id, memory, durable), whole_targets(made))
-    told = str(error.value)
+    reason = str(error.value)
     found = digest(image_path(durable, made, 1).read_bytes()[start:stop])
     for word in (
         image_key(made.id, 1, 2),
@@ -149,7 +149,7 @@ def test_where_every_copy_is_bad_the_file_the_range_and_both_digests_are_told(
         f"digest {found}",
         f"expected {digest(image[start:stop])}",
     ):
-        assert word in told
+        assert word in reason
 
 
 def test_what_is_not_asked_for_may_be_bad(made: Made, durable: DiskStore) -> None:

@@ -280,7 +280,7 @@ def test_the_slot_is_closed_only_after_the_last_stream_ended(
     monkeypatch.setattr(fetch, "SPAN_SIZE_BYTES", MIB)
     flip_bit(pair.image, 50)
     late: list[bool] = []
-    inner = fetch._Bringing._bring
+    inner = fetch._Fetch._fetch_span
 
     def watched(bringing, span) -> None:
         if span[0][0] > 0:
@@ -288,7 +288,7 @@ def test_the_slot_is_closed_only_after_the_last_stream_ended(
         inner(bringing, span)
         late.append(bringing._filling._slot.is_filling)
 
-    monkeypatch.setattr(fetch._Bringing, "_bring", watched)
+    monkeypatch.setattr(fetch._Fetch, "_fetch_span", watched)
     with reaching(address) as peer, pytest.raises(CheckpointDamagedError):
         pair.pull(peer)
     assert late

@@ -94,7 +94,7 @@ class Run:
         self.last = remember("ram", record, plan, images, self.marks, self.last, is_readable=True)
         return images
 
-    def anew(self, images: PartImages) -> list[int]:
+    def written(self, images: PartImages) -> list[int]:
         """Return the numbers of the arrays that are written."""
         return sorted(chunk.array_index for chunk in images.own.chunks)
 
@@ -109,7 +109,7 @@ def test_the_same_object_is_not_read_and_not_written(memory: RamStore) -> None:
     assert run.save().reused == ()
     run.change(1)
     images = run.save()
-    assert run.anew(images) == [1]
+    assert run.written(images) == [1]
     assert used(images) == [(1, 2)]
     assert run.digested == []
 
@@ -121,14 +121,14 @@ def test_equal_bytes_in_another_object_count_once_they_were_equal_before(memory:
     run.change(2)
     images = run.save()
     # Nothing was equal before, so nothing was read.
-    assert (run.anew(images), run.digested) == ([0, 1, 2], [])
+    assert (run.written(images), run.digested) == ([0, 1, 2], [])
     run.pass_through(0, 1)
     run.change(2)
     images = run.save()
-    assert (run.anew(images), sorted(run.digested)) == ([2], [0, 1])
+    assert (run.written(images), sorted(run.digested)) == ([2], [0, 1])
     run.pass_through(0)
     run.change(1, 2)
-    assert run.anew(run.save()) == [1, 2]
+    assert run.written(run.save()) == [1, 2]
     # What changed last is not read the next time.
     run.pass_through(0)
     run.change(1, 2)
@@ -164,7 +164,7 @@ def test_an_image_is_reused_while_half_of_it_is_used_and_that_is_much(
     run.change(*changed)
     images = run.save()
     assert bool(images.reused) == is_reused
-    assert run.anew(images) == (sorted(changed) if is_reused else [0, 1])
+    assert run.written(images) == (sorted(changed) if is_reused else [0, 1])
 
 
 def test_no_more_images_are_reused_than_a_handful_the_most_used_ones(memory: RamStore) -> None:
@@ -177,7 +177,7 @@ def test_no_more_images_are_reused_than_a_handful_the_most_used_ones(memory: Ram
         run.save()
     images = run.save()
     assert [chunks for _, chunks in used(images)] == [1] * REUSED_COUNT_MAX
-    assert run.anew(images) == [*range(REUSED_COUNT_MAX, count)]
+    assert run.written(images) == [*range(REUSED_COUNT_MAX, count)]
 
 
 def test_an_older_or_another_part_keeps_nothing(memory: RamStore) -> None:

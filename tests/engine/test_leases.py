@@ -91,8 +91,8 @@ def test_a_lease_that_cannot_be_written_is_logged_once_and_raises_nothing(
     with caplog.at_level(logging.WARNING):
         for counter in range(3):
             writer.write(lease(counter=counter))
-    (told,) = caplog.records
-    assert "the lease of attempt 1 is not written" in told.getMessage()
+    (record,) = caplog.records
+    assert "the lease of attempt 1 is not written" in record.getMessage()
     with pytest.raises(StorageError):
         leases(tmp_path).read(1)
     (tmp_path / "leases").unlink()

@@ -115,9 +115,9 @@ def test_a_bad_block_of_one_peer_comes_from_the_next_and_is_told(hosts: Hosts) -
     ):
         tally = restored(hosts.made, hosts.own, near, far, hosts.durable)
     assert {*tally.bytes_by_tier} == {"peer"}
-    (told,) = tally.passed_over
-    assert told.startswith(f"read {near.name}: {image_key(hosts.made.id, 1, 2)}: bytes [")
-    assert "have digest" in told
+    (reason,) = tally.passed_over
+    assert reason.startswith(f"read {near.name}: {image_key(hosts.made.id, 1, 2)}: bytes [")
+    assert "have digest" in reason
 
 
 def test_a_peers_copy_of_a_newer_format_is_passed_over_and_told_once(
@@ -141,10 +141,12 @@ def test_a_peers_copy_of_a_newer_format_is_passed_over_and_told_once(
             assert {*tally.bytes_by_tier} == {"peer"}
         stores = [hosts.own, near, far]
         found = find_sources(hosts.made.id, stores, list_stores(stores)[0])
-        assert [told.split(":")[0] for told in found.passed_over] == [near.name.split(":")[0]] * 2
-        assert all("upgrade Holdfast" in told for told in found.passed_over)
-        (told,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-        assert told.startswith(f"{near.name} is skipped, its format is newer")
+        assert [reason.split(":")[0] for reason in found.passed_over] == [
+            near.name.split(":")[0]
+        ] * 2
+        assert all("upgrade Holdfast" in reason for reason in found.passed_over)
+        (reason,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+        assert reason.startswith(f"{near.name} is skipped, its format is newer")
         # A newer format in the host's own memory is an error, unlike in a peer's.
         own = [hosts.a, far]
         with pytest.raises(NewerFormatError):
@@ -164,7 +166,7 @@ def test_bytes_that_are_spoilt_on_the_way_are_found(hosts: Hosts) -> None:
         tally = restored(hosts.made, hosts.own, near, hosts.durable)
     assert {*tally.bytes_by_tier} == {"peer", "durable"}
     assert tally.passed_over
-    assert all(near.name in told for told in tally.passed_over)
+    assert all(near.name in reason for reason in tally.passed_over)
 
 
 def test_a_peer_that_is_cut_off_midway_costs_one_wait_and_the_next_serves(hosts: Hosts) -> None:
@@ -185,7 +187,7 @@ def test_a_peer_that_is_cut_off_midway_costs_one_wait_and_the_next_serves(hosts:
         assert time.monotonic() - started < QUICK.stall_secs
     assert {*tally.bytes_by_tier} == {"peer"}
     assert tally.passed_over
-    assert all(near.name in told for told in tally.passed_over)
+    assert all(near.name in reason for reason in tally.passed_over)
     # Nine chunks in four threads: their bounds one after another would be three at least.
     assert took_secs < 10.0
 
@@ -243,7 +245,7 @@ def test_peers_that_are_not_asked_in_time_are_passed_over_and_told() -> None:
     assert listings["peer 0"]
     assert listings["peer 1"] == listings["peer 2"] == {}
     assert asked == []
-    assert [told.split(":")[0] for told in unlisted] == ["list peer 1", "list peer 2"]
+    assert [reason.split(":")[0] for reason in unlisted] == ["list peer 1", "list peer 2"]
 
 
 def test_a_durable_tier_that_cannot_be_listed_is_an_error_still(root: Path) -> None:

@@ -222,8 +222,8 @@ def test_a_bad_block_of_a_reused_image_is_told_by_its_own_file_and_read_elsewher
     targets = whole_targets(made)
     tally = fill_targets(sources, targets)
     assert_filled(made, targets)
-    (told,) = tally.passed_over
-    assert f"ram: {key}: bytes [{start}, " in told
+    (reason,) = tally.passed_over
+    assert f"ram: {key}: bytes [{start}, " in reason
     with pytest.raises(CheckpointDamagedError, match="from-000000001"):
         fill_targets(sources_of(made.id, memory), whole_targets(made))
 

@@ -160,7 +160,7 @@ def test_whoever_waits_for_a_filling_is_told_how_it_ended(is_whole: bool) -> Non
 def test_a_filling_that_is_interrupted_writes_no_more(
     plan: PartPlan, memory: RamStore, monkeypatch: pytest.MonkeyPatch, blocks: int
 ) -> None:
-    left, told = iter(range(blocks)), []
+    left, written = iter(range(blocks)), []
 
     def interrupted(chunk: Chunk) -> memoryview:
         if next(left, None) is None:
@@ -173,14 +173,14 @@ def test_a_filling_that_is_interrupted_writes_no_more(
         def slowly(offset_bytes: int, data: memoryview) -> None:
             time.sleep(0.01)
             write(offset_bytes, data)
-            told.append(offset_bytes)
+            written.append(offset_bytes)
 
         monkeypatch.setattr(slot, "write", slowly)
         with pytest.raises(KeyboardInterrupt):
             fill_slot(slot, plan.layout, interrupted)
-        count = len(told)
+        count = len(written)
         time.sleep(0.1)
-        assert len(told) == count
+        assert len(written) == count
 
 
 @pytest.mark.usefixtures("thread_count")
@@ -188,21 +188,21 @@ def test_a_filling_that_is_interrupted_writes_no_more(
 def test_a_thread_that_fails_ends_the_filling_and_is_told(
     plan: PartPlan, memory: RamStore, monkeypatch: pytest.MonkeyPatch, failing_at: int
 ) -> None:
-    told: list[int] = []
+    written: list[int] = []
     pieces = 1 + slots.THREAD_COUNT_MAX * -(-BLOCK_SIZE_BYTES // CACHED_SIZE_BYTES)
     with contextlib.closing(memory.begin(plan.layout.size_bytes)) as slot:
         write, lock = slot.write, threading.Lock()
 
         def failing(offset_bytes: int, data: memoryview) -> None:
             with lock:
-                told.append(offset_bytes)
-                if len(told) == failing_at + 1:
+                written.append(offset_bytes)
+                if len(written) == failing_at + 1:
                     raise StorageError("no more")
             write(offset_bytes, data)
 
         monkeypatch.setattr(slot, "write", failing)
         with pytest.raises(StorageError, match="no more"):
             fill_slot(slot, plan.layout, chunk_bytes)
-        count = len(told)
+        count = len(written)
         assert count <= failing_at + pieces
-    assert len(told) == count
+    assert len(written) == count

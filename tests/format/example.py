@@ -33,7 +33,7 @@ from holdfast.format.records import (
 from holdfast.format.values import encode_value
 from holdfast.store.contract import Store
 from holdfast.store.disk import DiskStore
-from tests.engine.reusing import images_keeping, link_images
+from tests.engine.reusing import images_reusing, link_images
 
 RUN_ID = "5f2b8c1e9d3a47f0a6b1c2d3e4f50617"
 TIME = datetime(2026, 8, 1, 12, 0, tzinfo=UTC)
@@ -100,7 +100,7 @@ def _write_part(
     if not before:
         return write_part(store, plan, chunk_bytes)
     unchanged = {chunk.ordinal for chunk in plan.layout.chunks if chunk.array_index == 1}
-    images = images_keeping(plan, before[rank], unchanged)
+    images = images_reusing(plan, before[rank], unchanged)
     link_images(store, plan, before[rank], images)
     return write_part(store, plan, chunk_bytes, images)
 

@@ -100,11 +100,11 @@ def _read_images(path: Path, part: dict, chunks: dict[str, np.ndarray]) -> None:
     _read_image(Path(f"{path}.safetensors"), part, {*rest}, rest)
 
 
-def _read_image(path: Path, said: dict, laid: set, used: dict) -> None:
+def _read_image(path: Path, part: dict, laid: set, used: dict) -> None:
     data = path.read_bytes() if path.is_file() else b""
     start = 8 + int.from_bytes(data[:8], "little")
     found = _digest(data[:start]), len(data)
-    _need(found == (said["header_digest"], said["image_size_bytes"]), f"the header of {path.name}")
+    _need(found == (part["header_digest"], part["image_size_bytes"]), f"the header of {path.name}")
     header = json.loads(data[8:start])
     is_right = header.pop("__metadata__") == {"holdfast": "1"} and header.keys() == laid
     _need(is_right, f"the metadata and the chunks of {path.name}")

@@ -108,9 +108,9 @@ def test_the_message_names_the_file_the_range_and_both_digests() -> None:
     found = xxhash.xxh3_128_hexdigest(changed[:-46])
     with pytest.raises(CheckpointDamagedError) as error:
         unseal(changed, RunRecord, "runs/a/holdfast.json")
-    told = str(error.value)
+    message = str(error.value)
     for word in ("runs/a/holdfast.json", f"[0, {len(changed) - 46})", expected, found):
-        assert word in told
+        assert word in message
 
 
 NEWER = f'{{"format_version":{FORMAT_VERSION + 1},"other":1}}'

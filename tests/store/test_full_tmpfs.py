@@ -44,20 +44,20 @@ def _answer(pipe, work, *arguments: object) -> None:
 
 def _overfill(root: Path, sizes: list[int]) -> str:
     store = open_ram(root)
-    told = []
+    outcomes = []
     for number, size in enumerate(sizes):
         try:
             store.put(f"i/{number}.safetensors", size, [bytes(size)])
-            told.append("whole")
+            outcomes.append("whole")
         except StorageError as error:
-            told.append(type(error).__name__)
-    return " ".join(told)
+            outcomes.append(type(error).__name__)
+    return " ".join(outcomes)
 
 
 def test_a_full_tmpfs_is_an_error_and_not_a_sigbus(tmp_path: Path) -> None:
     with mounted("tmpfs", tmp_path / "small", "size=4m") as folder:
-        told = _in_process(_overfill, folder / "ram", [8 * MIB, 3 * MIB, 3 * MIB, 100])
-        assert told == "OutOfSpaceError whole OutOfSpaceError whole"
+        outcomes = _in_process(_overfill, folder / "ram", [8 * MIB, 3 * MIB, 3 * MIB, 100])
+        assert outcomes == "OutOfSpaceError whole OutOfSpaceError whole"
         store = open_ram(folder / "ram")
         listed = [(s.key, s.size_bytes) for s in store.list("i")]
         assert listed == [("i/1.safetensors", 3 * MIB), ("i/3.safetensors", 100)]
@@ -67,7 +67,7 @@ def test_a_full_tmpfs_is_an_error_and_not_a_sigbus(tmp_path: Path) -> None:
 def _overfill_records(root: Path) -> str:
     store = open_ram(root)
     store.put("a/old", 5, [b"whole"])
-    told = []
+    outcomes = []
     for call in (
         lambda: store.put("a/old", 8 * MIB, [bytes(MIB)] * 8),
         lambda: store.put_if_absent("a/new", bytes(8 * MIB)),
@@ -75,14 +75,14 @@ def _overfill_records(root: Path) -> str:
         try:
             call()
         except StorageError as error:
-            told.append(type(error).__name__)
-    return " ".join([*told, store.get("a/old").decode()])
+            outcomes.append(type(error).__name__)
+    return " ".join([*outcomes, store.get("a/old").decode()])
 
 
 def test_a_record_on_a_full_tmpfs_is_an_error_and_leaves_the_old_one(tmp_path: Path) -> None:
     with mounted("tmpfs", tmp_path / "small", "size=4m") as folder:
-        told = _in_process(_overfill_records, folder / "ram")
-        assert told == "OutOfSpaceError OutOfSpaceError whole"
+        outcomes = _in_process(_overfill_records, folder / "ram")
+        assert outcomes == "OutOfSpaceError OutOfSpaceError whole"
 
 
 def test_a_reservation_is_made_whole_or_not_at_all(tmp_path: Path) -> None:

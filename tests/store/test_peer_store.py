@@ -86,9 +86,9 @@ def test_nothing_is_written_or_deleted_at_a_peer(served: PeerAddress, data: byte
 def test_a_token_that_cannot_be_one_is_refused_and_not_shown() -> None:
     for token in ("", "short", "x" * 31, "with a space" * 4, "line\r\nbreak: x" * 4):
         access = PeerAccess(address=PeerAddress(LOOPBACK, 1), run_id=RUN, token=token)
-        with pytest.raises(InvalidArgumentError) as told:
+        with pytest.raises(InvalidArgumentError) as raised:
             PeerStore(access, None)  # type: ignore[arg-type]
-        assert not token or token not in str(told.value)
+        assert not token or token not in str(raised.value)
         assert TOKEN not in repr(PeerAccess(address=PeerAddress("h", 1), run_id=RUN, token=TOKEN))
 
 

@@ -366,11 +366,11 @@ def test_lent_memory_stays_as_it_is_while_anything_views_it(
 ) -> None:
     fill(store)
     with store.open(IMAGE) as reader:
-        lent = reader.lasting_view()
-    assert lent is not None
-    assert lent.readonly
-    part = np.frombuffer(lent[5:], np.uint8)
-    del lent, reader
+        view = reader.lasting_view()
+    assert view is not None
+    assert view.readonly
+    part = np.frombuffer(view[5:], np.uint8)
+    del view, reader
     store.delete(IMAGE)
     fill(store, OTHER, b"o")
     assert len(slots(in_memory)) == 2

@@ -34,7 +34,7 @@ from holdfast.store.contract import Store
 from holdfast.store.disk import DiskStore
 from holdfast.store.ram import RamStore
 from tests.engine.making import random_array, same_bits
-from tests.engine.reusing import images_keeping, link_images
+from tests.engine.reusing import images_reusing, link_images
 from tests.engine.stores import ram
 
 RUN_ID = "0123456789abcdef0123456789abcdef"
@@ -182,7 +182,7 @@ def write_parts(
             last = read_part(store, before, rank, count)
             chunks = plan.layout.chunks
             stays = {c.ordinal for c in chunks if plan.spec.arrays[c.array_index].path == STAYS}
-            images = images_keeping(plan, last, stays)
+            images = images_reusing(plan, last, stays)
             link_images(store, plan, last, images)
         write_part(store, plan, chunk_bytes, images)
 

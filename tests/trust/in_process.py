@@ -40,7 +40,7 @@ from holdfast.store.contract import Store
 from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LOCAL, FileSystem
 from holdfast.store.ram import RamStore
-from tests.engine.reusing import images_keeping, link_images
+from tests.engine.reusing import images_reusing, link_images
 
 RUN_ID = "0123456789abcdef0123456789abcdef"
 TICKS_MAX = 1000
@@ -347,7 +347,7 @@ class InProcessHost:
         if last is None or last.part_count != trainer.count:
             return plan, without_reuse(plan)
         base = {chunk.ordinal for chunk in plan.layout.chunks if chunk.array_index == 1}
-        images = images_keeping(plan, last, base)
+        images = images_reusing(plan, last, base)
         try:
             link_images(store, plan, last, images)
         except ObjectNotFoundError:

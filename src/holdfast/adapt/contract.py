@@ -62,7 +62,7 @@ class Transfer(Protocol):
         ...
 
     def is_over(self) -> bool:
-        """Whether no device writes any more, because all bytes arrived or the rest failed."""
+        """Return whether no device writes any more: all arrived or the rest failed."""
         ...
 
 

@@ -83,6 +83,7 @@ def _check_owners(arrays: Sequence[ArraySpec], index: int, part_count: int, wher
     found = array.owners
     if isinstance(found, int):
         earlier = arrays[found] if 0 <= found < index else None
+        # References have one level, so that resolving one is a single look-up.
         if earlier is None or isinstance(earlier.owners, int):
             raise _damaged(array, f"its owners are array {found}'s, which has none", where)
         if chunk_count(earlier.shape, earlier.chunk_shape) != count:

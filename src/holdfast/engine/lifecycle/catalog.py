@@ -90,6 +90,7 @@ def list_stores(
             found = {s.name: list_checkpoints(s) for s in stores if s.tier != PEER}
             wait(listings.values(), peers_secs)
         finally:
+            # Cancels queued requests; running ones end by their own timeouts.
             pool.shutdown(wait=False, cancel_futures=True)
     passed_over = []
     for store in peers:

@@ -136,6 +136,7 @@ def _piece_shape(placement: Placement, limit_bytes: int) -> tuple[int, ...]:
             break
         row_bytes = size_bytes // extent
         if row_bytes > limit_bytes:
+            # One row is still too large: cut to single rows, and go on with the next axis.
             piece[axis], size_bytes = 1, row_bytes
             continue
         cut = _Cut(extent=extent, row_bytes=row_bytes, rows_max=limit_bytes // row_bytes)
@@ -157,13 +158,14 @@ class _Cut:
     def even(self, replica_count: int) -> int:
         """Return the rows per piece: about equal pieces that start aligned.
 
-        Where each replica's rank gets one piece, all pieces have the same number of rows.
+        If there are more pieces than replicas, each replica's rank gets equally many.
         """
         count = -(-self.extent // self.rows_max)
         if count > replica_count:
             count = -(-count // replica_count) * replica_count
         rows = -(-self.extent // count)
         unit = CHUNK_ALIGNMENT_BYTES // math.gcd(self.row_bytes, CHUNK_ALIGNMENT_BYTES)
+        # A multiple of `unit` rows keeps the start of each piece aligned.
         return rows // unit * unit or rows
 
     def dividing(self) -> int:

@@ -214,6 +214,7 @@ class _PartReader:
                 check_block(block, copy.part.blocks[chunk.first_block + number], where, offset)
             except (CheckpointDamagedError, StorageError) as error:
                 self._tally.pass_over(str(error))
+                # Of a damaged image other blocks may be intact; an unreadable image is skipped.
                 if isinstance(error, StorageError):
                     self._unreadable.add((index, image))
                 if index + 1 >= len(self._copies):

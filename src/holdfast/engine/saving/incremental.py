@@ -136,6 +136,7 @@ def unlink_reused(store: Store, plan: PartPlan, images: PartImages) -> None:
 
 
 def _may_serve(before: SealedPart, plan: PartPlan) -> bool:
+    # Ordinals are comparable only within one layout, and images are reused within one attempt.
     is_earlier = before.record.step < plan.id.step
     return before.whole is plan.layout and before.record.attempt == plan.id.attempt and is_earlier
 
@@ -217,6 +218,7 @@ def _is_worth(used_bytes: int, image: ReusedImage) -> bool:
 def _is_same(before: Mark, now: Mark) -> bool:
     if before is None or now is None:
         return False
+    # Weak references are compared, not ids: a new object may have the id of a freed one.
     array = now()
     return array is not None and before() is array
 

@@ -97,6 +97,7 @@ def put_record(
         values=plan.process_values,
         checkpoint=plan.spec if plan.rank == 0 else None,
     )
+    # Last, so that the record proves that the images are complete.
     data = seal(record)
     store.put(part_key(plan.id, plan.rank, plan.part_count), len(data), [data])
     return record

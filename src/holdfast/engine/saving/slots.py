@@ -168,6 +168,7 @@ class _Blocks:
         if len(data) <= CACHED_SIZE_BYTES:
             self._filling.write(offset_bytes, data)
             return digest(slot[offset_bytes : offset_bytes + len(data)])
+        # The digest is taken of the slot, not of the source: it covers the bytes that readers see.
         running = RunningDigest()
         for start in range(0, len(data), CACHED_SIZE_BYTES):
             piece = data[start : start + CACHED_SIZE_BYTES]
@@ -202,6 +203,7 @@ def digests_of(
             wait_for(layout.size_bytes)
             return [found for digests in digesting for found in digests.result()]
         finally:
+            # Waits for running tasks, which read the view that is released next.
             pool.shutdown(cancel_futures=True)
 
 
@@ -239,6 +241,7 @@ def seal_slot(
     Raises:
         OutOfSpaceError, StorageError: no part is visible.
     """
+    # Right before the name becomes visible: another process may have truncated the slot.
     filling.check_whole()
     filling.show(image_key(plan.id, plan.rank, plan.part_count))
     return put_record(store, plan, images, digests)

@@ -45,6 +45,7 @@ def copy_part(source: Store, target: Store, part: PartRecord, layouts: PartLayou
     layouts.check_counts(part)
     layout = layouts.layout_of(part)
     there = ReusedElsewhere(target, part)
+    # Reused images first, then the own image, then the record: the order of docs/format.md.
     for number, key in reversed([*enumerate(image_keys(part))]):
         if number == 0 or not there.link(number, layout):
             expected = expected_digests(part, layout, number)

@@ -56,6 +56,7 @@ def fetch_part(
     """
     layouts.check_counts(part)
     layout = layouts.layout_of(part)
+    # Compared before any image is fetched: the source may have another save of this step.
     record_key = part_key(part.id, part.rank, part.part_count)
     record = source.get(record_key)
     if unseal(record, PartRecord, record_key) != part:
@@ -77,6 +78,7 @@ def _pull_images(
 ) -> int:
     there = ReusedElsewhere(target, part)
     pulled_bytes = 0
+    # Reused images first, then the own image, then the record: the order of docs/format.md.
     for number, key in reversed([*enumerate(image_keys(part))]):
         if number == 0 or not there.link(number, layout):
             size_bytes = layout.images[number].size_bytes
@@ -120,6 +122,8 @@ class _Fetch:
                 for job in [pool.submit(self._stream, spans) for _ in range(STREAM_COUNT)]:
                     job.result()
             finally:
+                # After an error the other streams stop before their next request, and the pool
+                # waits for them: no bytes are written to the slot once it is released.
                 self._stopping.set()
 
     def _stream(self, spans: Iterator[Digests]) -> None:
