@@ -310,7 +310,7 @@ def test_a_body_that_never_comes_is_not_waited_for(agent: InProcessHost) -> None
 
     found = agent.call(try_it())
     assert b" 400 " in found[:20]
-    assert b"did not come within 0.2 s" in found
+    assert b"did not arrive within 0.2 s" in found
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.soak)])

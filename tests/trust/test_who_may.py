@@ -235,7 +235,7 @@ def events_that_are_links_are_not_written_through(two: Users) -> None:
     said = two.trainer("save", two.run)
     assert said["told"] == "committed", said
     assert precious.read_text() == "precious\n"
-    assert "events are not written" in (events / f"agent-{HOST}.log").read_text()
+    assert "events: cannot write" in (events / f"agent-{HOST}.log").read_text()
 
 
 @way("name", "events", is_quick=False)
