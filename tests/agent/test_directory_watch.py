@@ -39,7 +39,7 @@ def look(host: InProcessHost) -> DirectoryWatch:
     """Lets the agent look at its directory once; its watch."""
     assert host.service is not None
     watch = host.service._directory
-    host.call(watch._look())
+    host.call(watch._check_once())
     return watch
 
 

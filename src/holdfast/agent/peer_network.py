@@ -18,7 +18,7 @@ from holdfast.peers.connection import PeerAddress
 from holdfast.peers.directory import PeerDirectory
 from holdfast.peers.sender import MessageSender, Sender
 from holdfast.peers.server import PeerServer, ServedRun
-from holdfast.peers.tls import asking_context, serving_context
+from holdfast.peers.tls import client_context, server_context
 from holdfast.store.file_system import FileSystem
 from holdfast.store.ram import RamStore
 
@@ -73,7 +73,7 @@ class PeerNetwork:
             # where they are newer.
             coordinator.reached(sender, address)
             coordinator.update_addresses(others)
-            self.peers.note_heard(sender)
+            self.peers.note_message(sender)
             coordinator.submit(Received(sender, message))
 
         def deliver(
@@ -93,7 +93,7 @@ class PeerNetwork:
             store=RamStore(state.ram.root, state.pool.reserve, state.clock, self._files),
             run_id=state.config.run_id,
             token=token,
-            tls=serving_context(config.tls) if config.tls is not None else None,
+            tls=server_context(config.tls) if config.tls is not None else None,
             deliver=deliver,
             serves=lambda attempt: coordinator.node.serves(attempt),
             status=status,
@@ -110,7 +110,7 @@ class PeerNetwork:
                 hosts=self.peers.hosts_text,
                 run_id=state.config.run_id,
                 token=token,
-                tls=asking_context(config.tls) if config.tls is not None else None,
+                tls=client_context(config.tls) if config.tls is not None else None,
             )
         )
         self.peers.attempt = lambda: coordinator.node.attempt
@@ -124,5 +124,5 @@ class PeerNetwork:
             self._server.close()
 
     def _report(self, error: HoldfastError) -> None:
-        log.warning("peers are not served: %s", error)
+        log.warning("cannot serve peers: %s", error)
         self._state.events.write("peers_unavailable", reason=str(error))

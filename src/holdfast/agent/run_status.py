@@ -31,7 +31,7 @@ from holdfast.errors import InvalidArgumentError
 from holdfast.format.json_codec import decode
 from holdfast.peers.connection import PeerAddress
 from holdfast.peers.directory import PeerDirectory
-from holdfast.peers.tls import asking_context
+from holdfast.peers.tls import client_context
 from holdfast.peers.wire import STATUS, HttpRefusal, target_of
 
 ANSWER_SECS = 3.0
@@ -168,7 +168,7 @@ async def ask_hosts(peers: PeerDirectory, own_host: str) -> dict[str, HostStatus
         return {}
     connector = aiohttp.TCPConnector(limit=CONNECTIONS_MAX)
     headers = {"Authorization": f"Bearer {peers.token}"}
-    tls = asking_context(peers.tls) if peers.tls is not None else None
+    tls = client_context(peers.tls) if peers.tls is not None else None
     target = target_of(peers.run_id, STATUS, own_host)
     async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
         tasks = {
