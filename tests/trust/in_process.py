@@ -145,7 +145,7 @@ class Trainer:
         return self.place.attempt
 
 
-class TellingBoard(NoticeBoard):
+class RecordingBoard(NoticeBoard):
     """A board that also tells of each notice in the very moment when it is posted."""
 
     def __init__(self, tell: Callable[[protocol.Notice], None]) -> None:
@@ -182,7 +182,7 @@ class InProcessHost:
         self.keeps = False
         """Whether there is an array that never changes, and that is not written again."""
         self._last: dict[tuple[str, int, int], PartRecord] = {}
-        self._deeds: list[Coroutine[Any, Any, Any]] = []
+        self._operations: list[Coroutine[Any, Any, Any]] = []
         """What the agent wants done in the stores, and does when it is given its turn."""
         self._groups = 0
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -200,11 +200,11 @@ class InProcessHost:
             run=str(self.run), run_id=RUN_ID, host="host-a", folder=str(self.folder)
         )
         self.state = open_state(config, self.clock, self.files)
-        self.state.notices = TellingBoard(self.posted)
+        self.state.notices = RecordingBoard(self.posted)
         self.service = Service(self.state)
-        self._deeds.clear()
-        self._start_deed = self.service.coordinator._start
-        self.service.coordinator._start = self._deeds.append
+        self._operations.clear()
+        self._start_operation = self.service.coordinator._start
+        self.service.coordinator._start = self._operations.append
         self.call(self.service.adopt())
 
     def open_run(self) -> None:
@@ -219,8 +219,8 @@ class InProcessHost:
     def crash_agent(self) -> None:
         """The agent is asked nothing more; its threads end, and nothing is cleaned up."""
         if self.service is not None:
-            for deed in self._deeds:
-                deed.close()
+            for operation in self._operations:
+                operation.close()
             self.call(_close(self.service))
             self.state.events.close()
             self.state.control.close()
@@ -238,17 +238,17 @@ class InProcessHost:
         assert self.service is not None
         for _ in range(TICKS_MAX):
             self.service._tick()
-            if not self._begin_deeds() and not self.service.is_busy:
+            if not self._begin_operations() and not self.service.is_busy:
                 return
             await self.service.wait_idle()
         raise AssertionError("the agent does not come to rest")
 
-    def _begin_deeds(self, names: Collection[str] | None = None) -> bool:
+    def _begin_operations(self, names: Collection[str] | None = None) -> bool:
         """Lets the agent begin what it wants done in the stores; whether there was anything."""
-        wanted = [d for d in self._deeds if names is None or d.__qualname__ in names]
-        for deed in wanted:
-            self._deeds.remove(deed)
-            self._start_deed(deed)
+        wanted = [d for d in self._operations if names is None or d.__qualname__ in names]
+        for operation in wanted:
+            self._operations.remove(operation)
+            self._start_operation(operation)
         return bool(wanted)
 
     def call_and_wait(self, *coroutines: Coroutine[Any, Any, T]) -> list[T]:
@@ -263,7 +263,7 @@ class InProcessHost:
                 await asyncio.sleep(0)
             if all(task.done() for task in tasks):
                 return await asyncio.gather(*tasks)
-            if self._begin_deeds(STARTING) or self.service.is_busy:
+            if self._begin_operations(STARTING) or self.service.is_busy:
                 await self.service.wait_idle()
             else:
                 # They may wait in another thread, or for time to pass.
@@ -423,7 +423,7 @@ class InProcessHost:
             done, _ = await asyncio.wait({task}, timeout=POLL_SECS)
             if done:
                 break
-            self._begin_deeds()
+            self._begin_operations()
         return await task
 
     # What a person or a trainer sees.

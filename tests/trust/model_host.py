@@ -81,15 +81,15 @@ class ModelHost(InProcessHost):
                     return
 
     async def _act(self, ticks: int, until: str = "") -> bool:
-        """Acts until there is nothing to do, or has begun a deed of that name; whether it has."""
+        """Act until nothing is to do, or an operation of that name has begun; return which."""
         assert self.service is not None
         for _ in range(ticks):
             # The loop asks the kernel who has ended each time it is given a turn.
             for _ in range(3):
                 await asyncio.sleep(0)
             self.service._tick()
-            is_last = until in {deed.__qualname__ for deed in self._deeds}
-            if not self._begin_deeds() and not self.service.is_busy:
+            is_last = until in {operation.__qualname__ for operation in self._operations}
+            if not self._begin_operations() and not self.service.is_busy:
                 return False
             if is_last:
                 await asyncio.sleep(0)  # The task's first turn hands the thread its work.
