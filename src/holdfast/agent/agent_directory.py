@@ -44,6 +44,7 @@ def roots() -> list[Path]:
 
 def agent_folders(run_id: str, host: str) -> list[Path]:
     """Return the possible folders of a run's agent on `host`, the preferred one first."""
+    # A host's name may be longer than a file name may be, and contain characters that one must not.
     safe_host = re.sub(r"[^A-Za-z0-9_-]", "_", host)[:40]
     return [root / f"{run_id}-{safe_host}" for root in roots()]
 
@@ -72,6 +73,7 @@ def check_private(folder: Path) -> None:
         StorageError: it belongs to another user, or is a symbolic link.
         OSError: it does not exist.
     """
+    # Not `stat`: a symbolic link could lead to a folder that another user controls.
     state = folder.lstat()
     if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid():
         raise StorageError(

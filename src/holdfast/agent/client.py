@@ -49,6 +49,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        # Through a descriptor: the path of a Unix socket has at most 107 bytes.
         folder_fd = os.open(self._folder, flags)
         try:
             self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -143,6 +144,7 @@ class AgentClient:
         found = self._connection.sock
         if found is not None:
             with contextlib.suppress(OSError):
+                # Closing the descriptor would not wake a thread that waits on it.
                 found.shutdown(socket.SHUT_RDWR)
 
 

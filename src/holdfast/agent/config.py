@@ -34,6 +34,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Return the same configuration for a run whose directory is at `run` now."""
         peers = self.peers
         if peers is not None and Path(peers.token_file).parent == Path(self.run):
+            # The token is in the run's directory, and has moved with it.
             token_file = str(run / Path(peers.token_file).name)
             peers = msgspec.structs.replace(peers, token_file=token_file)
         return msgspec.structs.replace(self, run=str(run), peers=peers)

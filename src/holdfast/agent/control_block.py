@@ -83,6 +83,8 @@ def create_cells(path: Path) -> ControlBlock:
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(unfinished, flags, 0o600)
         try:
+            # Allocated now: a page that the tmpfs cannot provide later would be a SIGBUS in a
+            # trainer.
             os.posix_fallocate(fd, 0, _SIZE_BYTES)
         finally:
             os.close(fd)

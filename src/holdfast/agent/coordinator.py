@@ -208,6 +208,8 @@ class Coordinator:
             case effects.SetTarget():
                 self._state.control.cells[control_block.CELL_OF[effect.kind]] = effect.step
                 self._last_targets[effect.kind] = effect.step
+                # Read after the write: a rank that is not seen at the target yet reads the cell
+                # later.
                 highest = self._state.published().highest
                 self._items.append(inputs.TargetWritten(effect.kind, effect.step, highest))
             case effects.ConfirmTarget():

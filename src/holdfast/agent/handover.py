@@ -99,6 +99,7 @@ def found_again(
         leader=leader,
         successors=successors,
         origin=origin,
+        # Without trainers no rank is left that could serve a target.
         targets={k: s for k, s in targets.items() if s != control_block.NEVER} if ranks else {},
         is_confirmed=values[control_block.PREEMPTION_CONFIRMED] != control_block.NEVER,
         ended_attempt=ended_attempt,

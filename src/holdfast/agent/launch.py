@@ -145,7 +145,9 @@ def _spawn(config: AgentConfig) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=stderr,
+            # The agent outlives the trainer's session and receives none of its signals.
             start_new_session=True,
+            # The trainer's working directory can be removed or unmounted while the agent runs.
             cwd="/",
             env=_environment(),
         )

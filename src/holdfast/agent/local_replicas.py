@@ -95,6 +95,7 @@ class LocalReplicas:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WAIT_SECS):
                 await making.has_ended.wait()
+        # It may have been dropped, or replaced by a later one, during the wait.
         if self._making.get((checkpoint, part)) is making:
             del self._making[checkpoint, part]
         return making.slot

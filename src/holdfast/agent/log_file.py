@@ -35,6 +35,7 @@ def logging_into(run: Path, host: str) -> Iterator[None]:
     """
     handler = logging.StreamHandler(_stream(run, f"agent-{host}.log"))
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    # Bounded: a full queue drops lines, since no thread of the agent may wait for a disk.
     lines: queue.Queue[logging.LogRecord] = queue.Queue(QUEUE_LINES_MAX)
     listener = logging.handlers.QueueListener(lines, handler)
     logging.getLogger().addHandler(logging.handlers.QueueHandler(lines))

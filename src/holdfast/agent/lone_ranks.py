@@ -38,5 +38,6 @@ def _is_alike(pid: int, other_pid: int) -> bool:
     try:
         one, other = psutil.Process(pid), psutil.Process(other_pid)
         return one.cmdline() == other.cmdline() or one.ppid() == other.ppid()
+    # One of them has ended, so that nothing is known about it any more.
     except psutil.Error:
         return False

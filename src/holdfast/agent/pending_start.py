@@ -86,6 +86,7 @@ def apply_request(state: AgentState, request: protocol.Attach) -> None:
     state.linger_secs = request.linger_secs
     state.has_ram = request.ram is not None
     state.pool.limit_bytes = request.ram_limit_bytes
+    # Rank 0's policies hold for the whole run.
     if request.rank == 0:
         state.knows_policies = True
         state.durable_policies = _policies(request.durable)

@@ -73,6 +73,7 @@ def main(argument: str, on_placed: Callable[[int], None], files: FileSystem = LO
             )
             _remove_left_behind(folder)
             is_all_durable = asyncio.run(_serve(config, files, has_place))
+            # Otherwise the folder is gone, or is the next agent's.
             if has_place():
                 _leave(folder, is_all_durable)
             log.info("agent of %s leaves", config.run)

@@ -206,6 +206,7 @@ class Retention:
                 receive the order later release it then.
         """
         coordinator = self._coordinator
+        # Registered before the removal is submitted: the confirmation may follow at once.
         gone = self._awaited.setdefault(checkpoint, asyncio.Event())
         secs = coordinator.settings.deleting_secs
         try:
@@ -224,6 +225,8 @@ class Retention:
                 "to wait for that"
             ) from error
         finally:
+            # A concurrent call may have removed the shared event, and a later call registered its
+            # own.
             if self._awaited.get(checkpoint) is gone:
                 del self._awaited[checkpoint]
         # Parts that another host was writing during the first removal have arrived by now.
@@ -241,6 +244,7 @@ class Retention:
 
     async def judged(self, keep: Sequence[CheckpointId]) -> None:
         """Remove the checkpoints that neither the user's policy nor the built-in share keeps."""
+        # Taken before the first await: a commit during it asks the policy again.
         asked, self._judged = self._judged, set()
         unjudged, self._unjudged = self._unjudged, []
         try:

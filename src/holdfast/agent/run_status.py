@@ -198,6 +198,7 @@ async def _ask(
             data = bytearray()
             async for piece in answer.content.iter_chunked(1 << 16):
                 data += piece
+                # Checked while the answer arrives: a faulty peer may send without end.
                 if len(data) > MESSAGE_BYTES_MAX:
                     return f"its status is larger than {MESSAGE_BYTES_MAX} bytes"
             if answer.status != 200:
@@ -209,6 +210,7 @@ async def _ask(
         return f"not reached: {os.strerror(error.errno) if error.errno else error}"
     except (aiohttp.ClientError, OSError) as error:
         return f"the connection failed: {error or type(error).__name__}"[:REASON_CHARS_MAX]
+    # Another host's agent may have taken a known address.
     if status.host != host:
         return f"at {address.authority} is the agent of host {status.host}"[:REASON_CHARS_MAX]
     return status

@@ -37,6 +37,7 @@ class Pace:
         """Take the highest step that is published now."""
         if step == self._step:
             return
+        # A new attempt may start at a lower step; that difference is no duration.
         if self._step != control_block.NO_STEP and step > self._step:
             self.step_secs = (now_secs - self._at_secs) / (step - self._step)
         self._step, self._at_secs = step, now_secs
@@ -113,6 +114,7 @@ class SaveScheduler:
         if policy is None:
             self._coordinator.submit(inputs.Preserved(frozenset()))
             return
+        # Policies see steps: of two attempts' checkpoints of one step the newer one counts.
         by_step = {c.step: c for c in ids}
         infos = [CheckpointInfo(c.step, self._times[c]) for c in by_step.values()]
         flags = kept(policy, infos, context=PreservationContext(self._state.clock.now()))

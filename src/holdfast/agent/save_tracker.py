@@ -53,6 +53,7 @@ class SaveTracker:
         try:
             name = await loop.run_in_executor(None, self._state.slots.reserve, user, size_bytes)
         except StorageError as error:
+            # Slots become free as pending checkpoints are committed, so a later save may find room.
             is_behind = isinstance(error, OutOfSpaceError) and pending > 0
             return protocol.Slot(name=None, reason=str(error), busy=is_behind)
         return protocol.Slot(name=name)
@@ -102,6 +103,7 @@ class SaveTracker:
         checkpoint = self._checked(request.id)
         state = self._state
         self._ended(request.rank)
+        # The previous agent may have committed it before it could notify the trainer.
         if request.again and await self._retention.is_committed(checkpoint):
             state.notices.post(Notice(kind="committed", id=request.id))
             return

@@ -82,6 +82,7 @@ class Service:
         group = group_of(record) if record is not None else None
         has_peers = state.config.peers is not None
         if group is None:
+            # Only without trainers: RAM may otherwise hold parts that are being filled.
             self._retention.clear_ram(is_alone=not has_peers)
             if not has_peers:
                 await self._retention.recover()
@@ -227,6 +228,7 @@ class Service:
         if node.leader is None and not node.is_settled and alone_secs < UNSETTLED_SECS:
             # Another host leads, and may need this host's checkpoints.
             return None
+        # The trainer that started this agent needs time to attach.
         least_secs = 0.0 if self._has_served else FIRST_TRAINER_SECS
         return max(0.0, max(self._state.linger_secs, least_secs) - alone_secs)
 

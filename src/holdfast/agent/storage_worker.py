@@ -302,6 +302,7 @@ class StorageWorker:
         state = self._state
         source = self._peers.store_of(wanted.source)
         part = read_part(source, wanted.id, wanted.rank, wanted.part_count)
+        # A separate store, because its slots come from `reserve`.
         target = RamStore(state.ram.root, reserve, state.clock, state.files)
         try:
             layouts = self._layouts_of(self._spec(wanted.id, wanted.part_count))
@@ -371,6 +372,7 @@ class StorageWorker:
         self._lease_writer.write(self._lease(wanted.attempt, 0, 0))
         is_begun = begin_attempt(durable, wanted.attempt, start) is not None
         if is_begun:
+            # The attempt has begun; leases of earlier ones are only leftovers.
             with contextlib.suppress(StorageError):
                 self._leases.remove_before(wanted.attempt)
         return is_begun

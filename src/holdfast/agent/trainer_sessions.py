@@ -95,6 +95,7 @@ class TrainerSessions:
             apply_request(self._state, request)
         else:
             self._begin(start, request)
+        # Created before the input is submitted: the attempt may begin within that call.
         begun = start.wait() if start is not None else None
         self._coordinator.submit(
             inputs.RankJoined(
@@ -340,6 +341,7 @@ class TrainerSessions:
         Raises:
             FencedError: a newer attempt has begun, or another group is attached.
         """
+        # All ranks reattach at the same time, and the first one restores the group.
         async with self._reattach_lock:
             group = self._state.group
             if group is not None and group.group == request.group:
@@ -400,6 +402,7 @@ class TrainerSessions:
         member = TrainerProcess(rank=rank, seat=self._free_seat(), pid=pid, started=started)
         self._seat = member.seat + 1
         values = self._state.control.cells
+        # The cells may still have the values of the seat's previous trainer.
         values[control_block.step_cell(member.seat)] = control_block.NO_STEP
         values[control_block.notice_cell(member.seat)] = 0
         values[control_block.cost_cell(member.seat)] = control_block.NO_COST
@@ -458,6 +461,8 @@ class TrainerSessions:
         try:
             fd = os.pidfd_open(member.pid)
         except ProcessLookupError:
+            # It has ended already. Handled later, like any end: the caller has not finished its
+            # attach.
             loop.call_soon(self._ended, member)
             return
         loop.add_reader(fd, self._ended, member)
@@ -485,6 +490,7 @@ class TrainerSessions:
                 continue
             group.lost.add(member.rank)
             self._state.events.write("trainer_lost", rank=member.rank, pid=member.pid)
+            # The coordination assumes that sealed parts are reported before the end of their rank.
             self._submit_sealed(group)
             self._member_ended(group, member.rank, inputs.RankLost(group.group, member.rank))
 

@@ -71,6 +71,7 @@ class Connections:
         """
         for _ in range(2):
             connection = self._take()
+            # The peer may have closed an idle connection; only the failure of a new one counts.
             is_old = connection.has_answered
             try:
                 answer = connection.ask(method, target, {**self.peer.headers, **(headers or {})})
@@ -95,6 +96,7 @@ class Connections:
         use: Use[T],
         where: str,
     ) -> T:
+        # A connection whose answer was not read to its end cannot be used again.
         is_good = False
         try:
             if answer.status not in (200, 206):
@@ -204,6 +206,7 @@ class Peer:
         found = f"status {answer.status}: {error[:100]}: {message[:500]}"
         if answer.status == 404 and error == ObjectNotFoundError.__name__:
             return ObjectNotFoundError(f"read {self.name}: {where}: {found}")
+        # Another object has the key now, or the store failed: other requests may succeed.
         if answer.status in (412, 503):
             return StorageError(f"read {self.name}: {where}: {found}")
         return self.failed(where, BadAnswerError(found))

@@ -89,6 +89,7 @@ def listen(address: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if host.version == 6 else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
+        # A restarted agent can take its port again despite connections in TIME_WAIT.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((str(host), port))
         listener.listen(BACKLOG)

@@ -98,6 +98,7 @@ class PeerDirectory:
                     run_id=self.run_id,
                     token=self.token,
                     tls=self.tls,
+                    # Looked up at each request, because `attempt` is set after the construction.
                     attempt=lambda: self.attempt(),
                 )
                 found = self._stores[host] = PeerStore(access, self._clock)

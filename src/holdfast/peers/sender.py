@@ -79,6 +79,7 @@ class MessageSender:
             return
         waiting = self._waiting.setdefault(host, deque(maxlen=WAITING_MAX))
         if isinstance(message, Report | Orders):
+            # A newer state replaces the older ones that wait.
             for older in [m for m in waiting if type(m) is type(message)]:
                 waiting.remove(older)
         waiting.append(message)
@@ -102,6 +103,7 @@ class MessageSender:
             while waiting:
                 message = waiting.popleft()
                 address = self._addresses.get(host)
+                # The host was forgotten while the message waited.
                 if address is None:
                     continue
                 try:

@@ -175,6 +175,7 @@ class PeerServer:
                 log.warning("cannot accept a peer's connection: %s", error)
                 await asyncio.sleep(ACCEPT_AGAIN_SECS)
                 continue
+            # Closed at once: connections that wait would need descriptors as well.
             if len(self._accepted) >= self._connections.limits.connection_count_max:
                 accepted.close()
                 continue
@@ -214,6 +215,7 @@ class PeerServer:
         self, request: web.BaseRequest, connection: ServedConnection
     ) -> web.StreamResponse:
         shown = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        # In constant time, so that the token cannot be guessed byte by byte.
         if not hmac.compare_digest(shown, f"Bearer {self._served.token}".encode()):
             error = InvalidArgumentError("expected this run's token, found another one or none")
             return _refusal(401, error, {"WWW-Authenticate": "Bearer"})
@@ -285,6 +287,7 @@ class PeerServer:
         reader = await connection.hold(key, tag, functools.partial(self._open, key))
         size = reader.size_bytes
         headers = {"Accept-Ranges": "bytes", "ETag": object_tag(reader)}
+        # The client's reader was opened on an earlier object of this key.
         if tag not in (None, headers["ETag"]):
             connection.release()
             return _refusal(412, InvalidArgumentError(f"{key}: another object has this key now"))

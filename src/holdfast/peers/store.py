@@ -138,6 +138,7 @@ class _PeerReader:
                 raise BadAnswerError(f"expected the range and size {expected}, found {found}")
             connection.receive(answer, target)
 
+        # The tag makes all ranges of a reader come from one object.
         headers = {"Range": f"bytes={offset_bytes}-{stop - 1}", "If-Match": self._tag}
         self._connections.ask("GET", self._target, use, headers, where)
 

@@ -71,6 +71,7 @@ def parse_target(target: str) -> tuple[str, str, str]:
         InvalidArgumentError: it is no such target, or its key could lead outside of the store.
     """
     try:
+        # Decoded once: a second decoding could turn escaped characters into a path.
         decoded = unquote(target, errors="strict")
     except UnicodeDecodeError as error:
         raise InvalidArgumentError(f"target {target[:200]!r}: it is not UTF-8") from error
