@@ -248,8 +248,8 @@ class StorageWorker:
     def _may_be_recycled(self, wanted: effects.Pull, error: Exception) -> bool:
         """Return whether the part may have been recycled at its source during the pull: no problem.
 
-        The order that tells so arrives later. A part that is missing again when the pull is retried
-        is still wanted, and really missing.
+        The order to drop it arrives later. A part that is missing again when the pull is retried is
+        still wanted, and really missing.
         """
         part = wanted.id, wanted.rank
         if not isinstance(error, ObjectNotFoundError) or part in self._missing:

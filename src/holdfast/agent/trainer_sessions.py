@@ -73,7 +73,7 @@ class TrainerSessions:
 
         Raises:
             RunBusyError, FencedError, InvalidArgumentError, StorageError: the attempt does not
-            begin; the agent is as it was.
+                begin; the agent is as it was.
             AgentUnavailableError: the trainer uses another version of the protocol, or hosts were
                 not reached.
         """

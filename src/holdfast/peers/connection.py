@@ -125,7 +125,7 @@ class PeerConnection:
 
         Raises:
             OSError, BadAnswerError: it did not arrive, or not in time; the contents of `target` are
-            undefined.
+                undefined.
         """
         self._expect(len(target))
         done = 0
