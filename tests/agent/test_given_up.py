@@ -1,4 +1,4 @@
-"""What an attempt gives up when it begins is in the run's events, and its users are warned."""
+"""Check that a checkpoint which a new attempt abandons is in the events, and its users are warned."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ def test_a_leader_of_an_older_attempt_or_term_is_not_believed() -> None:
     old = status("a", 0, lead=lead(attempt=1, a=0.0))
     new = status("b", 1, attempt=2, leader="b", lead=lead(attempt=2, b=0.0))
     assert job_of(old, {"b": new}, {}, {}).leader == "b"
-    # Of an older attempt alone: who leads the newest one is not known here.
+    # Only an older attempt is known, so the leader of the newest one is not.
     follower = status("b", 1, attempt=2, leader="b")
     assert not job_of(old, {"b": follower}, {}, {}).leader_answers
     first = status("a", 0, lead=lead(term=0, a=0.0, b=0.0))

@@ -1,8 +1,8 @@
-"""One host's agent and trainer in this process: the real stores and sequences, step by step.
+"""Run one host's agent and trainer in this process: the real stores and sequences, step by step.
 
 There is no socket and no heartbeat: a trainer calls the agent's service as the server's routes do,
-and `settle` lets the agent do what it would do by itself. A crash is an agent that is asked nothing
-more; a trainer that dies is a process that is killed. Time stands still unless it is moved.
+and `settle` lets the agent act as it would on its own. A crash is an agent that is not called any
+more; a trainer that dies is a process that is killed. Time does not pass unless it is moved.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 @dataclass
 class StepClock:
-    """Time that stands still until it is moved, and tokens that come in one order."""
+    """A clock that moves only on request, and tokens in a fixed order."""
 
     secs: float = 1000.0
     tokens: int = 0
@@ -117,7 +117,7 @@ def right_plan(
 
 
 def read_checkpoint(sources: CheckpointSources) -> tuple[CheckpointId, np.ndarray]:
-    """What a checkpoint holds: whose it says it is, and its array; digests are checked."""
+    """Return a checkpoint's recorded owner and its array; digests are checked."""
     (step, attempt) = sources.spec.values[0].value
     found = [np.zeros(ARRAY_SIZE, np.uint32) for _ in sources.spec.arrays]
     region = ((0,), (ARRAY_SIZE,))
@@ -146,7 +146,7 @@ class Trainer:
 
 
 class RecordingBoard(NoticeBoard):
-    """A board that also tells of each notice in the very moment when it is posted."""
+    """A board that also calls a function with each notice at the moment of posting."""
 
     def __init__(self, tell: Callable[[protocol.Notice], None]) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ class InProcessHost:
         create_run(durable, str(self.run), RUN_ID, self.clock.now())
 
     def posted(self, notice: protocol.Notice) -> None:
-        """What the agent tells its trainers; for those who want to know at once."""
+        """Take a notice of the agent to its trainers at the moment of posting; for subclasses."""
 
     def crash_agent(self) -> None:
         """The agent is asked nothing more; its threads end, and nothing is cleaned up."""
@@ -314,7 +314,7 @@ class InProcessHost:
         trainer.place = self.call_and_wait(*(self.service.attach(r, pid) for r in requests))[-1]
 
     def save(self, trainer: Trainer, step: int, *, durable: bool = True) -> CheckpointId:
-        """Every rank seals its part of `step` in RAM and tells the agent."""
+        """Seal every rank's part of `step` in RAM, and report it to the agent."""
         checkpoint = CheckpointId(step, trainer.attempt)
         for rank in range(trainer.count):
             self.seal(trainer, checkpoint, rank)
@@ -374,7 +374,7 @@ class InProcessHost:
         durable: bool = True,
         tier: str = "ram",
     ) -> None:
-        """Tells the agent that one rank's part is whole."""
+        """Report to the agent that one rank's part is whole."""
         assert self.service is not None
         request = protocol.Sealed(
             rank=rank,
@@ -417,7 +417,7 @@ class InProcessHost:
         self.call(self._while_it_acts(self.service.delete(request, pid)))
 
     async def _while_it_acts(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """A call that waits for what the agent does by itself; time stands still."""
+        """Make a call that waits for the agent's own actions; time does not pass."""
         task = asyncio.create_task(coroutine)
         for _ in range(TICKS_MAX):
             done, _ = await asyncio.wait({task}, timeout=POLL_SECS)

@@ -58,7 +58,7 @@ def why_not() -> str | None:
 
 
 class PowerError(Exception):
-    """A tool that the test needs did not do what it should: says which and what it said."""
+    """A tool that the test needs failed: which one, and its output."""
 
 
 def tool(*command: str | Path, codes: tuple[int, ...] = (0,)) -> str:
@@ -87,7 +87,7 @@ def loop_device(file: Path, *options: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def mounted(device: str | Path, where: Path, options: str = "") -> Iterator[Path]:
-    """An ext4 file system, mounted; what uses it at the end is let go first."""
+    """Mount an ext4 file system; at the end its users are stopped first."""
     where.mkdir(exist_ok=True)
     tool("mount", "-t", "ext4", "-o", options or "defaults", device, where)
     try:
@@ -192,7 +192,7 @@ def _unmounted(file: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Cut:
-    """One cut: where its image is, when it was, and what the disk says of it."""
+    """One cut: the path of its image, its time, and the disk's report of it."""
 
     image: Path
     time: float
@@ -213,7 +213,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Actions:
-    """What the trainer said it did; see `power_trainer`."""
+    """The actions that the trainer reported; see `power_trainer`."""
 
     begun: list[dict[str, Any]]
     acknowledged: list[dict[str, Any]]

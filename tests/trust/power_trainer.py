@@ -1,10 +1,10 @@
-"""A training run that tells from outside its disk what it did; and the run after the cut.
+"""Train, and record the actions outside of the disk; check the run after the cut.
 
-Each save has a serial number, and its state follows from step and serial alone, so that whatever is
-restored tells which save it is, to the bit.
+Each save has a serial number, and its state follows from step and serial alone, so that restored
+data identifies its save, to the bit.
 
-`power_trainer.py train RUN JOURNAL OPTIONS` trains until it is killed. The journal lies on another
-file system. It has a line before each action that changes what the run would go on from
+`power_trainer.py train RUN JOURNAL OPTIONS` trains until it is killed. The journal is on another
+file system. It has a line before each action that changes from what the run would continue
 (`{"action": n, "kind": …, "newest": …, "second": …, "gone": …, "begun": time}`), and one when all
 actions so far are acknowledged as durable (`{"acknowledged": n, "time": …}`).
 
@@ -61,7 +61,7 @@ def state_of(step: int, serial: int) -> dict[str, Any]:
 
 
 def is_right(state: dict[str, Any]) -> bool:
-    """Whether a state is that of the save that it says it is."""
+    """Return whether a state is that of the save that it names."""
     right = state_of(state["step"], state["serial"])
     return (
         state["data"].value == right["data"].value

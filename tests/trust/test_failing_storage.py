@@ -1,8 +1,8 @@
-"""Storage that fails: each operation of a save and of a delete, in each way that storage knows.
+"""Fail each operation of a save and of a delete, in each way in which storage fails.
 
-The engine's calls first, over stores whose n-th operation fails, for every n; then an agent in this
-process over such stores. What real processes do with a disk that is full, stalls or dies stands in
-`test_failing_disk`.
+The engine's calls come first, over stores whose n-th operation fails, for every n; then an agent in
+this process over such stores. `test_failing_disk` runs real processes with a disk that is full,
+stalls or dies.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _check_one(case: Case, place: Place, plan: FailurePlan) -> None:
     assert place.files.open_descriptors() == {}
     clear(place)
     assert place.left_behind() == []
-    # Two parts of each checkpoint, and one that was given up and is free.
+    # Two parts of each checkpoint, and one that was discarded and is free.
     assert place.slot_count() <= 5
     for store in place.sound():
         place.check_reads(OLD, store)
@@ -192,7 +192,7 @@ def _check_restore(failing: Failing, place: Place, plan: FailurePlan) -> None:
     # A close that fails loses nothing, and a short read is read on.
     is_harmless = plan.fault is SHORT or {hit.name for hit in plan.hits} == {"close"}
     told = [*report.passed_over, *(reason for _, _, reason in report.skipped)]
-    # Of an attempt's record there is a copy, which the log tells of.
+    # An attempt's record has a copy, which the log names.
     is_record = all("/attempts/" in str(hit.path) for hit in plan.hits)
     assert is_harmless or is_record or told, "what was passed over is told"
     assert restored.id == NEW or [s[:2] for s in report.skipped] == [(NEW.step, NEW.attempt)]
@@ -293,7 +293,7 @@ def _check_told(host: InProcessHost, action: Action, raised: HoldfastError | Non
     kinds.pop("preserved", None)
     timeline = [named(one) for one in host.look().timeline]
     if action.call is _delete:
-        # It is gone, or the caller was told and may ask again.
+        # It is gone, or the caller got an error and may repeat the call.
         assert raised is not None or timeline == []
         if timeline:
             host.delete(1)

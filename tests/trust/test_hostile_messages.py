@@ -321,7 +321,7 @@ def test_spoilt_requests_leave_the_agent_serving(agent: InProcessHost, count: in
         rng = random.Random(f"{SEED} request {number}")
         name = rng.choice([n for n in MESSAGES if n not in (*LEFT_OUT, "branch", "watch")])
         data = mutated_bytes(rng, request(name, spoilt_message(rng, name)))
-        # Headers without an end are waited for; whoever sends them waits as well, nobody else.
+        # Endless headers keep only their own sender waiting.
         found = await exchange(path, data, secs=1.0)
         assert b" 500 " not in found[:20], f"seed {SEED}, request {number}: {data!r}"
         seen[found[9:12].decode() or "none"] += 1

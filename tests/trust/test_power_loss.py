@@ -1,8 +1,8 @@
-"""Power loss: the disk keeps what was flushed, and of the rest what it likes; all else is gone.
+"""Cut the power: the disk keeps what was flushed, and any part of the rest; all else is gone.
 
-See `power_disk` for what a cut leaves, and `power_rig` for what is asked of it. The seed says after
-how many requests to the disk each cut comes, what survives it, and what the trainer does; what of
-that the cut falls into is the machine's chance.
+See `power_disk` for what a cut leaves, and `power_rig` for what is required of it. The seed
+determines after how many requests to the disk each cut comes, what survives it, and what the
+trainer does; what the cut interrupts depends on the machine's timing.
 """
 
 from __future__ import annotations
