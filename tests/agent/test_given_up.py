@@ -1,4 +1,4 @@
-"""Check that a checkpoint which a new attempt abandons is in the events, and its users are warned."""
+"""Check that abandoned checkpoints are in the events, and that their users are warned."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def expected_candidates(view: str) -> list[CheckpointId]:
 
 
 def check_fallback(run: DamagedRun, fault: Fault, view: str, answer: Answer) -> None:
-    """Check that an older step is restored only if no tier has all of the newer, and is reported."""
+    """Check that an older step is restored only if no tier has the newer, and is reported."""
     for checkpoint in expected_candidates(view):
         if checkpoint == answer.id:
             break

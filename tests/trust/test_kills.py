@@ -190,7 +190,7 @@ _reached: dict[str, tuple[int, int]] = {}
 
 @pytest.fixture
 def killing(request: pytest.FixtureRequest, one_host: Host, tmp_path: Path) -> Iterator[Killing]:
-    """Yield a run whose processes are killed, with the seed of the test's name; report at the end."""
+    """Yield a run whose processes are killed, with the seed of the test's name; report it."""
     name = request.node.name
     kilobytes = FAST_KILOBYTES
     if "victims" in request.fixturenames:

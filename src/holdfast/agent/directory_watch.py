@@ -52,19 +52,19 @@ class DirectoryWatch:
             await self._check_once()
             await asyncio.sleep(POLL_SECS)
 
-    async def check(self, path: str, word: str) -> None:
+    async def check(self, path: str, identity: str) -> None:
         """Check that a trainer has the same directory open as this agent.
 
         Args:
             path: the path by which the trainer opened it.
-            word: its device and inode, as `RunDirectory.word`.
+            identity: its device and inode, as `RunDirectory.word`.
 
         Raises:
             StorageError: it is the same one, and it is gone.
             AgentUnavailableError: it is another one.
         """
         directory = self._state.durable.directory
-        is_same = word == directory.word or await self._storage_worker.query(
+        is_same = identity == directory.word or await self._storage_worker.query(
             directory.is_at, Path(path)
         )
         problem = await self._storage_worker.query(directory.problem)

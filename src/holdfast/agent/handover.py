@@ -70,14 +70,14 @@ def found_again(
         own = set(group.members) | ranks
         successors = record.successors if record is not None else (group.leader,)
         attempt, count, origin = group.attempt, group.count, group.origin
-        leader, word, is_broken = group.leader, group.group, group.is_broken
+        leader, token, is_broken = group.leader, group.group, group.is_broken
         lost = frozenset(group.lost)
         ended_attempt = attempt if lost else 0
     elif record is not None:
         ranks, own = set(), {member.rank for member in record.members}
         successors = record.successors
         attempt, count, origin = record.attempt, record.count, origin_of(record)
-        leader, word, is_broken = record.leader, record.group, record.is_broken
+        leader, token, is_broken = record.leader, record.group, record.is_broken
         # A record without members carries the attempt of those that ended before it was written.
         ended_attempt = attempt if record.members else record.ended_attempt
     else:
@@ -91,7 +91,7 @@ def found_again(
         due=frozenset(c for c, listed in in_ram.items() if listed.is_whole),
         replicas={c: frozenset(listed.ranks - own) for c, listed in in_ram.items()},
         attempt=attempt,
-        group=word,
+        group=token,
         rank_count=count,
         ranks=frozenset(ranks),
         is_broken=is_broken,

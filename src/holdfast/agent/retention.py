@@ -207,13 +207,13 @@ class Retention:
         """
         coordinator = self._coordinator
         # Registered before the removal is submitted: the confirmation may follow at once.
-        gone = self._awaited.setdefault(checkpoint, asyncio.Event())
+        confirmed = self._awaited.setdefault(checkpoint, asyncio.Event())
         secs = coordinator.settings.deleting_secs
         try:
             await self._storage_worker.write(self._remove_everywhere, checkpoint)
             self._report_removed([checkpoint], "asked")
             async with asyncio.timeout(secs):
-                await gone.wait()
+                await confirmed.wait()
         except TimeoutError as error:
             successors = coordinator.node.follower.election.successors
             leader = successors[0] if successors else self._state.config.host
@@ -227,7 +227,7 @@ class Retention:
         finally:
             # A concurrent call may have removed the shared event, and a later call registered its
             # own.
-            if self._awaited.get(checkpoint) is gone:
+            if self._awaited.get(checkpoint) is confirmed:
                 del self._awaited[checkpoint]
         # Parts that another host was writing during the first removal have arrived by now.
         await self._storage_worker.write(self._remove_everywhere, checkpoint)

@@ -201,7 +201,7 @@ class Service:
         self._retention.committed(manifest, secs)
 
     def _check_place(self) -> None:
-        """Exit once the folder is gone: trainers cannot find this agent, and start another one."""
+        """Exit once the folder is removed: trainers cannot find this agent, and start another."""
         now = self._state.clock.monotonic()
         if self._is_stopping or now < self._next_check_secs:
             return

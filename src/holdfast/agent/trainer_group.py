@@ -96,8 +96,8 @@ class TrainerGroup:
     @property
     def present(self) -> list[TrainerProcess]:
         """The attached members, by ascending rank."""
-        gone = self.left | self.lost
-        return [self.members[rank] for rank in sorted(self.members) if rank not in gone]
+        ended = self.left | self.lost
+        return [self.members[rank] for rank in sorted(self.members) if rank not in ended]
 
 
 def process_start(pid: int) -> float | None:
