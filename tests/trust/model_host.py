@@ -56,7 +56,7 @@ class ModelHost(InProcessHost):
     # The agent.
 
     def settle(self) -> None:
-        """Let the agent notice ended processes, then act until nothing is left to do, or due later."""
+        """Let the agent notice ended processes, and act until nothing is left to do, even later."""
         for _ in range(SETTLE_COUNT):
             self.clock.sleep(RETRY_SECS)
             self.call(self._act(TICKS_MAX))
