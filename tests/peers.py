@@ -23,7 +23,7 @@ from holdfast.peers.connection import PeerAddress, PeerBounds
 from holdfast.peers.server import PeerServer, ServedRun
 from holdfast.peers.server_connections import PeerLimits
 from holdfast.peers.store import PeerStore
-from holdfast.peers.tls import PeerTls, serving_context
+from holdfast.peers.tls import PeerTls, server_context
 from holdfast.store.contract import Reader, Store, StoredObject
 from tests.engine.stores import ram
 
@@ -40,7 +40,7 @@ def serving(
     root: Path, limits: PeerLimits | None = None, tls: PeerTls | None = None
 ) -> Iterator[PeerServer]:
     """A server of the RAM tier in `root`."""
-    context = serving_context(tls) if tls is not None else None
+    context = server_context(tls) if tls is not None else None
     served = ServedRun(store=ram(root), run_id=RUN, token=TOKEN, tls=context)
     server = PeerServer(served, listen(LOOPBACK, 0), limits)
     try:

@@ -1,4 +1,4 @@
-"""Where other hosts' agents are reached: what is told on, and what is believed of it."""
+"""Check the addresses of other hosts' agents: which are passed on, and which are accepted."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_what_others_say_of_a_host_counts_where_it_is_newer(coordinator: Coordin
     # A trainer comes back with what was right when its job began.
     coordinator.update_addresses({"host-b": OLD})
     assert known() == {"host-b": NEW}
-    # What a host says of itself counts also where its clock was set back.
+    # A host's own report counts even if its clock was set back.
     coordinator.reached("host-b", OLD)
     assert known() == {"host-b": OLD}
     coordinator.update_addresses({"host-a": NEW})

@@ -39,7 +39,7 @@ def look(host: InProcessHost) -> DirectoryWatch:
     """Lets the agent look at its directory once; its watch."""
     assert host.service is not None
     watch = host.service._directory
-    host.call(watch._look())
+    host.call(watch._check_once())
     return watch
 
 
@@ -72,12 +72,12 @@ def test_an_agent_leaves_once_its_directory_was_deleted(tmp_path: Path) -> None:
         host.start_agent()
         trainer = host.attach()
         host.save(trainer, 1)
-        assert not look(host).is_given_up
+        assert not look(host).is_lost
         word = RunDirectory(host.run).word
         shutil.rmtree(host.run)
         with pytest.raises(StorageError, match=f"{host.run}: it was deleted"):
             host.call(host.service.attach(request(host.run, word), 1))
-        assert look(host).is_given_up
+        assert look(host).is_lost
         notices = host.call(host.state.notices.after(0))
         assert notices.notices[-1].kind == "lost"
         assert f"{host.run}: it was deleted" in notices.notices[-1].reason
@@ -96,7 +96,7 @@ def test_an_agent_whose_directory_was_replaced_makes_way_for_another_one(tmp_pat
         attaching = host.service.attach(request(host.run, RunDirectory(host.run).word), 1)
         with pytest.raises(TimeoutError):
             host.call(asyncio.wait_for(attaching, 0.5))
-        assert host.service._directory.is_given_up
+        assert host.service._directory.is_lost
 
 
 def test_an_unmounted_directory_is_given_up_late_and_not_while_a_trainer_lives(
@@ -107,11 +107,11 @@ def test_an_unmounted_directory_is_given_up_late_and_not_while_a_trainer_lives(
             host.start_agent()
             trainer = host.attach()
         for _ in range(3):
-            assert not look(host).is_given_up
+            assert not look(host).is_lost
             host.clock.sleep(UNREACHABLE_SECS)
         host.kill_trainer(trainer)
         host.call(asyncio.sleep(0.05))
-        assert look(host).is_given_up
+        assert look(host).is_lost
 
 
 def test_nothing_is_committed_or_begun_where_the_record_names_another_run(tmp_path: Path) -> None:

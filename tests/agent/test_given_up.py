@@ -1,4 +1,4 @@
-"""What an attempt gives up when it begins is in the run's events, and its users are warned."""
+"""Check that abandoned checkpoints are in the events, and that their users are warned."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_checkpoint_that_is_given_up_is_named_with_the_reason() -> None:
         agent.service._on_effect(lost)
         trainer = agent.attach()
         assert trainer.place.warnings == (
-            "step 234 of attempt 1 was protected, and the run goes on without it: no host holds "
+            "step 234 of attempt 1 was protected, and the run continues without it: no host holds "
             "the parts of rank 1",
         )
         (told,) = events(Path(agent.state.config.run), "given_up")

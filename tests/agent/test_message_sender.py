@@ -28,7 +28,7 @@ from holdfast.peers.config import LOOPBACK, listen
 from holdfast.peers.connection import PeerAddress
 from holdfast.peers.sender import WAITING_MAX, MessageSender, Sender
 from holdfast.peers.server import PeerServer, ServedRun
-from holdfast.peers.tls import PeerTls, asking_context, serving_context
+from holdfast.peers.tls import PeerTls, client_context, server_context
 from holdfast.peers.wire import ADDRESS_HEADER
 from tests.engine.making import memory_folder
 from tests.engine.stores import ram
@@ -57,7 +57,7 @@ class Post:
                 store=ram(self.root),
                 run_id=RUN,
                 token=self.token,
-                tls=serving_context(self.tls) if self.tls else None,
+                tls=server_context(self.tls) if self.tls else None,
                 deliver=None if self.is_deaf else lambda *message: self.came.append(message),
             ),
             listen(LOOPBACK, self.port),
@@ -90,7 +90,7 @@ async def messenger(
         address=PeerAddress(LOOPBACK, 4321),
         run_id=run,
         token=token,
-        tls=asking_context(tls) if tls else None,
+        tls=client_context(tls) if tls else None,
     )
     made = MessageSender(sender)
     try:

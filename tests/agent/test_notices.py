@@ -68,7 +68,7 @@ def test_a_save_that_the_agent_does_not_know_is_named_and_ends(host: InProcessHo
     report_again(host, trainer, lost)
     after = watched(host, trainer, cursor=told.cursor).notices
     (end,) = [notice for notice in after if notice.id == (2, trainer.attempt)]
-    assert (end.kind, end.reason) == ("failed", "its part is not in RAM any more")
+    assert (end.kind, end.reason) == ("failed", "its part is no longer in RAM")
 
 
 def test_a_commit_that_no_notice_has_named_is_named_when_it_is_asked_for(
@@ -143,7 +143,7 @@ def test_a_part_that_is_gone_at_its_source_is_reported_only_if_it_is_still_wante
     )
     pull = effects.Pull(CheckpointId(1, 1), 0, 2, "host-b")
     gone = ObjectNotFoundError("status 404")
-    assert storage_worker._may_be_given_up(pull, gone)
-    assert not storage_worker._may_be_given_up(pull, gone)
-    assert not storage_worker._may_be_given_up(pull, OSError("the network is down"))
+    assert storage_worker._may_be_recycled(pull, gone)
+    assert not storage_worker._may_be_recycled(pull, gone)
+    assert not storage_worker._may_be_recycled(pull, OSError("the network is down"))
     storage_worker.close()

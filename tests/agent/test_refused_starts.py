@@ -95,7 +95,7 @@ def test_refused_starts_never_take_the_seat_of_a_live_trainer(
         other = host.start_process()
         try:
             # As after many refused starts: the next seat is the live trainer's, once around.
-            host.service._joining._seat = SEAT_COUNT + trainer.place.seat
+            host.service._trainer_sessions._seat = SEAT_COUNT + trainer.place.seat
             refused(host, stranger("another"), other.pid)
             assert known(host) == before
         finally:

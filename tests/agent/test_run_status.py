@@ -133,7 +133,9 @@ def test_whoever_does_not_answer_is_told_as_such_and_hides_nobody(hosts: Hosts) 
         assert time.monotonic() - began < ANSWER_SECS + 10
     assert answers.pop("good") == good
     expected = {
-        "wrong-token": "it refuses (status 401): this run's token is not what was shown",
+        "wrong-token": (
+            "it refuses (status 401): expected this run's token, found another one or none"
+        ),
         "other-name": "is the agent of host good",
         "rot": "do all hosts run one version?",
         "dumb": "it refuses (status 404)",
@@ -153,7 +155,7 @@ def test_a_host_without_peers_asks_nobody() -> None:
 
 def test_runs_of_ranks_that_are_none_are_refused() -> None:
     rotten = status("a", 0, held=(Held(CHECKPOINT, 2, False, ((0, 1 << 30),), (), ()),))
-    with pytest.raises(InvalidArgumentError, match="not understood"):
+    with pytest.raises(InvalidArgumentError, match="cannot be decoded"):
         decode_status(msgspec.json.encode(rotten))
 
 
@@ -193,7 +195,7 @@ def test_a_leader_of_an_older_attempt_or_term_is_not_believed() -> None:
     old = status("a", 0, lead=lead(attempt=1, a=0.0))
     new = status("b", 1, attempt=2, leader="b", lead=lead(attempt=2, b=0.0))
     assert job_of(old, {"b": new}, {}, {}).leader == "b"
-    # Of an older attempt alone: who leads the newest one is not known here.
+    # Only an older attempt is known, so the leader of the newest one is not.
     follower = status("b", 1, attempt=2, leader="b")
     assert not job_of(old, {"b": follower}, {}, {}).leader_answers
     first = status("a", 0, lead=lead(term=0, a=0.0, b=0.0))

@@ -1,4 +1,4 @@
-"""The agent's deeds at its stores: which of them wait for which."""
+"""The agent's operations on its stores: which of them wait for which."""
 
 from __future__ import annotations
 

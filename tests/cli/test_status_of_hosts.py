@@ -127,6 +127,9 @@ def test_a_stopped_agent_and_one_of_another_token_are_told_in_bounded_time(
     wait_until(lambda: [agent.pid for agent in other.agents()] not in ([], [before]))
     # It asks with a token that is none here, and its word on where it is now is not taken.
     refused, unreached = state(other)["hosts"][0], state(leader)["hosts"][1]
-    assert refused["problem"] == "it refuses (status 401): this run's token is not what was shown"
+    assert (
+        refused["problem"]
+        == "it refuses (status 401): expected this run's token, found another one or none"
+    )
     assert unreached["problem"].startswith("not reached")
     assert "host-b: not answering" in holdfast(leader, "status").stdout

@@ -98,7 +98,7 @@ def test_a_delete_that_the_leader_does_not_hear_of_ends_with_an_error_and_is_tol
     finally:
         os.kill(stopped, signal.SIGCONT)
     assert said["error"] == "WaitTimeoutError"
-    assert "host host-a, which leads, has not said within 30 s" in said["message"]
+    assert "the leader, the agent on host host-a, has not confirmed within 30 s" in said["message"]
     wait_until(lambda: not any(in_ram(one, "000000008.1") for one in four_hosts))
 
 

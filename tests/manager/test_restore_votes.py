@@ -128,7 +128,7 @@ def test_a_process_on_another_host_that_dies_during_a_restore_ends_it_in_seconds
         started = time.monotonic()
         said = line_of(job[0], "error")
         assert said["error"] == "ProcessLostError"
-        assert "rank 1 on host host-b ended without a word" in said["message"]
+        assert "rank 1 on host host-b ended without closing the manager" in said["message"]
         assert time.monotonic() - started < GONE_SECS
 
 

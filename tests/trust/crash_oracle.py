@@ -1,8 +1,8 @@
-"""What must be there after a crash, told from the marks of the log alone.
+"""Compute what must be there after a crash, from the marks of the log alone.
 
-It asks nothing of Holdfast. The timeline is that of docs/format.md; what preservation may have
-removed is what `LatestN` keeps by the words of engine/retain: of the timeline the newest, and of
-abandoned branches the newest likewise, until the timeline has come as far.
+Nothing is asked of Holdfast. The timeline is that of docs/format.md. Preservation may have removed
+what `LatestN` does not keep (see engine/retain): it keeps the newest of the timeline, and likewise
+the newest of abandoned branches until the timeline has come as far.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class Sealed:
-    """Every rank was told that its part is in RAM; `due`: it is to become durable."""
+    """Every rank was notified that its part is in RAM; `due`: it has to become durable."""
 
     id: Id
     due: bool = True
@@ -42,14 +42,14 @@ class Sealed:
 
 @dataclass(frozen=True)
 class Durable:
-    """Trainers were told that it is durable."""
+    """The trainers were notified that it is durable."""
 
     id: Id
 
 
 @dataclass(frozen=True)
 class Deleting:
-    """Somebody asked for its deletion."""
+    """Its deletion was requested."""
 
     id: Id
 
@@ -128,7 +128,7 @@ class Expectation:
             assert self.beginning is not None
             self.origins[mark.attempt] = self.beginning.origin
             self.beginning = None
-            # What is in RAM off the timeline is given up, and never becomes durable.
+            # RAM off the timeline is discarded, and never becomes durable.
             self.sealed &= self.durable | set(timeline(self.sealed, self.origins))
 
     def origins_if(self, newest: int) -> Origins:
@@ -181,7 +181,7 @@ def timeline(found: Iterable[Id], origins: Origins) -> list[Id]:
 
 @dataclass(frozen=True)
 class Seen:
-    """One look at a run: what could be read, right to the bit, and what stands on the timeline."""
+    """The result of one look at a run: what could be read, right to the bit, and the timeline."""
 
     readable: frozenset[Id]
     timeline: tuple[Id, ...]
@@ -202,10 +202,10 @@ class Outcome:
 
 
 def check(outcome: Outcome, expected: Expectation, *, with_ram: bool) -> None:
-    """Holds an outcome against what was promised.
+    """Compare an outcome with what was promised.
 
     Raises:
-        AssertionError: a promise is broken; says which.
+        AssertionError: a promise is broken; the message names it.
     """
     newest = outcome.newest_attempt
     origins = expected.origins_if(newest)

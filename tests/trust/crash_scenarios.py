@@ -1,6 +1,6 @@
-"""What is done when the crash comes: each scenario drives an agent and trainers in this process.
+"""Run the scenarios of a crash: each drives an agent and trainers in this process.
 
-Its log is cut everywhere behind `START`; the marks in it say what was promised by then.
+The log is cut everywhere behind `START`; its marks record what was promised by then.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class RecordedHost(PlacedHost):
             self.mark(Durable(Id(*notice.id)))
 
     def settle(self) -> None:
-        """Lets the agent see who died, then act until it has nothing to do."""
+        """Let the agent notice ended processes, then act until it has nothing to do."""
         self.call(_turns())
         super().settle()
 
@@ -171,7 +171,7 @@ class RecordedHost(PlacedHost):
         self.settle()
 
     def is_committed(self, one: CheckpointId) -> bool:
-        """Whether its manifest stands on the disk."""
+        """Return whether its manifest is on the disk."""
         return (self.run / "checkpoints" / str(one) / "manifest.json").exists()
 
     def leave(self) -> None:
@@ -186,7 +186,7 @@ class RecordedHost(PlacedHost):
 
 
 async def _turns() -> None:
-    # The loop asks the kernel who has ended each time it is given a turn.
+    # The loop polls for ended processes on each turn.
     for _ in range(3):
         await asyncio.sleep(0)
 

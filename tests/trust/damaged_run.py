@@ -41,7 +41,7 @@ RUN_ID = "0123456789abcdef0123456789abcdef"
 TIME = datetime(2026, 8, 1, 12, 0, tzinfo=UTC)
 BLOCK = 8 * 1024 * 1024
 
-# Attempt 2 went on from 20.1 and attempt 3 from 30.2: 30.1 and 40.2 stand on abandoned branches.
+# Attempt 2 continued from 20.1 and attempt 3 from 30.2: 30.1 and 40.2 are on abandoned branches.
 ORIGINS = [None, CheckpointId(20, 1), CheckpointId(30, 2)]
 SAVED = {1: (10, 20, 30), 2: (30, 40), 3: (40, 50)}
 TIMELINE = [CheckpointId(*c) for c in ((10, 1), (20, 1), (30, 2), (40, 3), (50, 3))]
@@ -276,7 +276,7 @@ def blocks_of(image: bytes) -> list[tuple[int, int]]:
 
 @dataclass
 class Fault:
-    """What was done: for each file that changed, the bytes that stand there now; None: gone."""
+    """One fault: for each file that changed, its present bytes; None: the file is gone."""
 
     kind: str
     damage: str
@@ -284,7 +284,7 @@ class Fault:
 
 
 class Faults:
-    """Faults in one run, each told by the seed and its number."""
+    """The faults in one run, each identified by the seed and its number."""
 
     def __init__(self, run: DamagedRun, seed: int) -> None:
         self._run = run

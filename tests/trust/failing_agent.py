@@ -1,4 +1,4 @@
-"""An agent whose storage fails for as long as a file says so.
+"""Run an agent whose storage fails for as long as a file asks for it.
 
 Arguments: that file, and the agent's config as JSON. The file holds JSON: what fails (`path`,
 `operations`) and how (the members of a `Fault`). Where there is no file, nothing fails.
@@ -16,7 +16,7 @@ from holdfast.testing.failing import FailingFileSystem, Fault, Operation
 
 
 class Switch:
-    """A plan that is read anew for each operation."""
+    """A plan that is read again for each operation."""
 
     def __init__(self, control: Path) -> None:
         self._control = control

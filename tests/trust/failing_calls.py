@@ -1,7 +1,7 @@
-"""Each call of the engine that changes a store, what it is done to, and what it has to leave.
+"""Define each call of the engine that changes a store, its subject, and its required outcome.
 
-A case is prepared anew for each fault: an older checkpoint that is good in both tiers, the call,
-and a look at what the call was for. Whatever fails, the older checkpoint stays readable.
+A case is prepared afresh for each fault: an older checkpoint that is good in both tiers, the call,
+and a check of its purpose. Whatever fails, the older checkpoint stays readable.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def check_read(one: Made, *stores: Store) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """One call; `check` says what must be true once it has worked."""
+    """One call; `check` asserts what must be true once it has worked."""
 
     name: str
     prepare: Callable[[Place], None]

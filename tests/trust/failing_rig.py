@@ -72,7 +72,7 @@ class Trainer(Said):
         return committed(run)
 
     def end(self, secs: float = WAIT_SECS) -> int:
-        """Tells it to end; returns its exit code."""
+        """Ask it to end; return its exit code."""
         self.until.touch()
         try:
             return self.process.wait(secs)
@@ -95,14 +95,14 @@ def trainer(host: Host, run: Path, until: Path, **options: object) -> Iterator[T
 
 
 def committed(run: Path) -> int:
-    """The newest step whose manifest stands in the run's folder."""
+    """Return the newest step whose manifest is in the run's folder."""
     found = (run / "checkpoints").glob("*/manifest.json")
     return max((int(path.parent.name.partition(".")[0]) for path in found), default=-1)
 
 
 @dataclass
 class FailingAgent:
-    """An agent over a file system that fails when it is told to."""
+    """An agent over a file system that fails on demand."""
 
     control: Path
 
@@ -159,7 +159,7 @@ def small_disk(folder: Path, size: str, options: str = "loop") -> Iterator[Path]
 
 @contextlib.contextmanager
 def frozen(disk: Path) -> Iterator[None]:
-    """Whoever writes to the disk waits until this is left."""
+    """Freeze the file system: every write to the disk waits until the context ends."""
     _run_or_skip(["fsfreeze", "--freeze", str(disk)])
     try:
         yield
@@ -205,9 +205,9 @@ def told(run: Path, *names: str) -> list[int]:
 
 
 def check_restorable(run: Path) -> int:
-    """Checks that the newest checkpoint reads back as what its step's state was; returns its step.
+    """Check that the newest checkpoint reads back as its step's state; return its step.
 
-    This process has to be on the host, where RAM is to be read.
+    To read RAM, this process has to be on the host.
     """
     view = read_only(run).load_view()
     newest = view.newest_sound()

@@ -1,9 +1,9 @@
-"""A training run that goes on while its storage fails, and says what it is told of that.
+"""Train while the storage fails, and print the reported failures.
 
 Arguments: directory, options as JSON. It prints a JSON line for its start, each step (with the
-seconds that `save` took), each failure that was raised and its end; it ends once the file
-`until` exists, and closes its manager as a `with` does. What is restored is checked: the state of a
-step is all of that step.
+seconds that `save` took), each failure that was raised and its end; it ends once the file `until`
+exists, and closes its manager as a `with` does. What is restored is checked: the state of a step is
+all of that step.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def train(manager: holdfast.CheckpointManager, options: dict) -> None:
 
 
 def save_last(manager: holdfast.CheckpointManager, step: int, state: dict) -> None:
-    """Takes one more, once all failures before it are told; whoever closes is told of its own."""
+    """Save once more, after all earlier failures are reported; `close` raises its failure."""
     state = {"w": advance(state["w"]), "host": state["host"] + 1, "seen": step}
     is_saved = False
     while not is_saved:

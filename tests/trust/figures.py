@@ -1,7 +1,7 @@
-"""The figures of the trust tests: told by each soak test, gathered into docs/reliability.md.
+"""Gather the figures of the trust tests, which each soak test reports, into docs/reliability.md.
 
-`python -m tests.trust.figures` puts what soak tests told into the table there; rows that were not
-told anew stay, with the day on which they were.
+`python -m tests.trust.figures` writes the reported figures into the table there; rows without a new
+report stay, with the day of theirs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def tell(row: str, wanted: str, reached: str) -> None:
 
 
 def write_page() -> None:
-    """Puts what was told between the page's marks."""
+    """Write the reported figures between the page's marks."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     table, _, after = rest.partition(END)
     lines = {_name(line): line for line in table.splitlines() if line.startswith("| ")}

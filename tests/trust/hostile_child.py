@@ -115,7 +115,7 @@ class Targets:
         raise AssertionError("spoilt bytes were taken")
 
     def records(self, rng: random.Random) -> None:
-        """Records that carry the right digest and say what they should not."""
+        """Return records with the right digest and false contents."""
         name = rng.choice(["manifest", "manifest", "part", "part", "part 1", "attempt", "run"])
         record = unseal(inputs.spoilt_record(rng, self.trees[name]), KINDS[name.split()[0]], name)
         if isinstance(record, Manifest):
@@ -158,7 +158,7 @@ class Targets:
         assert inside.is_relative_to(self.folder)
 
     def messages(self, rng: random.Random) -> None:
-        """What trainers say to the agent."""
+        """Return the messages of trainers to the agent."""
         name = rng.choice(list(inputs.MESSAGES))
         data = inputs.spoilt_message(rng, name)
         message = decoded(f"/{name}", data, type(inputs.MESSAGES[name]))
@@ -194,7 +194,7 @@ class Targets:
             view = view_of(stores, durable)
             view.sound()
             found = restore_newest(lambda: view, NestedFramework(), None, rounds, SystemClock())
-        # What is sealed and committed is what the run says; all else is what was saved.
+        # The sealed and committed contents are the run's; everything else is as it was saved.
         is_said = found is not None and found.id == NEWEST and "manifest" in changed
         if found is not None and not is_said:
             assert same_tree(found.state, right_state(found.id, 0, False)), "a mix was restored"

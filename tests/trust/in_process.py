@@ -1,8 +1,8 @@
-"""One host's agent and trainer in this process: the real stores and sequences, step by step.
+"""Run one host's agent and trainer in this process: the real stores and sequences, step by step.
 
 There is no socket and no heartbeat: a trainer calls the agent's service as the server's routes do,
-and `settle` lets the agent do what it would do by itself. A crash is an agent that is asked nothing
-more; a trainer that dies is a process that is killed. Time stands still unless it is moved.
+and `settle` lets the agent act as it would on its own. A crash is an agent that is not called any
+more; a trainer that dies is a process that is killed. Time does not pass unless it is moved.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 @dataclass
 class StepClock:
-    """Time that stands still until it is moved, and tokens that come in one order."""
+    """A clock that moves only on request, and tokens in a fixed order."""
 
     secs: float = 1000.0
     tokens: int = 0
@@ -117,7 +117,7 @@ def right_plan(
 
 
 def read_checkpoint(sources: CheckpointSources) -> tuple[CheckpointId, np.ndarray]:
-    """What a checkpoint holds: whose it says it is, and its array; digests are checked."""
+    """Return a checkpoint's recorded owner and its array; digests are checked."""
     (step, attempt) = sources.spec.values[0].value
     found = [np.zeros(ARRAY_SIZE, np.uint32) for _ in sources.spec.arrays]
     region = ((0,), (ARRAY_SIZE,))
@@ -145,8 +145,8 @@ class Trainer:
         return self.place.attempt
 
 
-class TellingBoard(NoticeBoard):
-    """A board that also tells of each notice in the very moment when it is posted."""
+class RecordingBoard(NoticeBoard):
+    """A board that also calls a function with each notice at the moment of posting."""
 
     def __init__(self, tell: Callable[[protocol.Notice], None]) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ class InProcessHost:
         self.keeps = False
         """Whether there is an array that never changes, and that is not written again."""
         self._last: dict[tuple[str, int, int], PartRecord] = {}
-        self._deeds: list[Coroutine[Any, Any, Any]] = []
+        self._operations: list[Coroutine[Any, Any, Any]] = []
         """What the agent wants done in the stores, and does when it is given its turn."""
         self._groups = 0
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -200,11 +200,11 @@ class InProcessHost:
             run=str(self.run), run_id=RUN_ID, host="host-a", folder=str(self.folder)
         )
         self.state = open_state(config, self.clock, self.files)
-        self.state.notices = TellingBoard(self.posted)
+        self.state.notices = RecordingBoard(self.posted)
         self.service = Service(self.state)
-        self._deeds.clear()
-        self._start_deed = self.service.coordinator._start
-        self.service.coordinator._start = self._deeds.append
+        self._operations.clear()
+        self._start_operation = self.service.coordinator._start
+        self.service.coordinator._start = self._operations.append
         self.call(self.service.adopt())
 
     def open_run(self) -> None:
@@ -214,13 +214,13 @@ class InProcessHost:
         create_run(durable, str(self.run), RUN_ID, self.clock.now())
 
     def posted(self, notice: protocol.Notice) -> None:
-        """What the agent tells its trainers; for those who want to know at once."""
+        """Take a notice of the agent to its trainers at the moment of posting; for subclasses."""
 
     def crash_agent(self) -> None:
         """The agent is asked nothing more; its threads end, and nothing is cleaned up."""
         if self.service is not None:
-            for deed in self._deeds:
-                deed.close()
+            for operation in self._operations:
+                operation.close()
             self.call(_close(self.service))
             self.state.events.close()
             self.state.control.close()
@@ -238,17 +238,17 @@ class InProcessHost:
         assert self.service is not None
         for _ in range(TICKS_MAX):
             self.service._tick()
-            if not self._begin_deeds() and not self.service.is_busy:
+            if not self._begin_operations() and not self.service.is_busy:
                 return
             await self.service.wait_idle()
         raise AssertionError("the agent does not come to rest")
 
-    def _begin_deeds(self, names: Collection[str] | None = None) -> bool:
+    def _begin_operations(self, names: Collection[str] | None = None) -> bool:
         """Lets the agent begin what it wants done in the stores; whether there was anything."""
-        wanted = [d for d in self._deeds if names is None or d.__qualname__ in names]
-        for deed in wanted:
-            self._deeds.remove(deed)
-            self._start_deed(deed)
+        wanted = [d for d in self._operations if names is None or d.__qualname__ in names]
+        for operation in wanted:
+            self._operations.remove(operation)
+            self._start_operation(operation)
         return bool(wanted)
 
     def call_and_wait(self, *coroutines: Coroutine[Any, Any, T]) -> list[T]:
@@ -263,7 +263,7 @@ class InProcessHost:
                 await asyncio.sleep(0)
             if all(task.done() for task in tasks):
                 return await asyncio.gather(*tasks)
-            if self._begin_deeds(STARTING) or self.service.is_busy:
+            if self._begin_operations(STARTING) or self.service.is_busy:
                 await self.service.wait_idle()
             else:
                 # They may wait in another thread, or for time to pass.
@@ -314,7 +314,7 @@ class InProcessHost:
         trainer.place = self.call_and_wait(*(self.service.attach(r, pid) for r in requests))[-1]
 
     def save(self, trainer: Trainer, step: int, *, durable: bool = True) -> CheckpointId:
-        """Every rank seals its part of `step` in RAM and tells the agent."""
+        """Seal every rank's part of `step` in RAM, and report it to the agent."""
         checkpoint = CheckpointId(step, trainer.attempt)
         for rank in range(trainer.count):
             self.seal(trainer, checkpoint, rank)
@@ -374,7 +374,7 @@ class InProcessHost:
         durable: bool = True,
         tier: str = "ram",
     ) -> None:
-        """Tells the agent that one rank's part is whole."""
+        """Report to the agent that one rank's part is whole."""
         assert self.service is not None
         request = protocol.Sealed(
             rank=rank,
@@ -417,13 +417,13 @@ class InProcessHost:
         self.call(self._while_it_acts(self.service.delete(request, pid)))
 
     async def _while_it_acts(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """A call that waits for what the agent does by itself; time stands still."""
+        """Make a call that waits for the agent's own actions; time does not pass."""
         task = asyncio.create_task(coroutine)
         for _ in range(TICKS_MAX):
             done, _ = await asyncio.wait({task}, timeout=POLL_SECS)
             if done:
                 break
-            self._begin_deeds()
+            self._begin_operations()
         return await task
 
     # What a person or a trainer sees.

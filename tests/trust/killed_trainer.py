@@ -1,10 +1,10 @@
-"""A trainer to be killed: each step has one right state, told from the step alone.
+"""Run a trainer that is killed: each step has one right state, which follows from the step alone.
 
 Arguments: directory, options as JSON. It prints a JSON line when it opens the run, before and after
-it restores, once it has checked what it restored, for each step, and for each save that it was told
-is durable. Options: `kilobytes` of state, `sleep` seconds a step, `steps` before it ends, `every`
-for the interval of saves, `ram` (False: none), `takeover`, and `acknowledge`: after how many steps
-it waits until all is durable.
+it restores, once it has checked what it restored, for each step, and for each save that was
+reported as durable. Options: `kilobytes` of state, `sleep` seconds a step, `steps` before it ends,
+`every` for the interval of saves, `ram` (False: none), `takeover`, and `acknowledge`: after how
+many steps it waits until all is durable.
 """
 
 from __future__ import annotations

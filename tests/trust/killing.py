@@ -1,4 +1,4 @@
-"""Trainers and agents that are killed: what they said until then, and what they leave behind."""
+"""Kill trainers and agents: what they printed until then, and what they leave behind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Trainer(Said):
 
     @property
     def acknowledged(self) -> int:
-        """The newest step that it was told is durable."""
+        """The newest step that was reported as durable."""
         return max((line["acknowledged"] for line in self.said("acknowledged")), default=-1)
 
 
@@ -46,7 +46,7 @@ def trainer(host: Host, run: Path, **options: object) -> Iterator[Trainer]:
 
 @contextlib.contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """The process stands still within, and goes on afterwards."""
+    """Stop the process within the context, and continue it afterwards."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -56,7 +56,7 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 def sealed(run: Path) -> int:
-    """The newest step of which the events say that RAM or the durable tier holds it whole."""
+    """Return the newest step that the events report as whole in RAM or in the durable tier."""
     return max((event["step"] for event in events(run, "sealed", "committed")), default=-1)
 
 
@@ -73,7 +73,7 @@ def agent_folder(host: Host) -> Path:
 
 
 def lock_holder(folder: Path) -> int | None:
-    """The process that has the agent's lock, as the kernel tells it."""
+    """Return the process that holds the agent's lock, as the kernel reports it."""
     with contextlib.suppress(FileNotFoundError):
         inode = (folder / LOCK).stat().st_ino
         return next((pid for pid, locked in _locks() if locked == inode), None)
@@ -133,10 +133,10 @@ def _socket(folder: Path) -> tuple[int, int] | None:
 
 
 def end_well(host: Host, run: Path, **options: object) -> None:
-    """The run goes on from disk alone, and nothing is left: no process, no memory, no half file.
+    """Check that the run continues from disk alone, and leaves no process, memory or partial file.
 
-    The agent is stopped before, so that what was in RAM alone becomes durable, and the next one
-    finds nobody and clears what was left half done.
+    The agent is stopped before, so that what was in RAM alone becomes durable; the next agent has
+    no trainers and clears incomplete data.
     """
     floor = sealed(run)
     _holdfast(host, "stop", run)

@@ -61,7 +61,7 @@ def look(host: Host, run: Path, trainer_pid: int | None) -> Sample:
 def standing_trainer(
     host: Host, run: Path, **options: object
 ) -> Iterator[tuple[subprocess.Popen[str], Iterator[dict]]]:
-    """A `leaking_trainer`, and the lines at which it stands still; asking for the next goes on."""
+    """Yield a `leaking_trainer` and its lines; it waits after each until the next is requested."""
     process = subprocess.Popen(
         [sys.executable, str(TRAINER), str(run), json.dumps(options)],
         env=host.environment,

@@ -1,8 +1,8 @@
-"""A process that saves very often, or opens a run very often, and stands still to be looked at.
+"""Save very often, or open a run very often, and wait to be inspected.
 
 Arguments: directory, options as JSON. Options: `saves` and `sample`, after how many of them it
-stands still, or `openings`; `ram` (False: none). It stands still after each line that it prints,
-until it is given one.
+waits, or `openings`; `ram` (False: none). It waits after each line that it prints, until it
+receives one.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ PART = re.compile(r"part-(\d{5})-of-(\d{5})\.json")
 
 
 def real_policy(policy: Policy) -> PreservationPolicy:
-    """The policy of Holdfast that the oracle's stands for."""
+    """Return the policy of Holdfast that corresponds to the oracle's."""
     kind, *arguments = policy
     if kind == "any":
         return AnyPreservationPolicy([real_policy(one) for one in arguments])
@@ -56,7 +56,7 @@ class ModelHost(InProcessHost):
     # The agent.
 
     def settle(self) -> None:
-        """Lets the agent see who died, then act until it has nothing to do, also for later."""
+        """Let the agent notice ended processes, and act until nothing is left to do, even later."""
         for _ in range(SETTLE_COUNT):
             self.clock.sleep(RETRY_SECS)
             self.call(self._act(TICKS_MAX))
@@ -81,15 +81,19 @@ class ModelHost(InProcessHost):
                     return
 
     async def _act(self, ticks: int, until: str = "") -> bool:
-        """Acts until there is nothing to do, or has begun a deed of that name; whether it has."""
+        """Act until nothing is left to do, or an operation named `until` has begun.
+
+        Returns:
+            Whether that operation has begun.
+        """
         assert self.service is not None
         for _ in range(ticks):
-            # The loop asks the kernel who has ended each time it is given a turn.
+            # The loop polls for ended processes on each turn.
             for _ in range(3):
                 await asyncio.sleep(0)
             self.service._tick()
-            is_last = until in {deed.__qualname__ for deed in self._deeds}
-            if not self._begin_deeds() and not self.service.is_busy:
+            is_last = until in {operation.__qualname__ for operation in self._operations}
+            if not self._begin_operations() and not self.service.is_busy:
                 return False
             if is_last:
                 await asyncio.sleep(0)  # The task's first turn hands the thread its work.
@@ -135,7 +139,7 @@ class ModelHost(InProcessHost):
             store.close()
 
     def tell_again(self, trainer: Trainer, one: Id, rank: int) -> None:
-        """Tells a new agent what the one before it was told."""
+        """Report to a new agent what was reported to the previous one."""
         assert self.service is not None
         request = protocol.Sealed(
             rank=rank,
@@ -148,12 +152,12 @@ class ModelHost(InProcessHost):
         self.call(self.service.sealed(request, trainer.process.pid))
 
     def abandon(self, trainer: Trainer, one: Id, rank: int) -> None:
-        """Tells that one rank could not make its part."""
+        """Report that one rank could not make its part."""
         assert self.service is not None
         request = protocol.Abandoned(rank=rank, id=tuple(one), reason="it could not")
         self.call(self.service.abandoned(request, trainer.process.pid))
 
-    # What stands in the folders, read from their names alone.
+    # The contents of the folders, read from their names alone.
 
     def committed_on_disk(self) -> set[Id]:
         """What has a manifest."""
@@ -166,7 +170,7 @@ class ModelHost(InProcessHost):
         return {one for one in found.keys() - self.committed_on_disk() if _is_whole(found[one])}
 
     def in_ram(self) -> dict[Id, set[int]]:
-        """The ranks whose image and part record stand in RAM."""
+        """Return the ranks whose image and part record are in RAM."""
         found = {}
         for one, names in _folders(self.folder / "ram" / "checkpoints").items():
             parts = [match for match in map(PART.fullmatch, names) if match]

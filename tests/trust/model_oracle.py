@@ -1,30 +1,32 @@
-"""The oracle of the model: what a run should hold, as a plain dict, by the words of the docs.
+"""Model a run as a plain dict, by the rules of the docs: the oracle of the model test.
 
-It asks nothing of Holdfast. Its rules, and where they stand:
+It asks nothing of Holdfast. Its rules, and their sources:
 
-- The timeline is followed as docs/format.md says ("The timeline").
-- A checkpoint exists where it is committed, or where each rank's part stands in RAM or is durable
-  (format.md).
-- RAM of a complete checkpoint is given up only once a newer one of the present attempt is complete,
-  and what is to become durable keeps it until it is (protocol.md, "Invariants", 3).
-- Parts are put together by step and attempt: an older step that a rank never sealed is dropped when
-  the rank goes on or is gone, and what an older attempt left half once its time is over
-  (protocol.md, "Missed").
-- Without trainers the newest complete checkpoint becomes durable, whatever the policies say
-  (protocol.md, "Durable"); a new agent adopts what stands in RAM (architecture.md, "Failures").
-- What is off the timeline is never committed; if it was due it is given up (protocol.md).
+- The timeline is followed as docs/format.md describes it ("The timeline").
+- A checkpoint exists if it is committed, or if each rank's part is in RAM or durable (format.md).
+- RAM of a complete checkpoint is freed only once a newer one of the present attempt is complete,
+  and a checkpoint that has to become durable keeps its RAM until then (protocol.md, "Invariants",
+  3).
+- Parts are combined by step and attempt: an older step that a rank never sealed is dropped when the
+  rank continues or has ended, and incomplete checkpoints of an older attempt when that attempt is
+  over (protocol.md, "Missed").
+- Without trainers the newest complete checkpoint becomes durable, against any policy (protocol.md,
+  "Durable"); a new agent adopts the contents of RAM (architecture.md, "Failures").
+- Checkpoints off the timeline are never committed; those that were due are dropped (protocol.md).
 - On a commit the preservation policy is asked: on the timeline it decides and the newest stays;
-  beside it each abandoned step stays as the policy says of these alone, until the timeline has
-  come as far (DESIGN.md, "Attempts never mix"; engine/retain's first words).
+  beside it each abandoned step stays as the policy decides on these alone, until the timeline has
+  come as far (DESIGN.md, "Attempts never mix"; the module docstring of engine/retain).
 
 Where the docs leave a choice:
 
-- What may be given up goes at some time from then on, and is gone once the agent has settled.
-- A new agent to which no trainer came yet has no policy, and removes nothing that is whole.
-- A new agent makes durable all that it finds whole in RAM, also what was meant for RAM alone.
-- The parts of what was to become durable may stand there without a manifest. A commit clears them
-  if they are older; who opens the run without trainers finishes them. What the agent began to make
-  durable without trainers it may finish, or leave so, once there are some.
+- RAM that may be freed is freed at some time from then on, and at the latest once the agent has
+  settled.
+- A new agent without trainers so far has no policy, and removes nothing that is whole.
+- A new agent makes everything durable that it finds whole in RAM, also what was meant for RAM
+  alone.
+- The parts of a due checkpoint may be there without a manifest. A commit clears them if they are
+  older; an opening without trainers finishes them. What the agent began to make durable without
+  trainers it may finish, or leave, once there are some.
 """
 
 from __future__ import annotations
@@ -49,9 +51,10 @@ Policy = tuple
 class Kept:
     """One checkpoint.
 
-    `parts` stand in RAM; `told` are those of them that the agent knows of. `wanted`: it was to
-    become durable at some time; `written`: its parts are. `passed`: a rank has gone on without its
-    part. `loose`: its RAM might go when the present attempt began, and may have gone just then.
+    `parts` are in RAM; `told` are those of them that the agent knows of. `wanted`: it had to become
+    durable at some time; `written`: its parts are. `passed`: a rank has continued without its part.
+    `loose`: its RAM might be freed when the present attempt began, and may have been freed just
+    then.
     """
 
     count: int
@@ -126,7 +129,7 @@ class Oracle:
         return found
 
     def counts(self, one: Id) -> bool:
-        """Whether it stands on the present timeline."""
+        """Return whether it is on the present timeline."""
         return one.step <= self.limits().get(one.attempt, -1)
 
     def offered(self) -> list[Id]:
@@ -144,7 +147,7 @@ class Oracle:
         }
 
     def is_begun(self, step: int) -> bool:
-        """Whether something of that step stands somewhere, on the timeline."""
+        """Return whether any part of that step is in any tier, on the timeline."""
         return any(one.step == step and self.counts(one) for one in self.kept)
 
     def committed(self) -> set[Id]:
@@ -219,11 +222,11 @@ class Oracle:
         ]
 
     def going(self) -> list[Id]:
-        """What the agent may give up in RAM from now on, and has once it has settled."""
+        """Return what the agent may free in RAM from now on, and has freed once it has settled."""
         return [one for one, kept in self.kept.items() if kept.told and self._may_go(one, kept)]
 
     def learn_written(self, on_disk: Iterable[Id]) -> None:
-        """Takes from what stands on the disk which of those that were wanted have their parts."""
+        """Learn from the disk's contents which of the wanted checkpoints have their parts there."""
         last = max((one.step for one in self.committed()), default=-1)
         for one, kept in list(self.kept.items()):
             if kept.wanted and one in on_disk:
@@ -233,7 +236,7 @@ class Oracle:
                 self._forget(one)
 
     def learn_gone(self, in_ram: Iterable[Id]) -> None:
-        """Takes from what stands in RAM which of those that may go are gone by now."""
+        """Learn from RAM's contents which of the checkpoints that may go are gone by now."""
         loose = {one for one, kept in self.kept.items() if kept.loose and kept.parts}
         for one in (loose | set(self.going())) - set(in_ram):
             self._drop_ram(one)
@@ -296,7 +299,7 @@ class Oracle:
     # What fails.
 
     def lose_trainers(self) -> None:
-        """What they sealed and had not come to tell counts too."""
+        """End the trainers; parts that they sealed and had not reported count too."""
         for one, kept in self.kept.items():
             if one.attempt == self.group:
                 kept.told |= kept.parts
@@ -309,7 +312,7 @@ class Oracle:
         self.policy = None
 
     def start_agent(self) -> None:
-        """It adopts what stands in RAM; without trainers it clears and finishes what they left."""
+        """Adopt RAM's contents; without trainers, clear and finish what they left."""
         if self.group is None:
             self.led = None
         for one, kept in list(self.kept.items()):

@@ -1,15 +1,15 @@
-"""A disk with a volatile write cache, in one process: what a cut of its power leaves is known.
+"""Serve a disk with a volatile write cache: the data left by a cut of its power is known.
 
-A process of its own serves one file through FUSE; a loop device on that file is the disk. What a
-write brings stays in the cache until the disk is told to flush. A cut keeps all that was flushed
-and, of what was written since, whatever chance wants: nothing, all, the first so many writes, or
-some of the sectors. Any of these is legal: a disk promises no more for writes that nobody flushed,
-and one sector is never torn. The copy is of one moment because one thread does it all: the cut is
-taken before the next request is looked at.
+A process of its own serves one file through FUSE; a loop device on that file is the disk. Written
+data stays in the cache until the disk is flushed. A cut keeps everything that was flushed and, of
+later writes, a random choice: nothing, all, the first so many writes, or some of the sectors. Any
+of these is legal: a disk promises no more for writes that were not flushed, and one sector is never
+torn. The copy is of one moment because one thread does everything: the cut is taken before the next
+request is handled.
 
-Arguments: the image, the file to mount on, a folder for cuts. It says `{"ready": true}`; takes
-lines `{"seed": …, "cuts": …, "gap": …}`; then cuts after each 1 to `gap` further requests and tells
-each cut on a line. It ends when its input does.
+Arguments: the image, the file to mount on, a folder for cuts. It prints `{"ready": true}`; takes
+lines `{"seed": …, "cuts": …, "gap": …}`; then cuts after each 1 to `gap` further requests and
+prints a line for each cut. It ends when its input does.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Disk:
         self._cache.clear()
 
     def cut(self, cuts: Cuts) -> None:
-        """Keeps what the disk would hold if its power were cut now, and tells it."""
+        """Keep what the disk would hold if its power were cut now, and print the cut."""
         at = time.monotonic()
         how, sectors = cuts.survivors(self._cache)
         left = bytearray(self._durable)

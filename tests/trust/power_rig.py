@@ -58,7 +58,7 @@ def why_not() -> str | None:
 
 
 class PowerError(Exception):
-    """A tool that the test needs did not do what it should: says which and what it said."""
+    """A tool that the test needs failed: which one, and its output."""
 
 
 def tool(*command: str | Path, codes: tuple[int, ...] = (0,)) -> str:
@@ -87,7 +87,7 @@ def loop_device(file: Path, *options: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def mounted(device: str | Path, where: Path, options: str = "") -> Iterator[Path]:
-    """An ext4 file system, mounted; what uses it at the end is let go first."""
+    """Mount an ext4 file system; at the end its users are stopped first."""
     where.mkdir(exist_ok=True)
     tool("mount", "-t", "ext4", "-o", options or "defaults", device, where)
     try:
@@ -192,7 +192,7 @@ def _unmounted(file: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Cut:
-    """One cut: where its image is, when it was, and what the disk says of it."""
+    """One cut: the path of its image, its time, and the disk's report of it."""
 
     image: Path
     time: float
@@ -212,25 +212,25 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Deeds:
-    """What the trainer said it did; see `power_trainer`."""
+class Actions:
+    """The actions that the trainer reported; see `power_trainer`."""
 
     begun: list[dict[str, Any]]
     acknowledged: list[dict[str, Any]]
 
     def at(self, cut: Cut) -> tuple[list[dict[str, Any]], int]:
-        """The deeds any of which may be the last that survived `cut`, and the last acknowledged."""
+        """Return the actions that may be the last to survive `cut`, and the last acknowledged."""
         sure = max(
             (a["acknowledged"] for a in self.acknowledged if a["time"] < cut.time), default=0
         )
-        nothing = {"deed": 0, "newest": None, "second": None}
-        deeds = [nothing, *(d for d in self.begun if d["begun"] < cut.time)]
-        return [deed for deed in deeds if deed["deed"] >= sure], sure
+        nothing = {"action": 0, "newest": None, "second": None}
+        actions = [nothing, *(d for d in self.begun if d["begun"] < cut.time)]
+        return [action for action in actions if action["action"] >= sure], sure
 
 
 def cut_run(
     folder: Path, setting: Setting, seed: str, count: int, gap: int
-) -> tuple[list[Cut], Deeds]:
+) -> tuple[list[Cut], Actions]:
     """Trains, and cuts the power `count` times; the training itself does not notice."""
     journal = folder / "journal"
     told = json.dumps({"seed": seed, "ram": setting.ram})
@@ -250,14 +250,14 @@ def cut_run(
     return cuts, _read(journal)
 
 
-def _read(journal: Path) -> Deeds:
+def _read(journal: Path) -> Actions:
     lines = []
     for line in journal.read_text().splitlines() if journal.exists() else []:
         # The trainer was killed: its last line may be cut short.
         with contextlib.suppress(json.JSONDecodeError):
             lines.append(json.loads(line))
-    return Deeds(
-        begun=[line for line in lines if "deed" in line],
+    return Actions(
+        begun=[line for line in lines if "action" in line],
         acknowledged=[line for line in lines if "acknowledged" in line],
     )
 
@@ -277,18 +277,18 @@ def _start_agent(one: Host, run: Path, not_synced: str) -> None:
 # What comes back.
 
 
-def problems_of(cut: Cut, deeds: Deeds, setting: Setting, folder: Path) -> list[str]:
+def problems_of(cut: Cut, actions: Actions, setting: Setting, folder: Path) -> list[str]:
     """All that is not as promised in what `cut` left; its image is removed."""
     folder.mkdir()
     try:
-        return list(_problems(cut, deeds, setting, folder))
+        return list(_problems(cut, actions, setting, folder))
     except PowerError as error:
         return [str(error)]
     finally:
         cut.image.unlink()
 
 
-def _problems(cut: Cut, deeds: Deeds, setting: Setting, folder: Path) -> Iterator[str]:
+def _problems(cut: Cut, actions: Actions, setting: Setting, folder: Path) -> Iterator[str]:
     options = setting.options
     with loop_device(cut.image, "--sector-size", "4096") as device:
         with mounted(device, folder / "mounted", options):
@@ -296,7 +296,7 @@ def _problems(cut: Cut, deeds: Deeds, setting: Setting, folder: Path) -> Iterato
         tool("fsck.ext4", "-fn", device)
         with mounted(device, folder / "mounted", options) as root, host() as again:
             run = root / "run"
-            possible, sure = deeds.at(cut)
+            possible, sure = actions.at(cut)
             if sure:
                 yield from _verified(again, run)
             trainer = again.start(
@@ -308,10 +308,10 @@ def _problems(cut: Cut, deeds: Deeds, setting: Setting, folder: Path) -> Iterato
                 return
             found = json.loads(out.splitlines()[-1])
             yield from _amiss(found, possible, sure)
-            for deed in deeds.begun[:sure]:
-                back = [save for save in deed["gone"] if save in found["saves"]]
+            for action in actions.begun[:sure]:
+                back = [save for save in action["gone"] if save in found["saves"]]
                 if back:
-                    yield f"{back} came back; {deed} was acknowledged"
+                    yield f"{back} came back; {action} was acknowledged"
             yield from _verified(again, run)
 
 
@@ -330,17 +330,17 @@ def _amiss(found: dict[str, Any], possible: list[dict[str, Any]], sure: int) -> 
         yield f"steps {found['wrong']} have wrong bits"
     if found["told"]:
         yield f"something was bad: {found['told']}"
-    if not any(_fits(found, deed, possible, sure) for deed in possible):
+    if not any(_fits(found, action, possible, sure) for action in possible):
         yield f"found {found}, expected what one of these left: {possible}; {sure} was acknowledged"
 
 
 def _fits(
-    found: dict[str, Any], deed: dict[str, Any], possible: list[dict[str, Any]], sure: int
+    found: dict[str, Any], action: dict[str, Any], possible: list[dict[str, Any]], sure: int
 ) -> bool:
-    """Whether what was found is what `deed` left; its second save must be there if it was sure."""
-    if found["newest"] != deed["newest"]:
+    """Return whether `action` left what was found; its second save must exist if it was sure."""
+    if found["newest"] != action["newest"]:
         return False
-    second = deed["second"]
+    second = action["second"]
     first = possible[0]
     was_sure = sure > 0 and second in (first["newest"], first["second"])
     return second is None or not was_sure or second in found["saves"]

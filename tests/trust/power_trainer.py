@@ -1,12 +1,12 @@
-"""A training run that tells from outside its disk what it did; and the run after the cut.
+"""Train, and record the actions outside of the disk; check the run after the cut.
 
-Each save has a serial number, and its state follows from step and serial alone, so that whatever is
-restored tells which save it is, to the bit.
+Each save has a serial number, and its state follows from step and serial alone, so that restored
+data identifies its save, to the bit.
 
-`power_trainer.py train RUN JOURNAL OPTIONS` trains until it is killed. The journal lies on another
-file system. It has a line before each deed that changes what the run would go on from
-(`{"deed": n, "kind": …, "newest": …, "second": …, "gone": …, "begun": time}`), and one when all
-deeds so far are acknowledged as durable (`{"acknowledged": n, "time": …}`).
+`power_trainer.py train RUN JOURNAL OPTIONS` trains until it is killed. The journal is on another
+file system. It has a line before each action that changes from what the run would continue
+(`{"action": n, "kind": …, "newest": …, "second": …, "gone": …, "begun": time}`), and one when all
+actions so far are acknowledged as durable (`{"acknowledged": n, "time": …}`).
 
 `power_trainer.py check RUN OPTIONS` resumes, saves one step more, restores every step, and prints
 one line of what it found. Options: `seed`; `ram`, whether there is a RAM tier.
@@ -61,7 +61,7 @@ def state_of(step: int, serial: int) -> dict[str, Any]:
 
 
 def is_right(state: dict[str, Any]) -> bool:
-    """Whether a state is that of the save that it says it is."""
+    """Return whether a state is that of the save that it names."""
     right = state_of(state["step"], state["serial"])
     return (
         state["data"].value == right["data"].value
@@ -82,7 +82,7 @@ def open_manager(directory: str, keep: int, has_ram: bool) -> holdfast.Checkpoin
 
 
 class Training:
-    """The run, and what it must be able to go on from after each deed."""
+    """The run, and what it must be able to go on from after each action."""
 
     def __init__(
         self, manager: holdfast.CheckpointManager, journal: Path, chance: random.Random
@@ -91,7 +91,7 @@ class Training:
         self._journal = journal.open("a", buffering=1)
         self._chance = chance
         self._timeline: list[tuple[int, int]] = []
-        self._deed = 0
+        self._action = 0
         self._serial = 0
         self._step = -1
         self._since = 0
@@ -104,8 +104,8 @@ class Training:
         if self._since < 3:
             self.save()
             return
-        deed = self._chance.choice([self.save] * 2 + [self.overwrite, self.go_back, self.delete])
-        deed()
+        action = self._chance.choice([self.save] * 2 + [self.overwrite, self.go_back, self.delete])
+        action()
 
     def save(self) -> None:
         """Trains on to the next step that is due, saves it, and mostly waits until it is durable.
@@ -172,12 +172,12 @@ class Training:
         self._acknowledge()
 
     def _begin(self, kind: str, timeline: list[tuple[int, int]]) -> None:
-        self._deed += 1
+        self._action += 1
         second = timeline[-2] if len(timeline) > 1 else None
         newest = timeline[-1] if timeline else None
         gone = [save for save in self._timeline if save not in timeline]
         self._say(
-            deed=self._deed,
+            action=self._action,
             kind=kind,
             newest=newest,
             second=second,
@@ -186,7 +186,7 @@ class Training:
         )
 
     def _acknowledge(self) -> None:
-        self._say(acknowledged=self._deed, time=time.monotonic())
+        self._say(acknowledged=self._action, time=time.monotonic())
 
     def _say(self, **line: Any) -> None:
         self._journal.write(json.dumps(line) + "\n")

@@ -60,7 +60,7 @@ def test_training_goes_on_while_the_agent_stands_still(one_host: Host, tmp_path:
             before = living.said("step")[-1]["step"]
             time.sleep(STOPPED_SECS / 2)
             during = [line for line in living.said("step") if line["step"] > before]
-        # Each step takes some 10 ms; one that is due is given up instead of waiting for the agent.
+        # Each step takes some 10 ms; a due one is dropped instead of waiting for the agent.
         assert len(during) > 20, during
         assert not any(line["saved"] for line in during)
         newest = living.said("step")[-1]["step"]
@@ -148,7 +148,7 @@ def test_a_peer_that_takes_connections_and_never_answers_is_given_up(tmp_path: P
     with in_process_host(tmp_path) as one:
         one.start_agent()
         client = AgentClient(one.folder, timeout_secs=0.5)
-        # Nobody runs the agent's loop here, so that it accepts nothing.
+        # The agent's loop does not run here, so that it accepts nothing.
         with pytest.raises(AgentGoneError):
             client.call("status", protocol.Empty(), protocol.AgentStatus)
         client.close()

@@ -59,7 +59,7 @@ KEEP_ALL = preservation_policy.LatestN(1000)
 
 @dataclass
 class Answer:
-    """What a restore gave, and everything that it told."""
+    """The result of a restore, and all its reports."""
 
     id: CheckpointId
     state: object
@@ -117,7 +117,7 @@ def expected_candidates(view: str) -> list[CheckpointId]:
 
 
 def check_fallback(run: DamagedRun, fault: Fault, view: str, answer: Answer) -> None:
-    """The step may be older only where no tier has all of the newer one, and that is told."""
+    """Check that an older step is restored only if no tier has the newer, and is reported."""
     for checkpoint in expected_candidates(view):
         if checkpoint == answer.id:
             break
@@ -151,7 +151,7 @@ def on_the_way(run: DamagedRun, fault: Fault, view: str, answer: Answer) -> list
             continue
         in_ram = view == "ahead" or (view == "with-ram" and checkpoint in TIMELINE[-2:])
         is_read_first = kind == "RAM image" or not in_ram
-        # A copy that is not there is no copy; where there is no other, `skipped` tells of it.
+        # A missing copy is no copy; where there is no other, `skipped` names it.
         if data is None and checkpoint not in answer.skipped:
             continue
         is_image = kind.endswith("image")
@@ -174,7 +174,7 @@ def is_told(run: DamagedRun, path: Path, data: bytes | None, told: str) -> bool:
         return False
     pristine = run.pristine[path]
     if not kind_of(path).endswith("image"):
-        # The digest that a record says it has may itself be what is damaged.
+        # The recorded digest may itself be damaged.
         pair = re.search(r"bytes \[0, \d+\).* expected .{32}.*found [0-9a-f]{32}", told)
         pair = pair or re.search(r"bytes \[0, \d+\) have digest [0-9a-f]{32}, expected", told)
         return bool(pair or "ends with" in told or "it is the" in told)
@@ -347,7 +347,7 @@ def manager_state(step: int) -> dict[str, object]:
 
 
 def spoil_data(path: Path, pristine: bytes, rng: random.Random) -> tuple[str, bytes]:
-    """One bit, or 64 bytes, that a reader of the whole file has to use; says where."""
+    """Change one bit, or 64 bytes, that a reader of the whole file has to use; return where."""
     first = 4096 if path.suffix == ".safetensors" else 0
     spoilt, start = bytearray(pristine), rng.randrange(first, len(pristine) - 64)
     if rng.random() < 0.5:

@@ -1,8 +1,8 @@
-"""Every state that a crash can leave is opened: what was acknowledged is there, and nothing else.
+"""Check every state that a crash can leave: it holds what was acknowledged, and nothing else.
 
-What a store does is recorded; of the record every crash is made (`holdfast.testing.crash_states`),
-and a new agent and a new trainer open what it left. What they have to find is told by the marks in
-the record (`crash_oracle`), not by Holdfast.
+The operations of a store are recorded; from the record every crash is made
+(`holdfast.testing.crash_states`), and a new agent and a new trainer open the result. The expected
+contents follow from the marks in the record (`crash_oracle`), not from Holdfast.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ from tests.trust.in_process import InProcessHost, StepClock, read_checkpoint, ri
 
 SEED = 20260801
 TOKENS_BEFORE = 1_000_000
-# What two ranks held that died before the older of two checkpoints was given up: for each an image
-# that both keep, and their own. It stays until the next attempt's first one, in a slot more, is
-# complete, and its slots are free then, for whatever comes.
+# The images of two ranks that died before the older of two checkpoints was recycled: for each an
+# image that both keep, and their own. They stay until the next attempt's first checkpoint, in a
+# further slot, is complete; then the slots are free.
 SLOTS_MAX = 2 * 3 + 1
 TOLD_COUNT = 8
 # The share of the states that is opened: of one crash in the fast tests (the soak test opens all),
@@ -133,7 +133,7 @@ def _id(one: CheckpointId) -> Id:
 
 
 def failures(run: Path, adopted: Seen) -> Iterator[str]:
-    """The events that tell of a failure, but of what stands off the timeline and was fenced."""
+    """Return the events that report a failure, without those of fenced data off the timeline."""
     for path in (run / "events").glob("*.jsonl"):
         for line in path.read_text().splitlines():
             event = json.loads(line)
@@ -164,7 +164,7 @@ def left_over(root: Path) -> Iterator[str]:
 
 @dataclass
 class Tally:
-    """States that were opened, each once; the outcome of one serves all who meet it again.
+    """States that were opened, each once; equal states share the outcome.
 
     `share` of the states are opened, drawn with the seed.
     """
@@ -183,7 +183,7 @@ class Tally:
             if state.done_count != done_count:
                 promised = expectation(log.marks(state.done_count))
                 if promised != expected:
-                    # A state that was met is to be held against it anew.
+                    # A state that was opened before is compared with this outcome, too.
                     checked.clear()
                 expected, done_count = promised, state.done_count
             self.crash_count += 1

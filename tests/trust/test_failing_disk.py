@@ -1,8 +1,8 @@
-"""Real processes on storage that fails: the training goes on, is told, and saves again.
+"""Check real processes on failing storage: the training continues, is notified, and saves again.
 
 The agent's storage fails on purpose (`failing_agent`), or a disk of the test's own is full, frozen
-or dead, for the agent and the trainer alike. What fails is told once, with its step, at the
-next save; no save waits for storage; once the storage works, the next save is durable.
+or dead, for the agent and the trainer alike. A failure is reported once, with its step, at the next
+save; no save waits for storage; once the storage works, the next save is durable.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def one_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
 
 
 def check_failures(told: list[tuple[int, int]], interval: int = 5) -> None:
-    """Each failed step is a step that was due, and is told once, later."""
+    """Check that each failed step was due, and is reported once, later."""
     assert len({step for step, _ in told}) == len(told), f"told twice: {told}"
     assert all(step % interval == 0 and step < at for step, at in told), told
 

@@ -1,8 +1,8 @@
-"""Storage that fails: each operation of a save and of a delete, in each way that storage knows.
+"""Fail each operation of a save and of a delete, in each way in which storage fails.
 
-The engine's calls first, over stores whose n-th operation fails, for every n; then an agent in this
-process over such stores. What real processes do with a disk that is full, stalls or dies stands in
-`test_failing_disk`.
+The engine's calls come first, over stores whose n-th operation fails, for every n; then an agent in
+this process over such stores. `test_failing_disk` runs real processes with a disk that is full,
+stalls or dies.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _check_one(case: Case, place: Place, plan: FailurePlan) -> None:
     assert place.files.open_descriptors() == {}
     clear(place)
     assert place.left_behind() == []
-    # Two parts of each checkpoint, and one that was given up and is free.
+    # Two parts of each checkpoint, and one that was discarded and is free.
     assert place.slot_count() <= 5
     for store in place.sound():
         place.check_reads(OLD, store)
@@ -192,7 +192,7 @@ def _check_restore(failing: Failing, place: Place, plan: FailurePlan) -> None:
     # A close that fails loses nothing, and a short read is read on.
     is_harmless = plan.fault is SHORT or {hit.name for hit in plan.hits} == {"close"}
     told = [*report.passed_over, *(reason for _, _, reason in report.skipped)]
-    # Of an attempt's record there is a copy, which the log tells of.
+    # An attempt's record has a copy, which the log names.
     is_record = all("/attempts/" in str(hit.path) for hit in plan.hits)
     assert is_harmless or is_record or told, "what was passed over is told"
     assert restored.id == NEW or [s[:2] for s in report.skipped] == [(NEW.step, NEW.attempt)]
@@ -214,7 +214,7 @@ def test_a_restore_whose_nth_operation_fails_takes_the_next_copy_and_tells_it(
 
 
 @dataclass(frozen=True)
-class Deed:
+class Action:
     """What an agent is asked for while its `tier` fails."""
 
     name: str
@@ -247,18 +247,18 @@ def _delete(host: InProcessHost, trainer: Trainer) -> None:
     host.settle()
 
 
-DEEDS = [
-    Deed("save", "run", _save),
-    Deed("save", "agent", _save_and_lose_trainer),
-    Deed("adopt", "run/checkpoints", _adopt),
-    Deed("adopt", "agent", _adopt),
-    Deed("delete", "run", _delete),
-    Deed("delete", "agent", _delete),
+ACTIONS = [
+    Action("save", "run", _save),
+    Action("save", "agent", _save_and_lose_trainer),
+    Action("adopt", "run/checkpoints", _adopt),
+    Action("adopt", "agent", _adopt),
+    Action("delete", "run", _delete),
+    Action("delete", "agent", _delete),
 ]
 
 
-def try_deed(deed: Deed, root: Path, plan: FailurePlan) -> None:
-    """Saves step 1, does the deed while `plan` holds, and saves step 3."""
+def try_action(action: Action, root: Path, plan: FailurePlan) -> None:
+    """Saves step 1, does the action while `plan` holds, and saves step 3."""
     files = FailingFileSystem()
     # What fails is tried again after some time, which goes by while this host settles.
     with contextlib.closing(ModelHost(root, files=files, preserve=LatestN(1))) as host:
@@ -266,17 +266,17 @@ def try_deed(deed: Deed, root: Path, plan: FailurePlan) -> None:
         trainer = host.attach()
         host.save(trainer, 1)
         host.settle()
-        if deed.call is not _delete:
+        if action.call is not _delete:
             host.seal(trainer, CheckpointId(2, 1))
         files.plan = plan
         raised = None
         try:
-            deed.call(host, trainer)
+            action.call(host, trainer)
         except HoldfastError as error:
             raised = error
         files.plan = nothing
-        _check_told(host, deed, raised)
-        _check_next_save(host, trainer, deed)
+        _check_told(host, action, raised)
+        _check_next_save(host, trainer, action)
         # The next agent finds nothing that the failure left.
         host.crash_agent()
         for one in host.trainers:
@@ -288,12 +288,12 @@ def try_deed(deed: Deed, root: Path, plan: FailurePlan) -> None:
         assert files.open_descriptors() == {}
 
 
-def _check_told(host: InProcessHost, deed: Deed, raised: HoldfastError | None) -> None:
+def _check_told(host: InProcessHost, action: Action, raised: HoldfastError | None) -> None:
     kinds = {notice.kind: notice for notice in host.state.notices._notices if notice.id == (2, 1)}
     kinds.pop("preserved", None)
     timeline = [named(one) for one in host.look().timeline]
-    if deed.call is _delete:
-        # It is gone, or the caller was told and may ask again.
+    if action.call is _delete:
+        # It is gone, or the caller got an error and may repeat the call.
         assert raised is not None or timeline == []
         if timeline:
             host.delete(1)
@@ -301,13 +301,13 @@ def _check_told(host: InProcessHost, deed: Deed, raised: HoldfastError | None) -
         return
     assert raised is None
     assert len(kinds) == 1, f"the trainer was told {kinds}"
-    if "failed" in kinds and deed.tier != "agent":
+    if "failed" in kinds and action.tier != "agent":
         assert timeline == [(1, 1), (2, 1)], "the one before stays"
     assert timeline[-1] == (2, 1), "RAM has it either way"
     check_offered(host, timeline)
 
 
-def _check_next_save(host: InProcessHost, trainer: Trainer, deed: Deed) -> None:
+def _check_next_save(host: InProcessHost, trainer: Trainer, action: Action) -> None:
     if host.state.group is None:
         trainer = host.attach()
     last = CheckpointId(3, trainer.attempt)
@@ -333,28 +333,32 @@ def _left_behind(host: InProcessHost) -> list[str]:
     return [str(path) for path in strangers + hidden]
 
 
-def count_deed(deed: Deed, root: Path) -> int:
-    plan = FailurePlan(None, path=f"*/{deed.tier}/*")
-    try_deed(deed, root, plan)
+def count_action(action: Action, root: Path) -> int:
+    plan = FailurePlan(None, path=f"*/{action.tier}/*")
+    try_action(action, root, plan)
     shutil.rmtree(root)
     return plan.seen
 
 
-@pytest.mark.parametrize("deed", DEEDS, ids=lambda deed: f"{deed.name}, {deed.tier} fails")
-def test_an_agent_whose_nth_operation_fails_tells_it_and_makes_the_next_save(deed: Deed) -> None:
+@pytest.mark.parametrize(
+    "action", ACTIONS, ids=lambda action: f"{action.name}, {action.tier} fails"
+)
+def test_an_agent_whose_nth_operation_fails_tells_it_and_makes_the_next_save(
+    action: Action,
+) -> None:
     with memory_folder() as folder:
         root = Path(folder, "host")
-        count = count_deed(deed, root)
+        count = count_action(action, root)
         assert count >= 4
         for number in range(1, count + 1):
-            fail_deed(deed, root, number, KINDS[number % len(KINDS)])
+            fail_action(action, root, number, KINDS[number % len(KINDS)])
 
 
-def fail_deed(deed: Deed, root: Path, number: int, kind: tuple[Fault, float]) -> None:
+def fail_action(action: Action, root: Path, number: int, kind: tuple[Fault, float]) -> None:
     fault, length = kind
-    plan = FailurePlan(fault, at=number, until=number + length, path=f"*/{deed.tier}/*")
-    with Noted(deed, number, plan):
-        try_deed(deed, root, plan)
+    plan = FailurePlan(fault, at=number, until=number + length, path=f"*/{action.tier}/*")
+    with Noted(action, number, plan):
+        try_action(action, root, plan)
         assert plan.hits
     shutil.rmtree(root)
 
@@ -397,14 +401,14 @@ def test_every_operation_of_every_call_fails_in_every_way(tmp_path: Path) -> Non
 
 
 @pytest.mark.soak
-def test_every_operation_of_every_deed_of_an_agent_fails_in_every_way() -> None:
+def test_every_operation_of_every_action_of_an_agent_fails_in_every_way() -> None:
     tried = 0
     with memory_folder() as memory:
         root = Path(memory, "host")
-        for deed in DEEDS:
-            for number in range(1, count_deed(deed, root) + 1):
+        for action in ACTIONS:
+            for number in range(1, count_action(action, root) + 1):
                 for kind in KINDS:
-                    fail_deed(deed, root, number, kind)
+                    fail_action(action, root, number, kind)
                     tried += 1
     wanted = "every n and kind: told once, older ones stay, the next save works"
     tell("failing storage, agent", wanted, f"{tried} of {tried}")

@@ -1,6 +1,6 @@
-"""What stands in a run's folder in place of a file: links, pipes, sockets, folders, huge files.
+"""Put links, pipes, sockets, folders and huge files in the place of a run's files.
 
-Nothing waits for it, nothing follows it, and nothing takes memory for what it only claims to hold.
+No call waits for them or follows them, and none allocates memory for what they only claim to hold.
 """
 
 from __future__ import annotations

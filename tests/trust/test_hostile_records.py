@@ -75,7 +75,7 @@ def tree_of(run: DamagedRun, name: str) -> Tree:
 
 
 def commit_lies(run: DamagedRun, lie: Callable[[Tree], None], *records: str) -> None:
-    """Changes records of the newest checkpoint, seals them anew and commits them so."""
+    """Change records of the newest checkpoint, seal them again and commit them."""
     manifest = tree_of(run, MANIFEST)
     for rank, name in enumerate((PART_0, PART_1)):
         if name in records:
@@ -163,7 +163,7 @@ def test_an_array_without_bytes_may_not_have_extents_that_no_library_takes(
 def test_an_array_of_10_to_the_12_elements_is_refused_without_memory_for_it(
     run: DamagedRun,
 ) -> None:
-    # All says the same: the size of the image, and a digest for each of its blocks.
+    # All records agree: the size of the image, and a digest for each of its blocks.
     def lie(tree: Tree) -> None:
         size = 10**12
         array_of(tree).update(

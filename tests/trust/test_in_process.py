@@ -1,4 +1,4 @@
-"""The host in one process does what the real one does: what the other tests here stand on."""
+"""Check that the host in one process behaves as the real one: other tests here rely on it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""SIGKILL at random moments: every time back, bit for bit, and no sealed step lost.
+"""Kill processes at random moments: each time the run is back, with every sealed step.
 
-Whoever is killed, RAM stays: it is the host's. So each start has to find the newest step that was
-sealed, in RAM, whether the trainer died, or its agent, or both.
+What is restored is equal bit for bit. RAM belongs to the host and outlives its processes. So each
+start has to find the newest step that was sealed, in RAM, whether the trainer died, or its agent,
+or both.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def kill_both(killing: Killing, count: int) -> None:
 
 
 def kill_restoring_trainers(killing: Killing, count: int) -> None:
-    """Those that did not say that they have restored were killed in the middle of it."""
+    """Kill trainers in the middle of a restore: those that have not printed that they restored."""
     secs = 0.0
     target = killing.killed + count
     while killing.killed < target:
@@ -189,7 +190,7 @@ _reached: dict[str, tuple[int, int]] = {}
 
 @pytest.fixture
 def killing(request: pytest.FixtureRequest, one_host: Host, tmp_path: Path) -> Iterator[Killing]:
-    """A run to be killed, with the seed of the test's name; told when the test ends."""
+    """Yield a run whose processes are killed, with the seed of the test's name; report it."""
     name = request.node.name
     kilobytes = FAST_KILOBYTES
     if "victims" in request.fixturenames:

@@ -1,9 +1,9 @@
-"""The model: whatever is saved, restored, deleted, killed and taken over, the run is as it should.
+"""Compare a run with its model while it is saved, restored, deleted, killed and taken over.
 
-A state machine does to a real agent, in this process and over the real stores, what trainers,
-people and crashes do, and does the same to a plain dict (`model_oracle`). After each step both
-tiers must hold exactly what the dict holds, no more and no less, and each checkpoint that is
-offered must read back bit for bit. Where the docs leave a choice, the oracle says which it expects.
+A state machine applies the operations of trainers and people, and crashes, to a real agent, in this
+process and over the real stores, and to a plain dict (`model_oracle`). After each step both tiers
+must hold exactly what the dict holds, no more and no less, and each checkpoint that is offered must
+read back bit for bit. Where the docs leave a choice, the oracle defines what it expects.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def is_between_saves(machine: Machine) -> bool:
 
 
 class Machine(RuleBasedStateMachine):
-    """One run on one host. What is said of `trainer` is what it knows of itself."""
+    """One run on one host. `trainer` describes what the trainer knows of itself."""
 
     ran: ClassVar[Counter[str]] = Counter()
     examples: ClassVar[int] = 0
@@ -203,7 +203,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(is_idle)
     @rule(gap=GAPS, due=st.booleans())
     def seal_untold(self, gap: int, due: bool) -> None:
-        """All ranks have sealed, and not come to tell the agent."""
+        """Seal all ranks' parts without reporting them to the agent."""
         self._begin("seal untold")
         one = self._next(gap)
         for rank in range(self.trainer.count):
@@ -336,7 +336,7 @@ class Machine(RuleBasedStateMachine):
             assert is_half, f"nothing was told of {one}, which ranks {ranks} sealed"
 
     def _hear(self) -> None:
-        """The trainer's watcher hears what the agent tells of its saves."""
+        """Take a notice as the trainer's watcher does."""
         self.heard |= self.host.answers().keys()
         for one, kind in self.host.answers().items():
             if self.accepted.pop(one, None) is not None and kind == "committed":
@@ -381,7 +381,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: not self.is_agent_up)
     @rule()
     def start_agent(self) -> None:
-        """Another agent; the trainers that live join it and tell it what was not answered."""
+        """Start another agent; live trainers reattach and report what was not answered."""
         self._begin("start agent")
         self.host.start_agent()
         self.is_agent_up = True

@@ -1,4 +1,4 @@
-"""Cases of the model that one comes to by thought: told step by step, each with its promise."""
+"""Check cases of the model that were found by thought, step by step, each with its promise."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def host() -> Iterator[ModelHost]:
 
 
 def sealed(host: ModelHost, trainer: Trainer, one: Id, rank: int) -> None:
-    """One rank's part stands in RAM, and nobody was told."""
+    """Seal one rank's part in RAM without reporting it."""
     slot = host.want_slot(trainer, one, rank)
     assert slot.name is not None
     host.fill(trainer, one, rank, slot.name)
@@ -93,7 +93,7 @@ def test_what_all_ranks_sealed_is_kept_where_one_of_them_died_untold(host: Model
 
 
 def test_a_new_agent_does_not_write_again_what_is_committed(host: ModelHost) -> None:
-    """It finds it in RAM, and cannot know at once that nobody waits for it."""
+    """The agent finds it in RAM, and cannot know at once whether a trainer waits for it."""
     trainer = host.attach()
     one = host.save(trainer, 10)
     host.settle()
@@ -110,7 +110,7 @@ def test_a_new_agent_does_not_write_again_what_is_committed(host: ModelHost) -> 
 
 @pytest.mark.parametrize("how", ["taken over", "agent killed"])
 def test_a_slot_of_before_is_not_filled_over_a_sealed_image(host: ModelHost, how: str) -> None:
-    """Whoever got a slot and was held up finds it another's."""
+    """A trainer that got a slot and was delayed finds it in use by another."""
     late = host.attach(count=2)
     old = Id(10, 1)
     slot = host.want_slot(late, old, 0)
@@ -207,7 +207,7 @@ def test_what_is_due_on_an_abandoned_branch_is_answered_and_keeps_no_agent(
     if how == "agent killed":
         host.crash_agent()
         host.kill_trainer(trainer)
-        # The next agent cannot know that nobody waits for it.
+        # The next agent cannot know whether a trainer waits for it.
         host.start_agent()
     else:
         host.detach(trainer)
@@ -220,7 +220,7 @@ def test_what_is_due_on_an_abandoned_branch_is_answered_and_keeps_no_agent(
 
 
 def test_what_is_due_on_an_abandoned_branch_takes_no_room_from_later_saves(host: ModelHost) -> None:
-    """Else whoever wants a slot waits for storage, which never gets what it waits for."""
+    """Otherwise a trainer that needs a slot waits for storage, which never gets its data."""
     trainer = host.attach()
     first = host.save(trainer, 10)
     host.settle()
@@ -292,7 +292,7 @@ def test_a_fenced_trainer_can_delete_nothing(host: ModelHost) -> None:
 
 
 def test_a_save_that_is_deleted_on_its_way_is_answered(host: ModelHost) -> None:
-    """Else whoever waits until it is durable waits for ever."""
+    """Otherwise a wait until it is durable never ends."""
     trainer = host.attach()
     one = named(host.save(trainer, 10))
     host.delete(10)
@@ -316,7 +316,7 @@ def test_an_attempt_does_not_begin_at_a_checkpoint_that_is_gone(host: ModelHost)
 
 
 def test_a_save_that_was_dropped_is_answered_by_the_next_agent_too(host: ModelHost) -> None:
-    """The agent died before it could tell; the trainer asks the new one, which has nothing."""
+    """The agent died before its notice; the trainer asks the new one, which has nothing."""
     trainer = host.attach(count=2)
     half = Id(10, 1)
     sealed(host, trainer, half, 1)

@@ -1,4 +1,4 @@
-"""Real agents' processes that serve their RAM to one another, as their configuration says."""
+"""Run real agents' processes that serve their RAM to each other, as they are configured."""
 
 from __future__ import annotations
 

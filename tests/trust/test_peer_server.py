@@ -1,4 +1,4 @@
-"""What an agent serves its peers, to whom, and what it costs when they behave badly."""
+"""Check what an agent serves to which peers, and what misbehaving peers can cost."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def root() -> Iterator[Path]:
 
 @pytest.fixture
 def own(root: Path) -> Iterator[RamStore]:
-    """A RAM tier with an image and a record, and files beside it that nobody is to see."""
+    """A RAM tier with an image and a record, and files beside it that must not be served."""
     with contextlib.closing(ram(root)) as store:
         store.put(IMAGE, SIZE, [content(SIZE, 1)])
         store.put(RECORD, 6, [b"record"])
@@ -67,7 +67,7 @@ def connected(server: PeerServer) -> socket.socket:
 
 
 def told(server: PeerServer, request: bytes) -> bytes:
-    """All that the server says to these bytes, until it ends the connection or falls silent."""
+    """Return all that the server sends on these bytes, until it closes or stops sending."""
     with connected(server) as made:
         made.sendall(request)
         return all_of(made)
@@ -103,7 +103,7 @@ def assert_serves(server: PeerServer) -> None:
         assert peer.get(IMAGE) == content(SIZE, 1)
 
 
-# Who is answered.
+# Clients that get an answer.
 
 BAD_TOKENS = {
     "none": b"",
@@ -299,7 +299,7 @@ def test_a_head_that_is_too_long_or_none_ends_the_connection(
         # The server may end it before it has read all of that.
         with contextlib.suppress(ConnectionError):
             made.sendall(head)
-        # It says where it stopped to understand.
+        # The message names the place of the error.
         assert len(all_of(made)) < 1_000_000
     assert_serves(server)
 

@@ -21,7 +21,7 @@ from holdfast.format.names import CHECKPOINTS
 from holdfast.peers.config import LOOPBACK
 from holdfast.peers.server import PeerServer
 from holdfast.peers.server_connections import PeerLimits
-from holdfast.peers.tls import PeerTls, asking_context, serving_context
+from holdfast.peers.tls import PeerTls, client_context, server_context
 from holdfast.store.ram import RamStore
 from holdfast.store.slots import SlotPool
 from tests.engine.making import Made, memory_folder, random_array
@@ -188,7 +188,7 @@ def test_the_token_is_asked_for_under_tls_too(server: PeerServer, tls: PeerTls) 
 
 
 def test_an_older_tls_is_refused(server: PeerServer, tls: PeerTls) -> None:
-    context = asking_context(tls)
+    context = client_context(tls)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     raw = socket.create_connection((LOOPBACK, server.address.port), timeout=20)
@@ -212,7 +212,7 @@ def test_a_client_that_stops_reading_is_cut_off_and_its_slot_is_free(
     key = f"{CHECKPOINTS}/b.safetensors"
     own.put(key, 16 << 20, [bytes(16 << 20)])
     raw = socket.create_connection((LOOPBACK, server.address.port), timeout=20)
-    with asking_context(tls).wrap_socket(raw, server_hostname=LOOPBACK) as made:
+    with client_context(tls).wrap_socket(raw, server_hostname=LOOPBACK) as made:
         target = f"GET /{server._served.run_id}/objects/{key} HTTP/1.1\r\nHost: a\r\n"
         made.sendall(f"{target}Authorization: Bearer {TOKEN}\r\n\r\n".encode())
         assert made.recv(100)
@@ -236,7 +236,7 @@ def _anothers_key(tls: PeerTls, folder: Path) -> PeerTls:
 
 
 @pytest.mark.parametrize("spoil", [_missing, _no_pem, _anothers_key])
-@pytest.mark.parametrize("context", [serving_context, asking_context])
+@pytest.mark.parametrize("context", [server_context, client_context])
 def test_files_that_do_not_go_together_are_told(
     tls: PeerTls,
     tmp_path: Path,

@@ -1,8 +1,8 @@
-"""Power loss: the disk keeps what was flushed, and of the rest what it likes; all else is gone.
+"""Cut the power: the disk keeps what was flushed, and any part of the rest; all else is gone.
 
-See `power_disk` for what a cut leaves, and `power_rig` for what is asked of it. The seed says after
-how many requests to the disk each cut comes, what survives it, and what the trainer does; what of
-that the cut falls into is the machine's chance.
+See `power_disk` for what a cut leaves, and `power_rig` for what is required of it. The seed
+determines after how many requests to the disk each cut comes, what survives it, and what the
+trainer does; what the cut interrupts depends on the machine's timing.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def test_a_cut_of_the_power_costs_nothing_that_was_acknowledged(
             broken += problems
     under_way = {kind: seen[kind] for kind in ("save", "overwrite", "go back", "delete")}
     said = (
-        f"{seen['cut']} cuts, {len(broken)} broken; {sum(under_way.values())} fell within a deed "
+        f"{seen['cut']} cuts, {len(broken)} broken; {sum(under_way.values())} fell into an action "
         f"({', '.join(f'{kind}: {n}' for kind, n in under_way.items())}), "
         f"{seen['acknowledged']} after one was acknowledged, {seen['lost']} lost unflushed writes"
     )
@@ -151,11 +151,11 @@ def checked(
     """Cuts one run's power; for each cut, words to count it by, and what was not as promised."""
     seed = f"{SEED} {number}"
     place.mkdir()
-    cuts, deeds = cut_run(place, setting, seed, count, gap)
+    cuts, actions = cut_run(place, setting, seed, count, gap)
     for at, cut in enumerate(cuts):
-        possible, sure = deeds.at(cut)
-        problems = problems_of(cut, deeds, setting, place / f"after-{at}")
+        possible, sure = actions.at(cut)
+        problems = problems_of(cut, actions, setting, place / f"after-{at}")
         print(f"seed {seed}, cut {at}, {setting}, {cut}:", problems or "nothing lost")
-        told = ["cut", *(deed["kind"] for deed in possible[1:2])]
+        told = ["cut", *(action["kind"] for action in possible[1:2])]
         told += ["acknowledged"] * (sure > 0) + ["lost"] * (cut.lost > 0)
         yield told, [f"seed {seed}, cut {at}: {problem}" for problem in problems]

@@ -1,10 +1,10 @@
-"""RAM that is too small, fills up, is wiped, or is not to be had: no SIGBUS, the disk goes on.
+"""Take RAM that is too small, fills up, is wiped, or is missing: no SIGBUS, and the disk works on.
 
 Real processes, on a tmpfs of the test's own as the host's RAM. Whatever happens to it, the trainer
-lives and trains on, checkpoints keep becoming durable, and each save that is lost is told once.
+survives and trains on, checkpoints keep becoming durable, and each lost save is reported once.
 
-What is promised where somebody else changes the RAM tier's files: they are looked at right before
-each MiB is filled, so that one that was cut off, or has holes, is an error. Who cuts one off in the
+If another process changes the RAM tier's files: they are checked right before each MiB is filled,
+so that a file that was truncated, or has holes, is an error. A process that truncates one in the
 moment in which a MiB is copied into it can still kill the trainer with a SIGBUS.
 """
 
@@ -123,13 +123,13 @@ TROUBLES = [
 
 
 def train_through(one: Host, folder: Path, trouble: Callable[[Host], None]) -> int:
-    """Trains, has the trouble, trains on; returns how many saves were told to have failed."""
+    """Train, make the trouble, train on; return how many saves were reported as failed."""
     run = folder / "run"
     with trainer(one, run, folder / "until") as training:
         training.await_commit(run, -1)
         trouble(one)
         goes_on(training, run)
-        # One that nobody can find any more has left, and another has come.
+        # The agent that cannot be found any more has exited, and another one has started.
         wait_until(lambda: len(one.agent_processes()) == 1 and len(one.agents()) == 1)
         failures = ends_well(training, run)
     assert check_restorable(run) == committed(run)

@@ -134,8 +134,8 @@ def test_a_manager_closes_with_an_error_where_the_agent_stands_still(
         wait_until(lambda: sealed(run) > 0)
         with stopped(one_host.agent().pid):
             started = time.monotonic()
-            # Looking for another agent comes after the silence, once for the saver, which then
-            # tells that it gave up, and once for whoever waits or closes.
+            # The search for another agent follows the silence: once for the saver, which then
+            # reports that it ends, and once for the caller that waits or closes.
             code = closing.process.wait(4 * (SILENT_SECS + PULSE_SECS + START_SECS) + EASE_SECS)
             print(f"closed after {time.monotonic() - started:.0f} s")
         assert code == 1

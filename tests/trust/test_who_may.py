@@ -1,7 +1,7 @@
-"""Who may: an agent serves its own user, and follows no path that somebody else laid.
+"""Check access: an agent serves its own user, and follows no path that another user made.
 
-The tests are two users, of which one is a stranger who has had every chance: the mode bits stand
-open, or the place was taken before the owner came.
+The tests have two users, one of which is a stranger with every opportunity: open mode bits, or a
+place that was taken before its owner came.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def events_that_are_links_are_not_written_through(two: Users) -> None:
     said = two.trainer("save", two.run)
     assert said["told"] == "committed", said
     assert precious.read_text() == "precious\n"
-    assert "events are not written" in (events / f"agent-{HOST}.log").read_text()
+    assert "events: cannot write" in (events / f"agent-{HOST}.log").read_text()
 
 
 @way("name", "events", is_quick=False)
@@ -270,7 +270,7 @@ def a_run_in_a_strangers_folder_is_not_led_elsewhere(two: Users) -> None:
 
 @way()
 def root_is_refused_like_any_other_user(two: Users) -> None:
-    """The memory of a run is its user's alone; who is root can become that user."""
+    """The memory of a run is its user's alone; root can become that user."""
     folder = two.trainer("start", two.run)["folder"]
     said = two.trainer("call", folder, uid=0)
     assert said["error"] == "AgentGoneError"

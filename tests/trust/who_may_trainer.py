@@ -1,7 +1,7 @@
-"""A trainer of some user, without a framework: `start`, `save` or `call` a run; prints JSON.
+"""Run a trainer of some user, without a framework: `start`, `save` or `call` a run; print JSON.
 
 start RUN     finds or starts the agent; prints its folder, and its process
-save RUN      the same, and saves step 1; prints also what the agent told of it
+save RUN      the same, and saves step 1; prints also the agent's notices of it
 call FOLDER   asks the agent in that folder for its status
 """
 

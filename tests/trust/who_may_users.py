@@ -41,7 +41,7 @@ while more := connection.recv(65536):
 print(answer.split()[1].decode(), answer.rpartition(b"\\r\\n\\r\\n")[2].decode())
 """
 
-# Listens where an agent would, and prints how many bytes it was sent by whoever came.
+# Listens where an agent would, and prints the number of bytes that it receives.
 FAKE_AGENT = """
 import os, socket, sys
 os.chdir(sys.argv[1])
@@ -100,7 +100,7 @@ class Users:
         return out
 
     def trainer(self, *arguments: object, uid: int = OWNER, **extra: str) -> dict:
-        """What a trainer of that user says (`who_may_trainer`)."""
+        """Return the output of a trainer of that user (`who_may_trainer`)."""
         script = self.place / "code" / "tests" / "trust" / "who_may_trainer.py"
         return json.loads(self.python_as(uid, script, *arguments, **extra))
 
@@ -128,7 +128,7 @@ class Users:
         return path
 
     def make_file(self, path: Path, uid: int) -> Path:
-        """A file of that user that nobody is to write to."""
+        """Make a file of that user that must not be written to."""
         path.write_text("precious\n")
         os.chown(path, uid, uid)
         path.chmod(0o600)
@@ -191,7 +191,7 @@ def users() -> Iterator[Users]:
     """A place for both, whose processes and folders are gone on leaving."""
     place = Path(tempfile.mkdtemp(prefix="holdfast-test-", dir="/dev/shm"))
     try:
-        # Sticky, as the folder is in which agents' roots stand.
+        # Sticky, like the folder of agents' roots.
         place.chmod(0o1777)
         code = place / "code"
         shutil.copytree(ROOT / "src" / "holdfast", code / "holdfast")

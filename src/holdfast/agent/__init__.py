@@ -1,4 +1,5 @@
-"""The host's process: it owns the host's memory, persists, commits, and outlives the trainer.
+"""Run the host's agent, which owns the host's memory, persists, commits, and outlives the trainer.
 
-It imports neither JAX nor PyTorch. `python -m holdfast.agent` runs one; trainers start it.
+The package imports neither JAX nor PyTorch. `python -m holdfast.agent` runs one agent; trainers
+start it.
 """

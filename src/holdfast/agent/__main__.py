@@ -1,7 +1,8 @@
-"""`python -m holdfast.agent CONFIG`: one agent; trainers and `holdfast run` start it.
+"""Run one agent: `python -m holdfast.agent CONFIG`; trainers and `holdfast run` start it.
 
-The process that was started ends as soon as the agent has its place, so that the agent is nobody's
-child: whoever started it need not wait for it, and cannot leave it a zombie.
+The started process forks and exits as soon as the agent has its place. The agent is thereby no
+child of the process that started it: that process need not wait for it, and cannot leave it a
+zombie.
 """
 
 import os
@@ -12,18 +13,19 @@ def _main(argument: str) -> int:
     reading, writing = os.pipe()
     if os.fork():
         os.close(writing)
-        said = os.read(reading, 1)
-        # Nothing was said where the agent ended before it had its place.
-        return said[0] if said else 1
+        code = os.read(reading, 1)
+        # The pipe is empty where the agent ended before it had its place.
+        return code[0] if code else 1
     os.close(reading)
 
+    # Imported after the fork: the parent only relays the exit code.
     from holdfast.agent.process import main
 
-    def placed(code: int) -> None:
+    def on_placed(code: int) -> None:
         os.write(writing, bytes([code]))
         os.close(writing)
 
-    return main(argument, placed)
+    return main(argument, on_placed)
 
 
 sys.exit(_main(sys.argv[1]))

@@ -1,8 +1,8 @@
-"""Where the agent of a run lives on this host: its socket, its lock, its words, its RAM tier.
+"""Locate the folder of a run's agent on this host: its socket, lock, control block and RAM tier.
 
-The folder is the user's alone (0700, owned by the user, no symbolic link). It lies on the RAM
-tier's root, `HOLDFAST_RAM` or `/dev/shm/holdfast-UID`; where that has no room even for the few
-pages of the agent's own files, in the system's folder for temporary files.
+The folder belongs to the user alone: mode 0700, owned by the user, no symbolic link. It is on the
+RAM tier's root, `HOLDFAST_RAM` or `/dev/shm/holdfast-UID`. If that root has no room for the few
+pages of the agent's own files, the folder is in the system's folder for temporary files.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 def host_name() -> str:
-    """This host's identity: `HOLDFAST_HOST`, else the machine's name."""
+    """Return this host's identity: `HOLDFAST_HOST`, or else the machine's name."""
     return os.environ.get(HOST_VARIABLE) or socket.gethostname()
 
 
 def roots() -> list[Path]:
-    """The folders that may hold agents' folders, the preferred one first."""
+    """Return the folders that may hold agents' folders, the preferred one first."""
     own = f"holdfast-{os.geteuid()}"
     chosen = os.environ.get(RAM_VARIABLE)
     ram = Path(chosen) if chosen else Path("/dev/shm") / own
@@ -43,22 +43,23 @@ def roots() -> list[Path]:
 
 
 def agent_folders(run_id: str, host: str) -> list[Path]:
-    """Where the agent of a run on `host` may live, the preferred place first."""
+    """Return the possible folders of a run's agent on `host`, the preferred one first."""
+    # A host's name may be longer than a file name may be, and contain characters that one must not.
     safe_host = re.sub(r"[^A-Za-z0-9_-]", "_", host)[:40]
     return [root / f"{run_id}-{safe_host}" for root in roots()]
 
 
 def ram_folder(folder: Path) -> Path:
-    """The RAM tier's root within an agent's folder."""
+    """Return the RAM tier's root within an agent's folder."""
     return folder / RAM
 
 
 def make_private(folder: Path) -> None:
-    """Makes `folder` and what is missing above it; it must be the user's alone.
+    """Create `folder` and its missing parents, and restrict it to the user.
 
     Raises:
-        StorageError: it is somebody else's, or a symbolic link.
-        OSError: it cannot be made.
+        StorageError: it belongs to another user, or is a symbolic link.
+        OSError: it cannot be created.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_private(folder)
@@ -66,12 +67,13 @@ def make_private(folder: Path) -> None:
 
 
 def check_private(folder: Path) -> None:
-    """Checks that `folder` is the user's.
+    """Check that `folder` belongs to the user.
 
     Raises:
-        StorageError: it is somebody else's, or a symbolic link.
-        OSError: it is not there.
+        StorageError: it belongs to another user, or is a symbolic link.
+        OSError: it does not exist.
     """
+    # Not `stat`: a symbolic link could lead to a folder that another user controls.
     state = folder.lstat()
     if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid():
         raise StorageError(
@@ -81,12 +83,15 @@ def check_private(folder: Path) -> None:
 
 
 def socket_address(folder_fd: int) -> str:
-    """An address for the socket in an open folder, short enough whatever the folder's path is."""
+    """Return an address of the socket in an open folder.
+
+    It is short enough for a Unix socket, whatever the length of the folder's path.
+    """
     return f"/proc/self/fd/{folder_fd}/{SOCKET}"
 
 
 def peer(connected: socket.socket) -> tuple[int, int]:
-    """(pid, uid) of the process at the other end of a Unix socket, as the kernel vouches for it."""
+    """Return (pid, uid) of the process at a Unix socket's other end, as the kernel reports it."""
     data = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(data)
     return pid, uid

@@ -1,8 +1,8 @@
-"""Talking to an agent: one HTTP request over its Unix socket at a time, a connection a thread.
+"""Call an agent: one HTTP request at a time over its Unix socket, one connection per thread.
 
-Every wait has two bounds. An agent that lives answers `status` at once, whatever it does: one that
-gives no sign of life for two times `PULSE_SECS` is taken for gone (it was stopped, or its host
-hangs). And what an agent that lives is asked for ends after `CALL_SECS`, which storage may need.
+Every wait has two bounds. A running agent answers `status` at once, whatever else it does: an agent
+that gives no answer for two times `PULSE_SECS` counts as gone (it was stopped, or its host hangs).
+A call to a running agent ends after `CALL_SECS`, which storage may need.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PULSE_SECS = 10.0
 CALL_SECS = 600.0
 LONG_CALL_SECS = 3660.0
 LONG_CALLS = frozenset({"attach", "delete", "judged", "sealed"})
-"""They wait for whole images that are written before; `attach`, for other hosts and for a lease.
+"""Calls that wait for whole images to be written; `attach` waits for other hosts and for a lease.
 
 The agent bounds an `attach` by `Settings.joining_secs`, which grows with the number of hosts.
 """
@@ -39,7 +39,7 @@ Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
 class AgentGoneError(Exception):
-    """The agent does not answer; whoever calls decides whether to start another."""
+    """The agent does not answer; the caller decides whether to start another."""
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -49,6 +49,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        # Through a descriptor: the path of a Unix socket has at most 107 bytes.
         folder_fd = os.open(self._folder, flags)
         try:
             self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -58,7 +59,7 @@ class _UnixConnection(http.client.HTTPConnection):
             os.close(folder_fd)
         _, uid = peer(self.sock)
         if uid != os.geteuid():
-            # Whoever put its socket here is told nothing.
+            # Send nothing to another user's process.
             self.close()
             raise PermissionError(
                 f"the socket in {self._folder} is of user {uid}, expected user {os.geteuid()}"
@@ -66,7 +67,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class AgentClient:
-    """A connection to the agent that lives in `folder`; for one thread at a time."""
+    """A connection to the agent in `folder`; used by one thread at a time."""
 
     def __init__(self, folder: Path, timeout_secs: float | None = None) -> None:
         self.folder = folder
@@ -77,12 +78,13 @@ class AgentClient:
         return _UnixConnection(self.folder, self._timeout_secs or CALL_SECS)
 
     def call(self, name: str, message: msgspec.Struct, kind: type[Answer]) -> Answer:
-        """One call.
+        """Make one call and return its answer.
 
         Raises:
-            AgentGoneError: there is no answer; it is not known whether the call had its effect.
-            AgentUnavailableError: the agent lives, and the time is up; likewise.
-            HoldfastError: the agent's own answer, as the class that it names.
+            AgentGoneError: there is no answer; it is unknown whether the call took effect.
+            AgentUnavailableError: the agent runs, and the timeout has expired; it is unknown
+                whether the call took effect.
+            HoldfastError: the agent's own error, as the class that it names.
         """
         is_answered = False
         try:
@@ -90,15 +92,16 @@ class AgentClient:
             self._await_answer(name)
             response = self._connection.getresponse()
             body = response.read()
-            # Else its finalizer does so, in which Python loses a Ctrl-C.
+            # Left to its finalizer, in which Python loses a Ctrl-C, if it is not closed here.
             response.close()
             is_answered = True
         except (OSError, http.client.HTTPException) as error:
             raise AgentGoneError(f"{name}: {type(error).__name__}: {error}") from error
         finally:
             if not is_answered:
-                # Also after a Ctrl-C: the next call would send the rest of this one's request, or
-                # read the answer to it. Closing alone keeps what is not sent yet.
+                # Also after a Ctrl-C: otherwise the next call would send the rest of this request,
+                # or read its answer. A closed connection object that is reused keeps its unsent
+                # bytes, so it is replaced.
                 self._connection.close()
                 self._connection = self._new_connection()
         if response.status == 200:
@@ -106,7 +109,7 @@ class AgentClient:
         raise _failure(body)
 
     def _await_answer(self, name: str) -> None:
-        """Waits until an answer begins, as long as the agent answers others."""
+        """Wait until an answer begins, for as long as the agent answers `status`."""
         long_secs = LONG_CALL_SECS if name in LONG_CALLS else CALL_SECS
         timeout_secs = self._timeout_secs or long_secs
         if timeout_secs <= PULSE_SECS:
@@ -123,24 +126,25 @@ class AgentClient:
             if name == "attach" and status.waits_for:
                 log.warning("open %s: still waiting: %s", status.run, status.waits_for)
         raise errors.AgentUnavailableError(
-            f"{name}: the agent in {self.folder} lives, and has not done it in {timeout_secs:.0f} "
-            "s; see whether its storage hangs"
+            f"{name}: the agent in {self.folder} runs, but did not finish within "
+            f"{timeout_secs:.0f} s; check whether its storage hangs"
         )
 
     def close(self) -> None:
-        """Closes the connection; a later call opens it again."""
+        """Close the connection; a later call opens it again."""
         self._connection.close()
 
     def fileno(self) -> int | None:
-        """Return the connection's descriptor; None where there is none."""
+        """Return the connection's descriptor, or None if it is closed."""
         found = self._connection.sock
         return found.fileno() if found is not None else None
 
     def abort(self) -> None:
-        """From another thread: makes a call that is waiting fail."""
+        """Make a waiting call fail; called from another thread."""
         found = self._connection.sock
         if found is not None:
             with contextlib.suppress(OSError):
+                # Closing the descriptor would not wake a thread that waits on it.
                 found.shutdown(socket.SHUT_RDWR)
 
 
@@ -160,12 +164,12 @@ def _failure(body: bytes) -> errors.HoldfastError:
 
 
 def answers(folder: Path) -> bool:
-    """Whether an agent of this user lives in `folder` and answers."""
+    """Return whether an agent of this user runs in `folder` and answers."""
     return status_of(folder) is not None
 
 
 def status_of(folder: Path) -> protocol.AgentStatus | None:
-    """Return what the agent of this user in `folder` says, or None where none answers."""
+    """Return the status of this user's agent in `folder`, or None if none answers."""
     client = AgentClient(folder, timeout_secs=PULSE_SECS)
     try:
         return client.call("status", protocol.Empty(), protocol.AgentStatus)

@@ -1,4 +1,4 @@
-"""What an agent is told when it starts, on its command line as one JSON argument."""
+"""Define an agent's configuration, passed on its command line as one JSON argument."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ from holdfast.peers.config import PeerConfig
 
 LINGER_SECS = 600.0
 ALREADY_RUNNING = 17
-"""The exit code of an agent that found another one in its place."""
+"""The exit code of an agent whose folder another agent has locked."""
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One agent. `run` is the durable directory; `folder` is its own (`agent.agent_directory`).
+    """The configuration of one agent.
 
-    `peers` is how it serves the run's other hosts; None: it does not.
+    Attributes:
+        run: the run's durable directory.
+        folder: the agent's own folder (`agent.agent_directory`).
+        linger_secs: how long the agent stays after its last trainer has ended.
+        peers: how it serves the run's other hosts; None: it does not serve them.
     """
 
     run: str
@@ -27,9 +31,10 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     peers: PeerConfig | None = None
 
     def moved_to(self, run: Path) -> AgentConfig:
-        """Return the same, of a run whose directory is at `run` now."""
+        """Return the same configuration for a run whose directory is at `run` now."""
         peers = self.peers
         if peers is not None and Path(peers.token_file).parent == Path(self.run):
+            # The token is in the run's directory, and has moved with it.
             token_file = str(run / Path(peers.token_file).name)
             peers = msgspec.structs.replace(peers, token_file=token_file)
         return msgspec.structs.replace(self, run=str(run), peers=peers)

@@ -1,7 +1,9 @@
-"""The words that trainers and their agent share: 64-bit ints in one mapped file.
+"""Share cells between trainers and their agent: 64-bit ints in one mapped file.
 
-Each word has one writer. An aligned word is read and written whole, so nobody sees half of one. The
-agent writes the attempt and the targets; each trainer writes the three words of its own seat.
+Invariants:
+- Each cell has one writer. The agent writes the attempt and the targets; each trainer writes the
+  three cells of its own seat.
+- An aligned cell is read and written whole, so no reader sees half of one.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ TARGET_DURABLE = 1
 TARGET_RAM = 2
 TARGET_PREEMPTION = 3
 PREEMPTION_CONFIRMED = 4
-"""The preemption's target, once ranks that reach it may stop there."""
+"""The preemption target, once it is confirmed: ranks that reach it may stop there."""
 CELL_OF = {
     TargetKind.DURABLE: TARGET_DURABLE,
     TargetKind.RAM: TARGET_RAM,
@@ -36,22 +38,22 @@ NO_COST = -1
 
 
 def step_cell(seat: int) -> int:
-    """The index of the word with the step that the trainer in `seat` published last."""
+    """Return the index of the cell with the newest step published by the trainer in `seat`."""
     return _FIRST_SEAT + _SEAT_CELLS * seat
 
 
 def notice_cell(seat: int) -> int:
-    """The index of the word that is 1 once that trainer was told to stop soon."""
+    """Return the index of the cell that is 1 once that trainer has a notice to stop soon."""
     return step_cell(seat) + 1
 
 
 def cost_cell(seat: int) -> int:
-    """The index of the word with the training time that a checkpoint costs there, nanoseconds."""
+    """Return the index of the cell with a checkpoint's cost in training time there, nanoseconds."""
     return step_cell(seat) + 2
 
 
 class ControlBlock:
-    """The mapped words; `values[i]` reads and writes one."""
+    """The mapped cells; `cells[i]` reads and writes one."""
 
     def __init__(self, path: Path) -> None:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -62,23 +64,27 @@ class ControlBlock:
         self.cells = memoryview(self._map).cast("q")
 
     def close(self) -> None:
-        """Unmaps them."""
+        """Unmap the cells."""
         self.cells.release()
         self._map.close()
 
 
 def create_cells(path: Path) -> ControlBlock:
-    """The words at `path`, made with no targets and no steps where there are none.
+    """Open the control block at `path`; create it without targets and steps if it is missing.
 
     Raises:
-        OSError: there is no room for them.
+        OSError: there is no room for it.
     """
-    # A file of another size is not ours: mapping it could kill whoever reads it.
+    # A file of another size is not ours: reading beyond its end through a mapping kills the
+    # process. The new file is renamed into place whole, so that no trainer maps one that is half
+    # filled.
     if not path.exists() or path.stat().st_size != _SIZE_BYTES:
         unfinished = path.with_suffix(".unfinished")
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(unfinished, flags, 0o600)
         try:
+            # Allocated now: a page that the tmpfs cannot provide later would be a SIGBUS in a
+            # trainer.
             os.posix_fallocate(fd, 0, _SIZE_BYTES)
         finally:
             os.close(fd)

@@ -1,11 +1,12 @@
-"""Carries out what the hosts' agreement wants, and tells it what comes of that.
+"""Carry out the effects of the hosts' coordination, and submit their outcomes to it.
 
-The agreement decides and does nothing; the agent does things and decides nothing of what several
-hosts have to agree on. One host is an agreement with itself.
+The coordination decides without doing I/O. The agent does the I/O, and decides nothing that several
+hosts have to agree on. A single host runs the same coordination with one member.
 
 Invariants:
-- Facts are told one after another, each with the steps that are published at that moment.
-- Effects are done in their order. What takes time is a task, whose outcome is told as a fact.
+- Inputs are submitted one after another, each with the steps that are published at that moment.
+- Effects are carried out in their order. An effect that takes time is a task, whose outcome is
+  submitted as an input.
 - A target is written before the published steps are read for its answer.
 """
 
@@ -37,7 +38,10 @@ log = logging.getLogger(__name__)
 
 
 class Coordinator:
-    """Owned by the agent's event loop. `on_effect` gets what concerns trainers and policies."""
+    """The coordination's driver; owned by the agent's event loop.
+
+    `on_effect` receives the effects that concern trainers and policies.
+    """
 
     def __init__(
         self,
@@ -52,44 +56,46 @@ class Coordinator:
         self._on_effect = on_effect
         self._messenger: MessageSender | None = None
         self._items: deque[inputs.Input] = deque()
-        self._is_telling = False
+        self._is_submitting = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._record: GroupRecord | None = None
-        self._seen: object = None
+        self._recorded_state: object = None
         self._incarnation = 0
         self._next_at_secs = 0.0
         self._last_targets: dict[TargetKind, int] = {}
         self.domain = state.config.host
         self.settings = Settings()
-        self.node = self._anew()
+        self.node = self._new_node()
 
     def send_by(self, messenger: MessageSender) -> None:
-        """Messages to other hosts go out by that, from now on."""
+        """Send messages to other hosts through `messenger` from now on."""
         self._messenger = messenger
         for host, address in self._peers.addresses().items():
             messenger.update_address(host, address)
 
     def restart(self, found: inputs.Found, *, domain: str, settings: Settings) -> None:
-        """Begins with what stands here: when the agent starts, and where the run's layout changes.
+        """Begin with a new node from `found`: when the agent starts or the run's layout changes.
 
-        What is under way for the machine before is not told to the new one.
+        Operations under way for the previous node are cancelled; their outcomes are not submitted
+        to the new one.
         """
         for task in self._tasks:
             task.cancel()
         self._tasks.clear()
         self._items.clear()
         self._last_targets.clear()
-        self._seen = None
+        self._recorded_state = None
         self.domain, self.settings = domain, settings
-        self.node = self._anew()
+        self.node = self._new_node()
         self.submit(found)
 
     def submit(self, item: inputs.Input) -> None:
-        """Tells the machine a fact, and does what it wants."""
+        """Submit an input to the node, and carry out the effects that follow."""
         self._items.append(item)
-        if self._is_telling:
+        # An effect may submit an input: the outer call handles it after the present one's effects.
+        if self._is_submitting:
             return
-        self._is_telling = True
+        self._is_submitting = True
         try:
             while self._items:
                 state, node = self._state, self.node
@@ -97,13 +103,13 @@ class Coordinator:
                 for effect in node.handle(self._items.popleft(), now_secs, state.published()):
                     self._do(effect)
         finally:
-            self._is_telling = False
+            self._is_submitting = False
         self._next_at_secs = self.node.next_at_secs(self._state.clock.monotonic())
-        self._know()
+        self._update_record()
         self._state.wake()
 
     def want_durable(self) -> None:
-        """The newest checkpoint that stands here is to be durable, whatever the policies say."""
+        """Mark the newest checkpoint here as due in the durable tier, against any policy."""
         known = self.node.complete_ids()
         newest = max(known, key=lambda c: (c.attempt, c.step), default=None)
         for held in self.node.held():
@@ -120,55 +126,55 @@ class Coordinator:
                     )
 
     def tick(self) -> None:
-        """Tells that time has passed, where the machine waits for that."""
+        """Submit a tick where the node waits for time to pass."""
         if self.next_in_secs() <= 0:
             self.submit(inputs.Tick())
 
     def next_in_secs(self) -> float:
-        """In how many seconds it wants to be told, if nothing happens before."""
+        """Return in how many seconds the node needs a tick, if nothing happens before."""
         return self._next_at_secs - self._state.clock.monotonic()
 
     def last_target(self, kinds: Collection[TargetKind]) -> int:
-        """The step of the newest target of these kinds, reached or not; -1 where there was none."""
+        """Return the step of the newest target of these kinds, reached or not; -1 without one."""
         return max(
             (s for k, s in self._last_targets.items() if k in kinds), default=control_block.NO_STEP
         )
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is being done whose outcome it does not know yet."""
+        """Whether an operation is under way whose outcome is not known yet."""
         return bool(self._tasks)
 
     async def wait_idle(self) -> None:
-        """Waits for what is being done now."""
+        """Wait for the operations that are under way now."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     @property
     def record(self) -> GroupRecord | None:
-        """What the next agent of this host will find."""
+        """The record that the next agent of this host will find."""
         return self._record
 
     def update_addresses(self, addresses: Mapping[str, PeerAddress]) -> None:
-        """Somebody says that those hosts' agents are reached there; the newest address counts."""
+        """Take reported addresses of other hosts' agents; the newest address of each counts."""
         known = self._peers.addresses()
         for host, address in addresses.items():
             if host not in known or address.since > known[host].since:
                 self.reached(host, address)
 
     def reached(self, host: str, address: PeerAddress) -> None:
-        """That host's agent is reached there, as it says itself."""
+        """Take the address of a host's agent, as that agent reports it."""
         if host != self._state.config.host:
             self._peers.update_address(host, address)
             if self._messenger is not None:
                 self._messenger.update_address(host, address)
 
     def addresses(self) -> dict[str, PeerAddress]:
-        """Return where each known host's agent is reached."""
+        """Return the address of each known host's agent."""
         return self._peers.addresses()
 
     def forget(self, host: str, before: PeerAddress | None) -> None:
-        """Replace the address of a host by the one that was known before; None: there was none."""
+        """Replace a host's address by `before`, the one known earlier; None: there was none."""
         if before is not None:
             self.reached(host, before)
             return
@@ -177,11 +183,12 @@ class Coordinator:
             self._messenger.forget(host)
 
     def peer_stores(self) -> list[PeerStore]:
-        """The RAM of all hosts that are known."""
+        """Return the RAM stores of all known hosts."""
         return [self._peers.store_of(host) for host in sorted(self._peers.addresses())]
 
-    def _anew(self) -> Node:
+    def _new_node(self) -> Node:
         now = self._state.clock.now()
+        # Above the last one even if the clock was set back: other hosts order reports by it.
         self._incarnation = max(self._incarnation + 1, int(now.timestamp() * 1000))
         return Node(
             AgentIdentity(
@@ -201,6 +208,8 @@ class Coordinator:
             case effects.SetTarget():
                 self._state.control.cells[control_block.CELL_OF[effect.kind]] = effect.step
                 self._last_targets[effect.kind] = effect.step
+                # Read after the write: a rank that is not seen at the target yet reads the cell
+                # later.
                 highest = self._state.published().highest
                 self._items.append(inputs.TargetWritten(effect.kind, effect.step, highest))
             case effects.ConfirmTarget():
@@ -231,30 +240,31 @@ class Coordinator:
                 self._start(self._storage_worker.read_lease(effect))
             case effects.LeaseAwaited():
                 log.warning(
-                    "attempt %d of host %s may live, and its agent does not answer: waiting at "
-                    "most %.0f s for its lease to run out",
+                    "attempt %d of host %s may be live, and its agent does not answer: waiting at "
+                    "most %.0f s for its lease to expire",
                     effect.attempt,
                     effect.host,
                     effect.secs,
                 )
             case _:
                 if isinstance(effect, effects.AttemptJoined):
-                    # Steps may begin anew, below the targets of the attempt before.
+                    # Steps may restart below the targets of the previous attempt.
                     self._last_targets.clear()
                 self._on_effect(effect)
 
-    def _start(self, deed: Coroutine[Any, Any, inputs.Input]) -> None:
-        task = asyncio.create_task(self._await(deed, self.node))
+    def _start(self, operation: Coroutine[Any, Any, inputs.Input]) -> None:
+        task = asyncio.create_task(self._await(operation, self.node))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _await(self, deed: Coroutine[Any, Any, inputs.Input], asked_by: Node) -> None:
-        outcome = await deed
+    async def _await(self, operation: Coroutine[Any, Any, inputs.Input], asked_by: Node) -> None:
+        outcome = await operation
+        # A node that was replaced meanwhile has no use for the outcome.
         if asked_by is self.node:
             self.submit(outcome)
 
-    def _know(self) -> None:
-        """Keeps for the next agent what the machine cannot find out again."""
+    def _update_record(self) -> None:
+        """Write the state that the next agent cannot find out otherwise, if it has changed."""
         node, group = self.node, self._state.group
         successors, leadership = node.successors, node.leadership
         self._peers.leaders = successors
@@ -262,9 +272,9 @@ class Coordinator:
         is_broken = group is not None and group.is_broken
         ended = node.ended_attempt
         seen = (leadership, successors, members, is_broken, ended, self._peers.version)
-        if seen == self._seen:
+        if seen == self._recorded_state:
             return
-        self._seen = seen
+        self._recorded_state = seen
         known = self._peers.addresses()
         record = None
         if leadership is not None:

@@ -1,9 +1,9 @@
-"""The agent and its run's directory: it follows a move, and leaves where the directory is gone.
+"""Watch the run's directory: follow it when it moves, and leave when it is gone.
 
-A run's directory that was deleted does not come back: what the host's RAM holds of the run can
-never be durable there. The agent reports that to its trainers, gives its RAM back and leaves. A
-directory that is unmounted or hidden may come back: nothing is given up while a trainer lives, and
-for `UNREACHABLE_SECS` after that.
+A deleted run directory does not come back: the run's data in this host's RAM can never become
+durable there. The agent reports that to its trainers, frees its RAM and exits. A directory that is
+unmounted or hidden may come back: nothing is discarded while a trainer is attached, nor for
+`UNREACHABLE_SECS` after that.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from holdfast.agent.state import AgentState
 from holdfast.agent.storage_worker import StorageWorker
 from holdfast.errors import AgentUnavailableError, StorageError
 
-LOOK_SECS = 1.0
+POLL_SECS = 1.0
 NOTICE_SECS = 1.0
-"""How long the trainers have to read the notice before the agent leaves."""
+"""How long the trainers have to read the notice before the agent exits."""
 UNREACHABLE_SECS = 60.0
 LEAVE_SECS = 30.0
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class DirectoryWatch:
-    """Owned by the event loop; the file system is asked on a thread."""
+    """The watch of one agent; owned by the event loop, with file system calls on a thread."""
 
     def __init__(self, state: AgentState, storage_worker: StorageWorker) -> None:
         self._state = state
@@ -37,30 +37,34 @@ class DirectoryWatch:
         self._leaves_at: float | None = None
 
     @property
-    def is_given_up(self) -> bool:
-        """Whether the directory is gone, and this host's RAM of the run with it."""
+    def is_lost(self) -> bool:
+        """Whether the directory is gone, and this host's RAM of the run is discarded."""
         return self._leaves_at is not None
 
     def leaves_in_secs(self) -> float:
-        """Return in how many seconds the agent leaves; only where the directory is given up."""
+        """Return in how many seconds the agent exits; called only when the directory is lost."""
         assert self._leaves_at is not None
         return max(0.0, self._leaves_at - self._state.clock.monotonic())
 
     async def watch(self) -> None:
-        """Look at the directory now and then, until it is given up."""
-        while not self.is_given_up:
-            await self._look()
-            await asyncio.sleep(LOOK_SECS)
+        """Check the directory every `POLL_SECS` until it is lost."""
+        while not self.is_lost:
+            await self._check_once()
+            await asyncio.sleep(POLL_SECS)
 
-    async def check(self, path: str, word: str) -> None:
-        """Check that a trainer has the same directory open.
+    async def check(self, path: str, identity: str) -> None:
+        """Check that a trainer has the same directory open as this agent.
+
+        Args:
+            path: the path by which the trainer opened it.
+            identity: its device and inode, as `RunDirectory.word`.
 
         Raises:
-            StorageError: it has, and the directory is gone.
-            AgentUnavailableError: it has another one.
+            StorageError: it is the same one, and it is gone.
+            AgentUnavailableError: it is another one.
         """
         directory = self._state.durable.directory
-        is_same = word == directory.identity_text or await self._storage_worker.query(
+        is_same = identity == directory.identity_text or await self._storage_worker.query(
             directory.is_at, Path(path)
         )
         problem = await self._storage_worker.query(directory.problem)
@@ -70,7 +74,7 @@ class DirectoryWatch:
             return
         if problem is not None and await self._storage_worker.query(directory.is_gone):
             # The caller finds no agent once this one has left, and starts one for its directory.
-            self._give_up(problem)
+            self._leave(problem)
             await asyncio.sleep(LEAVE_SECS)
         config = self._state.config
         raise AgentUnavailableError(
@@ -79,22 +83,22 @@ class DirectoryWatch:
             "the agent (`holdfast stop`)"
         )
 
-    async def _look(self) -> None:
+    async def _check_once(self) -> None:
         directory, now_secs = self._state.durable.directory, self._state.clock.monotonic()
         problem = await self._storage_worker.query(directory.problem)
         if problem is None:
             self._unreachable_since = None
             return
         if await self._storage_worker.query(directory.is_gone):
-            self._give_up(problem)
+            self._leave(problem)
         elif self._unreachable_since is None:
             self._unreachable_since = now_secs
             log.warning("%s", problem)
         elif self._state.group is None and now_secs - self._unreachable_since > UNREACHABLE_SECS:
-            self._give_up(problem)
+            self._leave(problem)
 
-    def _give_up(self, problem: str) -> None:
-        if self.is_given_up:
+    def _leave(self, problem: str) -> None:
+        if self.is_lost:
             return
         self._leaves_at = self._state.clock.monotonic() + NOTICE_SECS
         log.error("%s; the agent leaves", problem)

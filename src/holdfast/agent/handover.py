@@ -1,4 +1,4 @@
-"""What an agent that has just started finds of the one before it: its RAM, record and trainers."""
+"""Find what the previous agent left to one that has just started: RAM, record and trainers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.format.names import CheckpointId
 
 
 def group_of(record: GroupRecord) -> TrainerGroup | None:
-    """The trainers of a record, where any of them lives."""
+    """Return the group of a record, or None if none of its trainers is alive."""
     group = TrainerGroup(
         record.group, record.attempt, record.count, record.leader, origin_of(record)
     )
@@ -23,14 +23,17 @@ def group_of(record: GroupRecord) -> TrainerGroup | None:
 
 
 def origin_of(record: GroupRecord) -> CheckpointId | None:
-    """What the record's attempt goes on from."""
+    """Return the checkpoint from which the record's attempt continues."""
     return CheckpointId(*record.origin) if record.origin is not None else None
 
 
 def record_by_storage(state: AgentState, part_count: int) -> GroupRecord | None:
-    """A record in the place of one that was lost, of a host that has no peers.
+    """Rebuild a lost record from storage, for a host without peers.
 
-    The newest attempt was this host's then, whoever worked on it; None where there is none.
+    Without peers the newest attempt was this host's, whichever process worked on it.
+
+    Returns:
+        The record, or None if there is no attempt or storage cannot be read.
     """
     try:
         newest = newest_attempt(state.durable)
@@ -56,7 +59,10 @@ def found_again(
     group: TrainerGroup | None,
     rank: int | None = None,
 ) -> Found:
-    """What stands here, for a machine that begins; `rank` is of a trainer that is about to join."""
+    """Return the state on this host, for a node that begins.
+
+    `rank` is the rank of a trainer that is about to join.
+    """
     in_ram = storage_worker.in_ram()
     lost: frozenset[int] = frozenset()
     if group is not None:
@@ -64,15 +70,15 @@ def found_again(
         own = set(group.members) | ranks
         successors = record.successors if record is not None else (group.leader,)
         attempt, count, origin = group.attempt, group.count, group.origin
-        leader, word, is_broken = group.leader, group.group, group.is_broken
+        leader, token, is_broken = group.leader, group.group, group.is_broken
         lost = frozenset(group.lost)
         ended_attempt = attempt if lost else 0
     elif record is not None:
         ranks, own = set(), {member.rank for member in record.members}
         successors = record.successors
         attempt, count, origin = record.attempt, record.count, origin_of(record)
-        leader, word, is_broken = record.leader, record.group, record.is_broken
-        # Its members have ended; where they had before the record was written, it says so.
+        leader, token, is_broken = record.leader, record.group, record.is_broken
+        # A record without members carries the attempt of those that ended before it was written.
         ended_attempt = attempt if record.members else record.ended_attempt
     else:
         return Found(ram=in_ram)
@@ -80,11 +86,12 @@ def found_again(
     targets = {kind: values[index] for kind, index in control_block.CELL_OF.items()}
     return Found(
         ram=in_ram,
-        # Who waits for which of them is not known yet: it is told again by the trainers.
+        # It is unknown which of them trainers wait for; the trainers report that again. Every whole
+        # checkpoint is therefore due.
         due=frozenset(c for c, listed in in_ram.items() if listed.is_whole),
         replicas={c: frozenset(listed.ranks - own) for c, listed in in_ram.items()},
         attempt=attempt,
-        group=word,
+        group=token,
         rank_count=count,
         ranks=frozenset(ranks),
         is_broken=is_broken,
@@ -92,6 +99,7 @@ def found_again(
         leader=leader,
         successors=successors,
         origin=origin,
+        # Without trainers no rank is left that could serve a target.
         targets={k: s for k, s in targets.items() if s != control_block.NEVER} if ranks else {},
         is_confirmed=values[control_block.PREEMPTION_CONFIRMED] != control_block.NEVER,
         ended_attempt=ended_attempt,

@@ -1,4 +1,4 @@
-"""Finding the agent of a run on this host, or starting it, detached, in a session of its own."""
+"""Find the agent of a run on this host, or start it, detached and in its own session."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ START_SECS = 60.0
 POLL_SECS = 0.02
 REAP_SECS = 10.0
 ENDED_COUNT_MAX = 5
-"""How many agents in a row may end before they answer: one may be killed while it starts."""
+"""How many agents in a row may exit before they answer: one may be killed while it starts."""
 STDERR = "stderr"
 OWN_FILES_SIZE_BYTES = 64 * 1024 + 16 * SEAT_COUNT
 
 
 def find_agent(run_id: str, host: str) -> Path | None:
-    """The folder of the agent that serves the run on `host`, or None."""
+    """Return the folder of the agent that serves the run on `host`, or None."""
     return next((f for f in agent_folders(run_id, host) if answers(f)), None)
 
 
 def ensure_agent(config: AgentConfig, clock: Clock) -> tuple[Path, str | None]:
-    """The folder of the run's agent, which is started where none answers.
+    """Return the folder of the run's agent; start the agent if none answers.
 
     Returns:
-        The folder, and why it is not on the RAM tier's root, where it is not.
+        The folder, and the reason why it is not on the RAM tier's root, or None if it is.
 
     Raises:
-        AgentUnavailableError: it does not start; the message names its log.
+        AgentUnavailableError: the agent does not start; the message names its log.
     """
     found = find_agent(config.run_id, config.host)
     if found is not None:
@@ -53,11 +53,12 @@ def ensure_agent(config: AgentConfig, clock: Clock) -> tuple[Path, str | None]:
             return folder, reason
         code = process.poll() if process is not None else ALREADY_RUNNING
         if code == ALREADY_RUNNING:
-            # One on its way out held the lock or took the folder along, or one was just started.
+            # An agent that exits held the lock or removed the folder, or another one was just
+            # started.
             clock.sleep(POLL_SECS * 5)
             folder, reason, process = _start(config)
         elif code is not None and not is_locked(folder):
-            # It ended before it answered, with its place or without it.
+            # It exited before it answered, with or without having the lock.
             ended_count += 1
             if ended_count < ENDED_COUNT_MAX:
                 folder, reason, process = _start(config)
@@ -66,19 +67,20 @@ def ensure_agent(config: AgentConfig, clock: Clock) -> tuple[Path, str | None]:
     log = Path(config.run) / EVENTS / f"agent-{config.host}.log"
     raise AgentUnavailableError(
         f"start the agent of {config.run} in {folder}: none answered within {START_SECS:.0f} s "
-        f"({ended_count} ended before they did; exit code "
+        f"({ended_count} exited before that; exit code "
         f"{process.returncode if process else None}): {_last_line(folder)}; see {log}"
     )
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process is the agent of that folder, be it one that comes, answers or leaves."""
+    """Return whether a process holds the folder as its agent: one that starts, answers or exits."""
     try:
         fd = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
-        # An agent that starts in this very moment finds the lock taken; it is started anew.
+        # An agent that starts at this very moment finds the lock taken and exits; it is started
+        # again.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -88,19 +90,19 @@ def is_locked(folder: Path) -> bool:
 
 
 def _reap(process: subprocess.Popen[bytes] | None) -> None:
-    """Waits for the process that was started; it ends when its agent, or another, has the place."""
+    """Wait for the started process; it exits once its agent, or another one, has the folder."""
     if process is None:
         return
     try:
         process.wait(REAP_SECS)
     except subprocess.TimeoutExpired:
-        # Stopped, or its disk hangs; the agent that it may have begun is found by its lock.
+        # It was stopped, or its disk hangs. An agent that it may have started is found by its lock.
         process.kill()
         process.wait()
 
 
 def _choose_folder(config: AgentConfig) -> tuple[Path, str | None]:
-    """The first folder that takes a few pages; the others' errors are told."""
+    """Return the first folder with room for a few pages, and the errors of those before it."""
     reasons: list[str] = []
     for folder in agent_folders(config.run_id, config.host):
         try:
@@ -114,15 +116,15 @@ def _choose_folder(config: AgentConfig) -> tuple[Path, str | None]:
                 os.close(fd)
                 probe.unlink()
         except FileNotFoundError:
-            # An agent on its way out took the folder along: it is made anew.
+            # An exiting agent removed the folder meanwhile; it is made again at the next start.
             return folder, "; ".join(reasons) or None
         except OSError as error:
             reasons.append(f"{folder.parent}: {error.strerror}")
         else:
             return folder, "; ".join(reasons) or None
     raise AgentUnavailableError(
-        f"start the agent of {config.run}: no folder takes its files ({'; '.join(reasons)}); set "
-        "HOLDFAST_RAM to one that does"
+        f"start the agent of {config.run}: no folder has room for its files "
+        f"({'; '.join(reasons)}); set HOLDFAST_RAM to one that has"
     )
 
 
@@ -143,14 +145,19 @@ def _spawn(config: AgentConfig) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=stderr,
+            # The agent outlives the trainer's session and receives none of its signals.
             start_new_session=True,
+            # The trainer's working directory can be removed or unmounted while the agent runs.
             cwd="/",
             env=_environment(),
         )
 
 
 def _environment() -> dict[str, str]:
-    """The trainer's, with the folders on the module path absolute: the agent's own is elsewhere."""
+    """Return the trainer's environment with absolute folders on the module path.
+
+    The agent runs in another working directory.
+    """
     paths = [os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
     return os.environ | ({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})
 

@@ -1,7 +1,8 @@
-"""The copies of other hosts' parts that trainers here make of their own bytes.
+"""Track replicas of other hosts' parts that trainers on this host make from their own bytes.
 
-An order to pull such a part waits for its copy, for a while: usually that is there before the
-order. Each copy is taken once, or its slot is given back when nobody can want it any more.
+An order to pull such a part waits up to `WAIT_SECS` for the local replica, which usually exists
+before the order arrives. Each replica is taken once; its slot is released when it is no longer
+needed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from holdfast.format.names import CheckpointId
 
 WAIT_SECS = 20.0
-"""A rank copies what it holds in less; after that the part is pulled from its host."""
+"""A rank copies its data in less time; after that the part is pulled from its host."""
 
 Copy = tuple[CheckpointId, int]
 """A checkpoint, and the rank whose part is copied."""
@@ -28,7 +29,7 @@ class _Making:
 
 
 class LocalReplicas:
-    """Owned by the agent's event loop."""
+    """The replicas that are being made or wait to be taken; owned by the agent's event loop."""
 
     def __init__(self) -> None:
         self._making: dict[Copy, _Making] = {}
@@ -40,10 +41,10 @@ class LocalReplicas:
         parts: Collection[int],
         is_held: Callable[[CheckpointId], bool],
     ) -> list[Copy]:
-        """Rank `maker` copies these parts now, and no more of an earlier checkpoint.
+        """Register the parts that rank `maker` copies now; its unfinished replicas are dropped.
 
         Returns:
-            The copies that nobody wants any more: of checkpoints that are not held.
+            The finished replicas that are no longer needed: those of checkpoints that are not held.
         """
         self.forget_maker(maker)
         unwanted = [
@@ -56,7 +57,11 @@ class LocalReplicas:
         return unwanted
 
     def end(self, checkpoint: CheckpointId, part: int, slot: str | None) -> bool:
-        """It stands in that slot, or does not come; False where nobody waits for it any more."""
+        """Record that a replica is complete in `slot`, or will not be made (None).
+
+        Returns:
+            Whether the replica waits to be taken; False if it is no longer needed.
+        """
         making = self._making.get((checkpoint, part))
         if making is None:
             return False
@@ -67,20 +72,22 @@ class LocalReplicas:
         return slot is not None
 
     def forget_maker(self, maker: int) -> None:
-        """That rank makes no more of those that it has begun."""
+        """Drop the unfinished replicas of a rank."""
         for copy, making in list(self._making.items()):
             if making.maker == maker and not making.has_ended.is_set():
                 self.end(*copy, None)
 
     def clear(self) -> None:
-        """Other trainers come."""
+        """Drop all replicas; called when other trainers take the present ones' place."""
         for copy in list(self._making):
             self.end(*copy, None)
 
     async def wait(self, checkpoint: CheckpointId, part: int) -> str | None:
-        """The slot of a copy that is, or is being, made here; from now on it is the caller's.
+        """Wait for a replica that is, or is being, made here, and take it.
 
-        Returns None at once where nobody makes one, and after a while where it does not come.
+        Returns:
+            The slot, which the caller owns from now on. None at once if no rank makes the replica,
+            and after `WAIT_SECS` if it is not complete by then.
         """
         making = self._making.get((checkpoint, part))
         if making is None:
@@ -88,6 +95,7 @@ class LocalReplicas:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WAIT_SECS):
                 await making.has_ended.wait()
+        # It may have been dropped, or replaced by a later one, during the wait.
         if self._making.get((checkpoint, part)) is making:
             del self._making[checkpoint, part]
         return making.slot

@@ -1,6 +1,6 @@
-"""The agent's log, in the run's folder: a thread writes it, so that no disk holds the agent up.
+"""Write the agent's log in the run's folder from a thread, so that no disk delays the agent.
 
-A disk that is full, or stalls for longer than the queue lasts, loses lines, nothing else.
+A disk that is full, or stalls for longer than the queue lasts, loses log lines and nothing else.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from holdfast.events.writer import open_story
+from holdfast.events.writer import open_event_file
 from holdfast.format.names import EVENTS
 from holdfast.store.object_folder import translated
 
@@ -28,25 +28,27 @@ _FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE)
 
 @contextlib.contextmanager
 def logging_into(run: Path, host: str) -> Iterator[None]:
-    """Logs into `events/agent-HOST.log` of the run; on storage that fails, to standard error.
+    """Log into `events/agent-HOST.log` of the run; on failing storage, to standard error.
 
     Raises:
-        StorageError: the file is not one to be written to, as a symbolic link is none.
+        StorageError: the file must not be written to, for example because it is a symbolic link.
     """
     handler = logging.StreamHandler(_stream(run, f"agent-{host}.log"))
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    # Bounded: a full queue drops lines, since no thread of the agent may wait for a disk.
     lines: queue.Queue[logging.LogRecord] = queue.Queue(QUEUE_LINES_MAX)
     listener = logging.handlers.QueueListener(lines, handler)
     logging.getLogger().addHandler(logging.handlers.QueueHandler(lines))
     logging.getLogger().setLevel(logging.INFO)
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
-    # Nobody would read what a line that was lost says of itself.
+    # A lost line's own traceback has no reader.
     logging.raiseExceptions = False
     listener.start()
     try:
         yield
     finally:
-        # A disk that hangs may keep the last lines for ever; both threads end with the process.
+        # A disk that hangs may block the last lines for ever, so the wait is bounded; both threads
+        # end with the process.
         last = threading.Thread(target=listener.stop, name="holdfast-log", daemon=True)
         last.start()
         last.join(LAST_LINES_SECS)
@@ -55,9 +57,9 @@ def logging_into(run: Path, host: str) -> Iterator[None]:
 def _stream(run: Path, name: str) -> TextIO:
     with translated("log into", run / EVENTS / name):
         try:
-            return os.fdopen(open_story(run, name), "a", encoding="utf-8")
+            return os.fdopen(open_event_file(run, name), "a", encoding="utf-8")
         except OSError as error:
             if error.errno not in _FAILS:
                 raise
-            # What stands in RAM is worth an agent without a log.
+            # The checkpoints in RAM are worth an agent without a log.
             return sys.stderr

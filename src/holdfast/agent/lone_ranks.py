@@ -1,7 +1,7 @@
-"""Processes that look like ranks of one job, each of which takes itself for the only one.
+"""Detect processes that look like ranks of one job, each of which opens the run as the only rank.
 
-A job whose `jax.distributed` was not initialised opens the run once in every process, each as rank
-0 of 1. All but the first one are refused, and advice to take the run over would harm the job.
+If a job does not initialise `jax.distributed`, every process opens the run as rank 0 of 1. All but
+the first are refused, and advice to take the run over would harm the job.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from holdfast.agent.trainer_group import TrainerGroup
 
 STARTED_TOGETHER_SECS = 60.0
 FORGOTTEN_JOB = (
-    "both look like processes of one job, each of which takes itself for the only one: was "
+    "both look like processes of one job, each of which opens it as its only rank: was "
     "jax.distributed.initialize() called in all of them, before the manager is made? If they are "
     "two runs of one program, stop the other one first, or open with takeover=True to fence it"
 )
@@ -21,7 +21,8 @@ FORGOTTEN_JOB = (
 def is_like_one_job(group: TrainerGroup, other: TrainerGroup) -> bool:
     """Return whether two groups of one process each look like two ranks of one job.
 
-    They do where both run the same command, or have the same parent, and began within a minute.
+    They do if they started within `STARTED_TOGETHER_SECS` of each other, and run the same command
+    or have the same parent.
     """
     if group is other or group.count != 1 or other.count != 1:
         return False
@@ -37,5 +38,6 @@ def _is_alike(pid: int, other_pid: int) -> bool:
     try:
         one, other = psutil.Process(pid), psutil.Process(other_pid)
         return one.cmdline() == other.cmdline() or one.ppid() == other.ppid()
+    # One of them has ended, so that nothing is known about it any more.
     except psutil.Error:
         return False

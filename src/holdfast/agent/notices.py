@@ -1,4 +1,4 @@
-"""Notices to trainers: a list that each of them follows with a cursor of its own."""
+"""Keep the notices to trainers: a list that each trainer follows with its own cursor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WAIT_SECS = 20.0
 
 
 class NoticeBoard:
-    """Owned by the agent's event loop."""
+    """The newest `KEPT_COUNT` notices; owned by the agent's event loop."""
 
     def __init__(self) -> None:
         self._notices: deque[Notice] = deque(maxlen=KEPT_COUNT)
@@ -21,18 +21,20 @@ class NoticeBoard:
 
     @property
     def count(self) -> int:
-        """How many were posted so far: the cursor of a reader that wants only later ones."""
+        """The number of notices posted so far; as a cursor, it skips all of them."""
         return self._count
 
     def post(self, notice: Notice) -> None:
-        """Adds a notice and wakes who waits for one."""
+        """Add a notice, and wake all waiting readers."""
         self._notices.append(notice)
         self._count += 1
+        # A new event per notice: waiters keep the old one, and a shared one would have to be
+        # cleared while they wake.
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     async def after(self, cursor: int) -> Notices:
-        """What was posted after `cursor`; waits a while where there is nothing yet."""
+        """Return the notices after `cursor`; wait up to `WAIT_SECS` if there are none."""
         if cursor >= self._count:
             try:
                 async with asyncio.timeout(WAIT_SECS):

@@ -1,4 +1,4 @@
-"""The agent among the hosts of its run: what it serves and sends, and where the others are."""
+"""Connect the agent to the run's other hosts: server, message sender and addresses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.peers.connection import PeerAddress
 from holdfast.peers.directory import PeerDirectory
 from holdfast.peers.sender import MessageSender, Sender
 from holdfast.peers.server import PeerServer, ServedRun
-from holdfast.peers.tls import asking_context, serving_context
+from holdfast.peers.tls import client_context, server_context
 from holdfast.store.file_system import FileSystem
 from holdfast.store.ram import RamStore
 
@@ -26,9 +26,10 @@ log = logging.getLogger(__name__)
 
 
 class PeerNetwork:
-    """Nothing of it is there where the agent was not told to serve peers.
+    """The agent's peer server and message sender; both are absent if no peers are configured.
 
-    Where it cannot serve, that is told once, and the run goes on with this host alone in its RAM.
+    If the agent cannot serve peers, it reports that once, and the run continues with this host
+    alone in its RAM.
     """
 
     def __init__(self, state: AgentState, files: FileSystem) -> None:
@@ -42,18 +43,18 @@ class PeerNetwork:
             try:
                 self._token = read_token(self._config.token_file)
             except HoldfastError as error:
-                self._tell(error)
+                self._report(error)
         tls = self._config.tls if self._config is not None else None
         self.peers = PeerDirectory(state.config.run_id, state.clock, self._token, tls)
 
     def open(self, coordinator: Coordinator, own_status: Callable[[], HostStatus]) -> None:
-        """Serves from now on; messages that come are told to the agreement."""
+        """Serve from now on; received messages are submitted to the coordination."""
         if self._config is None or self._token is None:
             return
         try:
             self._open(coordinator, own_status, self._config, self._token)
         except HoldfastError as error:
-            self._tell(error)
+            self._report(error)
 
     def _open(
         self,
@@ -68,10 +69,11 @@ class PeerNetwork:
         def received(
             sender: str, address: PeerAddress, message: AnyMessage, others: dict[str, PeerAddress]
         ) -> None:
-            # What a host says of itself is believed, what others say of it where it is newer.
+            # A host's report of its own address is taken as it is; reports about other hosts only
+            # where they are newer.
             coordinator.reached(sender, address)
             coordinator.update_addresses(others)
-            self.peers.note_heard(sender)
+            self.peers.note_message(sender)
             coordinator.submit(Received(sender, message))
 
         def deliver(
@@ -79,19 +81,19 @@ class PeerNetwork:
         ) -> None:
             loop.call_soon_threadsafe(received, sender, address, message, others)
 
-        async def said() -> bytes:
+        async def encoded() -> bytes:
             return encode_status(own_status())
 
         def status() -> Awaitable[bytes]:
-            # Asked for in the server's thread; all that it tells of is this one's.
-            return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(said(), loop))
+            # Called in the server's thread; the status reads state that this loop owns.
+            return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(encoded(), loop))
 
         served = ServedRun(
-            # One of its own: it is used by another thread.
+            # A separate store, because the server's thread uses it.
             store=RamStore(state.ram.root, state.pool.reserve, state.clock, self._files),
             run_id=state.config.run_id,
             token=token,
-            tls=serving_context(config.tls) if config.tls is not None else None,
+            tls=server_context(config.tls) if config.tls is not None else None,
             deliver=deliver,
             serves=lambda attempt: coordinator.node.serves(attempt),
             status=status,
@@ -108,19 +110,19 @@ class PeerNetwork:
                 hosts=self.peers.hosts_text,
                 run_id=state.config.run_id,
                 token=token,
-                tls=asking_context(config.tls) if config.tls is not None else None,
+                tls=client_context(config.tls) if config.tls is not None else None,
             )
         )
         self.peers.attempt = lambda: coordinator.node.attempt
         coordinator.send_by(self._messenger)
 
     async def close(self) -> None:
-        """Ends all connections."""
+        """End all connections."""
         if self._messenger is not None:
             await self._messenger.close()
         if self._server is not None:
             self._server.close()
 
-    def _tell(self, error: HoldfastError) -> None:
-        log.warning("peers are not served: %s", error)
+    def _report(self, error: HoldfastError) -> None:
+        log.warning("cannot serve peers: %s", error)
         self._state.events.write("peers_unavailable", reason=str(error))

@@ -1,9 +1,9 @@
-"""A start that waits for its attempt: what it asks, and what it had to change meanwhile.
+"""Hold a start that waits for its attempt: its requests, and the changes made for it meanwhile.
 
-Invariant: a start that is refused leaves the agent as it was. What the processes ask for (policies,
-bounds, how long the agent lingers) is kept here and applied once the attempt has begun. The hosts'
-agreement needs two things earlier, the addresses of the other hosts and the layout of the run: they
-are changed at once, and restored where the start is refused.
+Invariant: a refused start leaves the agent as it was. The processes' requests (policies, bounds,
+how long the agent lingers) are kept here and applied once the attempt has begun. The hosts'
+coordination needs two things earlier, the addresses of the other hosts and the layout of the run:
+they are changed at once, and restored if the start is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.policy import preservation_policy, save_decision_policy
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The failure domain and the settings that the agreement of this host works with."""
+    """The failure domain and the settings of this host's coordination."""
 
     domain: str
     settings: Settings
@@ -31,10 +31,11 @@ class Layout:
 
 @dataclass(slots=True)
 class PendingStart:
-    """A group whose attempt has not begun, or begins anew, and the futures that wait for it.
+    """A group whose attempt has not begun, or which begins a branch, and futures that wait for it.
 
-    `learned` are the addresses that it brought, each with the one that was known before.
-    `replaced` is the layout that its own took the place of.
+    Attributes:
+        learned: the addresses from its requests, each with the one that was known before.
+        replaced: the layout that its own replaced; None if it replaced none.
     """
 
     group: TrainerGroup
@@ -43,16 +44,16 @@ class PendingStart:
     learned: dict[str, tuple[PeerAddress, PeerAddress | None]] = field(default_factory=dict)
     replaced: Layout | None = None
     warnings: tuple[str, ...] = ()
-    """What the users should know of how the attempt began, once it has."""
+    """Warnings for the users about how the attempt began, set once it has."""
 
     def wait(self) -> asyncio.Future[None]:
-        """Return a future that is done once it has begun, and fails where it never will."""
+        """Return a future that is done once the attempt has begun, and fails if it never will."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.waiters.append(waiter)
         return waiter
 
     def end(self, error: HoldfastError | None) -> None:
-        """Wake all that wait: it has begun, or never will."""
+        """Wake all waiters: the attempt has begun (None), or never will."""
         for waiter in self.waiters:
             if waiter.done():
                 continue
@@ -63,7 +64,7 @@ class PendingStart:
         self.waiters.clear()
 
     def add(self, coordinator: Coordinator, request: protocol.Attach) -> None:
-        """Keep one process's request; the addresses in it are used from now on."""
+        """Keep one process's request; its addresses are used from now on."""
         self.requests[request.rank] = request
         known = coordinator.addresses()
         coordinator.update_addresses(parsed_addresses(request.addresses))
@@ -73,7 +74,7 @@ class PendingStart:
                 self.learned[host] = (address, first[1] if first else known.get(host))
 
     def restore_addresses(self, coordinator: Coordinator) -> None:
-        """Undo `add`, except where a newer address came since."""
+        """Undo the changes of `add`, except where a newer address has arrived since."""
         known = coordinator.addresses()
         for host, (learned, before) in self.learned.items():
             if known.get(host) == learned:
@@ -85,6 +86,7 @@ def apply_request(state: AgentState, request: protocol.Attach) -> None:
     state.linger_secs = request.linger_secs
     state.has_ram = request.ram is not None
     state.pool.limit_bytes = request.ram_limit_bytes
+    # Rank 0's policies hold for the whole run.
     if request.rank == 0:
         state.knows_policies = True
         state.durable_policies = _policies(request.durable)

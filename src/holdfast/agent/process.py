@@ -1,9 +1,9 @@
-"""The agent's process: one a run and host, at low priority, until there is nothing to keep.
+"""Run the agent's process: one per run and host, at low priority, until there is nothing to keep.
 
-It holds a lock on its folder for as long as it lives, so that there is never a second one; a second
-one that starts leaves at once with `ALREADY_RUNNING`. On its way out it removes the folder. Where
-somebody else has removed it, or the lock in it, the agent leaves, and touches no folder there: it
-may be that of the next agent.
+The process holds a lock on its folder for its whole life, so that there is never a second agent; a
+second one exits at once with `ALREADY_RUNNING`. An agent that exits removes its folder. If the
+folder or the lock in it was removed by another process, the agent exits and touches no folder
+there, since it may be the next agent's.
 """
 
 from __future__ import annotations
@@ -40,22 +40,28 @@ from holdfast.store.run_directory import RunDirectory
 NICENESS = 10
 SHUTDOWN_SECS = 0.2
 OBJECTS_PER_COLLECTION = 100_000
-"""A record of 20,000 arrays is as many objects. Python looks for garbage after 700 or 2,000."""
+"""A record of 20,000 arrays is as many objects; Python's default threshold is 700 or 2,000."""
 
 log = logging.getLogger(__name__)
 
 
-def main(argument: str, placed: Callable[[int], None], files: FileSystem = LOCAL) -> int:
-    """Runs the agent that `argument`, a JSON `AgentConfig`, describes; returns the exit code.
+def main(argument: str, on_placed: Callable[[int], None], files: FileSystem = LOCAL) -> int:
+    """Run the agent that `argument`, a JSON `AgentConfig`, describes.
 
-    `placed` is told 0 once the agent has its place, or `ALREADY_RUNNING` where another one has it.
-    All that its stores do passes through `files`.
+    Args:
+        argument: the configuration.
+        on_placed: called with 0 once the agent has its place, or with `ALREADY_RUNNING` if another
+            agent has it.
+        files: the file system of all its stores.
+
+    Returns:
+        The exit code.
     """
     config = decode(argument, AgentConfig)
     folder = Path(config.folder)
     with _locked(folder) as has_place:
         is_mine = has_place()
-        placed(0 if is_mine else ALREADY_RUNNING)
+        on_placed(0 if is_mine else ALREADY_RUNNING)
         if not is_mine:
             return ALREADY_RUNNING
         _check_directory(Path(config.run))
@@ -67,6 +73,7 @@ def main(argument: str, placed: Callable[[int], None], files: FileSystem = LOCAL
             )
             _remove_left_behind(folder)
             is_all_durable = asyncio.run(_serve(config, files, has_place))
+            # Otherwise the folder is gone, or is the next agent's.
             if has_place():
                 _leave(folder, is_all_durable)
             log.info("agent of %s leaves", config.run)
@@ -74,7 +81,7 @@ def main(argument: str, placed: Callable[[int], None], files: FileSystem = LOCAL
 
 
 def _check_directory(run: Path) -> None:
-    """Refuses to start without the run's directory, which no agent makes."""
+    """Refuse to start without the run's directory, which no agent creates."""
     if RunDirectory(run).identity is None:
         raise StorageError(
             f"start the agent of {run}: there is no such directory; it was deleted, moved or "
@@ -84,17 +91,18 @@ def _check_directory(run: Path) -> None:
 
 def _leave(folder: Path, is_all_durable: bool) -> None:
     if not is_all_durable:
-        log.warning("what is not durable stays in %s, for the next agent of the run", folder)
+        log.warning("data that is not durable stays in %s for the run's next agent", folder)
         (folder / SOCKET).unlink(missing_ok=True)
         return
-    # Moved away whole and only then removed, so that the next agent finds all or nothing.
+    # Renamed first and removed only then, so that the next agent finds all of the folder or
+    # nothing.
     leaving = folder.with_name(f".{folder.name}.{os.getpid()}")
     folder.rename(leaving)
     shutil.rmtree(leaving, ignore_errors=True)
 
 
 def _remove_left_behind(folder: Path) -> None:
-    """Removes the folders of earlier agents that were killed while they removed them."""
+    """Remove the folders of earlier agents that were killed while they removed them."""
     for left in folder.parent.glob(f".{folder.name}.*"):
         pid = left.suffix[1:]
         if pid.isdecimal() and not psutil.pid_exists(int(pid)):
@@ -103,13 +111,13 @@ def _remove_left_behind(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[Callable[[], bool]]:
-    """Yields what tells whether this process has the lock, and the lock is the folder's still."""
+    """Yield a function: whether this process has the lock, and its file is still the folder's."""
     try:
         check_private(folder)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(folder / LOCK, flags, 0o600)
     except FileNotFoundError:
-        # Whoever started this agent made the folder; another agent took it along since.
+        # The process that started this agent made the folder; another agent has removed it since.
         yield lambda: False
         return
     try:
@@ -120,26 +128,26 @@ def _locked(folder: Path) -> Iterator[Callable[[], bool]]:
 
 def _try_lock(fd: int, path: Path) -> bool:
     try:
-        # Of a lock that is held already this says so.
+        # Succeeds again where this process already holds the lock.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # An agent on its way out removes its folder: a lock on a file that is gone is no lock.
+        # An exiting agent removes its folder: a lock on a removed file excludes no other agent.
         return os.path.samestat(os.stat(path), os.fstat(fd))
     except (BlockingIOError, FileNotFoundError, NotADirectoryError):
         return False
 
 
 def _lower_priority() -> None:
-    """Training goes first, on the processor and on the disk.
+    """Give training priority on the processor and on the disk.
 
-    Where the kernel shares the processor out by session (autogroup), the agent's share is its
-    session's, whatever this says; see docs/performance.md.
+    Where the kernel divides the processor by session (autogroup), the agent's share is its
+    session's, whatever its niceness; see docs/performance.md.
     """
     os.nice(NICENESS)
     psutil.Process().ionice(psutil.IOPRIO_CLASS_BE, 7)
 
 
 async def _serve(config: AgentConfig, files: FileSystem, has_place: Callable[[], bool]) -> bool:
-    """Serves until it is time to leave; returns whether RAM holds nothing that is not durable."""
+    """Serve until it is time to exit; return whether RAM holds nothing that is not durable."""
     state = open_state(config, SystemClock(), files)
     state.has_place = has_place
     network = PeerNetwork(state, files)

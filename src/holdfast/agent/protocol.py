@@ -1,8 +1,8 @@
-"""What trainers and the command line say to an agent, and what it answers: JSON over HTTP.
+"""Define the messages from trainers and the command line to an agent, and its answers, as JSON.
 
-The agent listens on a Unix socket of the user's. An error is answered with the name of its class
-and its message, and is raised as that class by the client. What a message may say is bounded here,
-so that no handler is asked for what no trainer means.
+They travel over HTTP on a Unix socket of the agent's user. An error is answered as the name of its
+class and its message, and the client raises it as that class. The values of a message are bounded
+here, so that no handler receives one that no trainer means.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PENDING_COUNT_MAX = 32
 PENDING_SIZE_BYTES = 256 * 1024 * 1024
 PATH_CHARS_MAX = 8192
 COPIES_MAX = 64
-"""Of so many parts at most one rank makes copies."""
+"""The most parts of which one rank makes copies."""
 
 WATCHED_MAX = 64
 """The pending checkpoints that one `Watch` names, the oldest ones first."""
@@ -39,18 +39,18 @@ Ranks = Annotated[tuple[Rank, ...], msgspec.Meta(max_length=COPIES_MAX)]
 Id = tuple[Step, Attempt]
 """(step, attempt)."""
 
-# What `events` writes of itself in each line.
+# Fields that `events` adds to each line itself.
 _RESERVED = frozenset(("self", "event", "checkpoint", "time", "host"))
 
 
 def pending_limit(image_size_bytes: int) -> int:
-    """How many of one rank's images may wait for the durable tier; of small ones, more."""
+    """Return how many of one rank's images may wait for the durable tier; more small ones may."""
     affordable = PENDING_SIZE_BYTES // max(image_size_bytes, 1)
     return min(max(affordable, PENDING_COUNT_MIN), PENDING_COUNT_MAX)
 
 
 class TierPolicies(msgspec.Struct, frozen=True, kw_only=True):
-    """One tier's policies, as far as the agent evaluates them; encoded by `holdfast.policy`."""
+    """The share of one tier's policies that the agent evaluates, encoded by `holdfast.policy`."""
 
     save: str | None
     preserve: str | None
@@ -58,12 +58,16 @@ class TierPolicies(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attach(msgspec.Struct, frozen=True, kw_only=True):
-    """A trainer joins. `attempt` and `origin` are set if it was attached to an agent that is gone.
+    """Attach a trainer.
 
-    `leader` is the host of rank 0, of `host_count`, and `addresses` are where other hosts' agents
-    are reached; on one host there are none. `domain` is this host's failure domain: itself, where
-    it is empty. `run` and `directory` tell which directory the trainer has open, by its path and by
-    its device and inode: the agent has to hold the same one. Empty, neither is compared.
+    Attributes:
+        attempt: set, as is `origin`, if the trainer was attached to an agent that is gone.
+        leader: the host of rank 0, of `host_count` hosts.
+        addresses: where other hosts' agents are reached; empty on one host.
+        domain: this host's failure domain; empty: the host itself.
+        run: the path of the directory that the trainer has open; empty: it is not compared with the
+            agent's.
+        directory: the device and inode of that directory; empty: they are not compared.
     """
 
     protocol: int = PROTOCOL_VERSION
@@ -86,14 +90,16 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True):
     directory: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
     def settings(self) -> Settings:
-        """How the hosts of this job agree."""
+        """Return the settings of the coordination of this job's hosts."""
         return Settings(copies=self.copies, heartbeat_secs=heartbeat_for(self.host_count))
 
 
 class Attached(msgspec.Struct, frozen=True, kw_only=True):
-    """Its place. `origin` is the checkpoint that the attempt goes on from.
+    """The place of an attached trainer.
 
-    `cursor` is where the notices begin that concern its group.
+    Attributes:
+        origin: the checkpoint from which the attempt continues.
+        cursor: where the notices that concern the trainer's group begin.
     """
 
     attempt: int
@@ -105,7 +111,7 @@ class Attached(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Branch(msgspec.Struct, frozen=True, kw_only=True):
-    """A trainer restored `origin`, or overwrites its step: a new attempt begins there."""
+    """Begin a new attempt at `origin`, which a trainer restored or whose step it overwrites."""
 
     group: str
     rank: Rank
@@ -114,10 +120,11 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WantSlot(msgspec.Struct, frozen=True, kw_only=True):
-    """A trainer is about to fill an image.
+    """Ask for the slot of an image that a trainer is about to fill.
 
-    `copies` are the ranks of whose parts it will make copies as well; `copy_of` tells that the
-    image is one of those.
+    Attributes:
+        copies: the ranks of whose parts it will make copies as well.
+        copy_of: set if the image is one of those copies.
     """
 
     rank: Rank
@@ -128,7 +135,7 @@ class WantSlot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FillStarted(msgspec.Struct, frozen=True, kw_only=True):
-    """A trainer fills an image into the slot that it had ready; `copies` as in `WantSlot`."""
+    """Report that a trainer fills an image into its spare slot; `copies` as in `WantSlot`."""
 
     rank: Rank
     id: Id
@@ -136,7 +143,7 @@ class FillStarted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Copied(msgspec.Struct, frozen=True, kw_only=True):
-    """The copies of parts that a trainer was to make; those that are `made` stand in its slots."""
+    """Report the end of the copies that a trainer was to make; those in `made` are in its slots."""
 
     rank: Rank
     id: Id
@@ -145,9 +152,11 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WantSpare(msgspec.Struct, frozen=True, kw_only=True):
-    """A trainer wants a slot for its next image, whenever that comes.
+    """Ask for a slot for a trainer's next image, whenever that is taken.
 
-    `whole_bytes` is the size of an image of all that the rank saves. `copy_of` as in `WantSlot`.
+    Attributes:
+        whole_bytes: the size of an image of everything that the rank saves.
+        copy_of: as in `WantSlot`.
     """
 
     group: str
@@ -158,7 +167,7 @@ class WantSpare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
-    """The slot to fill; None, with the reason, where RAM has no room, and `busy` for a moment."""
+    """The slot to fill, or None with the reason; `busy` if RAM has no room only for the moment."""
 
     name: str | None
     reason: str = ""
@@ -166,9 +175,11 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sealed(msgspec.Struct, frozen=True, kw_only=True):
-    """A part is whole in a tier. `durable` tells that the checkpoint is to become durable.
+    """Report that a part is whole in a tier.
 
-    `again` tells that it was said to an agent that is gone.
+    Attributes:
+        durable: whether the checkpoint is due in the durable tier.
+        again: whether the same was reported to an agent that is gone.
     """
 
     rank: Rank
@@ -180,7 +191,7 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Abandoned(msgspec.Struct, frozen=True, kw_only=True):
-    """A trainer could not make its part of a checkpoint, or has `skipped` it."""
+    """Report that a trainer could not make its part of a checkpoint, or has `skipped` it."""
 
     rank: Rank
     id: Id
@@ -189,7 +200,7 @@ class Abandoned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watch(msgspec.Struct, frozen=True, kw_only=True):
-    """Asks for what happened after `cursor`; answered when there is something, or after a while.
+    """Ask for the notices after `cursor`; answered when there is one, or after a while.
 
     `pending` are checkpoints whose parts the trainer has reported as sealed and whose end it does
     not know. The answer names those of them that the agent does not know either.
@@ -202,13 +213,15 @@ class Watch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that happened.
+    """One event for the trainers.
 
-    `kind` of a checkpoint: protected, committed, preserved, failed, dropped, deleted, left behind
-    (by ranks that went back to an earlier one). Else: fenced, gone, judge, warning, lost. A commit
-    that has `data` was written by this agent, which posts `preserved` after it, once the
-    preservation policy was applied or has failed. Of a trainer that is gone, and of trainers that
-    are fenced, `data` names the group. `lost` is the run's directory.
+    Attributes:
+        kind: for a checkpoint: protected, committed, preserved, failed, dropped, deleted, left
+            behind (by ranks that went back to an earlier one). Otherwise: fenced, gone, judge,
+            warning, lost (the run's directory).
+        data: for `committed`: set if this agent wrote the commit; it then posts `preserved` once
+            the preservation policy was applied or has failed. For `gone` and `fenced`: the group of
+            the trainers.
     """
 
     kind: str
@@ -218,9 +231,9 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Notices(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened, and the cursor to go on from.
+    """The notices after a cursor, and the cursor to continue from.
 
-    `unknown` are those of the trainer's pending checkpoints that are not in the agent's care, of
+    `unknown` are those of the trainer's pending checkpoints that the agent does not hold, and for
     which no notice up to `cursor` is still to come.
     """
 
@@ -230,13 +243,13 @@ class Notices(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
-    """What a user's own preservation policy keeps."""
+    """Report the checkpoints that a user's own preservation policy keeps."""
 
     keep: tuple[Id, ...]
 
 
 class RequestSave(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody wants a checkpoint at the next step: a person, or a user's own policy."""
+    """Ask for a checkpoint at the next step, for a person or a user's own policy."""
 
     durable: bool = True
     reason: str = "request"
@@ -249,13 +262,13 @@ class Requested(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delete(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint is to be removed from every tier."""
+    """Remove checkpoints from every tier."""
 
     ids: tuple[Id, ...]
 
 
 class EventReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A line for the run's events from a trainer."""
+    """Add a trainer's line to the run's events."""
 
     event: str
     data: dict[str, Any]
@@ -263,30 +276,30 @@ class EventReport(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         reserved = _RESERVED & self.data.keys()
         if reserved:
-            raise ValueError(f"{sorted(reserved)} are not a trainer's to say")
+            raise ValueError(f"{sorted(reserved)} are reserved for the agent; use other names")
         if {"step", "attempt"} <= self.data.keys():
             msgspec.convert([self.data["step"], self.data["attempt"]], Id)
 
 
 class Detach(msgspec.Struct, frozen=True, kw_only=True):
-    """A trainer leaves in good order."""
+    """Detach a trainer that ends regularly."""
 
     group: str
     rank: Rank
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True):
-    """The agent is to persist what it holds, clear its RAM and go."""
+    """Make the agent persist its data, clear its RAM and exit."""
 
 
 class PeerAddresses(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the agents of other hosts are reached now, by host, as far as this one knows."""
+    """The present addresses of other hosts' agents, by host, as far as this one knows."""
 
     addresses: dict[str, str]
 
 
 class Empty(msgspec.Struct, frozen=True, kw_only=True):
-    """Nothing to say."""
+    """A message without content."""
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -297,7 +310,7 @@ class ErrorAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One trainer that is attached."""
+    """One attached trainer."""
 
     rank: int
     pid: int
@@ -305,9 +318,9 @@ class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeldStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One checkpoint in the agent's care.
+    """One checkpoint that the agent holds.
 
-    `complete` and `committed` are so on all hosts together, as far as this one was told.
+    `complete` and `committed` hold for all hosts together, as far as this agent knows.
     """
 
     step: int
@@ -321,11 +334,12 @@ class HeldStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent is doing.
+    """The agent's state.
 
-    `peer_address` is where it serves its peers, if it does; `pulled_bytes` are those of images that
-    it has copied from them. `waits_for` is what trainers whose attempt has not begun wait for; it
-    is empty where there are none.
+    Attributes:
+        peer_address: where it serves its peers, if it does.
+        pulled_bytes: the bytes that it has copied from its peers' images.
+        waits_for: what the trainers whose attempt has not begun wait for; empty if there are none.
     """
 
     protocol: int = PROTOCOL_VERSION

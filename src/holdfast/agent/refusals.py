@@ -1,4 +1,4 @@
-"""The errors of starts that are refused."""
+"""Build the errors of refused starts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def refusal_error(
 
     Args:
         run: the run's directory.
-        refused: what the agreement says.
-        live: the attempt that is in the way, where one is, and what to do about it.
-        problem: the last error of storage, which is raised itself where it is the reason.
+        refused: the coordination's refusal.
+        live: the attempt that is in the way, if any, and what to do about it.
+        problem: the last storage error, which is returned itself if it is the reason.
     """
     if problem is not None and str(problem)[:REASON_CHARS_MAX] == refused.reason[:REASON_CHARS_MAX]:
         return problem
@@ -25,8 +25,8 @@ def refusal_error(
             return RunBusyError(f"open {run}: {live}")
         case Refusal.UNREACHED:
             return AgentUnavailableError(
-                f"open {run}: the attempt did not begin: {refused.reason}; nothing was given up; "
-                "see whether the agents of those hosts run and reach each other, then start the "
+                f"open {run}: the attempt did not begin: {refused.reason}; no data was discarded; "
+                "check that the agents of those hosts run and reach each other, then start the "
                 "job again"
             )
         case Refusal.STORAGE:

@@ -1,9 +1,11 @@
-"""The keeper: which durable checkpoints stay, what is deleted, and what an opening finishes.
+"""Apply retention: which durable checkpoints stay, which are deleted, and what an opening finishes.
 
-All that it removes goes through the one writing thread. What is decided on is removed in the same
-call: nothing is decided on twice, and however long the writes between two calls take, each commit
-finds removed what those before it left. What fails is told to the trainers and to the events, and
-does not stop what comes after it.
+Invariants:
+- Everything is removed on the one writing thread.
+- A decision and its removals are one call on that thread: nothing is decided twice, and however
+  long the writes between two calls take, each commit finds everything removed that earlier ones
+  dropped.
+- A failure is reported to the trainers and the events, and does not stop later work.
 """
 
 from __future__ import annotations
@@ -44,14 +46,14 @@ NOTICE_OF = {
 }
 
 _NEVER = (0, -1)
-"""The age of a checkpoint that is older than any."""
+"""An age below that of any checkpoint."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Tidied:
-    """What one look at the durable tier has come to, as far as it got.
+    """The results of one pass over the durable tier, as far as it got.
 
     `drops` are left to the user's own policy, which judges `timeline`.
     """
@@ -63,7 +65,7 @@ class _Tidied:
 
 
 class Retention:
-    """Owned by the event loop."""
+    """The retention of one agent; owned by the event loop."""
 
     def __init__(
         self, state: AgentState, storage_worker: StorageWorker, coordinator: Coordinator
@@ -74,25 +76,25 @@ class Retention:
         self._infos: dict[CheckpointId, CheckpointInfo] = {}
         self._judged: set[CheckpointId] = set()
         self._unsecured: tuple[int, int] | None = _NEVER
-        """The age of the newest one that was dropped; None where a newer one is protected."""
+        """The age of the newest dropped checkpoint; None if a newer one is protected."""
         self._unjudged: list[CheckpointId] = []
-        """The commits after which the user's own policy has not answered yet."""
+        """The commits for which the user's own policy has not answered yet."""
         self._preserving: set[asyncio.Task[None]] = set()
         self._awaited: dict[CheckpointId, asyncio.Event] = {}
-        """Set once no host holds what somebody here deletes and waits for."""
+        """For each deletion that is waited for: set once no host holds the checkpoint."""
 
     async def recover(self) -> None:
-        """Finishes what an interrupted run left nearly durable, and clears what never can be.
+        """Commit what an interrupted run left whole and durable; clear what never can be restored.
 
-        To be called while no process works on the run, on any host.
+        Call it only while no process works on the run, on any host.
         """
         whole = [c for c, listed in self._storage_worker.in_ram().items() if listed.is_whole]
         await self._recover(whole, None)
 
     def recover_earlier(self, attempt: int) -> None:
-        """The same for what earlier attempts left, where this host leads one that has begun.
+        """Recover what attempts before `attempt` left; called where this host leads that attempt.
 
-        What any host of the attempt holds is not touched, and becomes durable as ever.
+        Checkpoints that any host of the attempt holds are not touched, and become durable as usual.
         """
         held = self._coordinator.node.held_ids()
         self._begin(self._recover(held, attempt))
@@ -117,9 +119,9 @@ class Retention:
                 state.events.write("mended", key=key)
 
     def clear_ram(self, *, is_alone: bool) -> None:
-        """Removes from RAM what trainers that are gone left half made.
+        """Remove incomplete checkpoints of trainers that are gone from RAM.
 
-        A part of several may be what other hosts wait for, unless this one `is_alone`.
+        Unless this host `is_alone`, a checkpoint with any part stays: other hosts may wait for it.
         """
         ram = self._state.ram
         try:
@@ -132,7 +134,7 @@ class Retention:
             self._storage_worker.report_ram(error)
 
     async def find_attempt(self) -> None:
-        """Learns in which attempt's story the agent's events belong."""
+        """Read the newest attempt, in whose file the agent's events belong."""
         state = self._state
         try:
             state.events.attempt = await self._storage_worker.query(newest_attempt, state.durable)
@@ -140,7 +142,7 @@ class Retention:
             state.events.write("durable_unreadable", reason=str(error))
 
     def committed(self, manifest: Manifest, secs: float) -> None:
-        """A manifest was written here: tells it, and removes what the policies do not keep."""
+        """Report a manifest that was written here, and remove what the policies do not keep."""
         checkpoint = CheckpointId(manifest.step, manifest.attempt)
         self._infos[checkpoint] = _info(manifest)
         size_bytes = sum(part.image_size_bytes for part in manifest.parts)
@@ -154,19 +156,19 @@ class Retention:
 
     @property
     def is_busy(self) -> bool:
-        """Whether it is removing something."""
+        """Whether a removal is under way."""
         return bool(self._preserving)
 
     async def wait_idle(self) -> None:
-        """Waits until it is done."""
+        """Wait for the removals that are under way."""
         if self._preserving:
             await asyncio.wait(self._preserving)
 
     def on_outcome(self, effect: effects.ReportOutcome) -> None:
         """Notify the trainers here that a checkpoint is protected, or how its save ended.
 
-        That a durable one is protected concerns them only after a drop, which it makes good: each
-        notice costs every trainer a call. An agent that was started anew does not know of earlier
+        The protection of a durable checkpoint matters to them only after a drop, which it makes
+        good: each notice costs every trainer a call. A restarted agent does not know of earlier
         drops.
         """
         kind = NOTICE_OF[effect.status]
@@ -195,69 +197,74 @@ class Retention:
         )
 
     async def delete_everywhere(self, checkpoint: CheckpointId) -> None:
-        """Removes a checkpoint from both tiers, and waits until no other host holds any of it.
+        """Remove a checkpoint from both tiers, and wait until no other host holds any of it.
 
         Raises:
-            FencedError: an attempt that is not known here has begun; nothing is removed.
+            FencedError: an attempt that is unknown here has begun; nothing is removed.
             StorageError: some of it is left; the call may be repeated.
-            WaitTimeoutError: the hosts have not said in time that they gave it up; those that it
-                is told later do so then.
+            WaitTimeoutError: the hosts have not confirmed in time that they released it; hosts that
+                receive the order later release it then.
         """
         coordinator = self._coordinator
-        gone = self._awaited.setdefault(checkpoint, asyncio.Event())
+        # Registered before the removal is submitted: the confirmation may follow at once.
+        confirmed = self._awaited.setdefault(checkpoint, asyncio.Event())
         secs = coordinator.settings.deleting_secs
         try:
             await self._storage_worker.write(self._remove_everywhere, checkpoint)
-            self._tell_removed([checkpoint], "asked")
+            self._report_removed([checkpoint], "asked")
             async with asyncio.timeout(secs):
-                await gone.wait()
+                await confirmed.wait()
         except TimeoutError as error:
             successors = coordinator.node.successors
             leader = successors[0] if successors else self._state.config.host
             raise WaitTimeoutError(
                 f"delete {checkpoint}: it is removed from the durable tier and from the memory of "
-                f"host {self._state.config.host}, and the agent on host {leader}, which leads, "
-                f"has not said within {secs:.0f} s that no other host holds it; see whether that "
-                "agent lives. It is told as soon as it does; delete it again to wait for that"
+                f"host {self._state.config.host}, but the leader, the agent on host {leader}, "
+                f"has not confirmed within {secs:.0f} s that no other host holds it; check whether "
+                "that agent runs. It is notified as soon as it does; delete the checkpoint again "
+                "to wait for that"
             ) from error
         finally:
-            if self._awaited.get(checkpoint) is gone:
+            # A concurrent call may have removed the shared event, and a later call registered its
+            # own.
+            if self._awaited.get(checkpoint) is confirmed:
                 del self._awaited[checkpoint]
-        # What another host was writing meanwhile has arrived.
+        # Parts that another host was writing during the first removal have arrived by now.
         await self._storage_worker.write(self._remove_everywhere, checkpoint)
 
     def on_gone(self, checkpoint: CheckpointId) -> None:
-        """No host holds anything of what was deleted here."""
+        """Record that no host holds anything of a checkpoint that was deleted here."""
         if checkpoint in self._awaited:
             self._awaited[checkpoint].set()
 
     async def is_committed(self, checkpoint: CheckpointId) -> bool:
-        """Whether the durable tier has its manifest."""
+        """Return whether the durable tier has the checkpoint's manifest."""
         listed = await self._storage_worker.query(list_checkpoints, self._state.durable)
         return checkpoint in listed and listed[checkpoint].is_committed
 
     async def judged(self, keep: Sequence[CheckpointId]) -> None:
-        """Drops what neither the user's own policy nor the built-in share keeps."""
+        """Remove the checkpoints that neither the user's policy nor the built-in share keeps."""
+        # Taken before the first await: a commit during it asks the policy again.
         asked, self._judged = self._judged, set()
         unjudged, self._unjudged = self._unjudged, []
         try:
             await self._tidy(lambda tidied: self._remove_judged(tidied, asked - set(keep)))
         finally:
             for checkpoint in unjudged:
-                self._tell_preserved(checkpoint)
+                self._notify_preserved(checkpoint)
 
     async def _preserve_after(self, newest: CheckpointId) -> None:
-        """Apply preservation after a commit; trainers may wait for the notice, so it always comes.
+        """Apply preservation after a commit, and post `preserved` in any case: trainers may wait.
 
-        Where a user's own policy has to judge first, it comes with the answer.
+        If a user's own policy has to judge first, the notice is posted with its answer.
         """
         try:
             await self._apply_preservation(newest)
         finally:
             if newest not in self._unjudged:
-                self._tell_preserved(newest)
+                self._notify_preserved(newest)
 
-    def _tell_preserved(self, newest: CheckpointId) -> None:
+    def _notify_preserved(self, newest: CheckpointId) -> None:
         self._state.notices.post(Notice(kind="preserved", id=_id(newest)))
 
     async def _apply_preservation(self, newest: CheckpointId) -> None:
@@ -278,18 +285,21 @@ class Retention:
             self._state.notices.post(Notice(kind="judge", data=infos))
 
     async def _tidy(self, work: Callable[[_Tidied], None]) -> _Tidied:
-        """Runs it on the writing thread; what it removed is told, also where it fails then."""
+        """Run `work` on the writing thread; report its removals, also if it fails later."""
         tidied = _Tidied()
         try:
             await self._storage_worker.write(work, tidied)
         finally:
             for checkpoint in tidied.cleared:
                 self._state.events.write("cleared", checkpoint)
-            self._tell_removed(tidied.removed, "preservation")
+            self._report_removed(tidied.removed, "preservation")
         return tidied
 
-    def _tell_removed(self, checkpoints: Iterable[CheckpointId], reason: str) -> None:
-        """Also to the other hosts: they may hold it, and somebody may wait until it is durable."""
+    def _report_removed(self, checkpoints: Iterable[CheckpointId], reason: str) -> None:
+        """Report removals to the events and to the coordination.
+
+        Other hosts may hold the checkpoints, and callers may wait until they are durable.
+        """
         for checkpoint in checkpoints:
             self._infos.pop(checkpoint, None)
             self._coordinator.submit(inputs.Deleted(checkpoint))
@@ -304,7 +314,7 @@ class Retention:
         pending: frozenset[CheckpointId],
         policies: Policies,
     ) -> None:
-        """Removes leftovers, and what the built-in share does not keep, unless users judge it."""
+        """Remove leftovers, and what the built-in share drops unless a user's policy judges it."""
         self._clear_leftovers(tidied.cleared, newest, pending)
         if policies.preserve is None and not policies.user_preserves:
             return
@@ -315,9 +325,9 @@ class Retention:
         self._remove_all(drops, tidied.removed)
 
     def _remove_judged(self, tidied: _Tidied, judged: Collection[CheckpointId]) -> None:
-        """Removes what the user's own policy does not keep, if the built-in share still does not.
+        """Remove what the user's own policy does not keep, if the built-in share still does not.
 
-        The newest one stays whatever they say.
+        The newest checkpoint stays, whatever the policies decide.
         """
         found, by_agent = self._decide_drops(self._state.durable_policies.preserve)
         drops = set(judged).intersection(by_agent) - set(found.timeline[-1:])
@@ -331,12 +341,12 @@ class Retention:
     def _clear_leftovers(
         self, cleared: list[CheckpointId], newest: CheckpointId, pending: frozenset[CheckpointId]
     ) -> None:
-        """Removes what failed saves and deletes left of checkpoints up to `newest`, a commit.
+        """Remove what failed saves and deletes left of checkpoints up to `newest`, a commit.
 
-        Every rank has sealed `newest`, so none writes to an earlier one of the attempt any more,
-        and what an earlier attempt left of the same step is never restored.
-        What an earlier attempt completed beyond it on the timeline is left to the next agent, which
-        may finish it.
+        Every rank has sealed `newest`, so no rank writes to an earlier checkpoint of the attempt
+        any more, and a checkpoint of the same step from an earlier attempt is never restored.
+        Checkpoints beyond it that an earlier attempt completed on the timeline are left to the next
+        agent, which may finish them.
         """
         limits = last_steps(read_attempts(self._state.durable))
         for checkpoint, listing in list_checkpoints(self._state.durable).items():
@@ -351,7 +361,7 @@ class Retention:
     def _decide_drops(
         self, policy: PreservationPolicy | None
     ) -> tuple[Branches, list[CheckpointId]]:
-        """What the built-in share does not keep; without one that is all but the newest."""
+        """Return the branches, and what the built-in share drops: without one, all but the last."""
         listed = list_checkpoints(self._state.durable)
         committed = [c for c, listing in listed.items() if listing.is_committed]
         found = branches(committed, read_attempts(self._state.durable))
@@ -373,7 +383,7 @@ class Retention:
         if newest > known:
             raise FencedError(
                 f"delete {checkpoint}: attempt {newest} has taken the run over from attempt "
-                f"{known}, and may go on from it; stop this process"
+                f"{known}, and may continue from it; stop this process"
             )
         with self._storage_worker.alone_with(checkpoint):
             for store in (self._state.durable, self._state.ram):
@@ -383,7 +393,7 @@ class Retention:
 
 
 def _age(checkpoint: CheckpointId) -> tuple[int, int]:
-    """An order of when checkpoints were taken: by attempt, then step."""
+    """Return a key that orders checkpoints by when they were taken: by attempt, then step."""
     return checkpoint.attempt, checkpoint.step
 
 

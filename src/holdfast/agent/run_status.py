@@ -1,7 +1,7 @@
-"""What all hosts of a run are doing: each agent is asked for itself, all at the same time.
+"""Report the state of a run on all its hosts; each agent is asked for its own, concurrently.
 
-One that does not answer within `ANSWER_SECS` is told as such, so that asking takes no longer than
-that, however many there are. What they say is put together by a pure function.
+An agent that does not answer within `ANSWER_SECS` is reported as such, so a report takes no longer
+than that for any number of hosts. A pure function combines the answers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from holdfast.errors import InvalidArgumentError
 from holdfast.format.json_codec import decode
 from holdfast.peers.connection import PeerAddress
 from holdfast.peers.directory import PeerDirectory
-from holdfast.peers.tls import asking_context
+from holdfast.peers.tls import client_context
 from holdfast.peers.wire import STATUS, HttpRefusal, target_of
 
 ANSWER_SECS = 3.0
@@ -40,13 +40,15 @@ REASON_CHARS_MAX = 300
 
 
 class HostStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent says of itself and its host; `lead` where it leads the run.
+    """An agent's report of itself and its host.
 
     Attributes:
         attempt: the newest attempt that it knows.
-        leader: the host that it follows; None where it knows of none.
-        ranks: the trainers that live there.
-        ram_bytes: the memory that the RAM tier has; `ram_free_bytes`: how much more it may have.
+        leader: the host that it follows; None if it knows of none.
+        ranks: the trainers that run there.
+        ram_bytes: the memory that the RAM tier has.
+        ram_free_bytes: how much more the RAM tier may have.
+        lead: the leader's view; None where the agent does not lead the run.
     """
 
     host: Name
@@ -63,11 +65,11 @@ class HostStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Answers = Mapping[str, HostStatus | str]
-"""By host, what its agent says, or why it says nothing."""
+"""By host, its agent's report, or the reason why there is none."""
 
 
 class HeldCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint that a host holds parts of: its own ranks' parts, and copies of others'."""
+    """A checkpoint of which a host holds parts: its own ranks' parts, and copies of others'."""
 
     step: int
     attempt: int
@@ -76,11 +78,12 @@ class HeldCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobHostStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One host of a job. What only its own agent knows is None where that does not answer.
+    """One host of a job. Fields that only its own agent knows are None if that does not answer.
 
     Attributes:
-        problem: why there is no answer; empty where there is one.
-        silent_secs: how long ago its leader or the asking host heard of it; None: nobody knows.
+        problem: why there is no answer; empty if there is one.
+        silent_secs: the time since its leader or the asking host last received a message of it;
+            None: unknown.
     """
 
     host: str
@@ -100,12 +103,14 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A run on all of its hosts, as one of them found it.
 
     Attributes:
-        leader: the host whose agent leads; None where none is known.
-        leader_answers: where it does not, the rest but `hosts` is not known.
+        leader: the host whose agent leads; None if none is known.
+        leader_answers: if False, only the attempt, the leader and the hosts are known.
         rank_count: how many trainers the attempt has.
-        newest: the newest checkpoint that is whole, wherever it stands.
-        newest_in_ram, newest_durable: the newest one that is whole in RAM, that is committed.
-        goes_on_from: from what the run would go on after how many losses; empty: from nothing.
+        newest: the newest checkpoint that is whole, in any tier.
+        newest_in_ram: the newest one that is whole in RAM.
+        newest_durable: the newest one that is committed.
+        goes_on_from: the checkpoint from which the run would continue, by the number of losses;
+            empty: none.
     """
 
     attempt: int
@@ -121,7 +126,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 @functools.cache
 def installed_version() -> str:
-    """The version of Holdfast that this agent is of."""
+    """Return the version of Holdfast that this agent runs."""
     try:
         return metadata.version("holdfast-checkpoint")
     except metadata.PackageNotFoundError:
@@ -129,15 +134,15 @@ def installed_version() -> str:
 
 
 def encode_status(status: HostStatus) -> bytes:
-    """The answer as JSON."""
+    """Return the status as JSON."""
     return msgspec.json.encode(status)
 
 
 def decode_status(data: bytes) -> HostStatus:
-    """The answer in `data`, which came from another host.
+    """Return the status in `data`, which another host sent.
 
     Raises:
-        InvalidArgumentError: it is none of this version's.
+        InvalidArgumentError: it is no status of this version.
     """
     try:
         status = decode(data, HostStatus)
@@ -147,19 +152,23 @@ def decode_status(data: bytes) -> HostStatus:
             check_lead(status.lead)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise InvalidArgumentError(
-            f"what it says is not understood: {error}; do all hosts run one version?"
+            f"its status cannot be decoded: {error}; do all hosts run one version?"
         ) from error
     return status
 
 
 async def ask_hosts(peers: PeerDirectory, own_host: str) -> dict[str, HostStatus | str]:
-    """Asks the agents of all hosts that are known here; takes at most `ANSWER_SECS`."""
+    """Ask the agents of all known hosts; takes at most `ANSWER_SECS`.
+
+    Returns:
+        By host, the agent's report, or the reason why there is none; empty without peers.
+    """
     known = peers.addresses()
     if not known or peers.token is None:
         return {}
     connector = aiohttp.TCPConnector(limit=CONNECTIONS_MAX)
     headers = {"Authorization": f"Bearer {peers.token}"}
-    tls = asking_context(peers.tls) if peers.tls is not None else None
+    tls = client_context(peers.tls) if peers.tls is not None else None
     target = target_of(peers.run_id, STATUS, own_host)
     async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
         tasks = {
@@ -189,8 +198,9 @@ async def _ask(
             data = bytearray()
             async for piece in answer.content.iter_chunked(1 << 16):
                 data += piece
+                # Checked while the answer arrives: a faulty peer may send without end.
                 if len(data) > MESSAGE_BYTES_MAX:
-                    return f"what it says is larger than {MESSAGE_BYTES_MAX} bytes"
+                    return f"its status is larger than {MESSAGE_BYTES_MAX} bytes"
             if answer.status != 200:
                 return _refusal(answer.status, bytes(data))
             status = decode_status(bytes(data))
@@ -199,7 +209,8 @@ async def _ask(
     except aiohttp.ClientConnectorError as error:
         return f"not reached: {os.strerror(error.errno) if error.errno else error}"
     except (aiohttp.ClientError, OSError) as error:
-        return f"it broke off: {error or type(error).__name__}"[:REASON_CHARS_MAX]
+        return f"the connection failed: {error or type(error).__name__}"[:REASON_CHARS_MAX]
+    # Another host's agent may have taken a known address.
     if status.host != host:
         return f"at {address.authority} is the agent of host {status.host}"[:REASON_CHARS_MAX]
     return status
@@ -219,25 +230,29 @@ def job_of(
     addresses: Mapping[str, str],
     silent_secs: Mapping[str, float],
 ) -> JobStatus:
-    """Puts together what the hosts say.
+    """Combine the hosts' reports into the status of the job.
 
     Args:
-        own: the host that asked.
-        answers: what the others say.
+        own: the report of the asking host.
+        answers: the reports of the other hosts.
         addresses: where their agents are reached.
-        silent_secs: how long ago the host that asked heard of others.
+        silent_secs: the time since the asking host last received a message of each other host.
+
+    Returns:
+        The status; where hosts disagree on the leader, the newest term of the newest attempt
+        counts.
     """
-    said = {own.host: own}
-    said |= {host: one for host, one in answers.items() if isinstance(one, HostStatus)}
-    attempt = max(one.attempt for one in said.values())
-    leads = [one for one in said.values() if one.lead is not None and one.lead.attempt == attempt]
+    known = {own.host: own}
+    known |= {host: one for host, one in answers.items() if isinstance(one, HostStatus)}
+    attempt = max(one.attempt for one in known.values())
+    leads = [one for one in known.values() if one.lead is not None and one.lead.attempt == attempt]
     leading = max(leads, key=lambda one: one.lead.term if one.lead else 0, default=None)
     lead = leading.lead if leading is not None else None
     seen = {one.host: one for one in lead.hosts} if lead is not None else {}
-    domains = {host: one.domain for host, one in said.items()}
-    whole = standings(lead, {h: one.held for h, one in said.items()}, domains) if lead else []
-    # A host of an earlier start that nobody hears of any more is none of this job's.
-    names = said.keys() | (seen.keys() if lead is not None else answers.keys())
+    domains = {host: one.domain for host, one in known.items()}
+    whole = standings(lead, {h: one.held for h, one in known.items()}, domains) if lead else []
+    # A host of an earlier start that the leader does not know is no part of this job.
+    names = known.keys() | (seen.keys() if lead is not None else answers.keys())
     return JobStatus(
         attempt=attempt,
         leader=leading.host if leading is not None else own.leader,
@@ -248,12 +263,12 @@ def job_of(
         newest_durable=next((one for one in whole if one.durable), None),
         goes_on_from=outlook(whole),
         hosts=tuple(
-            _answering(said[host], addresses.get(host))
-            if host in said
+            _answering(known[host], addresses.get(host))
+            if host in known
             else _silent(
                 host,
                 seen.get(host),
-                problem=str(answers.get(host, "where it is is not known")),
+                problem=str(answers.get(host, "its address is not known")),
                 address=addresses.get(host),
                 own_silent_secs=silent_secs.get(host),
             )
@@ -262,19 +277,19 @@ def job_of(
     )
 
 
-def _answering(said: HostStatus, address: str | None) -> JobHostStatus:
+def _answering(status: HostStatus, address: str | None) -> JobHostStatus:
     return JobHostStatus(
-        host=said.host,
-        domain=said.domain,
+        host=status.host,
+        domain=status.domain,
         address=address,
         problem="",
         silent_secs=0.0,
-        version=said.version,
-        pid=said.pid,
-        ranks=said.ranks,
-        ram_bytes=said.ram_bytes,
-        ram_free_bytes=said.ram_free_bytes,
-        holds=tuple(_held_entry(held) for held in reversed(said.held)),
+        version=status.version,
+        pid=status.pid,
+        ranks=status.ranks,
+        ram_bytes=status.ram_bytes,
+        ram_free_bytes=status.ram_free_bytes,
+        holds=tuple(_held_entry(held) for held in reversed(status.held)),
     )
 
 

@@ -1,6 +1,6 @@
-"""When to save: every reason becomes a wish, and the agreement sets the step for all ranks.
+"""Decide when to save: reasons become wishes, and the coordination sets the step for all ranks.
 
-The policies are asked on the host that leads; a notice to stop counts on each host.
+The policies are asked on the host that leads; a notice to stop counts on every host.
 """
 
 from __future__ import annotations
@@ -20,30 +20,31 @@ from holdfast.policy.preservation_policy import kept
 from holdfast.policy.save_decision_policy import SaveDecisionPolicy
 
 AWAITED_SECS = 2.0
-LOOK_SECS_MIN, LOOK_SECS_MAX = 0.02, 0.1
-LOOKS_PER_STEP = 8
-"""What trainers publish is looked at so often: it changes once a step, and each look costs them."""
+POLL_SECS_MIN, POLL_SECS_MAX = 0.02, 0.1
+POLLS_PER_STEP = 8
+"""How often the published steps are read per step: they change once a step, and reads cost time."""
 
 
 @dataclass(slots=True)
 class Pace:
-    """How long a step takes, as the published steps tell."""
+    """The duration of a step, measured on the published steps."""
 
     step_secs: float | None = None
     _step: int = control_block.NO_STEP
     _at_secs: float = 0.0
 
-    def see(self, step: int, now_secs: float) -> None:
-        """Takes the highest step that is published now."""
+    def note_step(self, step: int, now_secs: float) -> None:
+        """Take the highest step that is published now."""
         if step == self._step:
             return
+        # A new attempt may start at a lower step; that difference is no duration.
         if self._step != control_block.NO_STEP and step > self._step:
             self.step_secs = (now_secs - self._at_secs) / (step - self._step)
         self._step, self._at_secs = step, now_secs
 
 
 class SaveScheduler:
-    """Asks the policies."""
+    """The scheduler of one agent; owned by the event loop."""
 
     def __init__(self, state: AgentState, coordinator: Coordinator) -> None:
         self._state = state
@@ -51,19 +52,19 @@ class SaveScheduler:
         self._pace = Pace()
         self._last: dict[TargetKind, CheckpointInfo] = {}
         self._awaited = control_block.NO_STEP, 0.0
-        """The last target, and until when one waits for its checkpoint to be told of."""
-        self._told = control_block.NO_STEP
-        """The highest step of this attempt whose checkpoint was told of."""
+        """The last target, and the time until which its checkpoint's report is awaited."""
+        self._reported_step = control_block.NO_STEP
+        """The highest step of this attempt whose checkpoint was reported."""
         self._times: dict[CheckpointId, datetime] = {}
 
     @property
-    def look_secs(self) -> float:
-        """How long after this tick the next one had better come."""
+    def poll_secs(self) -> float:
+        """The time from this tick to the next."""
         step_secs = self._pace.step_secs or 0.0
-        return min(max(step_secs / LOOKS_PER_STEP, LOOK_SECS_MIN), LOOK_SECS_MAX)
+        return min(max(step_secs / POLLS_PER_STEP, POLL_SECS_MIN), POLL_SECS_MAX)
 
     def tick(self) -> None:
-        """Wishes for whatever is due now."""
+        """Submit a wish for every checkpoint that is due now."""
         state, node = self._state, self._coordinator.node
         group = state.group
         if group is None or not group.present:
@@ -71,21 +72,21 @@ class SaveScheduler:
         if node.wants_preserved:
             self._preserve()
         now_secs = state.clock.monotonic()
-        self._pace.see(state.published().highest, now_secs)
+        self._pace.note_step(state.published().highest, now_secs)
         values = state.control.cells
         self._await_target(now_secs)
-        is_told = any(values[control_block.notice_cell(m.seat)] for m in group.present)
-        if is_told and not node.is_target_confirmed(TargetKind.PREEMPTION):
+        has_notice = any(values[control_block.notice_cell(m.seat)] for m in group.present)
+        if has_notice and not node.is_target_confirmed(TargetKind.PREEMPTION):
             self._coordinator.submit(inputs.Wish(TargetKind.PREEMPTION))
         if node.may_decide:
-            self._decide(TargetKind.DURABLE, state.durable_policies.save, is_told)
-            self._decide(TargetKind.RAM, state.ram_policies.save, is_told)
+            self._decide(TargetKind.DURABLE, state.durable_policies.save, has_notice)
+            self._decide(TargetKind.RAM, state.ram_policies.save, has_notice)
 
     def reached(self, effect: Reached) -> None:
-        """A checkpoint has come so far; policies see it as the previous one once it is complete."""
+        """Note a checkpoint's status; policies see it as the previous one once it is complete."""
         group = self._state.group
         if group is not None and effect.id.attempt == group.attempt:
-            self._told = max(self._told, effect.id.step)
+            self._reported_step = max(self._reported_step, effect.id.step)
         if effect.status is CheckpointStatus.COMPLETE:
             now = self._times[effect.id] = self._state.clock.now()
             info = CheckpointInfo(effect.id.step, now)
@@ -94,38 +95,42 @@ class SaveScheduler:
                 self._last[TargetKind.DURABLE] = info
         self._preserve()
 
-    def begin_anew(self) -> None:
-        """Another attempt begins, whose checkpoints are all to come."""
+    def reset(self) -> None:
+        """Forget the checkpoints of the previous attempt; another one begins."""
         self._last.clear()
         self._awaited = control_block.NO_STEP, 0.0
-        self._told = control_block.NO_STEP
+        self._reported_step = control_block.NO_STEP
 
     def _preserve(self) -> None:
-        """Tells what the RAM tier's policy keeps beside what the agreement keeps."""
+        """Submit what the RAM tier's policy keeps beside what the coordination keeps."""
         if not self._state.knows_policies:
-            # An agent that was started anew: its trainers have not come back yet.
+            # A restarted agent whose trainers have not reattached yet: an empty answer would
+            # discard checkpoints that their policy keeps.
             return
-        # One that hosts hold which are silent now counts as well: they may come back.
+        # Checkpoints on hosts that are silent now count as well: they may come back.
         ids = sorted(self._coordinator.node.once_complete_ids())
         self._times = {c: self._times.get(c, self._state.clock.now()) for c in ids}
         policy = self._state.ram_policies.preserve
         if policy is None:
             self._coordinator.submit(inputs.Preserved(frozenset()))
             return
+        # Policies see steps: of two attempts' checkpoints of one step the newer one counts.
         by_step = {c.step: c for c in ids}
         infos = [CheckpointInfo(c.step, self._times[c]) for c in by_step.values()]
         flags = kept(policy, infos, context=PreservationContext(self._state.clock.now()))
         preserved = {c for c, k in zip(by_step.values(), flags, strict=True) if k}
         self._coordinator.submit(inputs.Preserved(frozenset(preserved)))
 
-    def _decide(self, kind: TargetKind, policy: SaveDecisionPolicy | None, is_told: bool) -> None:
+    def _decide(
+        self, kind: TargetKind, policy: SaveDecisionPolicy | None, has_notice: bool
+    ) -> None:
         node = self._coordinator.node
         if policy is None or node.is_target_under_way(kind):
             return
         context = SaveContext(
             now=self._state.clock.now(),
             is_saving_in_progress=self._is_saving(kind),
-            reached_preemption=is_told and not node.is_target_confirmed(TargetKind.PREEMPTION),
+            reached_preemption=has_notice and not node.is_target_confirmed(TargetKind.PREEMPTION),
             save_cost_secs=node.save_cost_secs(self._state.published()),
         )
         last = self._last.get(kind)
@@ -134,9 +139,9 @@ class SaveScheduler:
             self._coordinator.submit(inputs.Wish(kind))
 
     def _await_target(self, now_secs: float) -> None:
-        """Notes that ranks will tell of the last target.
+        """Note that ranks will report the checkpoint of the last target.
 
-        Ranks may read it, and its word be cleared, before a tick has seen that word.
+        Ranks may read the target, and its cell may be cleared, before a tick has seen that cell.
         """
         values = self._state.control.cells
         target = self._coordinator.last_target((TargetKind.DURABLE, TargetKind.RAM))
@@ -148,18 +153,18 @@ class SaveScheduler:
             self._awaited = target, now_secs + AWAITED_SECS
 
     def _is_saving(self, kind: TargetKind) -> bool:
-        """Whether a checkpoint is in progress in that tier.
+        """Return whether a checkpoint is in progress in that tier.
 
-        One that will be durable within about a step, if it takes as long as the last one, is in
-        progress no more: so the next one is sealed about then, and storage does not wait for the
+        A checkpoint that will be durable within about a step, if it takes as long as the last one,
+        no longer counts: the next one is sealed about then, and storage does not wait for the
         training.
         """
         state, node = self._state, self._coordinator.node
         if state.filling or node.is_sealing:
             return True
         target, until_secs = self._awaited
-        if target > self._told and state.clock.monotonic() < until_secs:
-            # Ranks are past the target, and have not told yet that they take a checkpoint.
+        if target > self._reported_step and state.clock.monotonic() < until_secs:
+            # Ranks are past the target, and have not reported yet that they take a checkpoint.
             return True
         if kind is not TargetKind.DURABLE or not node.is_saving:
             return False

@@ -1,6 +1,6 @@
-"""Saves under way, as the trainers of this host tell of them: slots, parts begun, sealed, given up.
+"""Track the saves of this host's trainers: slots, and parts begun, sealed or abandoned.
 
-Each is a fact for the agreement, which alone decides what becomes of a checkpoint.
+Each report becomes an input of the coordination, which alone decides the fate of a checkpoint.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from holdfast.agent import protocol
 from holdfast.agent.coordinator import Coordinator
 from holdfast.agent.protocol import Notice
 from holdfast.agent.retention import Retention
-from holdfast.agent.slot_allocator import CopyOf, User
+from holdfast.agent.slot_allocator import ReplicaOf, User
 from holdfast.agent.state import AgentState
 from holdfast.agent.storage_worker import StorageWorker
 from holdfast.coordination import inputs
@@ -20,7 +20,7 @@ from holdfast.format.names import CheckpointId
 
 
 class SaveTracker:
-    """What trainers do step by step."""
+    """The saves of this host's trainers; owned by the event loop."""
 
     def __init__(
         self,
@@ -35,11 +35,11 @@ class SaveTracker:
         self._retention = retention
 
     async def want_slot(self, request: protocol.WantSlot) -> protocol.Slot:
-        """A slot for one image; none, with the reason, where RAM has no room for it."""
+        """Return a slot for one image; none, with the reason, if RAM has no room for it."""
         checkpoint = self._checked(request.id)
         state = self._state
         if request.copy_of is not None:
-            return await self._reserve(CopyOf(request.copy_of), request.size_bytes, 0)
+            return await self._reserve(ReplicaOf(request.copy_of), request.size_bytes, 0)
         self._begun(request.rank, checkpoint, request.copies)
         if not state.has_ram:
             return protocol.Slot(name=None, reason="the run has no RAM tier")
@@ -51,28 +51,31 @@ class SaveTracker:
     async def _reserve(self, user: User, size_bytes: int, pending: int) -> protocol.Slot:
         loop = asyncio.get_running_loop()
         try:
-            name = await loop.run_in_executor(None, self._state.desk.reserve, user, size_bytes)
+            name = await loop.run_in_executor(None, self._state.slots.reserve, user, size_bytes)
         except StorageError as error:
+            # Slots become free as pending checkpoints are committed, so a later save may find room.
             is_behind = isinstance(error, OutOfSpaceError) and pending > 0
             return protocol.Slot(name=None, reason=str(error), busy=is_behind)
         return protocol.Slot(name=name)
 
     def filling(self, request: protocol.FillStarted) -> None:
-        """A trainer fills the slot that it had ready."""
+        """Record that a trainer fills its spare slot."""
         self._begun(request.rank, self._checked(request.id), request.copies)
 
     def copied(self, request: protocol.Copied) -> None:
-        """The copies of others' parts that a trainer makes have come as far as they will."""
+        """Record the end of the copies of other ranks' parts that a trainer makes."""
         checkpoint, state = self._checked(request.id), self._state
         is_held = self._coordinator.node.holds(checkpoint)
         for part in request.copies:
-            slot = state.desk.lend(checkpoint, part) if part in request.made and is_held else None
-            if not state.copies.end(checkpoint, part, slot):
-                state.desk.returned((checkpoint, part))
-                state.desk.returned(CopyOf(part))
+            is_made = part in request.made and is_held
+            slot = state.slots.assign_replica(checkpoint, part) if is_made else None
+            if not state.local_replicas.end(checkpoint, part, slot):
+                # It is not needed, or was not made: the slot is under one of these two holders.
+                state.slots.release((checkpoint, part))
+                state.slots.release(ReplicaOf(part))
 
     async def want_spare(self, request: protocol.WantSpare) -> protocol.Slot:
-        """A slot for a next image; none where all would take more than two whole images a rank."""
+        """Return a slot for a next image; none if all slots would exceed two images per rank."""
         state = self._state
         group = state.group
         if group is None or group.group != request.group or not state.has_ram:
@@ -81,8 +84,8 @@ class SaveTracker:
         try:
             name = await loop.run_in_executor(
                 None,
-                state.desk.spare,
-                request.rank if request.copy_of is None else CopyOf(request.copy_of),
+                state.slots.spare,
+                request.rank if request.copy_of is None else ReplicaOf(request.copy_of),
                 request.size_bytes,
                 request.whole_bytes,
                 len(group.members),
@@ -92,18 +95,24 @@ class SaveTracker:
         return protocol.Slot(name=name)
 
     async def sealed(self, request: protocol.Sealed) -> None:
-        """A part is whole."""
+        """Record that a part is whole in a tier.
+
+        Raises:
+            FencedError: the checkpoint belongs to another attempt than the present one.
+        """
         checkpoint = self._checked(request.id)
         state = self._state
         self._ended(request.rank)
+        # The previous agent may have committed it before it could notify the trainer.
         if request.again and await self._retention.is_committed(checkpoint):
             state.notices.post(Notice(kind="committed", id=request.id))
             return
         if request.again and request.tier == "ram":
-            # The agent before this one gave it up, or the tmpfs was cleared, before that was told.
+            # The previous agent discarded it, or the tmpfs was cleared, before the trainer was
+            # notified.
             listed = self._storage_worker.in_ram().get(checkpoint)
             if listed is None or request.rank not in listed.ranks:
-                reason = "its part is not in RAM any more"
+                reason = "its part is no longer in RAM"
                 state.notices.post(Notice(kind="failed", id=request.id, reason=reason))
                 return
         self._coordinator.submit(
@@ -117,7 +126,7 @@ class SaveTracker:
         )
 
     async def abandoned(self, request: protocol.Abandoned) -> None:
-        """A trainer could not make its part, or goes on without: the checkpoint will not be."""
+        """Record that a trainer skipped its part or could not make it; the checkpoint ends."""
         checkpoint = self._checked(request.id)
         state, group = self._state, self._state.group
         assert group is not None
@@ -131,10 +140,10 @@ class SaveTracker:
     def _begun(self, rank: int, checkpoint: CheckpointId, copies: tuple[int, ...]) -> None:
         state = self._state
         state.filling[rank] = checkpoint
-        state.desk.returned(rank)
+        state.slots.release(rank)
         is_held = self._coordinator.node.holds
-        for gone in state.copies.begin(rank, checkpoint, copies, is_held):
-            state.desk.returned(gone)
+        for unneeded in state.local_replicas.begin(rank, checkpoint, copies, is_held):
+            state.slots.release(unneeded)
         offered = self._coordinator.node.replicas_offered_by(rank)
         if offered is not None and offered != frozenset(copies):
             self._coordinator.submit(inputs.CopiesOffered(rank, frozenset(copies)))
@@ -142,7 +151,7 @@ class SaveTracker:
 
     def _ended(self, rank: int) -> None:
         self._state.filling.pop(rank, None)
-        self._state.desk.returned(rank)
+        self._state.slots.release(rank)
 
     def _checked(self, found: tuple[int, int]) -> CheckpointId:
         checkpoint = CheckpointId(*found)

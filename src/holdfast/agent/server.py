@@ -1,4 +1,4 @@
-"""The agent's HTTP routes, on a Unix socket that serves its own user alone."""
+"""Serve the agent's HTTP routes on a Unix socket, for its own user alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ T = TypeVar("T")
 
 
 def application(service: Service, body_secs: float = BODY_SECS) -> web.Application:
-    """The routes of one agent; each takes one struct, sent within `body_secs`, and answers one."""
+    """Return the routes of one agent.
+
+    Each takes one struct, whose body has to arrive within `body_secs`, and answers with one.
+    """
     app = web.Application(client_max_size=BODY_SIZE_MAX_BYTES, middlewares=[_own_user_alone])
     routes: dict[str, tuple[type[msgspec.Struct], Handler]] = {
         "attach": (protocol.Attach, service.attach),
@@ -62,7 +65,7 @@ def _route(
                     body = await request.read()
             except TimeoutError as error:
                 raise InvalidArgumentError(
-                    f"{request.path}: its body did not come within {body_secs} s"
+                    f"{request.path}: its body did not arrive within {body_secs} s"
                 ) from error
             answer = await handler(decoded(request.path, body, kind), _peer(request)[0])
         except HoldfastError as error:
@@ -74,7 +77,7 @@ def _route(
 
 
 def decoded(path: str, body: bytes, kind: type[T]) -> T:
-    """The message of a request.
+    """Return the message of a request.
 
     Raises:
         InvalidArgumentError: it is not one of that kind.
@@ -86,7 +89,7 @@ def decoded(path: str, body: bytes, kind: type[T]) -> T:
 
 
 def _peer(request: web.Request) -> tuple[int, int]:
-    """(pid, uid) of the process that connected."""
+    """Return (pid, uid) of the process that connected."""
     assert request.transport is not None
     return peer(request.transport.get_extra_info("socket"))
 

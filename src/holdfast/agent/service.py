@@ -1,4 +1,4 @@
-"""One agent: its parts put together, its heartbeat, and when it leaves."""
+"""Combine the parts of one agent, run its loop, and decide when it exits."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ PLACE_SECS = 1.0
 TARGET_SECS = 30.0
 UNSETTLED_SECS = 3600.0
 STOPPING_SECS = 20.0
-"""How long an agent that is told to leave waits for a leader on another host, who may be gone."""
+"""How long an agent that has to exit waits for a leader on another host, which may be gone."""
 
 log = logging.getLogger(__name__)
 
 
 class Service:
-    """What the server's routes call, and the loop that acts by itself."""
+    """The handlers of the server's routes, and the loop that acts on its own."""
 
     def __init__(self, state: AgentState, peers: PeerDirectory | None = None) -> None:
         self._state = state
@@ -64,22 +64,23 @@ class Service:
         self._stopping_at = 0.0
         self._alone_since = state.clock.monotonic()
         self._has_served = False
-        self._look_at = 0.0
+        self._next_check_secs = 0.0
         state.wake = self._wake.set
 
     @property
     def coordinator(self) -> Coordinator:
-        """The agent's part in what the hosts agree on."""
+        """The agent's share in the hosts' coordination."""
         return self._coordinator
 
     async def adopt(self) -> None:
-        """Takes over what an agent before this one left; to be done before anybody is answered."""
+        """Take over the previous agent's state; call it before any request is served."""
         state = self._state
         await self._retention.find_attempt()
         record = read_record(state.folder / GROUP)
         group = group_of(record) if record is not None else None
         has_peers = state.config.peers is not None
         if group is None:
+            # Only without trainers: RAM may otherwise hold parts that are being filled.
             self._retention.clear_ram(is_alone=not has_peers)
             if not has_peers:
                 await self._retention.recover()
@@ -99,7 +100,7 @@ class Service:
         self._coordinator.restart(found, domain=domain, settings=settings)
 
     async def run(self) -> None:
-        """Acts until it is time to leave."""
+        """Act until it is time to exit."""
         watching = asyncio.create_task(self._directory.watch())
         try:
             await self._run()
@@ -110,28 +111,28 @@ class Service:
     async def _run(self) -> None:
         while True:
             self._tick()
-            # Only what a look at the present state said may end it.
+            # Only a decision on the present state may end the loop.
             if self._leaves_in_secs() == 0.0:
                 self._coordinator.submit(inputs.LeaveWanted())
                 return
-            # What was told in this tick is done: only what comes after it is a reason to wake.
+            # The inputs of this tick are handled; only later ones are a reason to wake.
             self._wake.clear()
             has_trainers = self._state.group is not None
-            secs = self._save_scheduler.look_secs if has_trainers else IDLE_TICK_SECS
+            secs = self._save_scheduler.poll_secs if has_trainers else IDLE_TICK_SECS
             secs = max(0.001, min(secs, self._coordinator.next_in_secs()))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(secs):
                     await self._wake.wait()
 
     def close(self) -> None:
-        """Ends all threads, after what they are doing."""
+        """End all threads, after their present work."""
         self._trainer_sessions.close()
         self._storage_worker.close()
         self._peers.close()
 
     def leave_soon(self) -> None:
-        """Makes durable what is held, then leaves, whoever is still attached."""
-        log.info("asked to leave")
+        """Make held checkpoints durable, then exit, even if trainers are attached."""
+        log.info("exit requested")
         self._is_stopping = True
         self._stopping_at = self._state.clock.monotonic()
         self._coordinator.want_durable()
@@ -139,16 +140,16 @@ class Service:
 
     @property
     def is_all_durable(self) -> bool:
-        """Whether nothing needs this host's RAM any more."""
-        return self._directory.is_given_up or self._coordinator.node.is_settled
+        """Whether this host's RAM is not needed any more."""
+        return self._directory.is_lost or self._coordinator.node.is_settled
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is being done in the stores."""
+        """Whether an operation on the stores is under way."""
         return self._coordinator.is_busy or self._retention.is_busy
 
     async def wait_idle(self) -> None:
-        """Waits for what is being done in the stores now."""
+        """Wait for the operations on the stores that are under way."""
         await self._coordinator.wait_idle()
         await self._retention.wait_idle()
 
@@ -161,17 +162,17 @@ class Service:
         self._save_scheduler.tick()
 
     def _on_effect(self, effect: effects.Effect) -> None:
-        """Does what the agreement wants of the agent's other parts."""
+        """Carry out an effect that concerns the agent's other parts."""
         match effect:
             case effects.AttemptJoined():
-                self._save_scheduler.begin_anew()
+                self._save_scheduler.reset()
                 has_started = self._trainer_sessions.joined(effect)
                 if (
                     has_started
                     and self._state.config.peers
                     and self._coordinator.node.is_first_leader
                 ):
-                    # One host alone has done so before anybody came.
+                    # A host without peers has recovered before the first trainer attached.
                     self._retention.recover_earlier(effect.attempt)
             case effects.GroupRefused():
                 self._trainer_sessions.on_refused(effect)
@@ -202,17 +203,17 @@ class Service:
         self._retention.committed(manifest, secs)
 
     def _check_place(self) -> None:
-        """Leaves once its folder is gone: no trainer that comes finds it, but starts another."""
+        """Exit once the folder is removed: trainers cannot find this agent, and start another."""
         now = self._state.clock.monotonic()
-        if self._is_stopping or now < self._look_at:
+        if self._is_stopping or now < self._next_check_secs:
             return
-        self._look_at = now + PLACE_SECS
+        self._next_check_secs = now + PLACE_SECS
         if not self._state.has_place():
             log.warning("%s was removed; a trainer will start another agent", self._state.folder)
             self.leave_soon()
 
     def _leaves_in_secs(self) -> float | None:
-        if self._directory.is_given_up:
+        if self._directory.is_lost:
             return self._directory.leaves_in_secs()
         if self._state.group is not None and not self._is_stopping:
             return None
@@ -220,18 +221,20 @@ class Service:
             return None
         node = self._coordinator.node
         if self._is_stopping:
-            # What stands here alone is to be durable first; another host may have that word.
+            # Data that only this host holds has to become durable first; another host may lead and
+            # decide when.
             waited_secs = self._state.clock.monotonic() - self._stopping_at
             is_awaited = not node.is_leading and not node.is_settled
             return None if is_awaited and waited_secs < STOPPING_SECS else 0.0
         alone_secs = self._state.clock.monotonic() - self._alone_since
         if not node.is_leading and not node.is_settled and alone_secs < UNSETTLED_SECS:
-            # Another host leads, and may want what stands here.
+            # Another host leads, and may need this host's checkpoints.
             return None
+        # The trainer that started this agent needs time to attach.
         least_secs = 0.0 if self._has_served else FIRST_TRAINER_SECS
         return max(0.0, max(self._state.linger_secs, least_secs) - alone_secs)
 
-    # What the routes call; the second argument is the caller's process.
+    # Handlers of the routes; the second argument is the caller's process id.
 
     async def attach(self, request: protocol.Attach, pid: int) -> protocol.Attached:
         if request.directory:
@@ -267,7 +270,7 @@ class Service:
 
     async def watch(self, request: protocol.Watch, pid: int) -> protocol.Notices:
         notices = await self._state.notices.after(request.cursor)
-        # No notice of these can come any more: a part that is reported is held, or was notified of.
+        # No notice of these will follow: a reported part is held, or its end was notified before.
         holds = self._coordinator.node.holds
         unknown = tuple(found for found in request.pending if not holds(CheckpointId(*found)))
         return msgspec.structs.replace(notices, unknown=unknown)
@@ -290,7 +293,7 @@ class Service:
             if self._state.clock.monotonic() > deadline:
                 raise WaitTimeoutError(
                     f"save {self._state.run}: the hosts of the run did not agree on a step "
-                    f"within {TARGET_SECS:.0f} s; they will save once they have"
+                    f"within {TARGET_SECS:.0f} s; they save once they agree"
                 )
             await asyncio.sleep(ASK_SECS)
         self._state.events.write("save_requested", target_step=target, reason=request.reason)
@@ -300,7 +303,7 @@ class Service:
         group = self._state.group
         if group is None or pid not in {member.pid for member in group.present}:
             raise FencedError(
-                f"delete: process {pid} is none of the run's present attempt "
+                f"delete: process {pid} does not belong to the run's present attempt "
                 f"({self._coordinator.node.attempt}); stop it"
             )
         for found in request.ids:
@@ -328,7 +331,7 @@ class Service:
         if group is not None and group.present:
             pids = ", ".join(str(member.pid) for member in group.present)
             raise RunBusyError(
-                f"stop the agent of {self._state.run}: its trainers live (processes {pids}) "
+                f"stop the agent of {self._state.run}: its trainers run (processes {pids}) "
                 "and would start it again; stop them first"
             )
         self.leave_soon()
@@ -359,7 +362,7 @@ class Service:
         )
 
     def own_status(self) -> HostStatus:
-        """What this agent says of itself and its host to those that ask."""
+        """Return this agent's report of itself and its host."""
         state, node = self._state, self._coordinator.node
         members = state.group.present if state.group is not None else []
         return HostStatus(

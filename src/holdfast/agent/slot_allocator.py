@@ -1,4 +1,4 @@
-"""Who was given which slot of the pool and has not filled it yet. Any thread may ask."""
+"""Track which slots of the pool are reserved and not filled yet. Thread-safe."""
 
 from __future__ import annotations
 
@@ -11,36 +11,38 @@ from holdfast.format.names import CheckpointId
 from holdfast.store.slots import SlotPool
 
 SLOTS_PER_PART = 2
-"""What holds the newest checkpoint, and what the next one goes into, where each is one image."""
+"""One slot for the newest checkpoint and one for the next, where each is one image."""
 
 
 @dataclass(frozen=True, slots=True)
-class CopyOf:
-    """The copy that this host keeps of another rank's part."""
+class ReplicaOf:
+    """The replica that this host keeps of another rank's part."""
 
     rank: int
 
 
-User = int | CopyOf
-"""A rank of this host, or a copy that it keeps."""
+User = int | ReplicaOf
+"""A rank of this host, or a replica that it keeps."""
 
 
 class SlotAllocator:
     """The pool's only user.
 
-    Free slots of sizes that no user has are given up where room is wanted.
+    Free slots of sizes that no user needs are freed when room is needed.
     """
 
     def __init__(self, pool: SlotPool) -> None:
         self._pool = pool
         self._lock = threading.Lock()
-        self._handed_out: dict[Hashable, str] = {}
+        self._held: dict[Hashable, str] = {}
         self._sizes_bytes: dict[Hashable, int] = {}
         self._whole_sizes_bytes: dict[int, int] = {}
-        self._copy_sizes_bytes: dict[CopyOf, int] = {}
+        self._replica_sizes_bytes: dict[ReplicaOf, int] = {}
 
     def reserve(self, user: User, size_bytes: int, holder: Hashable = None) -> str:
-        """A slot of that size, which `user` will want again; it is the holder's until returned.
+        """Return a slot of that size, held by `holder` until it is released.
+
+        `user` is expected to need the size again.
 
         Raises:
             OutOfSpaceError, StorageError: as `SlotPool.reserve`.
@@ -48,45 +50,46 @@ class SlotAllocator:
         holder = user if holder is None else holder
         with self._lock:
             self._sizes_bytes[user] = size_bytes
-            if isinstance(user, CopyOf):
-                self._copy_sizes_bytes[user] = size_bytes
+            if isinstance(user, ReplicaOf):
+                self._replica_sizes_bytes[user] = size_bytes
             name = self._pool.reserve(
-                size_bytes, set(self._handed_out.values()), set(self._sizes_bytes.values())
+                size_bytes, set(self._held.values()), set(self._sizes_bytes.values())
             )
-            self._handed_out[holder] = name
+            self._held[holder] = name
             return name
 
     def spare(self, user: User, size_bytes: int, whole_bytes: int, count: int) -> str | None:
-        """A slot for a next image; None where all would be more than two images of each part.
+        """Return a slot for a next image; None if all slots would exceed two images of each part.
 
-        `whole_bytes` is the size of an image of all that the rank saves, of `count` ranks. Those
-        that did not tell yet are taken to save what this one does.
+        `whole_bytes` is the size of an image of everything that the rank saves, of `count` ranks.
+        Ranks that have not reported theirs count with this one's.
         """
         with self._lock:
             self._sizes_bytes[user] = size_bytes
-            if isinstance(user, CopyOf):
-                self._copy_sizes_bytes[user] = size_bytes
+            if isinstance(user, ReplicaOf):
+                self._replica_sizes_bytes[user] = size_bytes
             else:
                 self._whole_sizes_bytes[user] = whole_bytes
             unknown = max(count - len(self._whole_sizes_bytes), 0) * whole_bytes
-            total = sum(self._whole_sizes_bytes.values()) + sum(self._copy_sizes_bytes.values())
+            total = sum(self._whole_sizes_bytes.values()) + sum(self._replica_sizes_bytes.values())
             name = self._pool.spare(
                 size_bytes,
                 SLOTS_PER_PART * (total + unknown),
-                set(self._handed_out.values()),
+                set(self._held.values()),
                 set(self._sizes_bytes.values()),
             )
             if name is not None:
-                self._handed_out[user] = name
+                self._held[user] = name
             return name
 
     @contextlib.contextmanager
-    def copying(
+    def replica_slot(
         self, checkpoint: CheckpointId, rank: int, filled: str | None
     ) -> Iterator[Callable[[int], str]]:
-        """For a copy of a part: what reserves its slot, which is an image's or free at the end.
+        """Yield a function that reserves the slot of a replica; the slot is released at the end.
 
-        `filled` is the slot that has some of it already, if it is of the size that is asked for.
+        `filled` is a slot that holds some of the replica already; it is reused if it has the
+        requested size.
         """
         holder = checkpoint, rank
         left = [filled] if filled is not None else []
@@ -94,37 +97,37 @@ class SlotAllocator:
         def reserve(size_bytes: int) -> str:
             if left and self._pool.slot_size_bytes(left[0]) == size_bytes:
                 return left.pop()
-            return self.reserve(CopyOf(rank), size_bytes, holder)
+            return self.reserve(ReplicaOf(rank), size_bytes, holder)
 
         try:
             yield reserve
         finally:
-            self.returned(holder)
+            self.release(holder)
 
-    def lend(self, checkpoint: CheckpointId, rank: int) -> str | None:
-        """A trainer has put the copy of a part into the slot that it was given: that slot's name.
+    def assign_replica(self, checkpoint: CheckpointId, rank: int) -> str | None:
+        """Return the slot that a trainer has filled with a replica, now held for that replica.
 
-        Nobody else gets it. None where an agent that is gone has given it.
+        None if a previous agent reserved it.
         """
         with self._lock:
-            name = self._handed_out.pop(CopyOf(rank), None)
+            name = self._held.pop(ReplicaOf(rank), None)
             if name is not None:
-                self._handed_out[checkpoint, rank] = name
+                self._held[checkpoint, rank] = name
             return name
 
-    def returned(self, holder: Hashable) -> None:
-        """It has filled its slot, or will not."""
+    def release(self, holder: Hashable) -> None:
+        """End a holder's reservation: it has filled its slot, or will not."""
         with self._lock:
-            self._handed_out.pop(holder, None)
+            self._held.pop(holder, None)
 
     def clear(self) -> None:
-        """Other trainers come: whatever was handed out is theirs no more."""
+        """End all reservations; called when other trainers take the present ones' place."""
         with self._lock:
-            self._handed_out.clear()
+            self._held.clear()
 
     def forget_sizes(self) -> None:
-        """Nobody is there who would want slots of the sizes that were used."""
+        """Forget the sizes in use; called when no trainer is left that needs them."""
         with self._lock:
             self._sizes_bytes.clear()
             self._whole_sizes_bytes.clear()
-            self._copy_sizes_bytes.clear()
+            self._replica_sizes_bytes.clear()

@@ -1,6 +1,6 @@
-"""What the agent's parts share. All of it is owned by the event loop's thread.
+"""Hold the state that the agent's parts share. The event loop's thread owns all of it.
 
-The stores are the exception: threads use the durable store, and read the RAM store.
+The stores are the exception: other threads use the durable store, and read the RAM store.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Policies:
 
 @dataclass(slots=True)
 class AgentState:
-    """One agent's state. `group` are the trainers of the present attempt; None: none is here."""
+    """One agent's state. `group` are the trainers of the present attempt; None without any."""
 
     config: AgentConfig
     clock: Clock
@@ -51,22 +51,22 @@ class AgentState:
     durable: DiskStore
     ram: RamStore
     pool: SlotPool
-    desk: SlotAllocator
+    slots: SlotAllocator
     group: TrainerGroup | None = None
     durable_policies: Policies = field(default_factory=Policies)
     ram_policies: Policies = field(default_factory=Policies)
     knows_policies: bool = False
-    """Whether rank 0 has told them to this agent."""
+    """Whether rank 0 has sent the policies to this agent."""
     has_ram: bool = True
     linger_secs: float = 0.0
     peer_address: str | None = None
     notices: NoticeBoard = field(default_factory=NoticeBoard)
-    copies: LocalReplicas = field(default_factory=LocalReplicas)
+    local_replicas: LocalReplicas = field(default_factory=LocalReplicas)
     pulled_bytes: int = 0
-    """What was read from other hosts' images for copies that stand here, since the agent began."""
+    """Bytes read from other hosts' images for replicas on this host, since the agent started."""
     durable_at_secs: float | None = None
-    """When the checkpoint that is being written will be durable, if it takes as long as the last
-    one; by the monotonic clock."""
+    """The monotonic time at which the checkpoint under way will be durable, if it takes as long as
+    the last one."""
     filling: dict[int, CheckpointId] = field(default_factory=dict)
     wake: Callable[[], None] = lambda: None
     has_place: Callable[[], bool] = lambda: True
@@ -78,27 +78,27 @@ class AgentState:
 
     @property
     def folder(self) -> Path:
-        """Where the agent lives."""
+        """The agent's own folder."""
         return Path(self.config.folder)
 
     def published(self) -> Published:
-        """What the trainers here have published, read now."""
+        """Return the trainers' published steps and save cost, read now."""
         present = self.group.present if self.group is not None else []
         values = self.control.cells
         steps = [values[step_cell(member.seat)] for member in present]
         if not steps:
             return Published()
         cost = max(values[cost_cell(member.seat)] for member in present)
-        # Trainers write these words: what they say is taken within bounds.
+        # Trainers write these cells, so their values are bounded here.
         cost_secs = min(cost / NANOSECONDS, SECS_MAX) if cost >= 0 else None
         return Published(max(NO_STEP, *steps), min(steps), cost_secs)
 
 
 def open_state(config: AgentConfig, clock: Clock, files: FileSystem) -> AgentState:
-    """The state of an agent that has just got its place.
+    """Create the state of an agent that has just got its place.
 
     Raises:
-        OSError: its folder takes no files.
+        OSError: its folder has no room for its files.
     """
     folder = Path(config.folder)
     durable = DiskStore(Path(config.run), clock, files)
@@ -116,6 +116,6 @@ def open_state(config: AgentConfig, clock: Clock, files: FileSystem) -> AgentSta
         durable=durable,
         ram=ram,
         pool=pool,
-        desk=SlotAllocator(pool),
+        slots=SlotAllocator(pool),
         linger_secs=config.linger_secs,
     )

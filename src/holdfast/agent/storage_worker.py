@@ -1,7 +1,7 @@
-"""What the agreement wants done in the stores, and what came of it, as facts.
+"""Carry out the coordination's effects on the stores, and return the outcomes as inputs.
 
-Nothing here decides. Each deed runs on a thread, and always ends with a fact: what went wrong is
-told to the agreement, which tries again, or tells the trainers.
+Nothing is decided here. Each operation runs on a thread and always ends with an input: errors are
+reported to the coordination, which retries or notifies the trainers.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MISSING_MAX = 256
-"""The newest parts that are remembered as missing at their source."""
+"""How many of the newest parts that were missing at their source are remembered."""
 
 
 class StorageWorker:
-    """The agent's threads at its stores. `on_commit` is told of each manifest, in the loop."""
+    """The agent's threads for its stores. `on_commit` is called in the loop for each manifest."""
 
     def __init__(
         self, state: AgentState, peers: PeerDirectory, on_commit: Callable[[Manifest, float], None]
@@ -62,61 +62,61 @@ class StorageWorker:
         self._state = state
         self._peers = peers
         self._on_commit = on_commit
-        # What is written one after another must not hold up a commit, nor a start, nor copies.
+        # Separate threads: a long write must delay neither a commit, nor a start, nor replicas.
         self._writing = ThreadPoolExecutor(1, "holdfast-write")
         self._committing = ThreadPoolExecutor(1, "holdfast-commit")
-        self._looking = ThreadPoolExecutor(1, "holdfast-look")
-        # Storage that hangs in anything else must not make a live attempt look dead.
+        self._reading = ThreadPoolExecutor(1, "holdfast-read")
+        # Storage that hangs in another call must not make a live attempt look dead.
         self._leasing = ThreadPoolExecutor(1, "holdfast-lease")
         self._pulling = ThreadPoolExecutor(PULLS_MAX, "holdfast-copies")
         self._changed = threading.Condition()
-        self._in_hand: set[CheckpointId] = set()
-        self._has_told_ram = False
+        self._in_use: set[CheckpointId] = set()
+        self._has_reported_ram = False
         self._bad_sources: dict[str, type[Exception]] = {}
         self._missing: dict[tuple[CheckpointId, int], None] = {}
-        """Parts that were not found where they were to be pulled from, in the order of that."""
+        """Parts that were missing at the source of a pull, the oldest first."""
         self._leases = Leases(state.durable.directory, state.config.run_id, state.clock)
         self._lease_writer = LeaseWriter(self._leases)
         self.problem: HoldfastError | None = None
-        """What a listing or a beginning met last."""
+        """The last error of a listing, a start or a lease."""
         self._began_secs: dict[CheckpointId, float] = {}
         self._last_secs: float | None = None
         self._layouts: PartLayouts | None = None
 
     def close(self) -> None:
-        """Ends the threads, after what they are doing."""
-        pools = (self._writing, self._committing, self._looking, self._pulling, self._leasing)
+        """End the threads after their present operations."""
+        pools = (self._writing, self._committing, self._reading, self._pulling, self._leasing)
         for pool in pools:
             pool.shutdown(cancel_futures=True)
 
     async def query(self, call: Callable[..., T], *arguments: object) -> T:
-        """Runs a call that asks the stores for something."""
-        return await asyncio.get_running_loop().run_in_executor(self._looking, call, *arguments)
+        """Run a call that reads the stores."""
+        return await asyncio.get_running_loop().run_in_executor(self._reading, call, *arguments)
 
     async def write(self, call: Callable[..., T], *arguments: object) -> T:
-        """Runs a call that changes the stores, after those before it."""
+        """Run a call that changes the stores, after those submitted before it."""
         return await asyncio.get_running_loop().run_in_executor(self._writing, call, *arguments)
 
     @contextlib.contextmanager
     def alone_with(self, checkpoint: CheckpointId) -> Iterator[None]:
-        """Meanwhile no other thread here commits that checkpoint, or removes it.
+        """Exclude other commits and removals of that checkpoint on this agent's threads.
 
         A commit amid a removal would name bytes that are gone.
         """
         with self._changed:
-            self._changed.wait_for(lambda: checkpoint not in self._in_hand)
-            self._in_hand.add(checkpoint)
+            self._changed.wait_for(lambda: checkpoint not in self._in_use)
+            self._in_use.add(checkpoint)
         try:
             yield
         finally:
             with self._changed:
-                self._in_hand.discard(checkpoint)
+                self._in_use.discard(checkpoint)
                 self._changed.notify_all()
 
-    # Deeds.
+    # Operations.
 
     async def persist(self, wanted: effects.Persist) -> inputs.PartsWritten | inputs.WriteFailed:
-        """Makes parts that stand here durable."""
+        """Make parts in this host's RAM durable."""
         began_secs = self._state.clock.monotonic()
         self._began_secs.setdefault(wanted.id, began_secs)
         if self._last_secs is not None:
@@ -125,18 +125,18 @@ class StorageWorker:
             await self.write(self._persist, wanted)
         except Exception as error:
             newer = await self._newer_attempt(error)
-            log.warning("parts of %s are not durable: %s", wanted.id, error)
+            log.warning("cannot write parts of %s to the durable tier: %s", wanted.id, error)
             return inputs.WriteFailed(wanted.id, _reason(error), newer)
         return inputs.PartsWritten(wanted.id, wanted.ranks)
 
     async def commit(self, wanted: effects.Commit) -> inputs.CommitWritten | inputs.CommitFailed:
-        """Writes the manifest of what is durable."""
+        """Write the manifest of a durable checkpoint."""
         loop = asyncio.get_running_loop()
         try:
             manifest = await loop.run_in_executor(self._committing, self._commit, wanted)
         except Exception as error:
             newer = await self._newer_attempt(error)
-            log.warning("%s is not committed: %s", wanted.id, error)
+            log.warning("cannot commit %s: %s", wanted.id, error)
             return inputs.CommitFailed(wanted.id, _reason(error), newer)
         now_secs = self._state.clock.monotonic()
         self._last_secs = now_secs - self._began_secs.pop(wanted.id, now_secs)
@@ -145,62 +145,62 @@ class StorageWorker:
         return inputs.CommitWritten(wanted.id)
 
     async def pull(self, wanted: effects.Pull) -> inputs.ReplicaSealed | inputs.PullFailed:
-        """Copies a part out of another host's RAM: what no rank here has put into a slot."""
-        filled = await self._state.copies.wait(wanted.id, wanted.rank)
-        slots = self._state.desk.copying(wanted.id, wanted.rank, filled)
+        """Copy a part from another host's RAM, as far as no rank here has copied it into a slot."""
+        filled = await self._state.local_replicas.wait(wanted.id, wanted.rank)
+        slot = self._state.slots.replica_slot(wanted.id, wanted.rank, filled)
         loop = asyncio.get_running_loop()
         try:
-            with slots as reserve:
+            with slot as reserve:
                 pull = functools.partial(self._pull, wanted, reserve, is_filled=filled is not None)
                 self._state.pulled_bytes += await loop.run_in_executor(self._pulling, pull)
         except Exception as error:
-            if self._may_be_given_up(wanted, error):
-                log.info("part %d of %s is gone: %s", wanted.rank, wanted.id, error)
+            if self._may_be_recycled(wanted, error):
+                log.info("part %d of %s is no longer there: %s", wanted.rank, wanted.id, error)
             else:
-                log.warning("part %d of %s is not copied: %s", wanted.rank, wanted.id, error)
-                self._tell_copy(wanted, error)
+                log.warning("cannot copy part %d of %s: %s", wanted.rank, wanted.id, error)
+                self._report_copy(wanted, error)
             return inputs.PullFailed(wanted.id, wanted.rank)
         self._bad_sources.pop(wanted.source, None)
         return inputs.ReplicaSealed(wanted.id, wanted.rank, wanted.part_count)
 
     async def list_durable(self) -> inputs.DurableListed | inputs.ListingFailed:
-        """Tells what the durable tier holds."""
+        """Return the contents of the durable tier."""
         try:
             return await self.query(self._list_durable)
         except Exception as error:
-            log.warning("the durable tier is not listed: %s", error)
+            log.warning("cannot list the durable tier: %s", error)
             self._note(error)
             return inputs.ListingFailed(_reason(error))
 
     async def begin(
         self, wanted: effects.BeginAttempt
     ) -> inputs.AttemptBegun | inputs.AttemptTaken | inputs.BeginFailed:
-        """Puts an attempt's record, if nobody else has."""
+        """Write an attempt's record, unless another host has written it."""
         try:
             is_begun = await self.query(self._begin, wanted)
         except Exception as error:
-            log.warning("attempt %d is not begun: %s", wanted.attempt, error)
+            log.warning("cannot begin attempt %d: %s", wanted.attempt, error)
             self._note(error)
             return inputs.BeginFailed(wanted, _reason(error))
         return (inputs.AttemptBegun if is_begun else inputs.AttemptTaken)(wanted)
 
     async def renew_lease(self, wanted: effects.RenewLease) -> inputs.LeaseWritten:
-        """Writes the lease of the attempt that this host leads."""
+        """Write the lease of the attempt that this host leads."""
         lease = self._lease(wanted.attempt, wanted.incarnation, wanted.counter)
         await self._lease_call(self._lease_writer.write, lease)
         return inputs.LeaseWritten(wanted.attempt)
 
     async def release_lease(self, wanted: effects.ReleaseLease) -> inputs.LeaseWritten:
-        """Removes the lease of an attempt that has ended."""
+        """Remove the lease of an attempt that has ended."""
         await self._lease_call(self._lease_writer.remove, wanted.attempt)
         return inputs.LeaseWritten(wanted.attempt)
 
     async def read_lease(self, wanted: effects.ReadLease) -> inputs.LeaseRead | inputs.LeaseNotRead:
-        """Reads the lease of an attempt that another host leads."""
+        """Read the lease of an attempt that another host leads."""
         try:
             lease = await self._lease_call(self._leases.read, wanted.attempt)
         except HoldfastError as error:
-            log.warning("the lease of attempt %d is not read: %s", wanted.attempt, error)
+            log.warning("cannot read the lease of attempt %d: %s", wanted.attempt, error)
             self._note(error)
             return inputs.LeaseNotRead(wanted.attempt, _reason(error))
         return inputs.LeaseRead(wanted.attempt, lease)
@@ -221,7 +221,7 @@ class StorageWorker:
         )
 
     def drop(self, checkpoint: CheckpointId) -> None:
-        """Gives up a checkpoint's RAM here; what fails is told once, and leaves it in use."""
+        """Free a checkpoint's RAM here; a failure is reported once, and leaves the RAM in use."""
         try:
             listing = list_checkpoints(self._state.ram).get(checkpoint, Listing())
             remove(self._state.ram, checkpoint, listing)
@@ -229,7 +229,10 @@ class StorageWorker:
             self.report_ram(error)
 
     def in_ram(self) -> dict[CheckpointId, inputs.Listed]:
-        """The checkpoints in RAM here, and the ranks whose part is whole; none where RAM fails."""
+        """Return the checkpoints in this host's RAM, with the ranks whose part is whole.
+
+        The result is empty if RAM fails, which is reported once.
+        """
         try:
             return _listed(list_checkpoints(self._state.ram))
         except StorageError as error:
@@ -237,16 +240,16 @@ class StorageWorker:
             return {}
 
     def report_ram(self, error: StorageError) -> None:
-        """Says once that the RAM tier fails what the agent does to it."""
-        if not self._has_told_ram:
-            self._has_told_ram = True
+        """Report once that an operation on the RAM tier fails."""
+        if not self._has_reported_ram:
+            self._has_reported_ram = True
             self._state.events.write("ram_unavailable", reason=str(error))
 
-    def _may_be_given_up(self, wanted: effects.Pull, error: Exception) -> bool:
-        """Whether the part was recycled at its source while it was pulled, which is no problem.
+    def _may_be_recycled(self, wanted: effects.Pull, error: Exception) -> bool:
+        """Return whether the part may have been recycled at its source during the pull: no problem.
 
-        The order that says so arrives after that. A part that is missing once more when the pull is
-        tried again is still wanted, and really missing.
+        The order to drop it arrives later. A part that is missing again when the pull is retried is
+        still wanted, and really missing.
         """
         part = wanted.id, wanted.rank
         if not isinstance(error, ObjectNotFoundError) or part in self._missing:
@@ -256,8 +259,8 @@ class StorageWorker:
             del self._missing[next(iter(self._missing))]
         return True
 
-    def _tell_copy(self, wanted: effects.Pull, error: Exception) -> None:
-        """Says that a copy cannot be had from that host: once, until the next one can."""
+    def _report_copy(self, wanted: effects.Pull, error: Exception) -> None:
+        """Report that no replica can be pulled from that host: once, until a pull succeeds."""
         if self._bad_sources.get(wanted.source) is not type(error):
             self._bad_sources[wanted.source] = type(error)
             self._state.events.write(
@@ -284,7 +287,7 @@ class StorageWorker:
     def _part_count(self, checkpoint: CheckpointId) -> int:
         parts = list_checkpoints(self._state.ram).get(checkpoint, Listing()).parts
         if not parts:
-            raise StorageError(f"save {checkpoint}: none of its parts stands in RAM any more")
+            raise StorageError(f"save {checkpoint}: none of its parts is in RAM any more")
         return next(iter(parts.values()))
 
     def _commit(self, wanted: effects.Commit) -> Manifest:
@@ -299,6 +302,7 @@ class StorageWorker:
         state = self._state
         source = self._peers.store_of(wanted.source)
         part = read_part(source, wanted.id, wanted.rank, wanted.part_count)
+        # A separate store, because its slots come from `reserve`.
         target = RamStore(state.ram.root, reserve, state.clock, state.files)
         try:
             layouts = self._layouts_of(self._spec(wanted.id, wanted.part_count))
@@ -307,7 +311,12 @@ class StorageWorker:
             target.close()
 
     def _spec(self, checkpoint: CheckpointId, part_count: int) -> CheckpointSpec:
-        """What rank 0's part says of the checkpoint, from wherever that part stands."""
+        """Return the checkpoint's spec from rank 0's part, wherever that part is.
+
+        Raises:
+            ObjectNotFoundError: no store has the part.
+            CheckpointDamagedError: no store has a readable part with a spec.
+        """
         state = self._state
         problems: list[str] = []
         is_missing = True
@@ -322,14 +331,14 @@ class StorageWorker:
             if first.checkpoint is not None:
                 return first.checkpoint
             is_missing = False
-            problems.append(f"{part_key(checkpoint, 0, part_count)} says nothing of it")
+            problems.append(f"{part_key(checkpoint, 0, part_count)} has no checkpoint spec")
         kind = ObjectNotFoundError if is_missing else CheckpointDamagedError
         raise kind(f"save {checkpoint}: rank 0's part was not found ({'; '.join(problems)})")
 
     def _layouts_of(self, spec: CheckpointSpec) -> PartLayouts:
-        """The layouts of a checkpoint's parts; most have the arrays of the one before.
+        """Return the layouts of a checkpoint's parts; most have the arrays of the one before.
 
-        Threads that copy other checkpoints set theirs meanwhile; each goes on with its own.
+        Threads that copy other checkpoints set theirs meanwhile; each continues with its own.
         """
         layouts = self._layouts = PartLayouts(spec.arrays, self._layouts)
         return layouts
@@ -358,10 +367,12 @@ class StorageWorker:
             pid=os.getpid(),
             time=self._state.clock.now(),
         )
-        # The lease comes first: a start that finds the record finds a lease that is fresh.
+        # The lease is written first, so that another start that finds the record finds a fresh
+        # lease.
         self._lease_writer.write(self._lease(wanted.attempt, 0, 0))
         is_begun = begin_attempt(durable, wanted.attempt, start) is not None
         if is_begun:
+            # The attempt has begun; leases of earlier ones are only leftovers.
             with contextlib.suppress(StorageError):
                 self._leases.remove_before(wanted.attempt)
         return is_begun
@@ -370,7 +381,7 @@ class StorageWorker:
         self.problem = error if isinstance(error, HoldfastError) else None
 
     async def _newer_attempt(self, error: Exception) -> int:
-        """The attempt that forbids what failed; 0 where it failed for another reason."""
+        """Return the attempt that fenced a failed operation; 0 if it failed for another reason."""
         if not isinstance(error, FencedError):
             return 0
         try:
@@ -380,7 +391,7 @@ class StorageWorker:
 
 
 def _listed(listings: dict[CheckpointId, Listing]) -> dict[CheckpointId, inputs.Listed]:
-    """Those whose parts are of one plan; other ones are no checkpoint."""
+    """Return the listings whose parts belong to one plan; others are no checkpoints."""
     found = {}
     for checkpoint, listing in listings.items():
         counts = set(listing.parts.values())

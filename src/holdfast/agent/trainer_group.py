@@ -1,8 +1,8 @@
-"""The trainers of one attempt: who they are, which of them live, and whose turn it is.
+"""Keep the trainers of one attempt: their processes, and which of them are alive.
 
-A trainer is known by its process: the kernel tells the agent who connected, and wakes it when that
-process ends, however it ends. The group stands in a file too, so that an agent that was killed is
-followed by one that knows whom to expect.
+A trainer is identified by its process: the kernel reports the pid of each connection, and notifies
+the agent when that process ends, however it ends. The group is also written to a file, so that the
+next agent knows the trainers of one that was killed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class TrainerProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """One trainer process; `started` tells it from another process that got the same pid."""
+    """One trainer process; `started` distinguishes it from a later process with the same pid."""
 
     rank: Annotated[int, msgspec.Meta(ge=0)]
     seat: Annotated[int, msgspec.Meta(ge=0, lt=SEAT_COUNT)]
@@ -34,16 +34,20 @@ class TrainerProcess(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_alive(self) -> bool:
-        """Whether that very process still runs."""
+        """Whether this very process still runs."""
         return process_start(self.pid) == self.started
 
 
 class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What the file says: the trainers here, and what the agreement has told last.
+    """The contents of the group's file: the trainers here, and the coordination's latest state.
 
-    It stays while no trainer lives: `members` are those that live or lived here. `addresses` are
-    where the agents of other hosts are reached. `domain` is this host's failure domain.
-    `ended_attempt` is the newest attempt of which a trainer here has ended.
+    The file stays while no trainer is alive.
+
+    Attributes:
+        members: the trainers that run or ran here.
+        addresses: where the agents of other hosts are reached.
+        domain: this host's failure domain.
+        ended_attempt: the newest attempt of which a trainer here has ended.
     """
 
     group: str
@@ -63,10 +67,15 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class TrainerGroup:
-    """The trainers on this host that belong together; `group` is a word that rank 0 drew.
+    """The trainers on this host that belong together.
 
-    `attempt` is 0 until it has begun. `leader` is the host of rank 0. Those that `left` said so,
-    those that are `lost` did not. Notices from `cursor` on concern them.
+    Attributes:
+        group: the random token that rank 0 drew.
+        attempt: 0 until it has begun.
+        leader: the host of rank 0.
+        left: the ranks that detached before they ended.
+        lost: the ranks that ended without detaching.
+        cursor: where the notices that concern the group begin.
     """
 
     group: str
@@ -81,18 +90,18 @@ class TrainerGroup:
 
     @property
     def is_broken(self) -> bool:
-        """Whether it lost a member without a word: it cannot go on."""
+        """Whether a member ended without detaching: the group cannot continue."""
         return bool(self.lost)
 
     @property
     def present(self) -> list[TrainerProcess]:
-        """The members that are attached, by ascending rank."""
-        gone = self.left | self.lost
-        return [self.members[rank] for rank in sorted(self.members) if rank not in gone]
+        """The attached members, by ascending rank."""
+        ended = self.left | self.lost
+        return [self.members[rank] for rank in sorted(self.members) if rank not in ended]
 
 
 def process_start(pid: int) -> float | None:
-    """When the process with that id began, or None where there is none (or only its remains)."""
+    """Return the start time of the process with that id; None if there is none, or a zombie."""
     try:
         process = psutil.Process(pid)
         return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
@@ -101,17 +110,17 @@ def process_start(pid: int) -> float | None:
 
 
 def write_record(path: Path, record: GroupRecord | None) -> None:
-    """Puts the record into its file; None removes it.
+    """Write the record to its file; None removes the file.
 
-    Without the room for it there is no file, and never an older record: an agent that follows this
-    one learns of the trainers when they come back to it.
+    If there is no room, the file is removed, so that it never holds an older record: the next agent
+    learns of the trainers when they reattach.
     """
     try:
         if record is not None:
             _write(path, msgspec.json.encode(record))
             return
     except OSError as error:
-        log.warning("%s is not written: %s", path, error)
+        log.warning("cannot write %s: %s", path, error)
     with contextlib.suppress(OSError):
         path.unlink()
 
@@ -121,15 +130,16 @@ def _write(path: Path, data: bytes) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     with open(os.open(unfinished, flags, 0o600), "wb") as file:
         file.write(data)
+    # Whole or not at all: the agent may be killed at any time.
     unfinished.rename(path)
 
 
 def read_record(path: Path) -> GroupRecord | None:
-    """The record that an agent before this one left, if it left one that can be read."""
+    """Return the record that a previous agent left; None if there is none that can be read."""
     try:
         return decode(path.read_bytes(), GroupRecord)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        log.warning("%s is no group and is passed over: %s", path, error)
+        log.warning("ignored %s, which is no record of a group: %s", path, error)
         return None

@@ -1,7 +1,7 @@
-"""Trainers come and go: they are seated, their attempt is agreed on, and their end is noticed.
+"""Attach trainers, begin their attempts, and notice when they end.
 
-A trainer that comes waits here until the agreement has begun its attempt, or refuses it. Those of
-the present attempt are `state.group`; those that wait are kept here.
+A trainer that attaches waits until the coordination has begun its attempt or refused it.
+`state.group` holds the trainers of the present attempt; starts that wait are kept here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class TrainerSessions:
-    """Who is attached."""
+    """The attached trainers and the starts that wait; owned by the event loop."""
 
     def __init__(
         self, state: AgentState, coordinator: Coordinator, storage_worker: StorageWorker
@@ -50,29 +50,32 @@ class TrainerSessions:
         self._state = state
         self._coordinator = coordinator
         self._storage_worker = storage_worker
-        self._coming_back = asyncio.Lock()
+        self._reattach_lock = asyncio.Lock()
         self._seat = 0
         self._starts: dict[str, PendingStart] = {}
         self._branching: PendingStart | None = None
         self._followed: dict[TrainerProcess, int] = {}
-        self._given_up: list[str] = []
-        """The checkpoints that the attempt which begins now gives up, for its users."""
+        self._abandoned: list[str] = []
+        """Warnings for the users about checkpoints that the attempt which now begins abandons."""
 
     def adopt(self, group: TrainerGroup | None) -> None:
-        """Takes over the trainers that an agent before this one left."""
+        """Take over the trainers of the previous agent."""
         self._state.group = group
         if group is not None:
             self._seat = max((m.seat for m in group.members.values()), default=-1) + 1
             for member in group.present:
                 self._follow(member)
             for rank in sorted(group.lost):
-                self._tell_gone(group, rank)
+                self._notify_ended(group, rank)
 
     async def attach(self, request: protocol.Attach, pid: int) -> protocol.Attached:
-        """Seats a trainer, and waits until its attempt has begun.
+        """Seat a trainer, and return its place once its attempt has begun.
 
         Raises:
-            RunBusyError, FencedError, InvalidArgumentError, StorageError.
+            RunBusyError, FencedError, InvalidArgumentError, StorageError: the attempt does not
+                begin; the agent is as it was.
+            AgentUnavailableError: the trainer uses another version of the protocol, or hosts were
+                not reached.
         """
         state = self._state
         if request.protocol != protocol.PROTOCOL_VERSION:
@@ -82,7 +85,7 @@ class TrainerSessions:
                 "(`holdfast stop`) so that one of this version is started"
             )
         if request.attempt is not None:
-            await self._come_back(request, request.attempt)
+            await self._reattach(request, request.attempt)
         if not request.takeover:
             self._leave_earlier(request, pid)
         group, start = self._group_for(request)
@@ -92,6 +95,7 @@ class TrainerSessions:
             apply_request(self._state, request)
         else:
             self._begin(start, request)
+        # Created before the input is submitted: the attempt may begin within that call.
         begun = start.wait() if start is not None else None
         self._coordinator.submit(
             inputs.RankJoined(
@@ -110,7 +114,7 @@ class TrainerSessions:
         return msgspec.structs.replace(attached, warnings=warnings)
 
     def _leave_earlier(self, request: protocol.Attach, pid: int) -> None:
-        """Let a process that opens the run again leave the group that it was in before.
+        """Detach a process that opens the run again from its earlier group.
 
         Its earlier manager was forgotten, or interrupted while it was opened or closed.
         """
@@ -123,12 +127,14 @@ class TrainerSessions:
                     self.detach(protocol.Detach(group=group.group, rank=member.rank))
 
     async def begin_branch(self, request: protocol.Branch) -> protocol.Attached:
-        """Begins a new attempt for the same processes, from another checkpoint.
+        """Begin a new attempt for the same processes, from another checkpoint.
 
-        Every rank asks for it, and all get the same.
+        Every rank asks for it, and all get the same attempt.
 
         Raises:
-            FencedError: another group has taken the run over.
+            FencedError: another group has taken the run over, or the attempt has branched from
+                another checkpoint.
+            InvalidArgumentError: the rank is not attached.
             StepNotFoundError: the origin was removed meanwhile; the timeline stays as it is.
         """
         state = self._state
@@ -152,34 +158,38 @@ class TrainerSessions:
         return self._attached(group, group.members[request.rank], has_ram=state.has_ram)
 
     def detach(self, request: protocol.Detach) -> None:
-        """A trainer leaves in good order; its process may live on."""
+        """Detach a trainer that ends regularly; its process may continue."""
         group = self._group_of(request.group)
         if group is not None and request.rank in group.members and request.rank not in group.left:
             group.left.add(request.rank)
             self._unfollow(group.members[request.rank])
-            self._gone(group, request.rank, inputs.RankLeft(group.group, request.rank))
+            self._member_ended(group, request.rank, inputs.RankLeft(group.group, request.rank))
 
     def close(self) -> None:
-        """Follows nobody any more."""
+        """Stop following all processes."""
         for member in list(self._followed):
             self._unfollow(member)
 
-    # What the agreement has decided.
+    # Decisions of the coordination.
 
     def joined(self, effect: effects.AttemptJoined) -> bool:
-        """The attempt of these trainers has begun, or a branch of it; whether they have started."""
+        """Record that the attempt of a group, or a branch of it, has begun.
+
+        Returns:
+            Whether the group has started with it.
+        """
         state = self._state
         start = self._starts.pop(effect.group, None)
-        given_up, self._given_up = tuple(self._given_up), []
+        given_up, self._abandoned = tuple(self._abandoned), []
         if start is not None:
             start.warnings = given_up
-            self._let_go()
+            self._release_group()
             for request in start.requests.values():
                 apply_request(self._state, request)
             state.group = start.group
             state.filling.clear()
-            state.desk.clear()
-            state.copies.clear()
+            state.slots.clear()
+            state.local_replicas.clear()
         group = state.group
         if group is None or group.group != effect.group:
             return False
@@ -196,7 +206,7 @@ class TrainerSessions:
         return start is not None
 
     def on_refused(self, effect: effects.GroupRefused) -> None:
-        """These trainers cannot begin."""
+        """Fail the start, or the branch, of the group that was refused."""
         run = self._state.run
         start = self._starts.pop(effect.group, None)
         if start is not None:
@@ -207,21 +217,21 @@ class TrainerSessions:
             start, self._branching = self._branching, None
         if start is None:
             return
-        live = f"{self._who_lives(effect.reason)}; {self._busy_advice(start.group)}"
+        live = f"{self._live_processes(effect.reason)}; {self._busy_advice(start.group)}"
         start.end(refusal_error(run, effect, live, self._storage_worker.problem))
 
     def given_up(self, effect: effects.GivenUp) -> None:
-        """An attempt of these trainers begins from an older checkpoint than one that was whole."""
+        """Report a whole checkpoint that the beginning attempt abandons for an older one."""
         text = f"step {effect.id.step} of attempt {effect.id.attempt} was {effect.status.value}"
-        log.warning("%s, and is given up: %s", text, effect.reason)
+        log.warning("%s, and is abandoned: %s", text, effect.reason)
         self._state.events.write(
             "given_up", effect.id, status=effect.status.value, reason=effect.reason
         )
-        self._given_up.append(f"{text}, and the run goes on without it: {effect.reason}")
+        self._abandoned.append(f"{text}, and the run continues without it: {effect.reason}")
 
     def ended_elsewhere(self, effect: effects.RanksEnded) -> None:
-        """Ranks on another host are gone, and those here may wait for them."""
-        how = "without a word" if effect.is_lost else "by closing the manager"
+        """Notify the trainers that ranks on another host have ended: they may wait for them."""
+        how = "without closing the manager" if effect.is_lost else "by closing the manager"
         reason = (
             f"{ranks_text(effect.ranks)} on host {effect.host} ended {how}; stop this process and "
             "start the job again"
@@ -229,14 +239,15 @@ class TrainerSessions:
         self._state.notices.post(Notice(kind="gone", reason=reason, data=effect.group))
 
     def fenced(self, effect: effects.Fenced) -> None:
-        """The trainers here must stop: others have taken the run over."""
+        """Stop the trainers here: another attempt has taken the run over."""
         state, group = self._state, self._state.group
         if group is None or group.group != effect.group:
             return
-        self._let_go()
-        # Each of them sees this at its next step, and asks.
+        self._release_group()
+        # Each trainer reads this cell at its next step, and asks.
         state.control.cells[control_block.ATTEMPT] = effect.attempt
-        # Whoever waits for a save does not: nobody may ever tell what becomes of it.
+        # A trainer that waits for a save does not read the cell, and no agent may ever report that
+        # save's end: the notice ends the wait.
         reason = (
             f"save to {state.run}: attempt {effect.attempt} has taken the run over from "
             f"attempt {group.attempt} ({effect.reason}); stop this process"
@@ -247,7 +258,7 @@ class TrainerSessions:
             branching, self._branching = self._branching, None
             branching.end(FencedError(f"branch: {effect.reason}; stop this process"))
 
-    # How they are seated.
+    # Seats.
 
     def _attached(
         self, group: TrainerGroup, member: TrainerProcess, *, has_ram: bool
@@ -273,7 +284,7 @@ class TrainerSessions:
             if start is None:
                 leader = request.leader or self._state.config.host
                 start = PendingStart(TrainerGroup(request.group, 0, request.count, leader))
-                # What was posted before concerns the trainers before them.
+                # Earlier notices concern the trainers before them.
                 start.group.cursor = self._state.notices.count
             group = start.group
         if not 0 <= request.rank < request.count == group.count:
@@ -283,10 +294,10 @@ class TrainerSessions:
         return group, start
 
     def _begin(self, start: PendingStart, request: protocol.Attach) -> None:
-        """Keep what a request asks until its attempt has begun.
+        """Keep a request until its attempt has begun.
 
-        The agreement needs the other hosts' addresses and the layout before that: both are
-        changed now, and restored where the start is refused.
+        The coordination needs the other hosts' addresses and the layout before that: both are
+        changed now, and restored if the start is refused.
         """
         if start.group.group not in self._starts:
             start.replaced = self._replace_layout(request)
@@ -294,10 +305,11 @@ class TrainerSessions:
         start.add(self._coordinator, request)
 
     def _restore(self, start: PendingStart) -> None:
-        """Undo what a start that was refused had changed, where nothing newer came since."""
+        """Undo the changes of a refused start, except where newer ones have followed."""
         start.restore_addresses(self._coordinator)
         if start.replaced is not None:
-            # The machine that refused still has effects to carry out.
+            # The node that refused still has effects to carry out, so it is replaced only after
+            # them.
             asyncio.get_running_loop().call_soon(self._restore_layout, start.replaced)
 
     def _replace_layout(self, request: protocol.Attach) -> Layout | None:
@@ -321,9 +333,16 @@ class TrainerSessions:
             settings=layout.settings,
         )
 
-    async def _come_back(self, request: protocol.Attach, attempt: int) -> None:
-        """It had a place with an agent that is gone, and whose record is gone with it, perhaps."""
-        async with self._coming_back:
+    async def _reattach(self, request: protocol.Attach, attempt: int) -> None:
+        """Restore the group of a trainer of a previous agent, whose record may be lost.
+
+        Starts that wait are refused: the attempt is live.
+
+        Raises:
+            FencedError: a newer attempt has begun, or another group is attached.
+        """
+        # All ranks reattach at the same time, and the first one restores the group.
+        async with self._reattach_lock:
             group = self._state.group
             if group is not None and group.group == request.group:
                 return
@@ -333,9 +352,9 @@ class TrainerSessions:
                     f"attach: attempt {newest} has taken the run over from attempt "
                     f"{attempt}; stop this process"
                 )
-            for word in list(self._starts):
-                busy = f"open {self._state.run}: attempt {attempt} is live and came back"
-                refused = self._starts.pop(word)
+            for token in list(self._starts):
+                busy = f"open {self._state.run}: attempt {attempt} is live and has reattached"
+                refused = self._starts.pop(token)
                 refused.restore_addresses(self._coordinator)
                 refused.end(RunBusyError(f"{busy}; stop it first"))
             leader = request.leader or self._state.config.host
@@ -353,12 +372,12 @@ class TrainerSessions:
     def _check_origin(self, group: TrainerGroup, origin: CheckpointId | None) -> None:
         if group.origin != origin:
             raise FencedError(
-                f"branch: attempt {group.attempt} has begun from another checkpoint than this "
-                "process went back to; stop it"
+                f"branch: attempt {group.attempt} has begun from another checkpoint than the one "
+                "this process restored; stop it"
             )
 
     async def _check_there(self, origin: CheckpointId) -> None:
-        # What lies beyond the origin is left by a branch: it must not be all there is.
+        # A branch abandons everything beyond its origin, so a readable origin has to exist first.
         state = self._state
         stores = [state.ram, *self._coordinator.peer_stores(), state.durable]
         listings, _ = await self._storage_worker.query(list_stores, stores)
@@ -383,6 +402,7 @@ class TrainerSessions:
         member = TrainerProcess(rank=rank, seat=self._free_seat(), pid=pid, started=started)
         self._seat = member.seat + 1
         values = self._state.control.cells
+        # The cells may still have the values of the seat's previous trainer.
         values[control_block.step_cell(member.seat)] = control_block.NO_STEP
         values[control_block.notice_cell(member.seat)] = 0
         values[control_block.cost_cell(member.seat)] = control_block.NO_COST
@@ -395,7 +415,7 @@ class TrainerSessions:
     def _free_seat(self) -> int:
         """Return the next seat that no attached trainer has.
 
-        A seat is reused as late as possible: a trainer that was fenced may still write its words.
+        A seat is reused as late as possible: a trainer that was fenced may still write its cells.
         """
         groups_here = [start.group for start in self._starts.values()]
         if self._state.group is not None:
@@ -410,14 +430,14 @@ class TrainerSessions:
             "found one more"
         )
 
-    def _group_of(self, word: str) -> TrainerGroup | None:
+    def _group_of(self, token: str) -> TrainerGroup | None:
         group = self._state.group
-        if group is not None and group.group == word:
+        if group is not None and group.group == token:
             return group
-        start = self._starts.get(word)
+        start = self._starts.get(token)
         return start.group if start is not None else None
 
-    def _who_lives(self, reason: str) -> str:
+    def _live_processes(self, reason: str) -> str:
         host, group = self._state.config.host, self._state.group
         if group is not None and group.present:
             return f"attempt {group.attempt} is live on host {host} ({_processes(group)})"
@@ -433,14 +453,16 @@ class TrainerSessions:
             return FORGOTTEN_JOB
         return "stop it first, or open with takeover=True to fence it"
 
-    # How their end is noticed.
+    # Ends of trainers.
 
     def _follow(self, member: TrainerProcess) -> None:
-        """Waits for the process to end; the kernel tells it at once."""
+        """Watch for the end of a process; the kernel reports it at once."""
         loop = asyncio.get_running_loop()
         try:
             fd = os.pidfd_open(member.pid)
         except ProcessLookupError:
+            # It has ended already. Handled later, like any end: the caller has not finished its
+            # attach.
             loop.call_soon(self._ended, member)
             return
         loop.add_reader(fd, self._ended, member)
@@ -452,8 +474,8 @@ class TrainerSessions:
             asyncio.get_running_loop().remove_reader(fd)
             os.close(fd)
 
-    def _let_go(self) -> None:
-        """Nobody asks any more how the processes of the present group end."""
+    def _release_group(self) -> None:
+        """Remove the present group, and stop following its processes."""
         group, self._state.group = self._state.group, None
         for member in group.present if group is not None else ():
             self._unfollow(member)
@@ -468,11 +490,15 @@ class TrainerSessions:
                 continue
             group.lost.add(member.rank)
             self._state.events.write("trainer_lost", rank=member.rank, pid=member.pid)
-            self._tell_sealed(group)
-            self._gone(group, member.rank, inputs.RankLost(group.group, member.rank))
+            # The coordination assumes that sealed parts are reported before the end of their rank.
+            self._submit_sealed(group)
+            self._member_ended(group, member.rank, inputs.RankLost(group.group, member.rank))
 
-    def _tell_sealed(self, group: TrainerGroup) -> None:
-        """Ranks may have ended before they came to tell what they had sealed."""
+    def _submit_sealed(self, group: TrainerGroup) -> None:
+        """Submit the parts that ranks have sealed in RAM.
+
+        A rank may have ended between sealing a part and reporting it.
+        """
         for checkpoint, listed in self._storage_worker.in_ram().items():
             is_theirs = group.attempt > 0 and checkpoint.attempt == group.attempt
             for rank in sorted(listed.ranks & group.members.keys()) if is_theirs else ():
@@ -486,11 +512,11 @@ class TrainerSessions:
                     )
                 )
 
-    def _gone(
+    def _member_ended(
         self, group: TrainerGroup, rank: int, item: inputs.RankLeft | inputs.RankLost
     ) -> None:
         state = self._state
-        self._tell_gone(group, rank)
+        self._notify_ended(group, rank)
         start = self._starts.get(group.group)
         if start is not None and start.group is group and not group.present:
             del self._starts[group.group]
@@ -498,16 +524,17 @@ class TrainerSessions:
             start.end(FencedError("attach: the processes that wanted to begin have ended"))
         if group is state.group:
             state.filling.pop(rank, None)
-            state.desk.returned(rank)
-            state.copies.forget_maker(rank)
+            state.slots.release(rank)
+            state.local_replicas.forget_maker(rank)
             if not group.present:
-                # A lost member stays told in its events; nobody is left who could go on.
+                # The loss of a member is recorded in the events; no trainer is left that could
+                # continue.
                 state.group = None
-                state.desk.forget_sizes()
+                state.slots.forget_sizes()
         self._coordinator.submit(item)
 
-    def _tell_gone(self, group: TrainerGroup, rank: int) -> None:
-        """Others may wait for it."""
+    def _notify_ended(self, group: TrainerGroup, rank: int) -> None:
+        """Notify the trainers of a rank's end, since they may wait for it."""
         state = self._state
         how = "has closed its manager" if rank in group.left else "has ended"
         reason = (

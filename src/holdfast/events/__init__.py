@@ -1,1 +1,1 @@
-"""What happens in a run, as typed records."""
+"""Write the events of a run."""

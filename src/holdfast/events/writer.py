@@ -1,7 +1,8 @@
-"""What happened in a run, as JSON lines in its `events/` folder, one file a host and attempt.
+"""Record the events of a run as JSON lines in its `events/` folder, one file per host and attempt.
 
-Writing never holds the agent up, and a full disk loses lines of the story, nothing else. No link is
-followed: whoever may write to the run's folder must not choose what else the agent writes to.
+Writing never delays the agent, and a full disk loses event lines and nothing else. No link is
+followed: a user with write access to the run's folder must not choose which other files the agent
+writes to.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from holdfast.store.run_directory import RunDirectory
 log = logging.getLogger(__name__)
 
 
-def open_story(run: Path, name: str) -> int:
-    """A descriptor that appends to the file `name` in the run's `events/`; both made if missing.
+def open_event_file(run: Path, name: str) -> int:
+    """Return a descriptor that appends to the file `name` in the run's `events/`.
+
+    The folder and the file are created if missing.
 
     Raises:
         OSError: one of them is a symbolic link or no plain file, or takes no bytes.
@@ -35,7 +38,7 @@ def open_story(run: Path, name: str) -> int:
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     folder_fd = os.open(folder, flags)
     try:
-        # Not blocking: a pipe of that name would wait for a reader.
+        # Non-blocking: opening a pipe of that name would wait for a reader.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
         fd = os.open(name, flags | os.O_CLOEXEC, 0o666, dir_fd=folder_fd)
     finally:
@@ -47,7 +50,7 @@ def open_story(run: Path, name: str) -> int:
 
 
 class EventWriter:
-    """Appends events; the attempt of the file is the one that is set when an event comes."""
+    """Appends events to the file of `attempt`, as set when the event is written."""
 
     def __init__(self, run: RunDirectory, host: str, clock: Clock) -> None:
         self._run = run
@@ -58,7 +61,7 @@ class EventWriter:
         self.attempt = 0
 
     def write(self, event: str, checkpoint: CheckpointId | None = None, **data: Any) -> None:
-        """Appends one line: the time, the event, the checkpoint it is about, and more."""
+        """Queue one line: the time, the event, its checkpoint, and `data`."""
         line: dict[str, Any] = {"time": self._clock.now(), "event": event, "host": self._host}
         if checkpoint is not None:
             line |= {"step": checkpoint.step, "attempt": checkpoint.attempt}
@@ -68,15 +71,16 @@ class EventWriter:
         self._pool.submit(self._append, name, msgspec.json.encode(line) + b"\n")
 
     def _append(self, name: str, line: bytes) -> None:
+        # A failure is logged once until a write succeeds: storage may fail for hours.
         try:
-            with open(open_story(self._run.current(), name), "ab") as file:
+            with open(open_event_file(self._run.current(), name), "ab") as file:
                 file.write(line)
             self._has_failed = False
         except (OSError, StorageError) as error:
             if not self._has_failed:
-                log.warning("events are not written to %s in %s: %s", name, self._run.path, error)
+                log.warning("events: cannot write to %s in %s: %s", name, self._run.path, error)
             self._has_failed = True
 
     def close(self) -> None:
-        """Writes what is queued."""
+        """Write the queued lines, and end the thread."""
         self._pool.shutdown()

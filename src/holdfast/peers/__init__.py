@@ -1,1 +1,1 @@
-"""The RAM of a run's other hosts, over HTTP."""
+"""Serve and read the RAM of a run's hosts over HTTP, and send messages between their agents."""

@@ -1,8 +1,8 @@
-"""Asking a peer: its connections, and what its failing means for all who ask it.
+"""Ask a peer over a pool of connections, and share its failures between all waiting threads.
 
-A call ends with a whole answer or with an error that says which peer failed and how. The first
-failure ends every other wait for that peer, and lets it rest, so that a dead one costs one bounded
-wait and not one for each thread or block.
+A call ends with a whole answer, or with an error that names the peer and the failure. The first
+failure ends every other wait for that peer and blocks new requests for `rest_secs`. A dead peer
+thus costs one bounded wait, not one for each thread or block.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.clock import Clock
 from holdfast.errors import ObjectNotFoundError, StorageError
 from holdfast.format.json_codec import decode
 from holdfast.peers.connection import BadAnswerError, PeerAddress, PeerBounds, PeerConnection
-from holdfast.peers.tls import PeerTls, asking_context
+from holdfast.peers.tls import PeerTls, client_context
 from holdfast.peers.wire import ATTEMPT_HEADER, ERROR_HEADER, HttpRefusal, check_token
 
 IDLE_COUNT_MAX = 8
@@ -28,15 +28,15 @@ REFUSAL_SIZE_MAX_BYTES = 64 * 1024
 
 T = TypeVar("T")
 Use = Callable[[PeerConnection, http.client.HTTPResponse], T]
-"""What is made of an answer whose head is there; it reads all of the body."""
+"""A function of an answer whose head has arrived; it reads all of the body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerAccess:
-    """How one peer is reached: where, for which run, and with what it is shown.
+    """The address of one peer, and the credentials for it.
 
-    `attempt` tells the newest attempt that the asking process knows of: a peer that knows of a
-    newer one serves it nothing.
+    `attempt` returns the newest attempt that the asking process knows: a peer that knows a newer
+    one refuses to serve it.
     """
 
     address: PeerAddress
@@ -47,7 +47,7 @@ class PeerAccess:
 
 
 class Connections:
-    """Connections to one peer that wait for a thread that needs one; threads may share it."""
+    """Idle connections to one peer; thread-safe."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
@@ -61,14 +61,17 @@ class Connections:
         headers: Mapping[str, str] | None = None,
         where: str = "",
     ) -> T:
-        """What `use` makes of the answer; it reads all of the body. `where` is for messages.
+        """Send a request, and return the result of `use` for its answer.
+
+        `use` reads all of the body; `where` describes the request in messages.
 
         Raises:
             ObjectNotFoundError: the peer has no such object.
-            StorageError: the peer failed, or rests after an earlier failure.
+            StorageError: the peer failed, or is not asked for a while after an earlier failure.
         """
         for _ in range(2):
             connection = self._take()
+            # The peer may have closed an idle connection; only the failure of a new one counts.
             is_old = connection.has_answered
             try:
                 answer = connection.ask(method, target, {**self.peer.headers, **(headers or {})})
@@ -76,7 +79,8 @@ class Connections:
                 self.peer.drop_connection(connection)
                 if not is_old:
                     raise self.peer.failed(where or target, error) from error
-                # The peer closes what nobody used for a while; so are the others then.
+                # The peer closes idle connections; the others have timed out as well. A new one is
+                # tried once.
                 self.close()
             except (OSError, http.client.HTTPException) as error:
                 self.peer.drop_connection(connection)
@@ -92,6 +96,7 @@ class Connections:
         use: Use[T],
         where: str,
     ) -> T:
+        # A connection whose answer was not read to its end cannot be used again.
         is_good = False
         try:
             if answer.status not in (200, 206):
@@ -117,47 +122,47 @@ class Connections:
             return self.peer.connect()
 
     def close(self) -> None:
-        """Closes those that wait."""
+        """Close the idle connections."""
         while self._idle:
             with contextlib.suppress(IndexError):
                 self.peer.drop_connection(self._idle.pop())
 
 
 class Peer:
-    """The other end: how it is reached, what is connected to it, and whether it rests."""
+    """One peer: its address, its live connections, and its last failure."""
 
     def __init__(self, access: PeerAccess, clock: Clock, bounds: PeerBounds) -> None:
         check_token(access.token, f"reach peer {access.address.authority}")
         self.name = f"peer {access.address.authority}"
         self._access = access
         self._address = access.address
-        self._tls = asking_context(access.tls) if access.tls is not None else None
+        self._tls = client_context(access.tls) if access.tls is not None else None
         self._clock = clock
         self._bounds = bounds
         self._lock = threading.Lock()
         self._live: set[PeerConnection] = set()
-        self._rests_until = 0.0
+        self._retry_at_secs = 0.0
         self._reason = ""
 
     @property
     def headers(self) -> dict[str, str]:
-        """What each request shows."""
+        """The headers of each request."""
         return {
             "Authorization": f"Bearer {self._access.token}",
             ATTEMPT_HEADER: str(self._access.attempt()),
         }
 
     def connect(self) -> PeerConnection:
-        """A new connection, to be dropped.
+        """Return a new connection; the caller ends it with `drop_connection`.
 
         Raises:
-            StorageError: the peer failed a moment ago.
+            StorageError: the peer failed less than `rest_secs` ago.
         """
         with self._lock:
-            left_secs = self._rests_until - self._clock.monotonic()
+            left_secs = self._retry_at_secs - self._clock.monotonic()
             if left_secs > 0:
                 raise StorageError(
-                    f"ask {self.name}: it is not asked for {left_secs:.0f} s more, because it "
+                    f"ask {self.name}: no request for {left_secs:.0f} s more, because it "
                     f"failed: {self._reason}"
                 )
             connection = PeerConnection(self._address, self._bounds, self._clock, self._tls)
@@ -165,42 +170,43 @@ class Peer:
             return connection
 
     def drop_connection(self, connection: PeerConnection) -> None:
-        """Closes a connection."""
+        """Close a connection."""
         with self._lock:
             self._live.discard(connection)
         connection.close()
 
     def failed(self, where: str, error: Exception) -> StorageError:
-        """Lets the peer rest, and ends every other wait for it; the error to raise."""
+        """Block the peer for `rest_secs`, end all other waits for it, and return the error."""
         what = str(error) or "no answer"
         with self._lock:
             now = self._clock.monotonic()
-            if self._rests_until > now:
-                # Its connections were ended when it failed.
-                what = f"given up because of {self._reason}"
+            if self._retry_at_secs > now:
+                # Another thread's failure ended this connection; the first reason is reported.
+                what = f"aborted because of {self._reason}"
             else:
-                self._rests_until = now + self._bounds.rest_secs
+                self._retry_at_secs = now + self._bounds.rest_secs
                 self._reason = f"{where}: {what}"
                 for connection in self._live:
                     connection.abort()
         return StorageError(
-            f"read {self.name}: {where}: {type(error).__name__}: {what}; see whether its agent "
-            "lives, and the network between"
+            f"read {self.name}: {where}: {type(error).__name__}: {what}; check that its agent "
+            "runs, and the network between"
         )
 
     def refused(
         self, connection: PeerConnection, answer: http.client.HTTPResponse, where: str
     ) -> StorageError:
-        """The error of an answer that is a refusal; one that will not change lets the peer rest."""
+        """Return the error of a refusal; one that a retry cannot change blocks the peer."""
         data = connection.receive_bytes(answer, REFUSAL_SIZE_MAX_BYTES)
         try:
             message = decode(data, HttpRefusal).message
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             message = f"{data[:200]!r}"
-        error = answer.getheader(ERROR_HEADER, "no error of a peer's")
-        told = f"status {answer.status}: {error[:100]}: {message[:500]}"
+        error = answer.getheader(ERROR_HEADER, "no error class")
+        found = f"status {answer.status}: {error[:100]}: {message[:500]}"
         if answer.status == 404 and error == ObjectNotFoundError.__name__:
-            return ObjectNotFoundError(f"read {self.name}: {where}: {told}")
+            return ObjectNotFoundError(f"read {self.name}: {where}: {found}")
+        # Another object has the key now, or the store failed: other requests may succeed.
         if answer.status in (412, 503):
-            return StorageError(f"read {self.name}: {where}: {told}")
-        return self.failed(where, BadAnswerError(told))
+            return StorageError(f"read {self.name}: {where}: {found}")
+        return self.failed(where, BadAnswerError(found))

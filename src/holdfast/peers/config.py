@@ -1,7 +1,7 @@
-"""Where an agent serves its peers, and what it asks of them: the settings, checked.
+"""Configure how an agent serves its peers, and check the settings.
 
-It listens on loopback unless an address or an interface is named, and never on all of them. The
-token comes from a file, because a command line is everybody's to see.
+It listens on loopback unless an address or an interface is named, and never on all interfaces. The
+token is read from a file, because every user can read command lines.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BACKLOG = 64
 
 
 class PeerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How an agent serves its peers. `address` may name an interface; port 0 takes a free one."""
+    """How an agent serves its peers. `address` may name an interface; port 0 takes a free port."""
 
     token_file: str
     address: str = LOOPBACK
@@ -33,11 +33,11 @@ class PeerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_token(path: str) -> str:
-    """The token in a file; white space around it does not count.
+    """Return the token in a file, without surrounding white space.
 
     Raises:
-        StorageError: there is no such file, or others may read it though it is this user's.
-        InvalidArgumentError: what is in it cannot be a token.
+        StorageError: there is no such file, or it belongs to this user and others may read it.
+        InvalidArgumentError: its contents cannot be a token.
     """
     try:
         with open(path, "rb") as file:
@@ -45,7 +45,8 @@ def read_token(path: str) -> str:
             data = file.read(TOKEN_FILE_SIZE_MAX_BYTES)
     except OSError as error:
         raise StorageError(f"read the peers' token {path}: {error.strerror}") from error
-    # One that the system put there for this process, as a mounted secret, has the system's mode.
+    # A file that the system provides for this process, such as a mounted secret, has the system's
+    # mode.
     if state.st_uid == os.geteuid() and state.st_mode & 0o077:
         raise StorageError(
             f"read the peers' token {path}: expected a file of this user alone, found mode "
@@ -55,7 +56,7 @@ def read_token(path: str) -> str:
 
 
 def make_token(path: str, token: str) -> None:
-    """Writes the run's token where none stands yet; it is this user's alone.
+    """Write the run's token, readable by this user alone, unless the file exists.
 
     Raises:
         StorageError: it cannot be written.
@@ -69,7 +70,7 @@ def make_token(path: str, token: str) -> None:
             file.write(token.encode("ascii"))
             file.flush()
             os.fsync(file.fileno())
-        # Of two at once one stays; nobody reads half of it.
+        # Of two concurrent writers one wins, and no reader sees half a token.
         with contextlib.suppress(FileExistsError):
             os.link(unfinished, path)
         os.unlink(unfinished)
@@ -78,16 +79,17 @@ def make_token(path: str, token: str) -> None:
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """A socket that listens on one address: the given one, or the first one of that interface.
+    """Return a socket that listens on the given address, or on the first one of that interface.
 
     Raises:
-        InvalidArgumentError: it is neither, or means every interface.
-        StorageError: the system refuses it, as where the port is taken.
+        InvalidArgumentError: `address` is neither, or means every interface.
+        StorageError: the system refuses it, for example because the port is taken.
     """
     host = _host(address)
     family = socket.AF_INET6 if host.version == 6 else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
+        # A restarted agent can take its port again despite connections in TIME_WAIT.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((str(host), port))
         listener.listen(BACKLOG)
@@ -105,14 +107,14 @@ def _host(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
         host = ipaddress.ip_address(address)
         if host.is_unspecified:
             raise InvalidArgumentError(
-                f"serve peers at {address}: that is every interface; name the one that is meant"
+                f"serve peers at {address}: that is every interface; name one address or interface"
             )
         return host
     interfaces = psutil.net_if_addrs()
     families = (socket.AF_INET, socket.AF_INET6)
     found = [a for a in interfaces.get(address, ()) if a.family in families]
     for one in sorted(found, key=lambda a: families.index(a.family)):
-        # A link-local address means nothing without its interface.
+        # A link-local address is ambiguous without its interface.
         host = ipaddress.ip_address(one.address.partition("%")[0])
         if not host.is_link_local:
             return host

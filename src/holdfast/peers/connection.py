@@ -1,8 +1,8 @@
-"""One HTTP connection to a peer, on which no wait is without a bound.
+"""Make one HTTP connection to a peer, on which every wait is bounded.
 
-Three bounds hold for whatever the other end does: how long connecting may take, how long no byte
-may come, and when an answer has to be whole. The last one makes a peer that trickles fail too.
-Bytes go from the socket straight into the memory that they are for.
+Three bounds hold, whatever the other end does: the time to connect, the time without a byte, and
+the deadline of a whole answer. The last one also ends an answer that trickles. Bytes go from the
+socket straight into the memory for which they are meant.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ LARGE_SIZE_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class PeerAddress:
-    """Where a peer serves; `host` is an address or a name.
+    """The address at which a peer serves; `host` is an address or a name.
 
-    `since` tells a later address of a host from an earlier one: when its agent began to serve
-    there, in milliseconds; 0 where that is not known.
+    `since` orders the addresses of a host: when its agent began to serve there, in milliseconds; 0
+    if unknown.
     """
 
     host: str
@@ -45,7 +45,7 @@ class PeerAddress:
 
     @property
     def authority(self) -> str:
-        """As it stands in a URL."""
+        """The address as in a URL."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
@@ -55,10 +55,10 @@ class PeerAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerBounds:
-    """How long a peer may take before it is taken for gone.
+    """How long a peer may take before it counts as failed.
 
-    `rate_min_bytes` is per second: an answer of n bytes has to be whole after `stall_secs` and the
-    time that n bytes take at this rate. For `rest_secs` after a failure the peer is not asked.
+    An answer of n bytes has to be whole after `stall_secs` and the time for n bytes at
+    `rate_min_bytes` per second. For `rest_secs` after a failure the peer is not asked.
     """
 
     connect_secs: float = 5.0
@@ -68,10 +68,10 @@ class PeerBounds:
 
 
 def parse_address(text: str) -> PeerAddress:
-    """The address that `str` of one gave.
+    """Return the address of which `text` is the `str`.
 
     Raises:
-        InvalidArgumentError: it is none.
+        InvalidArgumentError: it is no address.
     """
     match = _ADDRESS.fullmatch(text)
     if match is None or not 0 < int(match[3]) < 1 << 16:
@@ -82,16 +82,16 @@ def parse_address(text: str) -> PeerAddress:
 
 
 def parsed_addresses(texts: Mapping[str, str]) -> dict[str, PeerAddress]:
-    """The addresses of hosts, each as `str` of one gave it; errors as `parse_address`."""
+    """Return the addresses of hosts from the `str` of each; raises as `parse_address`."""
     return {host: parse_address(text) for host, text in texts.items()}
 
 
 class BadAnswerError(Exception):
-    """What came is no answer to what was asked."""
+    """The answer does not match the request."""
 
 
 class PeerConnection:
-    """A connection, made when it is first needed; for one thread at a time, but for `abort`."""
+    """A connection, opened on first use; for one thread at a time, except `abort`."""
 
     def __init__(
         self, address: PeerAddress, bounds: PeerBounds, clock: Clock, tls: ssl.SSLContext | None
@@ -105,14 +105,14 @@ class PeerConnection:
         self.has_answered = False
 
     def ask(self, method: str, target: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
-        """Sends a request; the head of the answer.
+        """Send a request, and return the answer once its head has arrived.
 
         Raises:
-            OSError, http.client.HTTPException: there is none; the connection is to be closed.
+            OSError, http.client.HTTPException: there is no answer; close the connection.
         """
         if self._socket is None:
             self._socket = self._connected()
-            # The library wants of a socket only what this one can.
+            # The library uses only those methods of a socket that this one has.
             self._http.sock = cast(socket.socket, self._socket)
         self._socket.deadline = self._clock.monotonic() + self._bounds.stall_secs
         self._http.request(method, target, headers=headers)
@@ -121,28 +121,30 @@ class PeerConnection:
         return answer
 
     def receive(self, answer: http.client.HTTPResponse, target: memoryview) -> None:
-        """Fills `target` with the answer's body, which has just that size.
+        """Fill `target` with the answer's body, which has exactly that size.
 
         Raises:
-            OSError, BadAnswerError: it did not come, or not in time; `target` holds anything.
+            OSError, BadAnswerError: it did not arrive, or not in time; the contents of `target` are
+                undefined.
         """
         self._expect(len(target))
         done = 0
         while done < len(target):
-            # Released, because an error may keep it, and with it a slot's mapping.
+            # Released at once: an error's traceback may keep the view, and with it a slot's
+            # mapping.
             with target[done:] as left:
                 count = answer.readinto(left)
             if not count:
                 raise BadAnswerError(f"expected {len(target)} bytes, found the end after {done}")
             done += count
-        # Of an empty body, too, the library wants to see the end.
+        # The library has to see the end of an empty body, too.
         answer.read()
 
     def receive_bytes(self, answer: http.client.HTTPResponse, size_max_bytes: int) -> bytes:
-        """The answer's body; memory is taken for no more than has come.
+        """Return the answer's body; memory is allocated only for bytes that have arrived.
 
         Raises:
-            OSError, BadAnswerError: it did not come, or is larger.
+            OSError, BadAnswerError: it did not arrive, or is larger than `size_max_bytes`.
         """
         size = answer.length
         if size is None or answer.chunked or size > size_max_bytes:
@@ -170,6 +172,7 @@ class PeerConnection:
         raw = socket.create_connection(address, self._bounds.connect_secs)
         with contextlib.ExitStack() as on_error:
             on_error.callback(raw.close)
+            # Each small request waits for its answer; merging packets would only delay it.
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._tls is not None:
                 raw = self._tls.wrap_socket(raw, server_hostname=self._address.host)
@@ -177,13 +180,13 @@ class PeerConnection:
         return _BoundedSocket(raw, self._bounds.stall_secs, self._clock)
 
     def abort(self) -> None:
-        """From another thread: makes a wait on it end at once."""
+        """End a wait on the connection at once; called from another thread."""
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.raw.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Closes it for good."""
+        """Close the connection for good."""
         self._http.close()
         if self._socket is not None:
             self._socket.raw.close()
@@ -197,12 +200,12 @@ class _BoundedSocket:
         self.deadline = 0.0
         self._stall_secs = stall_secs
         self._clock = clock
-        self._woken_at_bytes = 1
+        self._low_water_bytes = 1
 
     def _bound(self) -> None:
         left_secs = self.deadline - self._clock.monotonic()
         if left_secs <= 0:
-            raise TimeoutError("it came slower than the least rate that is waited for")
+            raise TimeoutError("the answer is slower than the least accepted rate")
         self.raw.settimeout(min(left_secs, self._stall_secs))
 
     def sendall(self, data: bytes) -> None:
@@ -215,27 +218,28 @@ class _BoundedSocket:
         return self.raw.recv_into(target)
 
     def _wake_for(self, size_bytes: int) -> None:
-        """Waits for much of a large answer at once: waking for every packet triples the switches.
+        """Wait for large pieces of a large answer at once.
 
-        What is waited for is never more than what the answer has still to bring.
+        Waking for every packet triples the context switches. The awaited size is never more than
+        the rest of the answer.
         """
         if isinstance(self.raw, ssl.SSLSocket):
             return
         wanted = min(size_bytes, PIECE_SIZE_BYTES) if size_bytes >= LARGE_SIZE_BYTES else 1
-        if wanted != self._woken_at_bytes:
+        if wanted != self._low_water_bytes:
             self.raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
-            self._woken_at_bytes = wanted
+            self._low_water_bytes = wanted
 
     def makefile(self, mode: str) -> io.BufferedReader:
         return io.BufferedReader(_Stream(self))
 
     def close(self) -> None:
-        # The library closes it before the body of an answer that is the last one was read.
+        # The library closes the socket before the body of a connection's last answer was read.
         pass
 
 
 class _Stream(io.RawIOBase):
-    """A bounded socket as the library reads it."""
+    """The raw stream of a bounded socket, which the library buffers."""
 
     def __init__(self, source: _BoundedSocket) -> None:
         self._source = source

@@ -1,4 +1,4 @@
-"""The run's other hosts, as this agent knows them: where each is reached, and its RAM."""
+"""Keep the addresses of the run's other hosts as this agent knows them, and their RAM stores."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from holdfast.peers.wire import hosts_text
 
 
 class PeerDirectory:
-    """Any thread may ask. Without a `token` this host has no peers.
+    """The known hosts; thread-safe. Without a `token` this host has no peers.
 
-    `leaders` are the hosts that lead or would: what all hosts need stands with them.
+    `leaders` are the hosts that lead or would lead: their stores have the records that all hosts
+    need.
     """
 
     def __init__(
@@ -30,16 +31,16 @@ class PeerDirectory:
         self._lock = threading.Lock()
         self._addresses: dict[str, PeerAddress] = {}
         self._stores: dict[str, PeerStore] = {}
-        self._told = -1, ""
-        self._heard_at_secs: dict[str, float] = {}
+        self._cached_text = -1, ""
+        self._last_message_secs: dict[str, float] = {}
         self.version = 0
-        """Grows with each address that is another one than before."""
+        """Grows with each address that changes."""
         self.leaders: tuple[str, ...] = ()
         self.attempt: Callable[[], int] = lambda: 0
-        """The newest attempt that is known here: who knows of a newer one serves nobody older."""
+        """The newest attempt known here: a host that knows a newer one does not serve this one."""
 
     def update_address(self, host: str, address: PeerAddress) -> None:
-        """That host's agent is reached there, from now on."""
+        """Set the address of a host's agent."""
         with self._lock:
             if self._addresses.get(host) == address:
                 return
@@ -59,58 +60,59 @@ class PeerDirectory:
             old.close()
 
     def hosts_text(self) -> str:
-        """Where the known hosts are reached, as messages tell it on."""
+        """Return the addresses of the known hosts as the header of a message."""
         with self._lock:
-            if self._told[0] != self.version:
-                self._told = self.version, hosts_text(self._addresses)
-            return self._told[1]
+            if self._cached_text[0] != self.version:
+                self._cached_text = self.version, hosts_text(self._addresses)
+            return self._cached_text[1]
 
-    def note_heard(self, host: str) -> None:
-        """A word of that host came just now."""
+    def note_message(self, host: str) -> None:
+        """Record that a message of that host has just arrived."""
         with self._lock:
-            self._heard_at_secs[host] = self._clock.monotonic()
+            self._last_message_secs[host] = self._clock.monotonic()
 
     def silent_secs(self) -> dict[str, float]:
-        """How long ago the last word came of each host that said any here."""
+        """Return the time since the last message of each host, of those that have sent any."""
         with self._lock:
             now_secs = self._clock.monotonic()
-            return {host: now_secs - at_secs for host, at_secs in self._heard_at_secs.items()}
+            return {host: now_secs - at_secs for host, at_secs in self._last_message_secs.items()}
 
     def addresses(self) -> dict[str, PeerAddress]:
-        """Where each known host is reached."""
+        """Return the address of each known host."""
         with self._lock:
             return dict(self._addresses)
 
     def store_of(self, host: str) -> PeerStore:
-        """A host's RAM.
+        """Return the store of a host's RAM.
 
         Raises:
-            StorageError: nobody knows where it is.
+            StorageError: the host's address is not known, or this host has no peers.
         """
         with self._lock:
             found, address = self._stores.get(host), self._addresses.get(host)
             if found is None:
                 if address is None or self.token is None:
-                    raise StorageError(f"read the memory of host {host}: where it is is not known")
+                    raise StorageError(f"read the memory of host {host}: its address is not known")
                 access = PeerAccess(
                     address=address,
                     run_id=self.run_id,
                     token=self.token,
                     tls=self.tls,
+                    # Looked up at each request, because `attempt` is set after the construction.
                     attempt=lambda: self.attempt(),
                 )
                 found = self._stores[host] = PeerStore(access, self._clock)
             return found
 
     def leading_stores(self) -> Iterator[PeerStore]:
-        """The memory of the hosts that lead, the first one first; those that are known."""
+        """Yield the stores of the known hosts that lead or would, the leader's first."""
         known = self.addresses()
         for host in self.leaders:
             if host in known:
                 yield self.store_of(host)
 
     def close(self) -> None:
-        """Closes the connections that nobody uses."""
+        """Close the idle connections."""
         with self._lock:
             stores = list(self._stores.values())
             self._stores.clear()

@@ -1,9 +1,9 @@
-"""Messages to the run's other agents: HTTP POSTs, each sent once and answered with nothing.
+"""Send messages to the run's other agents: HTTP POSTs, each sent once and answered without content.
 
-Agents tell states (`holdfast.coordination.messages`), so of reports and of orders only the
-newest one waits for a host that is slow. Nothing is sent again: what is lost costs the time until
-the next one is told. Nobody waits here: a host that does not answer costs one task, for as long as
-`SEND_SECS`.
+Messages are whole states (`holdfast.coordination.messages`), so only the newest report and the
+newest orders wait for a slow host. Nothing is sent again: a lost message costs the time until the
+next one. The caller never waits: a host that does not answer costs one task, for at most
+`SEND_SECS` per message.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from holdfast.peers.wire import ADDRESS_HEADER, HOSTS_HEADER, MESSAGES, target_o
 
 SEND_SECS = 5.0
 PAUSE_SECS = 0.2
-"""After a failure: a host that refuses at once must not be asked without end."""
+"""The pause after a failure: a host that refuses at once must not be asked in a busy loop."""
 TLS_CLOSE_SECS = 0.25
 CONNECTIONS_MAX = 256
 WAITING_MAX = 64
-"""The messages that wait for one host; beyond that the oldest is lost."""
+"""How many messages may wait for one host; beyond that the oldest is dropped."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sender:
-    """Who sends, for which run, and what it shows. `address` is where it is answered.
+    """The sending host, its run and its credentials. `address` is where it receives answers.
 
-    `hosts` tells where other hosts are reached, which each message tells on.
+    `hosts` returns the addresses of other hosts, which each message passes on.
     """
 
     host: str
@@ -49,7 +49,7 @@ class Sender:
 
 
 class MessageSender:
-    """Owned by the agent's event loop."""
+    """The queues and tasks of one agent; owned by its event loop."""
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
@@ -59,26 +59,27 @@ class MessageSender:
         self._session: aiohttp.ClientSession | None = None
 
     def update_address(self, host: str, address: PeerAddress) -> None:
-        """That host's agent is reached there, from now on."""
+        """Set the address of a host's agent."""
         self._addresses[host] = address
 
     def forget(self, host: str) -> None:
-        """Remove the address of a host; what waits for it is lost."""
+        """Remove the address of a host; its waiting messages are dropped."""
         self._addresses.pop(host, None)
         if host in self._waiting:
             self._waiting[host].clear()
 
     def addresses(self) -> dict[str, PeerAddress]:
-        """Where each host that is known is reached."""
+        """Return the address of each known host."""
         return dict(self._addresses)
 
     def send(self, host: str, message: AnyMessage) -> None:
-        """Sends a message as soon as those before it are sent; it may be lost."""
+        """Queue a message; it may be lost."""
         if host not in self._addresses:
-            log.debug("a message to %s is lost: nobody knows where it is", host)
+            log.debug("dropped a message to %s: its address is not known", host)
             return
         waiting = self._waiting.setdefault(host, deque(maxlen=WAITING_MAX))
         if isinstance(message, Report | Orders):
+            # A newer state replaces the older ones that wait.
             for older in [m for m in waiting if type(m) is type(message)]:
                 waiting.remove(older)
         waiting.append(message)
@@ -86,7 +87,7 @@ class MessageSender:
             self._tasks[host] = asyncio.create_task(self._deliver(host, waiting))
 
     async def close(self) -> None:
-        """Ends all sending; what waits is lost."""
+        """End all sending; waiting messages are dropped."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -94,7 +95,7 @@ class MessageSender:
         if self._session is not None:
             await self._session.close()
             if self._sender.tls is not None:
-                # The library's docs: an encrypted connection takes a moment to end.
+                # The library's documentation: an encrypted connection needs a moment to close.
                 await asyncio.sleep(TLS_CLOSE_SECS)
 
     async def _deliver(self, host: str, waiting: deque[AnyMessage]) -> None:
@@ -102,13 +103,14 @@ class MessageSender:
             while waiting:
                 message = waiting.popleft()
                 address = self._addresses.get(host)
+                # The host was forgotten while the message waited.
                 if address is None:
                     continue
                 try:
                     async with asyncio.timeout(SEND_SECS):
                         await self._post(address, message)
                 except (aiohttp.ClientError, OSError) as error:
-                    log.debug("a message to %s is lost: %s", host, error or "no answer in time")
+                    log.debug("lost a message to %s: %s", host, error or "no answer in time")
                     await asyncio.sleep(PAUSE_SECS)
         finally:
             del self._tasks[host]
@@ -130,7 +132,7 @@ class MessageSender:
         ) as answer:
             if answer.status != 204:
                 with contextlib.suppress(UnicodeDecodeError):
-                    told = (await answer.content.read(500)).decode()
+                    reason = (await answer.content.read(500)).decode()
                     raise aiohttp.ClientResponseError(
-                        answer.request_info, (), status=answer.status, message=told
+                        answer.request_info, (), status=answer.status, message=reason
                     )

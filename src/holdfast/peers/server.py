@@ -1,12 +1,12 @@
-"""Serves what an agent's RAM tier holds to the run's other agents, read-only, over HTTP.
+"""Serve an agent's RAM tier over HTTP, read-only, to the run's other agents; take messages.
 
-A request is looked at in this order: its token, its method, its target, its run; whoever has no
-token learns nothing of the rest. Only objects of the tier can be named, never the slots and nothing
-outside (`holdfast.peers.wire`). Bytes go out by `sendfile`; TLS has to encrypt them, so
-there they are copied. Besides, it takes the messages by which hosts agree.
+A request is checked in this order: token, method, target, run; a client without the token learns
+nothing of the rest. Only objects of the tier can be named, never the slots and nothing outside
+(`holdfast.peers.wire`). Bytes are sent by `sendfile`; TLS has to encrypt them, so there they are
+copied.
 
-It has a thread and an event loop of its own: what peers do never keeps the trainers waiting. All
-but `close` and `address` belongs to that thread. A peer costs no more than `PeerLimits` says.
+The server has its own thread and event loop, so that peers never delay the trainers. Everything but
+`close` and `address` belongs to that thread. A peer costs no more than `PeerLimits` allows.
 """
 
 from __future__ import annotations
@@ -74,24 +74,27 @@ CLOSE_SECS = 10.0
 
 log = logging.getLogger(__name__)
 http_log = logging.getLogger(f"{__name__}.http")
-# What is no HTTP is anybody's to send, and must not fill the log.
+# Any process can send bytes that are no HTTP; they must not fill the log.
 http_log.addFilter(
     lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 )
 
 
 Deliver = Callable[[str, PeerAddress, AnyMessage, dict[str, PeerAddress]], None]
-"""Takes a message: the host that sent it, where that is answered, what it says, and where other
-hosts are reached, as its sender knows."""
+"""Takes a message: the sending host, that host's address, the message, and the addresses of other
+hosts that the sender knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedRun:
-    """What is served to whom. `store` is only read, and by this server alone.
+    """The run that is served, and the functions that handle its requests.
 
-    `deliver` is called in the server's thread, and must not wait. So is `serves`: whether one who
-    knows of no newer attempt than that may read here. `status` is awaited there: what the agent
-    says of itself, as JSON.
+    Attributes:
+        store: the RAM tier; this server alone uses it, and only reads it.
+        deliver: takes a message; called in the server's thread, must not block.
+        serves: returns whether a client whose newest known attempt is the given one may read here;
+            called in the server's thread, must not block.
+        status: returns the agent's status as JSON; awaited in the server's thread.
     """
 
     store: RamStore
@@ -104,7 +107,7 @@ class ServedRun:
 
 
 class PeerServer:
-    """Serves from the moment that it is made until it is closed; takes over `listener`.
+    """A server that runs from its construction until `close`; it owns `listener`.
 
     Raises:
         InvalidArgumentError: the token cannot be one.
@@ -124,7 +127,7 @@ class PeerServer:
         self._stop = self._started.result(START_SECS)
 
     def close(self) -> None:
-        """Ends all connections, and the thread; waits for it."""
+        """End all connections and the thread; wait for it."""
         if self._thread.is_alive():
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._stop.set)
@@ -136,12 +139,12 @@ class PeerServer:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         stop = asyncio.Event()
-        self._speaking = web.Server(
+        self._http_server = web.Server(
             self._respond,
             access_log=None,
             logger=http_log,
             auto_decompress=False,
-            # A connection's own bound is shorter, and holds for slow requests too.
+            # A connection's own bound (`idle_secs`) is shorter, and also holds for slow requests.
             keepalive_timeout=KEEPALIVE_SECS,
             lingering_time=0.0,
             max_line_size=HEADER_SIZE_MAX_BYTES,
@@ -155,8 +158,8 @@ class PeerServer:
         finally:
             accepting.cancel()
             self._listener.close()
-            # First what is being sent: a connection must not go from under it.
-            await self._speaking.shutdown(SHUTDOWN_SECS)
+            # The requests under way end first: a connection must not be closed under a `sendfile`.
+            await self._http_server.shutdown(SHUTDOWN_SECS)
             self._connections.abort_all()
             if self._accepted:
                 await asyncio.wait(self._accepted, timeout=SHUTDOWN_SECS)
@@ -167,21 +170,23 @@ class PeerServer:
             try:
                 accepted, _ = await loop.sock_accept(self._listener)
             except OSError as error:
-                # Whoever came is gone already, or this process has no descriptor left for him.
-                log.warning("a peer was not let in: %s", error)
+                # The client has closed the connection already, or this process has no free
+                # descriptor.
+                log.warning("cannot accept a peer's connection: %s", error)
                 await asyncio.sleep(ACCEPT_AGAIN_SECS)
                 continue
+            # Closed at once: connections that wait would need descriptors as well.
             if len(self._accepted) >= self._connections.limits.connection_count_max:
                 accepted.close()
                 continue
-            task = asyncio.create_task(self._attend(accepted))
+            task = asyncio.create_task(self._serve_connection(accepted))
             self._accepted.add(task)
             task.add_done_callback(self._accepted.discard)
 
-    async def _attend(self, accepted: socket.socket) -> None:
-        """Makes a connection, after its handshake, and waits for its end."""
+    async def _serve_connection(self, accepted: socket.socket) -> None:
+        """Make a connection, do its handshake, and wait for its end."""
         loop = asyncio.get_running_loop()
-        connection = self._connections.make(self._speaking())
+        connection = self._connections.make(self._http_server())
         secs = self._connections.limits.handshake_secs if self._served.tls else None
         try:
             await loop.connect_accepted_socket(
@@ -190,7 +195,7 @@ class PeerServer:
             await connection.ended.wait()
         except OSError as error:
             accepted.close()
-            log.debug("a peer was refused: %s", error)
+            log.debug("refused a peer's connection: %s", error)
         finally:
             self._connections.forget_connection(connection)
 
@@ -210,13 +215,14 @@ class PeerServer:
         self, request: web.BaseRequest, connection: ServedConnection
     ) -> web.StreamResponse:
         shown = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        # In constant time, so that the token cannot be guessed byte by byte.
         if not hmac.compare_digest(shown, f"Bearer {self._served.token}".encode()):
-            error = InvalidArgumentError("this run's token is not what was shown")
+            error = InvalidArgumentError("expected this run's token, found another one or none")
             return _refusal(401, error, {"WWW-Authenticate": "Bearer"})
         is_read = request.method in ("GET", "HEAD") and not request.body_exists
         if not is_read and (request.method != "POST" or self._served.deliver is None):
             error = InvalidArgumentError(
-                f"{request.method}: this memory can be read, without a body"
+                f"{request.method}: this memory is read-only; expected GET or HEAD without a body"
             )
             return _refusal(405, error, {"Allow": "GET, HEAD"})
         run_id, kind, key = parse_target(request.raw_path)
@@ -226,28 +232,30 @@ class PeerServer:
             )
             return _refusal(404, error)
         if is_read == (kind == MESSAGES):
-            error = InvalidArgumentError(f"{request.method}: messages are sent, the rest is read")
+            error = InvalidArgumentError(
+                f"{request.method}: POST sends messages, GET reads the rest"
+            )
             return _refusal(405, error, {"Allow": "POST" if kind == MESSAGES else "GET, HEAD"})
         if kind == MESSAGES:
-            return await self._message(request, key)
+            return await self._receive_message(request, key)
         if kind == STATUS:
-            return await self._status()
-        told = request.headers.get(ATTEMPT_HEADER, "0")
-        attempt = int(told) if told.isascii() and told.isdecimal() and len(told) < 10 else 0
+            return await self._send_status()
+        text = request.headers.get(ATTEMPT_HEADER, "0")
+        attempt = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
         if not self._served.serves(attempt):
             error = InvalidArgumentError(
-                f"whoever knows of no newer attempt than {attempt} is served no more: another one "
-                "has taken the run over"
+                f"attempt {attempt} is not served any more: another one has taken the run over; "
+                "stop this process"
             )
             return _refusal(403, error)
         if key.split("/")[0] == SLOTS:
-            raise ObjectNotFoundError(f"{key[:200]}: slots are no objects")
+            raise ObjectNotFoundError(f"{key[:200]}: slots are not served")
         if kind == NAMES:
             loop = asyncio.get_running_loop()
             return _json(200, await loop.run_in_executor(None, self._names, key))
-        return await self._object(request, connection, key)
+        return await self._send_object(request, connection, key)
 
-    async def _message(self, request: web.BaseRequest, sender: str) -> web.StreamResponse:
+    async def _receive_message(self, request: web.BaseRequest, sender: str) -> web.StreamResponse:
         assert self._served.deliver is not None
         address = parse_address(request.headers.get(ADDRESS_HEADER, ""))
         others = parse_hosts(request.headers.get(HOSTS_HEADER, ""))
@@ -259,26 +267,27 @@ class PeerServer:
                     if len(data) > MESSAGE_BYTES_MAX:
                         break
         except TimeoutError as error:
-            raise InvalidArgumentError("a message did not come in time") from error
+            raise InvalidArgumentError("a message did not arrive in time") from error
         self._served.deliver(sender, address, decode_message(bytes(data)), others)
         return web.Response(status=204)
 
-    async def _status(self) -> web.StreamResponse:
+    async def _send_status(self) -> web.StreamResponse:
         if self._served.status is None:
-            raise ObjectNotFoundError("this agent says nothing of itself")
+            raise ObjectNotFoundError("this agent reports no status")
         try:
             async with asyncio.timeout(STATUS_SECS):
                 return _json(200, await self._served.status())
         except TimeoutError as error:
             raise StorageError(f"the agent is busy for more than {STATUS_SECS:.0f} s") from error
 
-    async def _object(
+    async def _send_object(
         self, request: web.BaseRequest, connection: ServedConnection, key: str
     ) -> web.StreamResponse:
         tag = request.headers.get("If-Match")
         reader = await connection.hold(key, tag, functools.partial(self._open, key))
         size = reader.size_bytes
         headers = {"Accept-Ranges": "bytes", "ETag": object_tag(reader)}
+        # The client's reader was opened on an earlier object of this key.
         if tag not in (None, headers["ETag"]):
             connection.release()
             return _refusal(412, InvalidArgumentError(f"{key}: another object has this key now"))
@@ -308,7 +317,7 @@ class PeerServer:
         request: web.BaseRequest,
         span: tuple[int, int],
     ) -> bool:
-        """Sends bytes [start, stop) of an object; whether all of them were taken, and in time."""
+        """Send bytes [start, stop) of an object; return whether all were taken in time."""
         loop = asyncio.get_running_loop()
         secs = self._connections.limits.piece_secs
         try:
@@ -327,8 +336,8 @@ class PeerServer:
                         if sent != count:
                             return False
         except (OSError, RuntimeError) as error:
-            # The loop says RuntimeError where the connection ended before the first byte.
-            log.info("a peer took less than it had asked for: %s", error or "it stopped reading")
+            # The loop raises RuntimeError where the connection ended before the first byte.
+            log.info("a peer read less than it requested: %s", error or "it stopped reading")
             return False
         return True
 

@@ -1,9 +1,9 @@
-"""The connections of peers to an agent: how many, how long they may rest, what they hold open.
+"""Track peers' connections to an agent: their number, idle time and open objects.
 
-A connection without a request under way ends after a while, however slowly it sends one. It keeps
-open the object that it was last sent bytes of, until it asks for another one or ends. That is what
-keeps the object's slot from being filled anew: `sendfile` puts the slot's own pages into the
-socket, and what was sent but not yet read by the other end would change with them.
+A connection without a request under way ends after `idle_secs`, however slowly it sends one. It
+keeps the object open of which it was last sent bytes, until it asks for another one or ends. The
+open object keeps its slot from being reused: `sendfile` puts the slot's own pages into the socket,
+and bytes that were sent but not yet read by the other end would change with them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Opened = tuple[SlotReader, contextlib.ExitStack]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLimits:
-    """What one peer may cost. A piece of an object has to be taken within `piece_secs`."""
+    """The limits of what peers may cost. Each piece of an object is sent within `piece_secs`."""
 
     connection_count_max: int = 64
     idle_secs: float = 10.0
@@ -32,33 +32,33 @@ class PeerLimits:
 
 
 class PeerConnections:
-    """All connections; of the event loop's thread."""
+    """All connections; owned by the event loop's thread."""
 
     def __init__(self, limits: PeerLimits) -> None:
         self.limits = limits
         self._made: dict[asyncio.BaseProtocol, ServedConnection] = {}
 
     def make(self, inner: web.RequestHandler) -> ServedConnection:
-        """The protocol of a new connection around the one that speaks HTTP."""
+        """Return the protocol of a new connection around the one that handles HTTP."""
         self._made[inner] = ServedConnection(inner, self.limits)
         return self._made[inner]
 
     def forget_connection(self, connection: ServedConnection) -> None:
-        """Of a connection that ended, or never came to be."""
+        """Remove a connection that has ended, or was never established."""
         self._made.pop(connection.inner, None)
 
     def connection_of(self, request: web.BaseRequest) -> ServedConnection:
-        """The connection on which a request came."""
+        """Return the connection of a request."""
         return self._made[request.protocol]
 
     def abort_all(self) -> None:
-        """Ends all, at once."""
+        """End all connections at once."""
         for connection in list(self._made.values()):
             connection.close_at_once()
 
 
 class ServedConnection(asyncio.Protocol):
-    """One connection; passes on to `inner` what comes."""
+    """One connection; passes received data on to `inner`."""
 
     def __init__(self, inner: web.RequestHandler, limits: PeerLimits) -> None:
         self.inner = inner
@@ -73,10 +73,10 @@ class ServedConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         self.inner.connection_made(transport)
-        self._rest()
+        self._start_idle_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._wake()
+        self._stop_idle_timer()
         self.release()
         self._transport = None
         self.ended.set()
@@ -97,22 +97,30 @@ class ServedConnection(asyncio.Protocol):
 
     @contextlib.contextmanager
     def busy(self) -> Iterator[None]:
-        """While a request is under way; what it waits for has bounds of its own."""
-        self._wake()
+        """Suspend the idle timer while a request is under way; its waits have their own bounds."""
+        self._stop_idle_timer()
         try:
             yield
         finally:
             if self._transport is not None:
-                self._rest()
+                self._start_idle_timer()
 
     async def hold(
         self, key: str, tag: str | None, open_object: Callable[[], Opened]
     ) -> SlotReader:
-        """The object of `key`; one that this connection has open, deleted or not, by its tag."""
+        """Return the object of `key`, and keep it open.
+
+        An object with this tag that the connection has open already is returned even if it was
+        deleted.
+
+        Raises:
+            ConnectionResetError: the connection ended while the object was opened; it is closed.
+        """
         if self._reader is None or self._key != key or object_tag(self._reader) != tag:
             self.release()
             loop = asyncio.get_running_loop()
             opening = loop.run_in_executor(None, open_object)
+            # A cancelled request cannot stop the thread: it closes the object once it is open.
             try:
                 reader, stack = await asyncio.shield(opening)
             except asyncio.CancelledError:
@@ -125,31 +133,31 @@ class ServedConnection(asyncio.Protocol):
         return self._reader
 
     def release(self) -> None:
-        """Lets go of what it holds open."""
+        """Close the object that is held open."""
         self._key, self._reader = "", None
         self._held.close()
 
     def close_at_once(self) -> None:
-        """Ends the connection at once, whatever is still to be sent; not while `sendfile` does."""
+        """End the connection without sending the rest; not called during a `sendfile`."""
         if isinstance(self._transport, asyncio.WriteTransport):
             self._transport.abort()
 
-    def _rest(self) -> None:
+    def _start_idle_timer(self) -> None:
         loop = asyncio.get_running_loop()
         self._deadline = loop.call_later(self._limits.idle_secs, self.close_at_once)
 
-    def _wake(self) -> None:
+    def _stop_idle_timer(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
 
 
 def object_tag(reader: SlotReader) -> str:
-    """Tells an open object from another one that has its key."""
+    """Return a tag that distinguishes an open object from a later one of the same key."""
     state = os.fstat(reader.fd)
     return f'"{state.st_ino:x}-{state.st_size:x}"'
 
 
 def _close(opening: asyncio.Future[Opened]) -> None:
-    """Closes what was opened for a request that was given up meanwhile."""
+    """Close the object that was opened for a cancelled request."""
     if not opening.cancelled() and opening.exception() is None:
         opening.result()[1].close()

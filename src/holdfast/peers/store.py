@@ -1,11 +1,11 @@
-"""A peer's RAM tier, read over HTTP: what another host's agent holds of this run.
+"""Read a peer's RAM tier over HTTP: the parts of this run that another host's agent holds.
 
-A peer's memory is its own: nothing is written or deleted here. Bytes come straight into the memory
-that is to hold them, on a connection a thread. What comes is not to be trusted: sizes and ranges
-are compared with what was asked for, and digests are the engine's to check.
+A peer's memory is read-only here. Bytes are received straight into the target memory, on one
+connection per thread. Answers are not trusted: sizes and ranges are compared with the request, and
+the engine checks digests.
 
-While a reader is open its connections keep the object open over there. A peer gives that up where
-nothing is asked for some seconds, and then a read may fail because the object is gone.
+While a reader is open, its connections keep the object open at the peer. The peer closes it after
+some seconds without a request; a later read may then fail because the object is deleted.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from holdfast.store.contract import Reader, StoredObject, check_key
 
 
 class PeerStore:
-    """The reading half of the contract over a peer's RAM tier; threads may share it.
+    """The reading half of the store contract over a peer's RAM tier; thread-safe.
 
     Raises:
         InvalidArgumentError: the token cannot be one.
-        StorageError: the TLS files are not what they should be.
+        StorageError: the TLS files are missing or invalid.
     """
 
     tier = "peer"
@@ -74,7 +74,7 @@ class PeerStore:
         return (StoredObject(key, size_bytes) for key, size_bytes in found.objects)
 
     def close(self) -> None:
-        """Closes the connections that no reader has."""
+        """Close the idle connections; readers close their own."""
         self._connections.close()
 
     def put(self, key: str, size_bytes: int, blocks: Iterable[Buffer]) -> None:
@@ -94,13 +94,11 @@ class PeerStore:
 
     def _refuse(self, action: str, *keys: str) -> NoReturn:
         named = ", ".join(map(check_key, keys))
-        raise StorageError(
-            f"{action} {named} at {self.name}: a peer's memory is its own; it can be read"
-        )
+        raise StorageError(f"{action} {named} at {self.name}: a peer's memory is read-only")
 
 
 class _PeerReader:
-    """An object of a peer, open for ranged reads by any thread."""
+    """A peer's object, open for ranged reads by any thread."""
 
     def __init__(self, connections: Connections, target: str) -> None:
         def use(connection: PeerConnection, answer: http.client.HTTPResponse) -> tuple[int, str]:
@@ -140,6 +138,7 @@ class _PeerReader:
                 raise BadAnswerError(f"expected the range and size {expected}, found {found}")
             connection.receive(answer, target)
 
+        # The tag makes all ranges of a reader come from one object.
         headers = {"Range": f"bytes={offset_bytes}-{stop - 1}", "If-Match": self._tag}
         self._connections.ask("GET", self._target, use, headers, where)
 
@@ -151,10 +150,10 @@ class _PeerReader:
 
 
 def _names(data: bytes, prefix: str) -> ObjectNames:
-    """The names in an answer, checked.
+    """Return the names in an answer, checked.
 
     Raises:
-        BadAnswerError: they are not names below `prefix` in their order.
+        BadAnswerError: they are not names below `prefix`, in their order, each once.
     """
     try:
         names = decode(data, ObjectNames)

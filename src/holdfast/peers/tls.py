@@ -1,8 +1,8 @@
-"""Mutual TLS between agents: each shows a certificate, and takes only those of one authority.
+"""Set up mutual TLS between agents: each accepts only certificates of one authority.
 
-A peer's certificate has to name the address that it is reached by, as an alternative name. Whoever
-has any certificate of the authority may ask, so it should be the run's own; the token is asked for
-besides.
+A peer's certificate has to contain the peer's address as an alternative name. Any certificate of
+the authority is accepted, so the authority should be the run's own; the token is checked in
+addition.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ class PeerTls:
     authority: str
 
 
-def serving_context(tls: PeerTls) -> ssl.SSLContext:
-    """For the end that is asked.
+def server_context(tls: PeerTls) -> ssl.SSLContext:
+    """Return the context of the serving end.
 
     Raises:
-        StorageError: a file is missing, or is not what it should be.
+        StorageError: a file is missing or invalid.
     """
     return _context(ssl.PROTOCOL_TLS_SERVER, tls)
 
 
-def asking_context(tls: PeerTls) -> ssl.SSLContext:
-    """For the end that asks.
+def client_context(tls: PeerTls) -> ssl.SSLContext:
+    """Return the context of the asking end.
 
     Raises:
-        StorageError: as `serving_context`.
+        StorageError: as `server_context`.
     """
     return _context(ssl.PROTOCOL_TLS_CLIENT, tls)
 
@@ -49,7 +49,8 @@ def _context(protocol: int, tls: PeerTls) -> ssl.SSLContext:
         if not Path(path).is_file():
             raise StorageError(f"use TLS between peers: expected a PEM file at {path}, found none")
     try:
-        # A key with a passphrase would be asked for on a terminal that no agent has.
+        # For a key with a passphrase the library would prompt on a terminal, which an agent does
+        # not have.
         context.load_cert_chain(tls.certificate, tls.key, password=lambda: "")
         context.load_verify_locations(tls.authority)
     except (OSError, ValueError) as error:

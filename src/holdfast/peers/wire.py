@@ -1,11 +1,11 @@
-"""What a peer is asked and what it answers: HTTP targets, ranges, and two small JSON bodies.
+"""Define the HTTP interface between peers: targets, ranges, and two small JSON bodies.
 
     GET, HEAD /RUN_ID/objects/KEY       the bytes of one object, whole or one range of them
-    GET       /RUN_ID/names/PREFIX      a `ObjectNames`
-    GET       /RUN_ID/status/HOST       what this agent says of itself; HOST's agent asks
-    POST      /RUN_ID/messages/HOST     one message of the hosts' agreement, from HOST's agent
+    GET       /RUN_ID/names/PREFIX      an `ObjectNames`
+    GET       /RUN_ID/status/HOST       this agent's status; HOST's agent asks
+    POST      /RUN_ID/messages/HOST     one message of the hosts' coordination, from HOST's agent
 
-Both ends read these from the other one, so what is parsed here is matched whole or refused.
+Neither end trusts the other one, so everything parsed here is matched whole or refused.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ NAMES = "names"
 MESSAGES = "messages"
 STATUS = "status"
 ADDRESS_HEADER = "Holdfast-Address"
-"""Where the agent that sends a message is answered."""
+"""The address of the agent that sends a message."""
 HOSTS_HEADER = "Holdfast-Hosts"
-"""Where other hosts' agents are reached, as far as that agent knows."""
+"""The addresses of other hosts' agents that the sending agent knows."""
 HOSTS_SIZE_MAX_BYTES = 4000
 ATTEMPT_HEADER = "Holdfast-Attempt"
 ERROR_HEADER = "Holdfast-Error"
-"""Names the class of the error in a refusal: the answer to HEAD has no body."""
+"""The class of the error in a refusal; a header, because the answer to HEAD has no body."""
 NAMES_SIZE_MAX_BYTES = 64 * 1024 * 1024
 
 TOKEN_LENGTH_MIN = 32
@@ -46,16 +46,16 @@ class ObjectNames(msgspec.Struct, frozen=True):
 
 
 class HttpRefusal(msgspec.Struct, frozen=True):
-    """Why there is no answer."""
+    """The reason why a request is refused."""
 
     message: str
 
 
 def target_of(run_id: str, kind: str, key: str) -> str:
-    """The request's target for an object, or for the names below a prefix.
+    """Return the request's target for an object, or for the names below a prefix.
 
     Raises:
-        InvalidArgumentError: `key` is none.
+        InvalidArgumentError: `key` is no valid key.
     """
     check_key(key)
     try:
@@ -65,12 +65,13 @@ def target_of(run_id: str, kind: str, key: str) -> str:
 
 
 def parse_target(target: str) -> tuple[str, str, str]:
-    """(run id, kind, key) of a request's target, decoded once.
+    """Return (run id, kind, key) of a request's target, decoded once.
 
     Raises:
         InvalidArgumentError: it is no such target, or its key could lead outside of the store.
     """
     try:
+        # Decoded once: a second decoding could turn escaped characters into a path.
         decoded = unquote(target, errors="strict")
     except UnicodeDecodeError as error:
         raise InvalidArgumentError(f"target {target[:200]!r}: it is not UTF-8") from error
@@ -84,23 +85,23 @@ def parse_target(target: str) -> tuple[str, str, str]:
 
 
 def hosts_text(addresses: Mapping[str, PeerAddress]) -> str:
-    """What `HOSTS_HEADER` says of these hosts: of those whose agents started last, if not of all.
+    """Return the value of `HOSTS_HEADER` for these hosts, without the oldest if it is too long.
 
-    An agent that was started anew is reached elsewhere than the others think.
+    Agents that started last come first: they are reached elsewhere than the others know.
     """
     newest_first = sorted(addresses.items(), key=lambda item: (-item[1].since, item[0]))
-    told, size_bytes = [], 0
+    pairs, size_bytes = [], 0
     for host, address in newest_first:
         one = f"{quote(host, safe='')}={quote(str(address), safe='')}"
         size_bytes += len(one) + 1
         if size_bytes > HOSTS_SIZE_MAX_BYTES:
             break
-        told.append(one)
-    return ",".join(told)
+        pairs.append(one)
+    return ",".join(pairs)
 
 
 def parse_hosts(header: str) -> dict[str, PeerAddress]:
-    """The addresses that `hosts_text` told of.
+    """Return the addresses in a text of `hosts_text`.
 
     Raises:
         InvalidArgumentError: it is no such text.
@@ -110,7 +111,7 @@ def parse_hosts(header: str) -> dict[str, PeerAddress]:
 
 
 def parse_range(header: str, size_bytes: int) -> tuple[int, int] | None:
-    """The half-open range that a `Range` header asks for; None where the object has none such.
+    """Return the half-open range of a `Range` header; None if the object does not have it.
 
     Raises:
         InvalidArgumentError: it is not one range with both ends.
@@ -123,15 +124,15 @@ def parse_range(header: str, size_bytes: int) -> tuple[int, int] | None:
 
 
 def content_range(start: int, stop: int, size_bytes: int) -> str:
-    """The `Content-Range` of a half-open range."""
+    """Return the `Content-Range` of a half-open range."""
     return f"bytes {start}-{stop - 1}/{size_bytes}"
 
 
 def check_token(token: str, where: str) -> str:
-    """`token`, if it can be one: long enough, and fit for a header.
+    """Return `token` if it is valid: long enough, and fit for a header.
 
     Raises:
-        InvalidArgumentError: it cannot; the message does not show it.
+        InvalidArgumentError: it is not; the message does not contain it.
     """
     if _TOKEN.fullmatch(token) is None:
         raise InvalidArgumentError(
