@@ -96,7 +96,7 @@ def test_an_older_commit_makes_up_for_nothing(progress: Progress, accept: Accept
     error = failure(progress, at_end=True)
     assert error is not None
     assert error.steps == (10,)
-    assert "the newest step that is committed is 8" in str(error)
+    assert "the newest committed step is 8" in str(error)
 
 
 def test_a_target_that_is_not_made_good_in_time_fails_at_the_next_save(
