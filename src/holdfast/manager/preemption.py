@@ -7,8 +7,8 @@ also agree on a last step, which no caller uses, and a process that exits before
 blocks in `jax.distributed.shutdown()`. See docs/decisions/0018.
 
 A second signal of the same number has the effect that it has without Holdfast: the earlier action
-is restored and the signal is raised again. A signal within `REPEAT_SECS` of the first one is
-ignored as a repetition: launchers signal both a process and its group, which delivers two.
+is restored and the signal is raised again. A signal within `REPEAT_SECS` of the first one counts as
+its repetition: launchers signal both a process and its group, which delivers two.
 """
 
 from __future__ import annotations
