@@ -18,7 +18,7 @@ from holdfast.format.records import RunRecord
 from holdfast.format.sealed import seal
 from holdfast.job.opening import OpenRun, open_run
 from holdfast.job.shared_root import (
-    HOSTS_TOLD_MAX,
+    HOSTS_SHOWN_MAX,
     POLL_SECS,
     SHOW_SECS,
     Sighting,
@@ -150,7 +150,7 @@ def test_a_run_that_shows_late_is_waited_for(tmp_path: Path) -> None:
 def test_a_run_that_never_shows_is_waited_for_no_longer_than_the_bound(tmp_path: Path) -> None:
     clock = Moving()
     store = DiskStore(tmp_path / "run", clock)
-    assert look_for("0" * 32, store, clock).problem == f"there is no {tmp_path / 'run'}"
+    assert look_for("0" * 32, store, clock).problem == f"{tmp_path / 'run'}"
     assert SHOW_SECS <= clock.secs - StepClock.secs <= SHOW_SECS + POLL_SECS
 
 
@@ -160,8 +160,8 @@ def test_a_few_hosts_are_named_and_the_others_are_counted() -> None:
     with pytest.raises(errors.NotARunError) as told:
         check_shared("a" * 32, seen)
     text = str(told.value)
-    assert text.count("there is no /r") == HOSTS_TOLD_MAX
-    assert f"and {511 - HOSTS_TOLD_MAX} more" in text
+    assert text.count("there is no /r") == HOSTS_SHOWN_MAX
+    assert f"and {511 - HOSTS_SHOWN_MAX} more" in text
     assert "of host h0 on all hosts" in text
     check_shared("a" * 32, seen[:1])
 

@@ -121,7 +121,7 @@ def test_decisions_follow_each_other_and_leave_no_words_behind(words: KeyValues)
 def test_words_of_decisions_that_failed_are_removed_too(words: KeyValues) -> None:
     job = ranks(words, 3)
     for _ in range(5):
-        job[1].give_up("read", errors.StorageError("it is full"))
+        job[1].fail_next("read", errors.StorageError("it is full"))
         others = together(
             [lambda one=one: one.decide("vote", "v", joined, SECS) for one in (job[0], job[2])]
         )
@@ -295,7 +295,7 @@ def test_rank_0_keeps_an_error_until_the_others_have_looked() -> None:
     with pytest.raises(errors.StorageError):
         first.decide("vote", "v0", judge, SECS)
     assert clock.secs - at_secs[0] == LINGER_SECS > POLL_SECS_MAX
-    first.give_up("read", errors.StorageError("it is full"))
+    first.fail_next("read", errors.StorageError("it is full"))
     assert clock.secs - at_secs[0] == 2 * LINGER_SECS
 
 

@@ -4,7 +4,7 @@ Invariants:
 - On a step that is not due, `save` reads a few cells of shared memory and never waits for storage.
 - A save that `save` accepted stays in `Progress` until it is durable, or until its failure has been
   raised once.
-- The state is fixed before `save` returns: later changes by the caller do not affect the checkpoint.
+- The state is fixed before `save` returns: later changes by the caller do not reach the checkpoint.
 
 This module holds the complete public interface with the contract of each call. The other modules of
 the folder implement it.
@@ -90,7 +90,7 @@ class CheckpointManager:
     """
 
     last_restore: RestoreReport | None
-    """The report of the last `restore` or `resume` that read a checkpoint; None before the first."""
+    """The report of the last `restore` or `resume` that read a checkpoint; None before one has."""
 
     def __init__(
         self,

@@ -91,7 +91,7 @@ class DeviceCopy:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the devices have copied everything; unless kept, the snapshot is then released."""
+        """Whether the devices have copied everything; the snapshot is then released unless kept."""
         return self._is_whole
 
     def wait(self, stop_bytes: int) -> None:

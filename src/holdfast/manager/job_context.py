@@ -266,7 +266,9 @@ def _addresses(session: AgentSession) -> dict[str, PeerAddress]:
     try:
         return parsed_addresses(session.call("peers", Empty(), PeerAddresses).addresses)
     except HoldfastError as error:
-        log.warning("the addresses of the other hosts are unknown, the agent's call failed: %s", error)
+        log.warning(
+            "the addresses of the other hosts are unknown, the agent's call failed: %s", error
+        )
         return {}
 
 

@@ -58,7 +58,7 @@ class ReplicaDraft:
         self.progress.end()
 
     def finish(self) -> bool:
-        """Wait until the copying ends, release the slot, and return whether the replica is whole."""
+        """Wait until the copying ends, release the slot and return whether the replica is whole."""
         with contextlib.closing(self.filling):
             return self.progress.wait() and self.filling.is_current
 
