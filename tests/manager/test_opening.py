@@ -130,7 +130,7 @@ def test_hosts_that_do_not_share_the_run_are_told_and_left_as_they_were(tmp_path
     assert kinds(found) == {errors.NotARunError}
     run_id = json.loads((paths[0] / RUN_FILE).read_text())["run_id"]
     for error in found:
-        assert f"there is no {paths[1]}" in str(error)
+        assert f"{paths[1]} does not exist" in str(error)
         assert f"{theirs} has no holdfast.json" in str(error)
         assert f"{own} is run " in str(error)
         assert f"expected run {run_id}" in str(error)
@@ -150,17 +150,17 @@ def test_a_run_that_shows_late_is_waited_for(tmp_path: Path) -> None:
 def test_a_run_that_never_shows_is_waited_for_no_longer_than_the_bound(tmp_path: Path) -> None:
     clock = Moving()
     store = DiskStore(tmp_path / "run", clock)
-    assert look_for("0" * 32, store, clock).problem == f"{tmp_path / 'run'}"
+    assert look_for("0" * 32, store, clock).problem == f"{tmp_path / 'run'} does not exist"
     assert SHOW_SECS <= clock.secs - StepClock.secs <= SHOW_SECS + POLL_SECS
 
 
 def test_a_few_hosts_are_named_and_the_others_are_counted() -> None:
     seen = [Sighting("h0", "/r", "a" * 32)]
-    seen += [Sighting(f"h{i // 8}", "/r", None, "there is no /r") for i in range(8, 4096)]
+    seen += [Sighting(f"h{i // 8}", "/r", None, "/r does not exist") for i in range(8, 4096)]
     with pytest.raises(errors.NotARunError) as told:
         check_shared("a" * 32, seen)
     text = str(told.value)
-    assert text.count("there is no /r") == HOSTS_SHOWN_MAX
+    assert text.count("/r does not exist") == HOSTS_SHOWN_MAX
     assert f"and {511 - HOSTS_SHOWN_MAX} more" in text
     assert "of host h0 on all hosts" in text
     check_shared("a" * 32, seen[:1])
