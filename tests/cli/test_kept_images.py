@@ -69,7 +69,7 @@ def test_ls_sees_that_a_kept_image_is_not_whole(one_host: Host, run: Path, damag
         os.truncate(kept(run, 12), BASE_BYTES - 1)
     rows = {row["step"]: row for row in answer(one_host, "ls", run)["checkpoints"]}
     assert rows[12]["state"] == "damaged"
-    assert "the images that rank 0 keeps have" in rows[12]["problem"]
+    assert "the images that rank 0 reuses have" in rows[12]["problem"]
     # What is cut off is so under all of its names.
     assert rows[11]["state"] == ("committed" if damage == "gone" else "damaged")
 
