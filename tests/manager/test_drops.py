@@ -200,7 +200,7 @@ def test_what_no_other_host_confirms_has_failed_at_the_end(
     progress._raise_at_end(0.05)
     error = failure(progress, at_end=True)
     assert error is not None
-    assert "other hosts have not confirmed" in str(error)
+    assert "other hosts did not confirm it" in str(error)
 
 
 def test_only_saves_that_the_agent_has_acknowledged_are_asked_for(

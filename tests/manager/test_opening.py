@@ -86,7 +86,7 @@ def newer(path: Path) -> None:
     ("make", "kind", "told"),
     [
         (lambda path: path.write_text(""), errors.NotARunError, "found a file"),
-        (foreign, errors.NotARunError, "holds files and no holdfast.json"),
+        (foreign, errors.NotARunError, "files but no holdfast.json"),
         (newer, errors.NewerFormatError, "upgrade"),
         (lambda path: path.symlink_to(path), errors.StorageError, "run"),
     ],

@@ -174,7 +174,7 @@ def test_an_answer_is_never_given_after_a_rank_gave_up(words: KeyValues) -> None
 
     def judge(values: list[str]) -> str:
         # Meanwhile another rank's time is up.
-        job[1]._words.put_if_absent(f"{ROOT}/0/answer", '{"value":"late","rank":1,"error":"X"}')
+        job[1]._entries.put_if_absent(f"{ROOT}/0/answer", '{"value":"late","rank":1,"error":"X"}')
         return "good"
 
     told = all_decide(job, judge)
@@ -291,7 +291,7 @@ def test_rank_0_keeps_an_error_until_the_others_have_looked() -> None:
         at_secs.append(clock.secs)
         raise errors.StorageError("it is full")
 
-    words.control[f"{ROOT}/0/values/1"] = '{"name":"vote","value":"v1"}'
+    words.words[f"{ROOT}/0/values/1"] = '{"name":"vote","value":"v1"}'
     with pytest.raises(errors.StorageError):
         first.decide("vote", "v0", judge, SECS)
     assert clock.secs - at_secs[0] == LINGER_SECS > POLL_SECS_MAX
@@ -306,7 +306,7 @@ def test_rank_0_asks_for_all_values_at_once_and_the_others_for_one_word() -> Non
     count = 4096
     words = MemoryWords()
     for rank in range(1, count):
-        words.control[f"{ROOT}/0/values/{rank}"] = f'{{"name":"vote","value":"v{rank}"}}'
+        words.words[f"{ROOT}/0/values/{rank}"] = f'{{"name":"vote","value":"v{rank}"}}'
     first = ranks(words, count)[0]
     answer = first.decide("vote", "v0", lambda values: f"{len(values)} {values[4095]}", SECS)
     assert answer == "4096 v4095"

@@ -145,10 +145,10 @@ def test_a_thousand_hosts_of_four_ranks_are_told_in_little() -> None:
     ]
     for one in others:
         said = {"name": "meet the hosts", "value": json_text(places[one.rank])}
-        words.control[f"holdfast/0/values/{one.rank}"] = json.dumps(said)
+        words.words[f"holdfast/0/values/{one.rank}"] = json.dumps(said)
     assert meet(first, places[0]) == hosts_of(places)
     assert hosts_of(places).count == 1024
-    assert len(words.control["holdfast/0/answer"]) < 50_000
+    assert len(words.words["holdfast/0/answer"]) < 50_000
 
 
 def job_of(key: str, *told: tuple[str, str, str]) -> list[dict[str, Any]]:
