@@ -176,7 +176,7 @@ def test_a_loop_that_never_asks_is_told_and_ended_by_the_second_signal(
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=30)
     assert process.returncode == -signal.SIGTERM, err
-    assert err.count("does not ask manager.reached_preemption(step)") == 1
+    assert err.count("does not call manager.reached_preemption(step)") == 1
     with holdfast.CheckpointManager(tmp_path / "run") as again:
         assert again.latest_step() is not None
 
