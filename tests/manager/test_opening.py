@@ -187,7 +187,7 @@ def test_two_hosts_with_a_directory_of_their_own_each_are_told_by_name_at_the_st
         for each in said:
             assert each["error"] == "NotARunError"
             assert "of host host-a on all hosts of the job" in each["message"]
-            assert f"found on host host-b there is no {runs[1]}" in each["message"]
+            assert f"found on host host-b {runs[1]} does not exist" in each["message"]
         assert said[1]["message"] == f"rank 0: {said[0]['message']}"
         # Neither an agent nor a directory is left on the host that has nothing to do with the run.
         assert other.agents() == []
