@@ -1,7 +1,7 @@
-"""Holdfast keeps a training run from losing work: continuous checkpoints, off the training thread.
+"""Checkpoint a training run continuously, off the training thread.
 
-The whole public interface is on this page. `CheckpointManager` is loaded on first use, so that the
-host's agent, which is a part of this package too, starts without any framework.
+This module lists the whole public interface. `CheckpointManager` is imported on first use, so that
+the host's agent, which is part of this package, starts without importing a framework.
 """
 
 from __future__ import annotations

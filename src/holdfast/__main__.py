@@ -1,4 +1,4 @@
-"""`python -m holdfast`: the command line."""
+"""Run the command line: `python -m holdfast`."""
 
 import sys
 

@@ -1,4 +1,8 @@
-"""Time and randomness, injected: nothing else in Holdfast asks the operating system for either."""
+"""Provide time and randomness by injection.
+
+Invariant: no other module of Holdfast reads the operating system's clock or random numbers, so
+tests and the simulator replay from a seed.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +13,22 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What Holdfast needs of time and chance."""
+    """The source of time and randomness that Holdfast's modules are given."""
 
     def now(self) -> datetime:
-        """The wall time, aware, in UTC."""
+        """Return the wall-clock time as a timezone-aware datetime in UTC."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds on a clock that never goes backwards."""
+        """Return the seconds of a clock that never goes backwards; its zero is arbitrary."""
         ...
 
     def sleep(self, secs: float) -> None:
-        """Blocks the calling thread for `secs` seconds."""
+        """Block the calling thread for `secs` seconds."""
         ...
 
     def token(self) -> str:
-        """32 hexadecimal digits that nobody can guess."""
+        """Return 32 hexadecimal digits that cannot be guessed."""
         ...
 
 

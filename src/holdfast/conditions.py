@@ -1,8 +1,8 @@
-"""A condition that an exception on the training thread cannot leave locked.
+"""A condition variable that an exception on the training thread cannot leave locked.
 
-Python runs a signal's handler, and so raises KeyboardInterrupt, when a function written in Python
-begins. `threading.Condition.__exit__` is one: raised there, the exception leaves the lock taken,
-and every other thread waits for it. See CPython's issue 29988.
+Python runs signal handlers, and so raises KeyboardInterrupt, when a function written in Python
+starts. `threading.Condition.__exit__` is such a function: an exception raised at its start leaves
+the lock acquired, and every other thread blocks on it. See CPython's issue 29988.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 
 class Condition(threading.Condition):
-    """`threading.Condition`, whose `with` statement enters and leaves the lock itself.
+    """A `threading.Condition` whose `with` statement acquires and releases the lock directly.
 
-    Both methods of the lock are looked up before it is taken, and both are C code, in which no
-    handler runs.
+    The `with` statement looks up both methods of the lock before it acquires the lock. Both are C
+    code, in which no signal handler runs.
     """
 
     if not TYPE_CHECKING:

@@ -1,92 +1,97 @@
-"""The closed set of errors, named by what the caller should do about them.
+"""Define the closed set of errors, one class for each reaction of the caller.
 
-Every error that leaves Holdfast is a `HoldfastError`. A new class stands here only where a caller
-would react differently; the message says which operation failed, on what, what was expected, what
-was found and what to do next. Errors of other libraries and of the operating system are translated
-once, where they enter.
+Invariants:
+- Every error that leaves Holdfast is a `HoldfastError`.
+- A class exists only where a caller reacts differently to it.
+- A message names the operation that failed, its object, what was expected, what was found and what
+  to do next.
+
+Errors of other libraries and of the operating system are translated once, where they enter.
 """
 
 from __future__ import annotations
 
 
 class HoldfastError(Exception):
-    """The root of all errors that Holdfast raises."""
+    """The base class of all errors that Holdfast raises."""
 
 
 class InvalidArgumentError(HoldfastError, ValueError):
-    """A call's argument is not what the call takes: mend the call. Nothing was changed."""
+    """An argument of a call is invalid: correct the call. Nothing was changed."""
 
 
 class UnsupportedLeafError(HoldfastError, TypeError):
-    """A leaf of the state cannot be saved: take it out or convert it. Nothing was written."""
+    """A leaf of the state cannot be saved: remove or convert it. Nothing was written."""
 
 
 class StructureMismatchError(HoldfastError, ValueError):
-    """The state asked for differs from what was saved: change one of the two."""
+    """The requested state's structure differs from the saved one: change the requested state."""
 
 
 class StepNotFoundError(HoldfastError, LookupError):
-    """No checkpoint of this step was ever saved on this timeline: choose another step."""
+    """No checkpoint of this step was saved on the current timeline: choose another step."""
 
 
 class StepUncommittedError(HoldfastError, LookupError):
-    """A checkpoint of this step was begun and never committed: choose another step."""
+    """A checkpoint of this step was begun but never committed: choose another step."""
 
 
 class CheckpointDamagedError(HoldfastError):
-    """Bytes of a committed checkpoint are wrong or gone: use another copy or another step."""
+    """Bytes of a checkpoint are missing or corrupt: use another copy, or choose another step."""
 
 
 class StepExistsError(HoldfastError):
-    """The step is saved already: save a later one, or overwrite it with `force=True`."""
+    """The step is already saved: save a later one, or overwrite it with `force=True`."""
 
 
 class StepOrderError(HoldfastError, ValueError):
-    """Steps went backwards: call `resume(state, step=...)` first, which starts a new branch."""
+    """The step is before the run's last one: call `resume(state, step=...)` to start a branch."""
 
 
 class NotARunError(HoldfastError):
-    """The directory holds something that is not a Holdfast run: choose another directory."""
+    """The directory is not a Holdfast run: choose another directory."""
 
 
 class NewerFormatError(HoldfastError):
-    """The data was written by a newer Holdfast: upgrade this one."""
+    """A newer version of Holdfast wrote the data: upgrade this one."""
 
 
 class StorageError(HoldfastError):
-    """A store refused or failed an operation (full, not writable, I/O error): mend the storage."""
+    """A store operation failed (not writable, I/O error, unreachable): repair the storage."""
 
 
 class OutOfSpaceError(StorageError):
-    """A store has no room for the bytes: free some, or make the store larger."""
+    """A store has too little free space for the bytes: free space, or enlarge the store."""
 
 
 class ObjectNotFoundError(StorageError):
-    """A store holds no object of this key."""
+    """A store has no object with this key."""
 
 
 class DeviceError(HoldfastError):
-    """A device refused or failed a copy into the host's memory: look at the device's own errors."""
+    """A copy from a device into host memory failed: look at the errors the device reports."""
 
 
 class RunBusyError(HoldfastError):
-    """Another live attempt works on the run: stop it, or open with `takeover=True`."""
+    """Another attempt is live on the run: stop it, or open the run with `takeover=True`."""
 
 
 class FencedError(HoldfastError):
-    """A newer attempt took the run over: this process must stop; nothing more is saved."""
+    """A newer attempt has taken over the run: stop this process. It saves nothing more."""
 
 
 class ProcessLostError(HoldfastError):
-    """Another process of the job failed, ended or never came: stop this one, start the job anew."""
+    """Another process of the job failed, ended or never joined: restart the whole job."""
 
 
 class SaveFailedError(HoldfastError):
-    """Background saves failed; training may go on, the next save is tried anew.
+    """Background saves failed: training may continue, and later saves are attempted as usual.
+
+    Each failed save is reported by one error only. Checkpoints saved earlier are unaffected.
 
     Attributes:
-        step: the first step whose checkpoint was not made.
-        steps: all of them that were not reported before, ascending.
+        step: The first step whose checkpoint was not made.
+        steps: All steps whose failure this error is the first to report, ascending.
     """
 
     def __init__(self, step: int, message: str, steps: tuple[int, ...] = ()) -> None:
@@ -96,17 +101,19 @@ class SaveFailedError(HoldfastError):
 
 
 class AgentUnavailableError(HoldfastError):
-    """The host's agent cannot be started or reached: see its log, named in the message."""
+    """The host's agent cannot be started or reached: see its log, which the message names."""
 
 
 class WaitTimeoutError(HoldfastError, TimeoutError):
-    """What was waited for did not happen in the time given; it still goes on."""
+    """The timeout passed before the awaited operation ended; the operation continues."""
 
 
 def error_named(name: str, message: str) -> HoldfastError:
-    """The error that another process raised; one of a class that is not known here is a plain one.
+    """Rebuild an error that another process raised, from the name of its class and its message.
 
-    `SaveFailedError` is a plain one too: it has a step besides its message.
+    Returns:
+        An error of the named class. A plain `HoldfastError` if the name is unknown here, and for
+        `SaveFailedError`, which needs a step besides its message.
     """
     kind = globals().get(name)
     if not (isinstance(kind, type) and issubclass(kind, HoldfastError)) or kind is SaveFailedError:

@@ -121,7 +121,7 @@ def test_an_interrupted_demo_leaves_no_process_and_no_memory(
         running.process.send_signal(number)
         out, err = running.end(60)
     assert running.process.returncode == 130
-    assert "interrupted; what the demo started is ended" in out
+    assert "interrupted; all processes have been ended" in out
     assert "Traceback" not in err
 
 

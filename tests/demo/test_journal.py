@@ -56,5 +56,5 @@ def test_a_record_outlives_sigkill(tmp_path: Path) -> None:
 def test_a_line_that_is_no_record_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     path.write_text('{"type": "stepped"}\n')
-    with pytest.raises(HoldfastError, match="no journal record"):
+    with pytest.raises(HoldfastError, match="not a journal record"):
         Tail(path).read()

@@ -226,7 +226,7 @@ def test_the_table_fits_a_terminal_of_80_columns() -> None:
     assert "trainer SIGKILL      11       4      4.00 s    0.25 s   RAM 1.0 MB" in text
     assert "trainer SIGTERM      20       0      4.00 s    0.25 s   disk 2.0 MB" in text
     assert "+ RAM 1.0 MB" in text
-    assert "agent SIGKILL        24       0      0.75 s         –   the trainer ran on" in text
+    assert "agent SIGKILL        24       0      0.75 s         –   the trainer continued" in text
     assert "123.00 s of 4567.8 s, 2.69%" in text
     assert "P50 2.00 s, P95 2.00 s" in text
     assert "[a part] is missing" in text

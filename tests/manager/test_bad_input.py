@@ -139,7 +139,7 @@ def test_a_folder_that_is_no_run_is_refused_and_left_as_it_was(
 ) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     before = contents(tmp_path)
-    with pytest.raises(errors.NotARunError, match=r"holds files and no holdfast\.json"):
+    with pytest.raises(errors.NotARunError, match=r"files but no holdfast\.json"):
         manager(tmp_path)
     assert contents(tmp_path) == before
     file = tmp_path / "notes.txt"

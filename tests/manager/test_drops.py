@@ -96,7 +96,7 @@ def test_an_older_commit_makes_up_for_nothing(progress: Progress, accept: Accept
     error = failure(progress, at_end=True)
     assert error is not None
     assert error.steps == (10,)
-    assert "the newest step that is committed is 8" in str(error)
+    assert "the newest committed step is 8" in str(error)
 
 
 def test_a_target_that_is_not_made_good_in_time_fails_at_the_next_save(
@@ -200,7 +200,7 @@ def test_what_no_other_host_confirms_has_failed_at_the_end(
     progress._raise_at_end(0.05)
     error = failure(progress, at_end=True)
     assert error is not None
-    assert "other hosts have not confirmed" in str(error)
+    assert "other hosts did not confirm it" in str(error)
 
 
 def test_only_saves_that_the_agent_has_acknowledged_are_asked_for(

@@ -18,7 +18,7 @@ from holdfast.format.records import RunRecord
 from holdfast.format.sealed import seal
 from holdfast.job.opening import OpenRun, open_run
 from holdfast.job.shared_root import (
-    HOSTS_TOLD_MAX,
+    HOSTS_SHOWN_MAX,
     POLL_SECS,
     SHOW_SECS,
     Sighting,
@@ -86,7 +86,7 @@ def newer(path: Path) -> None:
     ("make", "kind", "told"),
     [
         (lambda path: path.write_text(""), errors.NotARunError, "found a file"),
-        (foreign, errors.NotARunError, "holds files and no holdfast.json"),
+        (foreign, errors.NotARunError, "files but no holdfast.json"),
         (newer, errors.NewerFormatError, "upgrade"),
         (lambda path: path.symlink_to(path), errors.StorageError, "run"),
     ],
@@ -130,7 +130,7 @@ def test_hosts_that_do_not_share_the_run_are_told_and_left_as_they_were(tmp_path
     assert kinds(found) == {errors.NotARunError}
     run_id = json.loads((paths[0] / RUN_FILE).read_text())["run_id"]
     for error in found:
-        assert f"there is no {paths[1]}" in str(error)
+        assert f"{paths[1]} does not exist" in str(error)
         assert f"{theirs} has no holdfast.json" in str(error)
         assert f"{own} is run " in str(error)
         assert f"expected run {run_id}" in str(error)
@@ -150,18 +150,18 @@ def test_a_run_that_shows_late_is_waited_for(tmp_path: Path) -> None:
 def test_a_run_that_never_shows_is_waited_for_no_longer_than_the_bound(tmp_path: Path) -> None:
     clock = Moving()
     store = DiskStore(tmp_path / "run", clock)
-    assert look_for("0" * 32, store, clock).problem == f"there is no {tmp_path / 'run'}"
+    assert look_for("0" * 32, store, clock).problem == f"{tmp_path / 'run'} does not exist"
     assert SHOW_SECS <= clock.secs - StepClock.secs <= SHOW_SECS + POLL_SECS
 
 
 def test_a_few_hosts_are_named_and_the_others_are_counted() -> None:
     seen = [Sighting("h0", "/r", "a" * 32)]
-    seen += [Sighting(f"h{i // 8}", "/r", None, "there is no /r") for i in range(8, 4096)]
+    seen += [Sighting(f"h{i // 8}", "/r", None, "/r does not exist") for i in range(8, 4096)]
     with pytest.raises(errors.NotARunError) as told:
         check_shared("a" * 32, seen)
     text = str(told.value)
-    assert text.count("there is no /r") == HOSTS_TOLD_MAX
-    assert f"and {511 - HOSTS_TOLD_MAX} more" in text
+    assert text.count("/r does not exist") == HOSTS_SHOWN_MAX
+    assert f"and {511 - HOSTS_SHOWN_MAX} more" in text
     assert "of host h0 on all hosts" in text
     check_shared("a" * 32, seen[:1])
 
@@ -187,7 +187,7 @@ def test_two_hosts_with_a_directory_of_their_own_each_are_told_by_name_at_the_st
         for each in said:
             assert each["error"] == "NotARunError"
             assert "of host host-a on all hosts of the job" in each["message"]
-            assert f"found on host host-b there is no {runs[1]}" in each["message"]
+            assert f"found on host host-b {runs[1]} does not exist" in each["message"]
         assert said[1]["message"] == f"rank 0: {said[0]['message']}"
         # Neither an agent nor a directory is left on the host that has nothing to do with the run.
         assert other.agents() == []

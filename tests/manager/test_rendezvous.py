@@ -121,7 +121,7 @@ def test_decisions_follow_each_other_and_leave_no_words_behind(words: KeyValues)
 def test_words_of_decisions_that_failed_are_removed_too(words: KeyValues) -> None:
     job = ranks(words, 3)
     for _ in range(5):
-        job[1].give_up("read", errors.StorageError("it is full"))
+        job[1].fail_next("read", errors.StorageError("it is full"))
         others = together(
             [lambda one=one: one.decide("vote", "v", joined, SECS) for one in (job[0], job[2])]
         )
@@ -137,7 +137,7 @@ def test_ranks_that_never_come_are_named_on_all_others(
     there = [one for one in ranks(words, 6) if one.rank not in missing]
     told = all_decide(there, secs=SHORT_SECS)
     assert all(type(error) is errors.ProcessLostError for error in told)
-    assert all(f"vote: {ranks_text(missing)} of 6 did not come" in str(error) for error in told)
+    assert all(f"vote: {ranks_text(missing)} of 6 did not join" in str(error) for error in told)
 
 
 def test_no_rank_waits_beyond_its_bound() -> None:
@@ -145,7 +145,7 @@ def test_no_rank_waits_beyond_its_bound() -> None:
     for rank in (0, 1):
         clock = StepClock()
         one = ranks(MemoryWords(), 3, clock)[rank]
-        with pytest.raises(errors.ProcessLostError, match="did not come within"):
+        with pytest.raises(errors.ProcessLostError, match="did not join within"):
             one.decide("vote", "v", joined, 3600.0)
         bound_secs = 3600.0 + (GRACE_SECS if rank else LINGER_SECS)
         assert bound_secs <= clock.secs - StepClock.secs <= bound_secs + POLL_SECS_MAX
@@ -164,7 +164,7 @@ def test_a_rank_that_comes_late_is_told_and_the_next_decision_works(words: KeyVa
     early = all_decide(job[:2], secs=SHORT_SECS)
     (late,) = all_decide(job[2:])
     assert {type(error) for error in (*early, late)} == {errors.ProcessLostError}
-    assert "rank 2 of 3 did not come" in str(late)
+    assert "rank 2 of 3 did not join" in str(late)
     assert all_decide(job) == ["v0+v1+v2"] * 3
 
 
@@ -174,7 +174,7 @@ def test_an_answer_is_never_given_after_a_rank_gave_up(words: KeyValues) -> None
 
     def judge(values: list[str]) -> str:
         # Meanwhile another rank's time is up.
-        job[1]._words.put_if_absent(f"{ROOT}/0/answer", '{"value":"late","rank":1,"error":"X"}')
+        job[1]._entries.put_if_absent(f"{ROOT}/0/answer", '{"value":"late","rank":1,"error":"X"}')
         return "good"
 
     told = all_decide(job, judge)
@@ -268,7 +268,7 @@ def test_processes_that_make_other_calls_are_told_so(words: KeyValues) -> None:
         [lambda one=one: one.decide(f"do {one.rank}", "v", joined, SECS) for one in job]
     )
     assert [type(error) for error in told] == [errors.InvalidArgumentError] * 2
-    assert all("rank 0 is to do 0, and rank 1 is to do 1" in str(error) for error in told)
+    assert all("rank 0 calls for 'do 0', and rank 1 for 'do 1'" in str(error) for error in told)
 
 
 def test_a_second_process_of_one_rank_is_told_so(words: KeyValues) -> None:
@@ -276,7 +276,7 @@ def test_a_second_process_of_one_rank_is_told_so(words: KeyValues) -> None:
     with pytest.raises(errors.ProcessLostError):
         twins[0].decide("vote", "mine", joined, 0.0)
     words.delete(f"{ROOT}/0/answer")
-    with pytest.raises(errors.ProcessLostError, match="rank 1 has said something already"):
+    with pytest.raises(errors.ProcessLostError, match="rank 1 has already submitted another value"):
         twins[1].decide("vote", "other", joined, 0.0)
 
 
@@ -295,7 +295,7 @@ def test_rank_0_keeps_an_error_until_the_others_have_looked() -> None:
     with pytest.raises(errors.StorageError):
         first.decide("vote", "v0", judge, SECS)
     assert clock.secs - at_secs[0] == LINGER_SECS > POLL_SECS_MAX
-    first.give_up("read", errors.StorageError("it is full"))
+    first.fail_next("read", errors.StorageError("it is full"))
     assert clock.secs - at_secs[0] == 2 * LINGER_SECS
 
 

@@ -74,7 +74,7 @@ def test_two_domains_of_one_host_are_told_with_both_ranks(other: str | None) -> 
     places = [place("b"), place("a", failure_domain="rack-1"), place("a", failure_domain=other)]
     with pytest.raises(errors.InvalidArgumentError) as told:
         hosts_of(places)
-    assert f"rank 1 says RamTier(failure_domain='rack-1') and rank 2 says {other!r}" in str(
+    assert f"rank 1 has RamTier(failure_domain='rack-1') and rank 2 has {other!r}" in str(
         told.value
     )
     assert "on host a" in str(told.value)

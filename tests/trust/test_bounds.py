@@ -136,12 +136,12 @@ def test_commands_end_also_where_the_agent_stands_still(
         codes = {name: one.returncode for name, one in asked.items()}
         assert codes == {name: COMMANDS[name][1] for name in names}, ends
     if "status" in ends:
-        assert f"{folder}: its agent's process lives and does not answer" in ends["status"][1]
+        assert f"{folder}: its agent's process is alive but does not answer" in ends["status"][1]
         assert "no agent" not in ends["status"][0]
         assert "committed" in ends["ls"][0]
     else:
-        assert "no agent of it answers" in ends["save"][1]
-        assert "still there" in ends["stop"][1]
+        assert "no agent of the run answers" in ends["save"][1]
+        assert "has not ended in time" in ends["stop"][1]
 
 
 def test_a_peer_that_takes_connections_and_never_answers_is_given_up(tmp_path: Path) -> None:

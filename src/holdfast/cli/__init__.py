@@ -1,5 +1,7 @@
-"""What people type: `holdfast ls`, `show`, `verify`, `save`, `status`, `stop`, `run`, `demo`.
+"""The command line: `holdfast ls`, `show`, `verify`, `save`, `status`, `stop`, `run`, `demo`.
 
-Every command that prints takes `--json`: then its stdout is one JSON document and nothing else.
-Errors, progress and warnings go to stderr. No command imports JAX or PyTorch, but for the demo.
+Invariants:
+- Every command that prints results accepts `--json`: its stdout is then exactly one JSON document.
+- Errors, progress and warnings are written to stderr.
+- No command except `demo` imports JAX or PyTorch.
 """

@@ -1,4 +1,4 @@
-"""The agents of this user on this host: found by their sockets, asked through them."""
+"""Find the agents of this user on this host, and call them through their sockets."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from holdfast.cli.runs import Run
 from holdfast.errors import AgentUnavailableError, HoldfastError
 
 ASK_SECS = 10.0
+"""How long to wait for an agent's answer."""
 
 _AGENT_FOLDER = re.compile(r"([0-9a-f]{32})-.+")
 
@@ -27,7 +28,10 @@ Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
 def agent_folders_here() -> Iterator[Path]:
-    """Every folder of this user's on this host that may be an agent's, with or without one."""
+    """Yield each folder on this host that belongs to this user and may be an agent's.
+
+    An agent need not be running in it.
+    """
     for root in dict.fromkeys(roots()):
         found: list[Path] = []
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
@@ -36,9 +40,11 @@ def agent_folders_here() -> Iterator[Path]:
 
 
 def living(problems: list[str] | None = None) -> list[protocol.AgentStatus]:
-    """What each agent that answers says of itself, ordered by run and host.
+    """Return the status of each agent that answers, ordered by run and host.
 
-    An answer that is not understood goes to `problems`, and does not hide the other agents.
+    Args:
+        problems: Receives the error of each agent whose answer cannot be read. Such an agent does
+            not affect the others.
     """
     statuses = []
     for folder in agent_folders_here():
@@ -53,25 +59,30 @@ def living(problems: list[str] | None = None) -> list[protocol.AgentStatus]:
 
 
 def agent_folder(run: Run, purpose: str) -> Path:
-    """The folder of the agent that serves this host.
+    """Return the folder of the run's agent on this host.
+
+    Args:
+        run: The run.
+        purpose: The operation, for the message.
 
     Raises:
-        AgentUnavailableError: none answers.
+        AgentUnavailableError: No agent answers.
     """
     folder = find_agent(run.agents_id, host_name())
     if folder is None:
         raise AgentUnavailableError(
-            f"{purpose} {run.directory}: no agent of it answers on host {host_name()}; is a "
-            "trainer running here?"
+            f"{purpose} {run.directory}: no agent of the run answers on host {host_name()}; call "
+            "this on a host where a trainer is running"
         )
     return folder
 
 
 def status_of(folder: Path) -> protocol.AgentStatus:
-    """What the agent in `folder` says of itself.
+    """Return the status of the agent in `folder`.
 
     Raises:
-        AgentGoneError: none answers.
+        AgentGoneError: No agent answers.
+        HoldfastError: As `ask`.
     """
     if not (folder / SOCKET).exists():
         raise AgentGoneError(f"{folder} has no socket")
@@ -79,28 +90,32 @@ def status_of(folder: Path) -> protocol.AgentStatus:
 
 
 def ask(folder: Path, name: str, message: msgspec.Struct, kind: type[Answer]) -> Answer:
-    """One call.
+    """Call the agent in `folder` once.
+
+    Returns:
+        The answer, decoded as `kind`.
 
     Raises:
-        AgentGoneError: no answer.
-        AgentUnavailableError: an answer that this version does not understand.
-        HoldfastError: the agent's own.
+        AgentGoneError: The agent does not answer.
+        AgentUnavailableError: This version cannot decode the answer.
+        HoldfastError: The agent answered with this error.
     """
     client = AgentClient(folder, timeout_secs=ASK_SECS)
     try:
         return client.call(name, message, kind)
     except msgspec.DecodeError as error:
         raise AgentUnavailableError(
-            f"{name}: the agent in {folder} is of another version of Holdfast: {error}"
+            f"{name}: the agent in {folder} has another version of Holdfast: {error}"
         ) from error
     finally:
         client.close()
 
 
 def leaving(run_id: str | None = None) -> list[Path]:
-    """The folders, of that run or of all, whose agent still lives and answers no more.
+    """Return the folders whose agent is alive but does not answer, of one run or of all.
 
-    It is on its way out, or just coming: it holds the lock from its first moment to its last.
+    Such an agent is starting or ending: it holds its lock during its whole life, and answers only
+    in between.
     """
     answering = {Path(status.folder) for status in living()}
     return [
@@ -111,7 +126,7 @@ def leaving(run_id: str | None = None) -> list[Path]:
 
 
 def run_of(folder: Path) -> str | None:
-    """The id of the run whose agent's folder this is, or None for another kind of folder."""
+    """Return the id of the run whose agent uses the folder; None if it is not an agent's."""
     named = _AGENT_FOLDER.fullmatch(folder.name)
     return named[1] if named is not None else None
 

@@ -1,8 +1,8 @@
-"""The command that `holdfast run` runs: started in a process group of its own, and reaped.
+"""Start the command of `holdfast run` in a process group of its own, forward signals and reap it.
 
-Signals that arrive are passed on to that group at once, from the handler, so that a terminal's
-Ctrl-C, which reaches `holdfast run` alone, reaches every process of the command exactly once. The
-group is no terminal's foreground, so the command's stdin is never a terminal.
+The signal handler forwards each signal to that group at once. So a terminal's Ctrl-C, which only
+`holdfast run` receives, reaches every process of the command exactly once. The group is not the
+terminal's foreground group and cannot read from it, so the command's stdin is never a terminal.
 """
 
 from __future__ import annotations
@@ -29,12 +29,17 @@ PASSED_ON = (
 )
 ENDING = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
 REST_SECS = 10.0
+"""How long the command's remaining processes may take to end before they are killed."""
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127
 
 
 class CommandNotRunError(HoldfastError):
-    """The command cannot be started: mend the command line. `code` is what a shell would say."""
+    """The command cannot be started: correct the command line.
+
+    Attributes:
+        code: The exit code that a shell would return: 127 if not found, 126 if not executable.
+    """
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -42,30 +47,31 @@ class CommandNotRunError(HoldfastError):
 
 
 class Signals:
-    """The signals that arrived. Handlers run on the main thread, which owns all of this."""
+    """The received signals. Handlers run on the main thread, which owns this object."""
 
     def __init__(self) -> None:
         self.received: list[signal.Signals] = []
         self._group: int | None = None
-        self._held_back: list[int] = []
+        self._queued: list[int] = []
 
     @property
-    def is_told_to_end(self) -> bool:
-        """Whether one of them asks to end."""
+    def is_ending(self) -> bool:
+        """Whether one of them requests the end of the command."""
         return any(number in ENDING for number in self.received)
 
     @contextlib.contextmanager
     def passed_on(self, start: Callable[[], Child]) -> Iterator[Child]:
-        """Within, signals go to the group of the child that `start` starts, also what came then.
+        """Start a child and forward signals to its group while the block runs.
 
-        Signals that came before, and do not ask to end, were meant for nobody.
+        Signals received during the start are queued and then forwarded. Earlier signals are
+        discarded, except those that request the end: there was no child to receive them.
         """
         self.received = [number for number in self.received if number in ENDING]
-        self._held_back.clear()
+        self._queued.clear()
         child = start()
         self._group = child.pid
-        while self._held_back:
-            send(child.pid, self._held_back.pop(0))
+        while self._queued:
+            send(child.pid, self._queued.pop(0))
         try:
             yield child
         finally:
@@ -73,7 +79,7 @@ class Signals:
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
-        """Within, signals are passed on; those that were ignored before (`nohup`) stay ignored."""
+        """Handle signals while the block runs; signals ignored before (`nohup`) stay ignored."""
         before = {number: signal.getsignal(number) for number in PASSED_ON}
         try:
             for number, handler in before.items():
@@ -87,16 +93,20 @@ class Signals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.received.append(signal.Signals(number))
         if self._group is None:
-            self._held_back.append(number)
+            self._queued.append(number)
         else:
             send(self._group, number)
 
 
 class Child:
-    """One process of the command, started.
+    """One started process of the command.
+
+    Args:
+        command: The program and its arguments.
+        environment: Its environment.
 
     Raises:
-        CommandNotRunError: the command is not there, or is no program.
+        CommandNotRunError: The program does not exist, or cannot be executed.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -112,11 +122,15 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process id, and that of its group."""
+        """The id of the process, which is also that of its group."""
         return self._process.pid
 
     def wait(self, secs: float) -> int | None:
-        """Its exit code (128 + N where signal N ended it), or None where it still runs."""
+        """Wait for the process for up to `secs` seconds.
+
+        Returns:
+            The exit code, 128 + N if signal N ended the process; None if it is still running.
+        """
         select.select([self._pidfd], [], [], secs)
         reap(self._process)
         code = self._process.returncode
@@ -126,7 +140,10 @@ class Child:
         return code if code >= 0 else 128 - code
 
     def end_rest(self, clock: Clock) -> None:
-        """Ends what the command left running in its group, so that a restart finds nobody there."""
+        """End the processes that remain in the group, so that none of them overlaps a restart.
+
+        They receive SIGTERM, and SIGKILL after `REST_SECS`.
+        """
         deadline = clock.monotonic() + REST_SECS
         number: int = signal.SIGTERM
         while send(self.pid, number):
@@ -139,21 +156,21 @@ class Child:
 
 
 def send(group: int, number: int) -> bool:
-    """Sends a signal to a process group; whether there was anybody in it."""
+    """Send a signal to a process group and return whether the group has a process."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:
         return False
     except PermissionError:
-        # It runs as another user now; it is there.
+        # The group has a process, which now runs as another user.
         return True
     return True
 
 
 def reap(process: subprocess.Popen[bytes]) -> None:
-    """Notes the end of `process`, and lets go of every other child that has ended.
+    """Reap all children that have ended, and record the exit code of `process` if it is among them.
 
-    As a container's first process we get the orphans of all others, which nobody else would reap.
+    The first process of a container inherits all orphans, which no other process would reap.
     """
     while True:
         try:

@@ -1,4 +1,4 @@
-"""`holdfast demo`: trains a small model twice, once with failures, and compares the two."""
+"""Implement `holdfast demo`: train a small model twice, once with failures, and compare."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.demo.plan import HOSTS_MAX
     "--directory",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="Where everything goes: a new or empty folder. Default: a temporary one.",
+    help="A new or empty folder for all files. Default: a temporary one.",
 )
 @click.option(
     "--hosts",
@@ -24,13 +24,13 @@ from holdfast.demo.plan import HOSTS_MAX
     type=click.IntRange(min=1, max=HOSTS_MAX),
     default=1,
     show_default=True,
-    help="Train over N hosts, which this machine plays; one is lost, and later another.",
+    help="Train on N hosts, simulated on this machine; one is lost, and later another.",
 )
 @click.option(
     "--steps",
     metavar="N",
     type=click.IntRange(min=1),
-    help="Training steps of each of the two runs. Default: 256, over several hosts 64.",
+    help="Training steps of each of the two runs. Default: 256, or 64 with several hosts.",
 )
 @click.option(
     "--seed",
@@ -38,7 +38,7 @@ from holdfast.demo.plan import HOSTS_MAX
     type=int,
     default=0,
     show_default=True,
-    help="Chooses the failures, the initial weights and the order of batches.",
+    help="Determines the failures, the initial weights and the order of batches.",
 )
 @click.option("--kill-agent", is_flag=True, help="Kill the host's agent too.")
 @click.option(
@@ -47,13 +47,13 @@ from holdfast.demo.plan import HOSTS_MAX
     type=click.FloatRange(min=0, min_open=True),
     default=1.0,
     show_default=True,
-    help="The least time between two checkpoints.",
+    help="The shortest time between two checkpoints.",
 )
 @click.option(
     "--chart",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Where the picture of the losses goes. Default: losses.png in DIR.",
+    help="File for the chart of the losses. Default: losses.png in DIR.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON document.")
 def demo(
@@ -68,11 +68,11 @@ def demo(
 ) -> int:
     """Train a small model, interrupt it, and show that nothing was lost.
 
-    One run is killed and preempted on its way, the other one is not; then both are compared bit by
-    bit. Over several hosts one of them is lost with its memory, and later another one. Takes a
-    minute or two on a CPU. The exit code is 0 if they are identical.
+    One run is killed and preempted several times, the other one is not; then both are compared bit
+    by bit. With several hosts, one host is lost with its memory, and later another one. The demo
+    takes a minute or two on a CPU. The exit code is 0 if the results are identical.
     """
-    # Only the demo needs these packages, and only here.
+    # Imported here because only the demo needs JAX, which would slow down every other command.
     from holdfast.demo.main import DemoOptions, run_demo
 
     if directory is None and as_json:

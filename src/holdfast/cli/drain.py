@@ -1,8 +1,8 @@
-"""Which agents a command's processes work with, and waiting until these have made all durable.
+"""Find the agents that a command's processes use, and wait until they have made all saves durable.
 
-The invariant of `holdfast run`: where the command has ended well and something that it saved is not
-durable, somebody says so. Its trainers are told of every failure until they close their manager;
-what comes after that, or to trainers that never closed it, is told here.
+Invariant of `holdfast run`: if the command has succeeded and one of its saves is not durable, that
+is reported. A trainer raises every failure until it closes its manager. This module reports the
+failures after that, and those of trainers that never closed their manager.
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ from holdfast.store.disk import DiskStore
 
 POLL_SECS = 0.1
 QUIET_SECS = 1.0
+"""After how long a wait is reported."""
 LEAVE_SECS = 20.0
+"""How long an agent may be alive without answering."""
 FAILING_SECS = 15.0
-"""How long a checkpoint that failed to become durable is waited for: the agent tries again."""
+"""How long to wait for a checkpoint that failed to become durable, which the agent retries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentOfRun:
-    """A run that the command works on, and where its agent lives."""
+    """A run that the command uses, and the host of its agent."""
 
     run: str
     run_id: str
@@ -59,19 +61,19 @@ class _Event(msgspec.Struct, frozen=True):
 
 
 class Agents:
-    """The agents that the command's processes are or were attached to."""
+    """The agents to which the command's processes are or were attached."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._served: dict[tuple[str, str], AgentOfRun] = {}
-        """By run and host: the path changes where the run's directory is moved."""
+        """By run id and host, because the path changes if the run's directory is moved."""
 
     def add(self, served: AgentOfRun) -> None:
-        """One that is known before any process is attached to it."""
+        """Add an agent that is known before any process is attached to it."""
         self._served[served.run_id, served.host] = served
 
     def note_agent(self, pid: int) -> None:
-        """Looks for agents whose trainers are the process `pid` or descend from it."""
+        """Add the agents whose trainers are the process `pid` or its descendants."""
         for status in living():
             served = AgentOfRun(run=status.run, run_id=status.run_id, host=status.host)
             if served != self._served.get((served.run_id, served.host)) and any(
@@ -79,19 +81,22 @@ class Agents:
             ):
                 self.add(served)
 
-    def drain(self, secs: float, since: datetime, is_told_to_end: Callable[[], bool]) -> list[str]:
-        """Waits until all is durable; returns what is not, a line each.
+    def drain(self, secs: float, since: datetime, is_ending: Callable[[], bool]) -> list[str]:
+        """Wait until all saves are durable.
 
         Args:
-            secs: the longest wait, for all agents together.
-            since: what failed before does not count.
-            is_told_to_end: asked while waiting.
+            secs: The longest wait, for all agents together.
+            since: Failures before this time are ignored.
+            is_ending: Called during the wait; returns whether to stop waiting.
+
+        Returns:
+            One line for each checkpoint that is not durable.
         """
         deadline = self._clock.monotonic() + secs
         problems = []
         for served in sorted(self._served.values(), key=lambda served: (served.run, served.host)):
             waiting = _Waiting(served, self._clock)
-            problems += waiting.wait(deadline, is_told_to_end) or _untold(served, since)
+            problems += waiting.wait(deadline, is_ending) or _unreported(served, since)
         return problems
 
 
@@ -111,10 +116,10 @@ class _Waiting:
         self._reasons: dict[tuple[int, int], str] = {}
         self._newest: tuple[int, int] | None = None
 
-    def wait(self, deadline: float, is_told_to_end: Callable[[], bool]) -> list[str]:
-        """Waits until all is durable; returns a line for each checkpoint that is not."""
+    def wait(self, deadline: float, is_ending: Callable[[], bool]) -> list[str]:
+        """Wait until all saves are durable; return a line for each checkpoint that is not."""
         failing_until = float("inf")
-        tell_at = self._clock.monotonic() + QUIET_SECS
+        note_at = self._clock.monotonic() + QUIET_SECS
         while True:
             lines, is_failing = self._look()
             if not lines:
@@ -122,15 +127,15 @@ class _Waiting:
             now = self._clock.monotonic()
             if is_failing:
                 failing_until = min(failing_until, now + FAILING_SECS)
-            if now >= min(deadline, failing_until) or is_told_to_end():
+            if now >= min(deadline, failing_until) or is_ending():
                 return lines
-            if now >= tell_at:
+            if now >= note_at:
                 output.note(f"holdfast run: waiting: {'; '.join(lines)}")
-                tell_at = float("inf")
+                note_at = float("inf")
             self._clock.sleep(POLL_SECS)
 
     def _look(self) -> tuple[list[str], bool]:
-        """A line for each checkpoint that is not durable now; whether any of them failed."""
+        """Return a line for each checkpoint that is not durable, and whether one has failed."""
         try:
             status = self._status()
         except HoldfastError as error:
@@ -143,10 +148,12 @@ class _Waiting:
         return [self._line(held) for held in undone], is_failing
 
     def _status(self) -> AgentStatus | None:
-        """The agent's status; None where it has left, with nothing left to do.
+        """Return the agent's status; None if it has ended and RAM holds nothing to make durable.
+
+        If it has ended and RAM holds such checkpoints, another agent is started.
 
         Raises:
-            HoldfastError: it is gone, its memory is not, and no other one stays.
+            HoldfastError: No agent can be started, or it does not answer.
         """
         until = self._clock.monotonic() + LEAVE_SECS
         while self._clock.monotonic() < until:
@@ -166,7 +173,7 @@ class _Waiting:
                     return status_of(folder)
             self._clock.sleep(POLL_SECS)
         raise AgentUnavailableError(
-            f"wait for the agent of {self._served.run}: its process lives, and has not answered "
+            f"wait for the agent of {self._served.run}: its process is alive, but has not answered "
             f"for {LEAVE_SECS:.0f} s"
         )
 
@@ -174,7 +181,7 @@ class _Waiting:
         return any(map(is_locked, agent_folders(self._served.run_id, self._served.host)))
 
     def _has_orphans(self) -> bool:
-        """Whether the host's memory holds what is not durable, and no agent is there for it."""
+        """Return whether RAM holds a complete checkpoint that is not durable."""
         ram = ram_store(self._served.run_id, self._served.host, self._clock)
         if ram is None:
             return False
@@ -185,7 +192,11 @@ class _Waiting:
         )
 
     def _undone(self, status: AgentStatus) -> list[HeldStatus]:
-        """What has to become durable and is not; what trainers that live on add does not count."""
+        """Return the checkpoints that must still become durable.
+
+        While trainers are attached, checkpoints newer than those of the first call do not count:
+        such trainers outlive the command.
+        """
         complete = [held for held in status.held if held.complete]
         newest = max(complete, key=_age) if complete and not status.trainers else None
         undone = [h for h in status.held if not h.committed and (h.durable_due or h is newest)]
@@ -194,7 +205,7 @@ class _Waiting:
         return [held for held in undone if not status.trainers or _age(held) <= self._newest]
 
     def _line(self, held: HeldStatus) -> str:
-        reason = self._reasons.get(_age(held), "it is still on its way")
+        reason = self._reasons.get(_age(held), "it is still being written")
         return (
             f"step {held.step} (attempt {held.attempt}) of {self._served.run} is not durable: "
             f"{reason}"
@@ -205,11 +216,11 @@ def _age(held: HeldStatus) -> tuple[int, int]:
     return held.attempt, held.step
 
 
-def _untold(served: AgentOfRun, since: datetime) -> list[str]:
-    """What failed in attempts that began since then, where a trainer did not close its manager.
+def _unreported(served: AgentOfRun, since: datetime) -> list[str]:
+    """Return a line for each failure that no trainer has raised, in attempts begun since `since`.
 
-    A trainer that did was told of it. A part that a trainer could not make (`rank` is set) is its
-    own affair.
+    Only attempts in which a trainer did not close its manager count: closing raises the failures. A
+    part that a trainer could not write (`rank` is set) was raised by that trainer.
     """
     events = [e for e in _events(served) if e.time >= since]
     begun = [e.file_attempt for e in events if e.event == "attempt_started"]
@@ -235,7 +246,7 @@ def _events(served: AgentOfRun) -> list[_Event]:
         number = path.name.partition("-")[0]
         with contextlib.suppress(OSError):
             for line in path.read_bytes().splitlines():
-                # The last line may be cut short, by a crash or a full disk.
+                # The last line may be truncated by a crash or a full disk.
                 with contextlib.suppress(msgspec.DecodeError):
                     event = decode(line, _Event)
                     found.append(msgspec.structs.replace(event, file_attempt=int(number)))

@@ -1,7 +1,7 @@
-"""What `verify` finds: every record and every block of every copy, each problem with its range.
+"""Check every record and block of every copy for `verify`, and yield each problem with its range.
 
-Unlike a restore, which gives up at the first bad record, this goes on with all that can still be
-checked without it: the other parts' images, the other copies, the other checkpoints.
+A restore fails at the first bad record of a copy. This module continues with everything that can be
+checked without that record: the other parts' images, the other copies, the other checkpoints.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from holdfast.store.contract import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """One checkpoint in one tier, as listed."""
+    """One checkpoint in one tier, with its listing."""
 
     store: Store
     id: CheckpointId
@@ -42,7 +42,7 @@ class Copy:
 
 
 def copies_of(run: Run) -> list[Copy]:
-    """All that is to be verified, by step: what is committed, and what this host's RAM holds."""
+    """Return all copies to verify, ordered by step: committed ones and those in this host's RAM."""
     found = [
         Copy(store=store, id=checkpoint, listing=listing)
         for store in run.stores
@@ -53,14 +53,14 @@ def copies_of(run: Run) -> list[Copy]:
 
 
 def check_attempts(run: Run) -> Iterator[BlockCheck]:
-    """Reads the record of every attempt, and its copy; the numbers have no gap.
+    """Read both copies of every attempt's record, and yield a result for each bad or missing one.
 
-    The newest one's copy may be missing: it is written after the record, perhaps just now, or was
-    not when the power was cut.
+    Attempt numbers have no gaps. The second copy of the newest attempt may be missing: it is
+    written after the first one, perhaps just now, or a power loss prevented it.
     """
     numbers = set(attempt_numbers(run.durable))
     newest = max(numbers, default=0)
-    # A stray file may have any number: of the gaps as many are told as there are records.
+    # A stray file may have a huge number, so at most as many gaps as records are reported.
     gaps = (n for n in range(1, newest) if n not in numbers)
     for number in sorted({*numbers, *itertools.islice(gaps, len(numbers))}):
         for key in attempt_keys(number):
@@ -74,7 +74,7 @@ def check_attempts(run: Run) -> Iterator[BlockCheck]:
 
 
 def check_copy(copy: Copy) -> Iterator[BlockCheck]:
-    """Reads all of one copy; yields a result for each bad record and for each block."""
+    """Read one whole copy, and yield a result for each bad record and for each block."""
     problems: list[BlockCheck] = []
     sources = _sources(copy, problems)
     yield from problems
@@ -83,7 +83,7 @@ def check_copy(copy: Copy) -> Iterator[BlockCheck]:
 
 
 def is_gone(copy: Copy) -> bool:
-    """Whether it was deleted, or its memory given up, since it was listed."""
+    """Return whether it was deleted, or its memory released, after it was listed."""
     left = Listing()
     for stored in copy.store.list(checkpoint_folder(copy.id)):
         left.sizes_bytes[stored.key.rpartition("/")[2]] = stored.size_bytes
@@ -91,7 +91,7 @@ def is_gone(copy: Copy) -> bool:
 
 
 def bad_record(store: Store, key: str, error: HoldfastError | str) -> BlockCheck:
-    """The result for a record that is damaged or missing: all of its file."""
+    """Return the result for a damaged or missing record, whose range is the whole file."""
     try:
         size_bytes = len(store.get(key))
     except HoldfastError:
@@ -108,7 +108,7 @@ def bad_record(store: Store, key: str, error: HoldfastError | str) -> BlockCheck
 
 
 def _sources(copy: Copy, problems: list[BlockCheck]) -> CheckpointSources | None:
-    """The parts whose records are good; what is wrong with the others goes to `problems`."""
+    """Return the parts whose records are good, and append the problems of the others."""
     manifest = _manifest(copy, problems)
     named = [found for name in copy.listing.sizes_bytes if (found := parse_part_name(name))]
     if manifest is not None:
@@ -158,7 +158,7 @@ def _part(
         if expected != found:
             raise CheckpointDamagedError(
                 f"read {key}: digest of bytes [0, {len(data)}) expected {expected}, found {found}; "
-                "it is not the record that was committed"
+                "this is not the committed record"
             )
     except HoldfastError as error:
         problems.append(bad_record(copy.store, key, error))
@@ -173,7 +173,7 @@ def _laid_out(
     layouts: PartLayouts,
     problems: list[BlockCheck],
 ) -> PartSource | None:
-    """The part, if its record goes with the arrays, so that it can be read by them."""
+    """Return the part if its record matches the arrays; else append the problem."""
     try:
         return part_source(copy.store, part, spec, layouts)
     except HoldfastError as error:

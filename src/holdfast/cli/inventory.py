@@ -1,7 +1,7 @@
-"""What `ls` tells: one row a checkpoint, from one listing of each tier and the newest records.
+"""Collect the rows of `ls`, one for each checkpoint, from one listing of each tier and its records.
 
-A record is read for each row that is shown, and of it only what the row needs. An image is never
-opened: the listing tells whether it is there and as long as the manifest says.
+One record is read for each shown row, and only the fields that the row needs are decoded. Images
+are never opened: the listing shows whether each exists with the size that the manifest states.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from holdfast.store.contract import Store
 
 
 class State(enum.Enum):
-    """What a checkpoint has come to."""
+    """The state of a checkpoint."""
 
     COMMITTED = "committed"
     IN_RAM = "in RAM"
@@ -42,7 +42,18 @@ class State(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One checkpoint. `is_on_timeline` is None where a damaged attempt record hides that."""
+    """One checkpoint.
+
+    Attributes:
+        id: Its step and attempt.
+        time: When it was taken; None if unknown.
+        size_bytes: Its size.
+        tiers: The tiers that hold parts of it.
+        state: Its state.
+        is_on_timeline: None if it is not complete, or a damaged attempt record hides the timeline.
+        metrics: Its metrics.
+        problem: Why it is damaged.
+    """
 
     id: CheckpointId
     time: datetime | None
@@ -56,7 +67,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """The rows by ascending step, of `count` checkpoints; `problems` concern the whole run."""
+    """The rows in ascending order of steps, of `count` checkpoints; `problems` are of the run."""
 
     rows: tuple[Row, ...]
     count: int
@@ -70,7 +81,7 @@ class _Spec(msgspec.Struct, frozen=True):
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """What a row needs of a manifest, or of rank 0's part record, which has no `parts`."""
+    """The fields that a row needs of a manifest, or of rank 0's part record without `parts`."""
 
     checkpoint: _Spec
     format_version: int = FORMAT_VERSION
@@ -78,10 +89,10 @@ class _Head(msgspec.Struct, frozen=True):
 
 
 def take_inventory(run: Run, limit: int | None) -> Inventory:
-    """All checkpoints, or the `limit` newest steps.
+    """Return all checkpoints, or the `limit` newest ones.
 
     Raises:
-        StorageError: a tier cannot be listed.
+        StorageError: A tier cannot be listed.
     """
     listings, _ = list_stores(run.stores)
     complete = set(readable(listings))
@@ -124,7 +135,7 @@ def _row(
     is_complete: bool,
     timeline: set[CheckpointId] | None,
 ) -> Row | None:
-    """The row, or None for a checkpoint that went away after it was listed."""
+    """Return the row; None if the checkpoint was removed after it was listed."""
     committed = next((s for s, listing in held.items() if listing.is_committed), None)
     head, problem = None, None
     try:
@@ -158,7 +169,7 @@ def _row(
 def _is_on(
     timeline: set[CheckpointId] | None, checkpoint: CheckpointId, is_complete: bool
 ) -> bool | None:
-    """Whether it stands on the timeline; what was only begun is neither on it nor beside it."""
+    """Return whether it is on the timeline; None if it is incomplete, which is on no branch."""
     return checkpoint in timeline if timeline is not None and is_complete else None
 
 
@@ -176,7 +187,7 @@ def _read_head(
 
 
 def _misfit(checkpoint: CheckpointId, head: _Head, listing: Listing) -> str | None:
-    """What the listing says against a committed checkpoint, if anything."""
+    """Return how the listing contradicts a committed checkpoint's manifest; None if it does not."""
     count = len(head.parts)
     for rank, part in enumerate(head.parts):
         for key in (part_key(checkpoint, rank, count), image_key(checkpoint, rank, count)):
@@ -184,12 +195,12 @@ def _misfit(checkpoint: CheckpointId, head: _Head, listing: Listing) -> str | No
                 return f"{key} is missing"
         found = listing.sizes_bytes[key.rpartition("/")[2]]
         if found != part.image_size_bytes:
-            return f"{key} has {found} bytes, the manifest says {part.image_size_bytes}"
+            return f"{key} has {found} bytes, expected {part.image_size_bytes} by the manifest"
     return _misfit_of_reused(head, listing)
 
 
 def _misfit_of_reused(head: _Head, listing: Listing) -> str | None:
-    """What the listing says against the images of earlier checkpoints that it reuses."""
+    """Return how the listing contradicts the manifest about the images that it reuses."""
     found = dict.fromkeys(range(len(head.parts)), 0)
     for name, size_bytes in listing.sizes_bytes.items():
         reused = parse_reused_image_name(name)
@@ -198,7 +209,7 @@ def _misfit_of_reused(head: _Head, listing: Listing) -> str | None:
     for rank, part in enumerate(head.parts):
         if found[rank] != part.reused_size_bytes:
             return (
-                f"the images that rank {rank} reuses have {found[rank]} bytes, the manifest says "
-                f"{part.reused_size_bytes}"
+                f"the images that rank {rank} reuses have {found[rank]} bytes, expected "
+                f"{part.reused_size_bytes} by the manifest"
             )
     return None

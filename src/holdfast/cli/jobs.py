@@ -1,4 +1,4 @@
-"""How `holdfast status` shows a run over several hosts."""
+"""Print the hosts of a run for `holdfast status`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from holdfast.cli.output import Column, counted, secs_text, size_text
 from holdfast.coordination.survivability import Standing
 from holdfast.errors import HoldfastError
 
-HOLDS_TOLD_MAX = 4
+HOLDS_SHOWN_MAX = 4
+"""How many checkpoints of each host are printed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunJob:
-    """A run and its hosts, as an agent here found them."""
+    """A run and its hosts, as an agent on this host reports them."""
 
     run: str
     run_id: str
@@ -28,7 +29,7 @@ class RunJob:
 
 
 def jobs_of(agents: Sequence[protocol.AgentStatus], problems: list[str]) -> list[RunJob]:
-    """The hosts of the runs of these agents; what an agent cannot tell goes to `problems`."""
+    """Return the hosts of the runs of these agents, and append the agents' errors to `problems`."""
     found: dict[str, RunJob] = {}
     for agent in agents:
         if agent.run_id in found:
@@ -37,14 +38,14 @@ def jobs_of(agents: Sequence[protocol.AgentStatus], problems: list[str]) -> list
             job = ask(Path(agent.folder), "job", protocol.Empty(), JobStatus)
             found[agent.run_id] = RunJob(run=agent.run, run_id=agent.run_id, job=job)
         except AgentGoneError:
-            problems.append(f"the agent of {agent.run} left while it was asked for its hosts")
+            problems.append(f"the agent of {agent.run} ended while it listed its hosts")
         except HoldfastError as error:
             problems.append(str(error))
     return list(found.values())
 
 
 def print_job(found: RunJob) -> None:
-    """What is known of a run on all of its hosts."""
+    """Print the state of a run on all its hosts."""
     job = found.job
     living = sum(len(host.ranks) for host in job.hosts if not host.problem)
     inputs = [("run", f"{found.run}, attempt {job.attempt}"), ("leader", _leader(job))]
@@ -53,21 +54,21 @@ def print_job(found: RunJob) -> None:
     if job.leader_answers:
         inputs += _standings(job)
     output.print_table([Column(""), Column("", folds=True)], inputs)
-    output.say("")
+    output.print_line("")
     columns = [Column("host"), Column("domain"), Column("agent"), Column("version")]
     columns += [Column("ranks"), Column("memory"), Column("holds", folds=True)]
     output.print_table(columns, [_row(host) for host in job.hosts])
     for host in job.hosts:
         if host.problem:
             since = "" if host.silent_secs is None else f" for {secs_text(host.silent_secs)}"
-            output.say(f"{host.host}: not answering{since}: {host.problem}")
+            output.print_line(f"{host.host}: not answering{since}: {host.problem}")
 
 
 def _leader(job: JobStatus) -> str:
     if job.leader_answers:
         return job.leader or ""
     named = "none is known" if job.leader is None else f"{job.leader}, which does not answer"
-    return f"{named}; where the checkpoints stand is not known until another host leads"
+    return f"{named}; the state of the checkpoints is unknown until another host leads"
 
 
 def _standings(job: JobStatus) -> list[tuple[str, str]]:
@@ -78,8 +79,8 @@ def _standings(job: JobStatus) -> list[tuple[str, str]]:
     if in_ram is not None and in_ram != newest:
         lines.append(("in memory", _standing(in_ram)))
     if durable != newest:
-        told = "none" if durable is None else f"step {durable.step}, attempt {durable.attempt}"
-        lines.append(("durable", told))
+        shown = "none" if durable is None else f"step {durable.step}, attempt {durable.attempt}"
+        lines.append(("durable", shown))
     lines.append(("survives", _survives(job)))
     return lines
 
@@ -95,17 +96,17 @@ def _standing(one: Standing) -> str:
 
 
 def _survives(job: JobStatus) -> str:
-    """After which losses the run goes on from where, the fewest first."""
+    """Return which losses the run survives and from which step, the smallest loss first."""
     is_by_host = all(host.domain == host.host for host in job.hosts)
     what = "host" if is_by_host else "failure domain"
-    told = []
+    shown = []
     for one in job.goes_on_from:
         if one.lost_domains_max is None:
-            told.append(f"any loss, from step {one.step}")
+            shown.append(f"any loss, from step {one.step}")
         elif one.lost_domains_max:
             lost = counted(one.lost_domains_max, f"more lost {what}")
-            told.append(f"{lost}, from step {one.step}")
-    return "; ".join(told) or f"no lost {what}"
+            shown.append(f"{lost}, from step {one.step}")
+    return "; ".join(shown) or f"no lost {what}"
 
 
 def _row(host: JobHostStatus) -> list[str]:
@@ -123,13 +124,13 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _holds(host: JobHostStatus) -> str:
-    told = []
-    for held in host.holds[:HOLDS_TOLD_MAX]:
+    shown = []
+    for held in host.holds[:HOLDS_SHOWN_MAX]:
         parts = []
         if held.own:
             parts.append(counted(len(held.own), "part"))
         if held.copies:
             parts.append(counted(len(held.copies), "copy", "copies"))
-        told.append(f"step {held.step}: {' + '.join(parts) or 'nothing yet'}")
-    more = len(host.holds) - len(told)
-    return "; ".join(told + ([f"{more} more"] if more else [])) or "nothing"
+        shown.append(f"step {held.step}: {' + '.join(parts) or 'nothing yet'}")
+    more = len(host.holds) - len(shown)
+    return "; ".join(shown + ([f"{more} more"] if more else [])) or "nothing"

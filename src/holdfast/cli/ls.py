@@ -1,4 +1,4 @@
-"""`holdfast ls`: every checkpoint of a run that the durable tier or this host's memory knows of."""
+"""Implement `holdfast ls`: list the checkpoints in the durable tier and in this host's memory."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _STYLES = {
 @click.command()
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(
-    "--limit", metavar="N", type=click.IntRange(min=1), help="Only the N newest steps are listed."
+    "--limit", metavar="N", type=click.IntRange(min=1), help="List only the N newest checkpoints."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def ls(directory: Path, limit: int | None, as_json: bool) -> None:
-    """List the checkpoints of the run in DIR, by ascending step.
+    """List the checkpoints of the run in DIR, in ascending order of steps.
 
-    Those off the present timeline, which a deliberate restore of an earlier step left behind, are
-    marked as abandoned. Images are not read: `holdfast verify` does that.
+    Checkpoints that are not on the current timeline, because the run went back to an earlier step,
+    are marked as abandoned. Images are not read; `holdfast verify` reads them.
     """
     run = read_only(directory)
     found = take_inventory(run, limit)
@@ -49,7 +49,7 @@ def ls(directory: Path, limit: int | None, as_json: bool) -> None:
         )
         return
     if not found.rows:
-        output.say(f"{run.directory}: no checkpoints yet")
+        output.print_line(f"{run.directory}: no checkpoints yet")
         return
     _print(found)
 
@@ -90,7 +90,9 @@ def _print(found: Inventory) -> None:
     output.print_table(columns, [_cells(row)[: len(columns)] for row in found.rows])
     for row in found.rows:
         if row.problem is not None:
-            output.say(Text(f"step {row.id.step}, attempt {row.id.attempt}: {row.problem}", "red"))
+            output.print_line(
+                Text(f"step {row.id.step}, attempt {row.id.attempt}: {row.problem}", "red")
+            )
     hidden = found.count - len(found.rows)
     total = size_text(sum(row.size_bytes for row in found.rows))
     parts = [f"{counted(len(found.rows), 'checkpoint')}, {total}"]
@@ -98,7 +100,7 @@ def _print(found: Inventory) -> None:
         parts.append(f"{hidden:,} older not shown")
     if found.latest_step is not None:
         parts.append(f"newest on the timeline: step {found.latest_step}")
-    output.say("; ".join(parts))
+    output.print_line("; ".join(parts))
 
 
 def _cells(row: Row) -> list[str | Text]:

@@ -1,7 +1,7 @@
-"""The command `holdfast`: its subcommands, and what becomes of errors.
+"""Run the command `holdfast`: dispatch to its subcommands, and turn errors into exit codes.
 
-Exit codes: 0, all is well; 1, an error, told in one line, or `verify` found bad bytes; 2, wrong
-usage; 130, interrupted. `run` exits with its command's code.
+Exit codes: 0 for success; 1 for an error, which is printed in one line, and if `verify` found bad
+bytes; 2 for wrong usage; 130 if interrupted. `run` exits with its command's code.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ INTERRUPTED = 130
 
 
 class _InOrder(click.Group):
-    """A group whose help lists the commands in the order in which they were added."""
+    """A group whose help lists the commands in the order in which they are added."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -36,7 +36,7 @@ class _InOrder(click.Group):
 @click.group(cls=_InOrder, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="holdfast")
 def commands() -> None:
-    """Keeps a training run from losing work: continuous checkpoints, off the training thread."""
+    """Checkpoint training runs continuously, off the training thread."""
 
 
 for _command in (ls, show, verify, save, status, stop, run, demo):
@@ -44,7 +44,7 @@ for _command in (ls, show, verify, save, status, stop, run, demo):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit code."""
+    """Run one command and return the exit code."""
     try:
         code = commands.main(arguments, prog_name="holdfast", standalone_mode=False)
     except click.ClickException as error:

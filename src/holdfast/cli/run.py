@@ -1,4 +1,4 @@
-"""`holdfast run`: runs a command, restarts it, and waits until what it saved is durable."""
+"""Implement `holdfast run`: run a command, restart it, and wait until its saves are durable."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from holdfast.agent.launch import ensure_agent
 from holdfast.cli import output
 from holdfast.cli.child import Child, CommandNotRunError, Signals
 from holdfast.cli.drain import AgentOfRun, Agents
-from holdfast.cli.runs import made_where_missing
+from holdfast.cli.runs import open_or_create
 from holdfast.clock import Clock, SystemClock
 
 RESTART_VARIABLE = "HOLDFAST_RESTART_COUNT"
 NOTICE_SECS = 0.25
+"""How often to look for the agents of the command's processes."""
 BACKOFF_SECS_MAX = 10.0
 
 
@@ -32,13 +33,13 @@ BACKOFF_SECS_MAX = 10.0
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="How often to start the command again when it fails.",
+    help="How many times to restart the command if it fails.",
 )
 @click.option(
     "--directory",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="Start the agent of this run, which is made where there is none, before the command.",
+    help="Start the agent of this run before the command; create the run if it is missing.",
 )
 @click.option(
     "--drain-secs",
@@ -46,17 +47,17 @@ BACKOFF_SECS_MAX = 10.0
     type=click.FloatRange(min=0),
     default=600.0,
     show_default=True,
-    help="How long to wait, after the command has ended, for its saves to become durable.",
+    help="How long to wait for saves to become durable after the command has ended.",
 )
 def run(
     command: tuple[str, ...], max_restarts: int, directory: Path | None, drain_secs: float
 ) -> int:
-    """Run CMD and exit with its exit code, once all that it saved is durable.
+    """Run CMD and exit with its exit code, once all its saves are durable.
 
-    Signals are passed on to the command. When it fails it is started again, up to N times, with the
-    count in HOLDFAST_RESTART_COUNT; not when it was told to end. The exit code is 0 only if the
-    command's is and everything that it saved became durable; where a signal ended the command, it
-    is 128 and the signal's number. It may be the first process of a container.
+    Signals are forwarded to the command. If it fails, it is restarted up to N times, with the count
+    in HOLDFAST_RESTART_COUNT, unless a forwarded signal ended it. The exit code is 0 only if the
+    command's is 0 and all its saves became durable; if a signal ended the command, it is 128 plus
+    the signal's number. `holdfast run` can be the first process of a container.
     """
     clock = SystemClock()
     agents = Agents(clock)
@@ -64,7 +65,7 @@ def run(
     with signals.handled():
         if directory is not None:
             agents.add(_start_agent(directory, clock))
-        if signals.is_told_to_end:
+        if signals.is_ending:
             return 128 + signals.received[-1]
         supervisor = _Supervisor(command, signals, agents, clock)
         try:
@@ -73,33 +74,33 @@ def run(
             output.print_error(str(error))
             return error.code
         signals.received.clear()
-        problems = agents.drain(drain_secs, ended.started, lambda: signals.is_told_to_end)
+        problems = agents.drain(drain_secs, ended.started, lambda: signals.is_ending)
     for problem in problems:
         output.print_error(problem)
     return ended.code or (1 if problems else 0)
 
 
 def _start_agent(directory: Path, clock: Clock) -> AgentOfRun:
-    opened = made_where_missing(directory)
+    opened = open_or_create(directory)
     config = AgentConfig(
         run=str(opened.directory), run_id=opened.run_id, host=host_name(), folder=""
     )
     folder, reason = ensure_agent(config, clock)
     if reason is not None:
-        output.warn(f"the agent lives in {folder}, and RAM checkpoints with it: {reason}")
+        output.warn(f"the agent and RAM checkpoints are in {folder}: {reason}")
     return AgentOfRun(run=config.run, run_id=config.run_id, host=config.host)
 
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """The last process of the command: its exit code, and when it was started."""
+    """The last process of the command: its exit code and the time of its start."""
 
     code: int
     started: datetime
 
 
 class _Supervisor:
-    """Starts the command, again and again."""
+    """Start the command, and restart it when it fails."""
 
     def __init__(
         self, command: Sequence[str], signals: Signals, agents: Agents, clock: Clock
@@ -110,7 +111,7 @@ class _Supervisor:
         self._clock = clock
 
     def run(self, max_restarts: int) -> _Ended:
-        """Runs the command until it ends well, was told to end, or has failed too often."""
+        """Run the command until it succeeds, a signal ends it, or its restarts are used up."""
         for restart_count in range(max_restarts + 1):
             child, ended = self._run_once(restart_count)
             if ended.code == 0 or restart_count == max_restarts or self._is_over(ended.code):
@@ -136,14 +137,14 @@ class _Supervisor:
         return child, _Ended(code, started)
 
     def _is_over(self, code: int) -> bool:
-        """Whether a signal that was passed on asked the command to end, or ended it."""
-        return self._signals.is_told_to_end or code - 128 in self._signals.received
+        """Return whether a forwarded signal requested the command's end, or ended it."""
+        return self._signals.is_ending or code - 128 in self._signals.received
 
     def _rested(self, secs: float) -> bool:
-        """Waits before a restart; whether that was not interrupted."""
+        """Wait before a restart; return False if a signal interrupts that."""
         deadline = self._clock.monotonic() + secs
         while self._clock.monotonic() < deadline:
-            if self._signals.is_told_to_end:
+            if self._signals.is_ending:
                 return False
             self._clock.sleep(0.05)
         return True

@@ -1,4 +1,4 @@
-"""A run as the command line opens it: for reading, with this host's RAM tier where there is one."""
+"""Open a run for the command line: read-only, with this host's RAM tier if there is one."""
 
 from __future__ import annotations
 
@@ -27,10 +27,15 @@ from holdfast.store.ram import RamStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run; `ram` is None where this host's memory holds nothing of it.
+    """A run.
 
-    A directory that is a copy of a run, and was not opened yet, has the original's `run_id`. The
-    agents and the RAM of that id are not its own.
+    Attributes:
+        directory: Its directory.
+        run_id: Its id. A directory that is a copy of a run and was never opened has the original's
+            id, whose agents and RAM belong to the original.
+        durable: Its durable tier.
+        ram: Its RAM tier on this host; None if memory holds nothing of it.
+        is_copy: Whether it is such a copy.
     """
 
     directory: Path
@@ -41,29 +46,28 @@ class Run:
 
     @property
     def agents_id(self) -> str:
-        """The id that its own agents go by; empty where it can have none yet."""
+        """The run id of its own agents; empty for a copy, which can have none yet."""
         return "" if self.is_copy else self.run_id
 
     @property
     def stores(self) -> list[Store]:
-        """The tiers, the nearest first."""
+        """The tiers, the nearest one first."""
         return [self.ram, self.durable] if self.ram is not None else [self.durable]
 
     def load_view(self) -> View:
-        """What the tiers hold now.
+        """Return what the tiers hold now.
 
         Raises:
-            CheckpointDamagedError: an attempt's record is damaged, so there is no telling the
-                timeline.
+            CheckpointDamagedError: An attempt's record is damaged, so the timeline is unknown.
         """
         return view_of(self.stores, self.durable)
 
 
 def read_only(directory: Path) -> Run:
-    """The run in `directory`; nothing is changed.
+    """Open the run in `directory` without changing anything.
 
     Raises:
-        NotARunError, NewerFormatError, StorageError, InvalidArgumentError.
+        NotARunError, NewerFormatError, StorageError, InvalidArgumentError: The directory.
     """
     clock = SystemClock()
     path = run_directory(directory)
@@ -80,11 +84,14 @@ def read_only(directory: Path) -> Run:
 
 
 def read_damaged(directory: Path) -> tuple[Run, HoldfastError | None]:
-    """The same, also where the run's own record is bad; then with what is wrong with it.
+    """Open a run read-only even if its own record is bad.
+
+    Returns:
+        The run, and the error of its record; None if the record is good.
 
     Raises:
-        NotARunError: nothing there looks like a run.
-        NewerFormatError, StorageError, InvalidArgumentError.
+        NotARunError: The directory has no record and no checkpoints.
+        NewerFormatError, StorageError, InvalidArgumentError: The directory.
     """
     try:
         run = read_only(directory)
@@ -101,8 +108,8 @@ def read_damaged(directory: Path) -> tuple[Run, HoldfastError | None]:
     return run, None
 
 
-def made_where_missing(directory: Path) -> Run:
-    """The same, of a run that is made where there is none."""
+def open_or_create(directory: Path) -> Run:
+    """Open the run in `directory`, creating it if it is missing."""
     clock = SystemClock()
     opened = open_run(directory, Rendezvous(OneProcess(), clock), clock)
     ram = ram_store(opened.run_id, host_name(), clock)
@@ -110,7 +117,7 @@ def made_where_missing(directory: Path) -> Run:
 
 
 def ram_store(run_id: str, host: str, clock: Clock) -> RamStore | None:
-    """The RAM tier of a run on `host`: a living agent's, else what a dead one left."""
+    """Return the RAM tier of a run on `host`, of a live agent or left by an earlier one."""
     agent = find_agent(run_id, host)
     candidates = [agent] if agent is not None else agent_folders(run_id, host)
     folder = next((f for f in map(ram_folder, candidates) if f.is_dir()), None)

@@ -1,4 +1,4 @@
-"""`holdfast save`: asks a live run for a checkpoint now, and waits until it is committed."""
+"""Implement `holdfast save`: request a checkpoint from a live run, and wait for its commit."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from holdfast.format.names import CheckpointId
 
 POLL_SECS = 0.1
 LOOK_SECS = 1.0
+"""How often to list the run's directory."""
 AGENT_SECS = 30.0
+"""How long to wait for a new agent after the agent was lost."""
 
 
 @click.command()
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--no-wait", is_flag=True, help="Return as soon as the run knows of it.")
+@click.option("--no-wait", is_flag=True, help="Return as soon as the run has accepted the request.")
 @click.option(
     "--timeout",
     "timeout_secs",
@@ -31,14 +33,14 @@ AGENT_SECS = 30.0
     type=click.FloatRange(min=0),
     default=600.0,
     show_default=True,
-    help="How long to wait until it is committed.",
+    help="How long to wait for the commit.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def save(directory: Path, no_wait: bool, timeout_secs: float, as_json: bool) -> None:
-    """Ask the live run in DIR for a checkpoint now.
+    """Request a checkpoint from the live run in DIR.
 
-    Its trainers save at the next step that none of them has reached yet. The command waits until
-    that checkpoint is committed to durable storage.
+    Its trainers save at the next step that none of them has reached. The command waits until that
+    checkpoint is committed to durable storage.
     """
     run = read_only(directory)
     request = _Request(run, agent_folder(run, "save"), SystemClock())
@@ -58,17 +60,19 @@ def save(directory: Path, no_wait: bool, timeout_secs: float, as_json: bool) -> 
             }
         )
     elif committed is not None:
-        output.say(f"step {committed.step} (attempt {committed.attempt}) is committed")
+        output.print_line(f"step {committed.step} (attempt {committed.attempt}) is committed")
     else:
-        output.say(f"asked for: the trainers save at step {target} or the first one after it")
+        output.print_line(
+            f"requested: the trainers save at step {target} or the first one after it"
+        )
 
 
 def _gone(run: Run, error: AgentGoneError) -> AgentUnavailableError:
-    return AgentUnavailableError(f"save {run.directory}: its agent went away: {error}")
+    return AgentUnavailableError(f"save {run.directory}: its agent has ended: {error}")
 
 
 class _Request:
-    """One checkpoint that was asked for: of `target` or a later step."""
+    """A request for a checkpoint of step `target` or later."""
 
     def __init__(self, run: Run, folder: Path, clock: Clock) -> None:
         self._run = run
@@ -85,18 +89,18 @@ class _Request:
         self.target = CheckpointId(answer.target, attempt)
 
     def wait(self, timeout_secs: float) -> CheckpointId:
-        """The first checkpoint seen committed that serves.
+        """Wait for a committed checkpoint of the target step or later, and return its id.
 
         Raises:
-            SaveFailedError: it could not be made durable.
-            AgentUnavailableError: nobody is left who would take it.
-            WaitTimeoutError: not in time.
+            SaveFailedError: It could not be made durable.
+            AgentUnavailableError: The trainers or the agent have ended.
+            WaitTimeoutError: The timeout has passed; the checkpoint may still be made.
         """
         deadline = self._clock.monotonic() + timeout_secs
         while True:
             status = self._status()
             found = self._held_committed(status)
-            # The agent forgets what newer checkpoints have replaced; the directory does not.
+            # The agent drops checkpoints that newer ones replaced, so the directory is listed too.
             is_over = status is not None and not status.trainers and not status.pending
             if found is None and (is_over or self._clock.monotonic() >= self._look_at):
                 found = self._committed()
@@ -111,12 +115,12 @@ class _Request:
             if self._clock.monotonic() >= deadline:
                 raise WaitTimeoutError(
                     f"save {self._run.directory}: no checkpoint of step {self.target.step} or "
-                    f"later was committed within {timeout_secs:g} s; it may still come"
+                    f"later was committed within {timeout_secs:g} s; it may still be committed"
                 )
             self._clock.sleep(POLL_SECS)
 
     def _status(self) -> protocol.AgentStatus | None:
-        """The agent's status; None while a new agent may take over from one that was lost."""
+        """Return the agent's status; None while a new agent may replace a lost one."""
         now = self._clock.monotonic()
         try:
             status = status_of(self._folder)

@@ -1,4 +1,4 @@
-"""`holdfast show`: what one checkpoint holds, told without its bytes."""
+"""Implement `holdfast show`: print the contents of one checkpoint from its records alone."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ VALUE_LENGTH_MAX = 200
 def show(directory: Path, step: int | None, as_json: bool) -> None:
     """Show the arrays and values of one checkpoint of the run in DIR.
 
-    Without STEP it is the newest one on the present timeline. Of each array: its shape, its dtype,
-    the grid of the chunks that it was sharded into, and its bytes.
+    Without STEP it shows the newest one on the current timeline. For each array it prints the
+    shape, the dtype, the grid of the chunks into which it was sharded, and the size in bytes.
     """
     run = read_only(directory)
     sources = _find(run, step)
@@ -48,7 +48,7 @@ def _find(run: Run, step: int | None) -> CheckpointSources:
 
 
 def _tiers(sources: CheckpointSources) -> list[str]:
-    """The tiers that have a whole copy, the nearest first."""
+    """Return the tiers that hold a whole copy, the nearest one first."""
     of_ranks = [[copy.store.tier for copy in copies] for copies in sources.parts]
     return [tier for tier in of_ranks[0] if all(tier in tiers for tiers in of_ranks)]
 
@@ -102,7 +102,7 @@ def _print(run: Run, sources: CheckpointSources) -> None:
 
 
 def _written(metadata: CheckpointMetadata) -> str:
-    """What was written for it, where that is not all: `0.8 MB; reused: 32.8 MB of step 0`."""
+    """Return how much was written if images were reused: `0.8 MB; reused: 32.8 MB of step 0`."""
     if not metadata.reused:
         return ""
     reused = ", ".join(f"{size_text(one.size_bytes)} of step {one.step}" for one in metadata.reused)
@@ -115,7 +115,7 @@ def _processes(metadata: CheckpointMetadata) -> str:
 
 def _print_arrays(metadata: CheckpointMetadata) -> None:
     total = size_text(sum(array.size_bytes for array in metadata.arrays.values()))
-    output.say(f"\n{counted(len(metadata.arrays), 'array')}, {total}")
+    output.print_line(f"\n{counted(len(metadata.arrays), 'array')}, {total}")
     columns = [
         Column("name", folds=True),
         Column("shape", "right"),
@@ -136,7 +136,7 @@ def _dtype(array: ArrayMetadata) -> str:
 
 
 def _grid(array: ArrayMetadata) -> str:
-    """`2×4` chunks; `1` for an array in one piece."""
+    """Return the grid of chunks, such as `2×4`; `1` for an array in one piece."""
     return "×".join(map(str, array.grid)) if any(n > 1 for n in array.grid) else "1"
 
 
@@ -147,12 +147,12 @@ def _bytes(array: ArrayMetadata) -> str:
 def _print_values(metadata: CheckpointMetadata, sources: CheckpointSources) -> None:
     columns = [Column("", folds=True), Column("", folds=True)]
     if metadata.values:
-        output.say(f"\n{counted(len(metadata.values), 'value')}")
+        output.print_line(f"\n{counted(len(metadata.values), 'value')}")
         rows = [(name, _shortened(value)) for name, value in metadata.values.items()]
         output.print_table(columns, rows, indent=2)
     paths = sources.spec.process_values
     if paths:
-        output.say(f"\n{counted(len(paths), 'object')} with a state of each process's own")
+        output.print_line(f"\n{counted(len(paths), 'object')} with a state of each process's own")
         output.print_table(columns[:1], [(path_name(path),) for path in paths], indent=2)
 
 
@@ -160,6 +160,6 @@ def _shortened(value: object) -> str:
     try:
         text = repr(value)
     except ValueError:
-        # Python writes no integers of thousands of digits.
+        # Python refuses to print integers of thousands of digits.
         text = f"{type(value).__name__} with very large integers"
     return text if len(text) <= VALUE_LENGTH_MAX else text[:VALUE_LENGTH_MAX] + "…"

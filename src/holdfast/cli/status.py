@@ -1,4 +1,4 @@
-"""`holdfast status`: this user's agents on this host, their care, and the hosts of their runs."""
+"""Implement `holdfast status`: print this user's agents here, and the hosts of their runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast.cli.runs import read_only
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """A folder with memory of a run in it and no agent: the next start of the run takes it over."""
+    """A folder with a run's RAM tier but no agent: the next start of the run takes it over."""
 
     folder: Path
     run_id: str
@@ -34,9 +34,9 @@ class Left:
 def status(directory: Path | None, as_json: bool) -> None:
     """Show the agents on this host, or those of the run in DIR.
 
-    Of each: its run and process, the trainers that are attached, the checkpoints in its care, and
-    when it leaves. Of a run over several hosts also: its hosts and their agents, which of them
-    holds what, and how many lost hosts it would survive now.
+    For each agent it prints the run and the process, the attached trainers, the checkpoints it
+    holds, and when it ends. For a run on several hosts it also prints the hosts and their agents,
+    what each of them holds, and how many lost hosts the run would survive now.
     """
     run_id = read_only(directory).agents_id if directory is not None else None
     problems: list[str] = []
@@ -48,8 +48,8 @@ def status(directory: Path | None, as_json: bool) -> None:
     silent = [folder for folder in _silent(answering) if run_id in (None, run_of(folder))]
     for folder in silent:
         output.warn(
-            f"{folder}: its agent's process lives and does not answer; it comes, leaves, or was "
-            "stopped"
+            f"{folder}: its agent's process is alive but does not answer; it is starting or "
+            "ending, or was stopped by a signal"
         )
     left = [found for found in _left_behind(answering) if run_id in (None, found.run_id)]
     if as_json:
@@ -66,17 +66,19 @@ def status(directory: Path | None, as_json: bool) -> None:
         )
         return
     if not agents and not left and not silent:
-        output.say("no agents on this host" if directory is None else f"no agent of {directory}")
-    told = [one for one in jobs if len(one.job.hosts) > 1]
-    for one in told:
+        output.print_line(
+            "no agents on this host" if directory is None else f"no agent of {directory}"
+        )
+    shown = [one for one in jobs if len(one.job.hosts) > 1]
+    for one in shown:
         print_job(one)
-        output.say("")
+        output.print_line("")
     for number, agent in enumerate(agents):
         if number:
-            output.say("")
+            output.print_line("")
         _print(agent)
     for found in left:
-        output.say(
+        output.print_line(
             f"{found.folder}: {size_text(found.ram_bytes)} of memory and no agent; the next start "
             f"of run {found.run_id} takes it over"
         )
@@ -87,7 +89,7 @@ def _document(found: Left) -> dict[str, object]:
 
 
 def _silent(answering: set[Path]) -> list[Path]:
-    """The folders whose agent lives and does not answer."""
+    """Return the folders whose agent is alive but does not answer."""
     return [f for f in agent_folders_here() if f not in answering and is_locked(f)]
 
 
@@ -98,7 +100,7 @@ def _left_behind(of_agents: set[Path]) -> list[Left]:
         if run_id is None or folder in of_agents or is_locked(folder):
             continue
         files = [path.stat() for path in ram_folder(folder).rglob("*") if path.is_file()]
-        # An image is a second name of its slot.
+        # An image is a second name of its slot, so each inode is counted once.
         size_bytes = sum({state.st_ino: state.st_size for state in files}.values())
         if size_bytes:
             found.append(Left(folder=folder, run_id=run_id, ram_bytes=size_bytes))
@@ -124,8 +126,8 @@ def _named(name: str, lines: Sequence[str]) -> list[tuple[str, str]]:
 
 def _leaving(agent: protocol.AgentStatus) -> str:
     if agent.leaves_in_secs is not None:
-        return f"leaves in {secs_text(agent.leaves_in_secs)}"
-    return "stays while trainers work" if agent.trainers else "stays until all is durable"
+        return f"ends in {secs_text(agent.leaves_in_secs)}"
+    return "runs while trainers are attached" if agent.trainers else "runs until all is durable"
 
 
 def _trainer(trainer: protocol.TrainerStatus) -> str:

@@ -1,4 +1,4 @@
-"""`holdfast stop`: lets agents make durable what they hold, clear their memory and leave."""
+"""Implement `holdfast stop`: end agents after they have made durable what they hold."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ POLL_SECS = 0.05
     type=click.FloatRange(min=0),
     default=60.0,
     show_default=True,
-    help="How long to wait until they have left.",
+    help="How long to wait until they have ended.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def stop(directory: Path | None, is_all: bool, timeout_secs: float, as_json: bool) -> int:
     """Stop the agents of the run in DIR on this host, or all of them.
 
-    An agent that is told to stop first makes durable what it holds. It refuses while trainers are
-    attached to it. Without DIR and --all there must be just one agent.
+    A stopping agent first makes durable what it holds, and then clears its memory. It refuses to
+    stop while trainers are attached to it. Without DIR and --all there must be exactly one agent.
     """
     if directory is not None and is_all:
         raise click.UsageError("DIR and --all exclude each other.", click.get_current_context())
@@ -61,7 +61,7 @@ def stop(directory: Path | None, is_all: bool, timeout_secs: float, as_json: boo
     stopped, problems = [], []
     for agent in agents:
         try:
-            with output.stderr().status(f"waiting for the agent of {agent.run} to leave"):
+            with output.stderr().status(f"waiting for the agent of {agent.run} to end"):
                 _stop(agent, deadline, clock)
             stopped.append(agent)
         except HoldfastError as error:
@@ -69,37 +69,38 @@ def stop(directory: Path | None, is_all: bool, timeout_secs: float, as_json: boo
                 raise
             problems.append((agent, str(error)))
     _await_leaving(run_id, deadline, clock)
-    _tell(stopped, problems, as_json)
+    _report(stopped, problems, as_json)
     return 1 if problems else 0
 
 
 def _await_leaving(run_id: str | None, deadline: float, clock: Clock) -> None:
-    """Waits for agents that were on their way out before anybody told them to stop.
+    """Wait for agents that were already ending before this command.
 
     Raises:
-        WaitTimeoutError: one is still there.
+        WaitTimeoutError: One of them has not ended in time.
     """
     while folders := leaving(run_id):
         if clock.monotonic() >= deadline:
             raise WaitTimeoutError(
-                f"stop the agent in {folders[0]}: it is leaving, and still there"
+                f"stop the agent in {folders[0]}: it is ending, but has not ended in time"
             )
         clock.sleep(POLL_SECS)
 
 
 def _stop(agent: protocol.AgentStatus, deadline: float, clock: Clock) -> None:
-    """Tells one agent to stop and waits until its process has ended.
+    """Request one agent to stop, and wait until its process has ended.
 
     Raises:
-        RunBusyError: its trainers live.
-        SaveFailedError: it left, and its newest checkpoint was not made durable.
-        WaitTimeoutError: it is still there.
+        RunBusyError: Trainers are attached to it.
+        AgentUnavailableError: It is alive but does not answer.
+        SaveFailedError: It has ended, but its newest checkpoint is not durable.
+        WaitTimeoutError: It has not ended in time.
     """
     started = process_start(agent.pid)
     try:
         ask(Path(agent.folder), "stop", protocol.Stop(), protocol.Empty)
     except AgentGoneError as error:
-        # It was on its way out already, or it was killed.
+        # It was already ending, or was killed. Only a live process without an answer is an error.
         if process_start(agent.pid) == started and started is not None:
             raise AgentUnavailableError(
                 f"stop the agent of {agent.run}: process {agent.pid} does not answer: {error}"
@@ -107,8 +108,8 @@ def _stop(agent: protocol.AgentStatus, deadline: float, clock: Clock) -> None:
     while started is not None and process_start(agent.pid) == started:
         if clock.monotonic() >= deadline:
             raise WaitTimeoutError(
-                f"stop the agent of {agent.run}: process {agent.pid} was told to and is still "
-                f"there; {counted(agent.pending, 'checkpoint')} had to be made durable"
+                f"stop the agent of {agent.run}: process {agent.pid} has not ended in time; "
+                f"{counted(agent.pending, 'checkpoint')} had to be made durable"
             )
         clock.sleep(POLL_SECS)
     _check_nothing_lost(agent, clock)
@@ -126,12 +127,12 @@ def _check_nothing_lost(agent: protocol.AgentStatus, clock: Clock) -> None:
     if listing is None or not listing.is_committed:
         raise SaveFailedError(
             newest.step,
-            f"stop the agent of {agent.run}: it left, and step {newest.step} (attempt "
+            f"stop the agent of {agent.run}: it has ended, but step {newest.step} (attempt "
             f"{newest.attempt}) was not made durable; see its log in {agent.run}/events",
         )
 
 
-def _tell(
+def _report(
     stopped: list[protocol.AgentStatus],
     problems: list[tuple[protocol.AgentStatus, str]],
     as_json: bool,
@@ -153,6 +154,6 @@ def _tell(
         )
         return
     for agent in stopped:
-        output.say(f"{agent.run}: its agent (process {agent.pid}) has left")
+        output.print_line(f"{agent.run}: its agent (process {agent.pid}) has ended")
     if not stopped and not problems:
-        output.say("no agent to stop")
+        output.print_line("no agent to stop")

@@ -1,4 +1,4 @@
-"""`holdfast verify`: reads every block and says which bytes of which file are bad."""
+"""Implement `holdfast verify`: read every block, and report the bad bytes of each file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from holdfast.format.names import RUN_FILE
 
 @dataclass(slots=True)
 class Result:
-    """What was read of one copy; `copy` is None for the records of the run itself."""
+    """The result of reading one copy; `copy` is None for the records of the run itself."""
 
     copy: Copy | None
     size_bytes: int = 0
@@ -36,9 +36,9 @@ class Result:
 def verify(directory: Path, step: int | None, as_json: bool) -> int:
     """Read every block of the run in DIR and check it.
 
-    Without STEP: every committed checkpoint, the copies in this host's memory, and the records of
-    the run and its attempts. Each problem is told with its file and byte range; then the exit code
-    is 1.
+    Without STEP it reads every committed checkpoint, the copies in this host's memory, and the
+    records of the run and its attempts. Each problem is printed with its file and byte range, and
+    the exit code is then 1.
     """
     run, own_problem = read_damaged(directory)
     copies = [copy for copy in copies_of(run) if step is None or copy.id.step == step]
@@ -73,7 +73,10 @@ def _of_run(run: Run, own_problem: HoldfastError | None) -> Result:
 
 
 def _bar(copies: Sequence[Copy]) -> Progress:
-    """A bar on a terminal. The results wait for its end, as it would be drawn over them."""
+    """Return a progress bar for a terminal.
+
+    Results are printed after the bar has ended, because it would overwrite them.
+    """
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -107,7 +110,7 @@ def _results(copies: Iterable[Copy], bar: Progress) -> Iterator[Result]:
             bar.update(task, completed=done_bytes + result.size_bytes)
         done_bytes += _listed_bytes(copy)
         bar.update(task, completed=done_bytes)
-        # What was deleted while it was read was not bad.
+        # Problems of a copy that was deleted while it was read are not damage.
         if not (result.problems and is_gone(copy)):
             yield result
 
@@ -155,23 +158,25 @@ def _path(run: Run, check: BlockCheck) -> Path:
 def _print_result(run: Run, result: Result) -> None:
     copy = result.copy
     if copy is None and result.problems:
-        output.say(Text.assemble("records of the run: ", ("BAD", "bold red")))
+        output.print_line(Text.assemble("records of the run: ", ("BAD", "bold red")))
     if copy is not None:
         line = Text(f"step {copy.id.step}, attempt {copy.id.attempt}, {copy.store.tier}: ")
         line.append(
             "BAD" if result.problems else "good", "bold red" if result.problems else "green"
         )
         line.append(f", {size_text(result.size_bytes)}")
-        output.say(line)
+        output.print_line(line)
     for check in merged(result.problems):
-        output.say(f"  {_path(run, check)}")
-        output.say(f"    bytes [{check.start_bytes}, {check.stop_bytes}): {check.problem}")
+        output.print_line(f"  {_path(run, check)}")
+        output.print_line(f"    bytes [{check.start_bytes}, {check.stop_bytes}): {check.problem}")
         if check.found is not None:
-            output.say(f"    expected digest {check.expected}\n    found digest    {check.found}")
+            output.print_line(
+                f"    expected digest {check.expected}\n    found digest    {check.found}"
+            )
 
 
 def merged(problems: Iterable[BlockCheck]) -> Iterator[BlockCheck]:
-    """Bad ranges that touch or overlap become one, without digests; all else stays as it is."""
+    """Merge bad ranges that touch or overlap into one without digests; yield the others as is."""
     last: BlockCheck | None = None
     count = 1
     for check in problems:
@@ -201,10 +206,10 @@ def _print_end(results: Sequence[Result]) -> None:
     )
     bad = [check for result in results for check in result.problems]
     if not bad:
-        output.say(Text(f"all good: {checked}", "green"))
+        output.print_line(Text(f"all good: {checked}", "green"))
         return
     files = len({(check.tier, check.key) for check in bad})
     ranges = len(list(merged(bad)))
     line = Text(f"BAD: {counted(ranges, 'range')} in {counted(files, 'file')}", "bold red")
     line.append(f"; checked {checked}", "not bold default")
-    output.say(line)
+    output.print_line(line)

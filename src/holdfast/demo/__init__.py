@@ -1,6 +1,6 @@
-"""`holdfast demo`: trains, kills, resumes, and proves that nothing of the training was lost.
+"""The demonstration `holdfast demo`: train, kill, resume, and prove that no training was lost.
 
-`main.run_demo` is the whole demonstration; `train` is the training process, written as a user of
-Holdfast would write it. JAX, Optax, Grain and Matplotlib are imported here, and only by the modules
-that need them, so that `holdfast.demo.main` starts without.
+`main.run_demo` runs the whole demonstration. `train` is the training process, written as a user of
+Holdfast would write it. Only the modules that need JAX, Optax, Grain or Matplotlib import them, so
+`holdfast.demo.main` starts without them.
 """

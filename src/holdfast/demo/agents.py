@@ -1,6 +1,7 @@
-"""The agents of a demo's run on this machine: found by what they were told when they started.
+"""Find and end the agents of a demo's run on this machine.
 
-So one is found as well that is just starting, and does not answer yet.
+Agents are found by their command lines, so one that is still starting and does not answer yet is
+found too.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ class AgentProcess:
     folder: Path
 
     def kill(self) -> None:
-        """Sends SIGKILL and waits for the end; one that has ended is no error.
+        """Send SIGKILL and wait until the process has ended; a process that has ended is no error.
 
         Raises:
-            AgentUnavailableError: it is still there.
+            AgentUnavailableError: It has not ended in time.
         """
         try:
             pidfd = os.pidfd_open(self.pid)
@@ -53,19 +54,22 @@ class AgentProcess:
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             if not select.select([pidfd], [], [], _KILL_SECS_MAX)[0]:
                 raise AgentUnavailableError(
-                    f"kill the agent of {self.folder}: process {self.pid} is still there after "
+                    f"kill the agent of {self.folder}: process {self.pid} has not ended after "
                     f"{_KILL_SECS_MAX:.0f} s"
                 )
         finally:
             os.close(pidfd)
 
     def remove_memory(self) -> None:
-        """Removes all that its host held in RAM; the agent has to be gone."""
+        """Remove everything its host held in RAM. The agent must have ended."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def agents_of(run: Path) -> list[AgentProcess]:
-    """The agent processes of a run, by host. One that starts may be two processes for a moment."""
+    """Return the agent processes of a run, ordered by host.
+
+    An agent that is starting may be two processes for a moment.
+    """
     found = []
     for process in psutil.process_iter(["cmdline"]):
         command = process.info["cmdline"] or []
@@ -81,10 +85,10 @@ def agents_of(run: Path) -> list[AgentProcess]:
 
 
 def agent_of(run: Path, host: str, clock: Clock) -> AgentProcess:
-    """The agent of a run on `host`; waits for one that just starts.
+    """Return the agent of a run on `host`, waiting for one that is starting.
 
     Raises:
-        AgentUnavailableError: there is none, or not just one.
+        AgentUnavailableError: There is no agent, or more than one.
     """
     deadline = clock.monotonic() + _START_SECS_MAX
     while True:
@@ -93,27 +97,27 @@ def agent_of(run: Path, host: str, clock: Clock) -> AgentProcess:
             return found[0]
         if clock.monotonic() >= deadline:
             raise AgentUnavailableError(
-                f"look for the agent of {run} on host {host}: expected one, found "
+                f"find the agent of {run} on host {host}: expected one process, found "
                 f"{[agent.pid for agent in found]}"
             )
         clock.sleep(_POLL_SECS)
 
 
 def stop_agents(run: Path) -> None:
-    """Lets the agents of a run make durable what they hold and leave; kills those that do not.
+    """Stop the agents of a run after they have made durable what they hold; kill the others.
 
-    Whatever happens, none of them is left, and none of their memory: not even what could not be
-    made durable, which agents leave to the next start of the run.
+    Afterwards neither the agents nor their memory exist, even after an error: checkpoints that
+    could not be made durable are removed too.
 
     Raises:
-        AgentUnavailableError: they did not leave by themselves.
+        AgentUnavailableError: The agents did not stop by themselves.
     """
     found = agents_of(run)
     try:
         if found:
             _holdfast("stop", str(run), "--timeout", str(_STOP_SECS_MAX / 2))
     finally:
-        # Only those are killed that are there now: of the others somebody else may have the id.
+        # Only agents found now are killed: another process may have the id of one that has ended.
         left = agents_of(run)
         for agent in left:
             agent.kill()
@@ -129,10 +133,10 @@ def _holdfast(*arguments: str) -> None:
         )
     except subprocess.TimeoutExpired as error:
         raise AgentUnavailableError(
-            f"`holdfast {' '.join(arguments)}`: no end after {_STOP_SECS_MAX:.0f} s"
+            f"`holdfast {' '.join(arguments)}`: has not ended after {_STOP_SECS_MAX:.0f} s"
         ) from error
     if done.returncode != 0:
         raise AgentUnavailableError(
             f"`holdfast {' '.join(arguments)}`: exit code {done.returncode}, "
-            f"it says: {(done.stderr or done.stdout).strip()[-500:]}"
+            f"output: {(done.stderr or done.stdout).strip()[-500:]}"
         )

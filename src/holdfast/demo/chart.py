@@ -1,7 +1,7 @@
-"""The picture of the demo: the losses of both runs, and how far each had come at which time.
+"""Draw the chart of the demo: the losses of both runs, and their progress over time.
 
-Drawn with Matplotlib's Agg, without a screen. Colours can be told apart by the colour-blind
-(Okabe and Ito's), and the two runs differ in width and dash as well.
+The chart is drawn with Matplotlib's Agg, without a screen. Its colours (Okabe and Ito's) are
+distinguishable for colour-blind readers, and the two runs also differ in line width.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MARKS = {
 
 
 def draw(report: DemoReport, interrupted: RunLog, uninterrupted: RunLog, path: Path) -> None:
-    """Draws the PNG."""
+    """Draw the chart and write it to `path` as PNG."""
     figure = Figure(figsize=(10, 7.5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     losses, times = figure.subplots(2, 1, height_ratios=(3, 2))
@@ -64,7 +64,7 @@ def _mark(axes: Axes, failure: FailureReport, level: int, steps: int) -> None:
     if failure.steps_lost:
         first_again = failure.last_step + 1 - failure.steps_lost
         axes.axvspan(first_again - 0.5, failure.last_step, color=colour, alpha=0.2, linewidth=0)
-    is_left = failure.last_step > 0.7 * steps  # There is no room at the right of the line.
+    is_left = failure.last_step > 0.7 * steps  # Too little space at the right of the line.
     axes.annotate(
         f"{name} after step {failure.last_step}\n{_cost(failure)}",
         xy=(failure.last_step, 1.0),
@@ -107,7 +107,7 @@ def _name(failure: FailureReport) -> str:
 
 def _cost(failure: FailureReport) -> str:
     if failure.kind is FailureKind.KILL_AGENT:
-        return "the trainer ran on"
+        return "the trainer continued"
     steps = "1 step" if failure.steps_lost == 1 else f"{failure.steps_lost} steps"
     return f"{steps} lost, {failure.recovery_secs:.1f} s to the next"
 

@@ -1,8 +1,10 @@
-"""The order of batches: a Grain pipeline over random windows of the corpus.
+"""Provide the batches: a Grain pipeline over random windows of the corpus.
 
-Which windows make up batch number n depends on the seed and on n alone, and on several hosts on the
-host: each has its share of the stretches. The iterator reads ahead in a thread of its own; its
-`get_state` speaks of the batch handed out last, not of the one read last.
+Invariants:
+- The windows of batch number n depend only on the seed, on n, and on the host if there are several:
+  each host has its share of the stretches.
+- The iterator prefetches in a thread of its own, but its `get_state` describes the batch returned
+  last, not the one prefetched last.
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchShape:
-    """How much text one training step sees.
+    """The amount of text in one training step.
 
     Attributes:
-        windows: pieces of text in a batch.
-        context: bytes that each piece predicts, each from those before it.
+        windows: The pieces of text in a batch.
+        context: The predicted bytes of each piece, each predicted from those before it.
     """
 
     windows: int = 16
@@ -31,17 +33,18 @@ class BatchShape:
 
     @property
     def tokens(self) -> int:
-        """Bytes predicted in one step."""
+        """The bytes predicted in one step."""
         return self.windows * self.context
 
 
 def batch_iterator(
     corpus: NDArray[np.uint8], shape: BatchShape, *, seed: int, host: int = 0, hosts: int = 1
 ) -> grain.DatasetIterator[NDArray[np.uint8]]:
-    """An endless iterator over a host's batches, uint8 of shape (windows, context + 1).
+    """Return an endless iterator over a host's batches, uint8 of shape (windows, context + 1).
 
-    The corpus is cut into stretches, which are shuffled anew in each epoch; from each stretch a
-    window at a random place is taken. Of `hosts` each takes every so many-th stretch.
+    The corpus is cut into stretches, which are shuffled in each epoch, and a window is taken at a
+    random offset of each stretch. Host i reads stretches i, i + `hosts`, i + 2 `hosts` and so on of
+    that order.
     """
     window_bytes = shape.context + 1
     stretch_bytes = 2 * window_bytes
@@ -64,24 +67,24 @@ def batch_iterator(
 
 
 class Batches:
-    """A host's batches in their order, and a digest of all that were handed out; both are saved."""
+    """A host's batches in their order, and a digest of all returned ones; both are saved."""
 
     def __init__(self, iterator: grain.DatasetIterator[NDArray[np.uint8]]) -> None:
         self._iterator = iterator
         self.digest = ""
 
     def take(self) -> tuple[NDArray[np.uint8], str]:
-        """The next batch, and a digest of it."""
+        """Return the next batch and its digest."""
         batch = next(self._iterator)
         digest = xxhash.xxh3_64_hexdigest(batch.tobytes())
         self.digest = xxhash.xxh3_128_hexdigest((self.digest + digest).encode())
         return batch, digest
 
     def get_state(self) -> dict[str, Any]:
-        """The place in the data; what Holdfast saves."""
+        """Return the position in the data, which Holdfast saves."""
         return {"iterator": self._iterator.get_state(), "digest": self.digest}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a place that was saved."""
+        """Continue from a saved position."""
         self._iterator.set_state(state["iterator"])
         self.digest = state["digest"]

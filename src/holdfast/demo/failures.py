@@ -1,7 +1,7 @@
-"""The failures of the demo: which ones at which steps, chosen by a seed, and how they are dealt.
+"""Choose the failures of the demo and their steps from a seed, and carry them out.
 
-A failure is due when the step that it names is finished, and strikes a part of a step later, so
-that it may hit computing, saving or neither. Signals go to single processes, by their ids.
+A failure is due when its step is finished. It is carried out a fraction of a step later, so that it
+can hit the computation, a save or neither. Signals are sent to single processes, by their ids.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from holdfast.demo.agents import agent_of
 from holdfast.errors import InvalidArgumentError
 
 STEPS_MIN = 20
-"""The fewest steps among which failures can be told apart."""
+"""The fewest steps for which the failures are at distinct steps."""
 
 
 class FailureKind(enum.Enum):
-    """What a failure does, in the words of the report."""
+    """What a failure does, as the report names it."""
 
     KILL = "trainer SIGKILL"
     TERMINATE = "trainer SIGTERM"
@@ -35,10 +35,10 @@ class Failure:
     """One planned failure.
 
     Attributes:
-        kind: what it does.
-        step: it is due when this step is finished.
-        phase: the part of the next step that passes before it strikes, in [0, 1).
-        host: the index of the host that it hits.
+        kind: What it does.
+        step: It is due when this step is finished.
+        phase: The fraction of the next step that passes before it is carried out, in [0, 1).
+        host: The index of the host that it hits.
     """
 
     kind: FailureKind
@@ -50,18 +50,18 @@ class Failure:
 def choose_failures(
     seed: int, steps: int, *, kill_agent: bool, hosts: int = 1
 ) -> tuple[Failure, ...]:
-    """The failures of a run of `steps` steps, by step. The same seed chooses the same ones.
+    """Return the failures of a run of `steps` steps, by step. Equal seeds give equal failures.
 
-    One comes between a quarter and a half of the run, another one between 3/5 and 4/5: on one host
-    its trainer is killed, and later told to end; of several hosts one is lost, and later another.
-    An agent is killed anywhere between 1/10 and 9/10, apart from these two.
+    The first one is between 1/4 and 1/2 of the run, the second one between 3/5 and 4/5. With one
+    host, its trainer receives SIGKILL and later SIGTERM; with several, one host is lost and later
+    another. With `kill_agent` an agent is killed between 1/10 and 9/10, away from these two.
 
     Raises:
-        InvalidArgumentError: there are fewer than `STEPS_MIN` steps.
+        InvalidArgumentError: There are fewer than `STEPS_MIN` steps.
     """
     if steps < STEPS_MIN:
         raise InvalidArgumentError(
-            f"choosing failures: expected at least {STEPS_MIN} steps, found {steps}"
+            f"choose failures: expected at least {STEPS_MIN} steps, found {steps}"
         )
     chance = random.Random(seed)
     chosen = [
@@ -92,10 +92,13 @@ def choose_failures(
 
 
 def strike(kind: FailureKind, trainer_pid: int, run: Path, host: str, clock: Clock) -> int:
-    """Deals a failure to the host of that name; returns the id of the process that it hit first.
+    """Carry out a failure on the host of that name.
+
+    Returns:
+        The id of the first process that was signalled.
 
     Raises:
-        AgentUnavailableError: its agent shall be killed, and there is none.
+        AgentUnavailableError: The host's agent cannot be found or does not end.
     """
     match kind:
         case FailureKind.KILL:
@@ -108,7 +111,7 @@ def strike(kind: FailureKind, trainer_pid: int, run: Path, host: str, clock: Clo
             return agent.pid
         case FailureKind.LOSE_HOST:
             agent = agent_of(run, host, clock)
-            # The trainer first: it would start another agent.
+            # The trainer first, because a live trainer would start another agent.
             os.kill(trainer_pid, signal.SIGKILL)
             agent.kill()
             agent.remove_memory()

@@ -1,8 +1,9 @@
-"""What a trainer of the demo writes about itself: one JSON line for each thing that happened.
+"""Write and read the journal of a trainer of the demo: one JSON line for each event.
 
-A record is one `write` to a file opened for appending, so that SIGKILL loses none that `append`
-returned from, and the starts of one run go on in one file. All times are seconds since 1970 on the
-machine's wall clock, and comparable between processes.
+Invariant: a record is one `write` to a file opened for appending, so SIGKILL loses no record for
+which `append` has returned, and all starts of a run append to one file.
+
+All times are seconds since 1970 of the machine's wall clock, and comparable between processes.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from holdfast.errors import HoldfastError
 
 
 class Restored(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trainer resumed from.
+    """The checkpoint that a trainer resumed from.
 
-    `sources` counts bytes by the name of their tier, `skipped` says which copies were bad.
+    `sources` counts bytes by the name of their tier, `skipped` names the bad copies and why.
     """
 
     step: int
@@ -31,7 +32,7 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
-    """The trainer is ready; `first_step` is the step that it does first."""
+    """The trainer is ready; `first_step` is its first step."""
 
     time: float
     pid: int
@@ -63,14 +64,14 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True, tag="saved"):
 
 
 class Preempted(msgspec.Struct, frozen=True, kw_only=True, tag="preempted"):
-    """The trainer left by itself after this step, all of its saves durable."""
+    """The trainer has ended by itself after this step, and all its saves are durable."""
 
     time: float
     step: int
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
-    """The last step is done; digests of what came out of the training.
+    """The last step is finished; digests of the results of the training.
 
     `batches` is a digest over the digests of all batches in their order.
     """
@@ -89,17 +90,21 @@ _DECODER = msgspec.json.Decoder(Record)
 
 
 class Journal:
-    """The writing end. One thread appends."""
+    """The writing half of a journal. One thread appends."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def append(self, record: Record) -> None:
-        """Adds a record; when it returns, the record outlives this process."""
+        """Append a record; once this returns, the record outlives this process.
+
+        Raises:
+            HoldfastError: The record was written only in part.
+        """
         line = msgspec.json.encode(record) + b"\n"
         written = os.write(self._file, line)
         if written != len(line):
-            raise HoldfastError(f"writing a journal record: {written} of {len(line)} bytes written")
+            raise HoldfastError(f"write a journal record: {written} of {len(line)} bytes written")
 
     def __enter__(self) -> Self:
         return self
@@ -114,14 +119,18 @@ class Journal:
 
 
 class Tail:
-    """The reading end, which may follow a file while it is written. One thread reads."""
+    """The reading half, which can follow a file while it is written. One thread reads."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset_bytes = 0
 
     def read(self) -> list[Record]:
-        """The records that came since the last call; none while there is no file."""
+        """Return the records written since the last call; none while the file is missing.
+
+        Raises:
+            HoldfastError: A line is not a record.
+        """
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset_bytes)
@@ -134,5 +143,5 @@ class Tail:
             return [_DECODER.decode(line) for line in whole.splitlines()]
         except msgspec.DecodeError as error:
             raise HoldfastError(
-                f"reading {self._path}: a line is no journal record: {error}"
+                f"read {self._path}: a line is not a journal record: {error}"
             ) from error

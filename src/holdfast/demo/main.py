@@ -1,7 +1,6 @@
-"""The demo from its options to its exit code.
+"""Run the demo: one run with failures and one without, whose journals are then compared.
 
-One run is interrupted by failures, the other one is not; then their journals are compared. All
-processes that the demo started, trainers and agents, are ended when it ends, however it ends.
+Invariant: when the demo ends, in whatever way, all trainers and agents that it started have ended.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from holdfast.demo.table import print_report, verdict
 from holdfast.errors import HoldfastError, InvalidArgumentError
 
 _ROOM_BYTES = 16 << 20
-"""What a checkpoint takes, about."""
+"""The approximate size of a checkpoint."""
 
 _STEPS = 256
 _STEPS_OF_HOSTS = 64
@@ -40,17 +39,17 @@ _NEEDED = ("jax", "optax", "grain", "matplotlib")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """What a person chooses.
+    """The options of the demo.
 
     Attributes:
-        directory: where everything goes; None for a new temporary folder.
-        hosts: how many hosts each of the two runs has.
-        steps: training steps of each of them; None for as many as take a minute or so.
-        seed: chooses the failures, the initial weights and the order of batches.
-        kill_agent: whether the agent is killed too.
-        interval_secs: the least time between two checkpoints.
-        chart: where the picture goes; None for `losses.png` in the directory.
-        json_path: where the report goes as JSON; None for `report.json` in the directory.
+        directory: The folder for all files; None for a new temporary one.
+        hosts: The number of hosts of each run.
+        steps: The training steps of each run; None for as many as take about a minute.
+        seed: Determines the failures, the initial weights and the order of batches.
+        kill_agent: Whether the agent is killed too.
+        interval_secs: The shortest time between two checkpoints.
+        chart: The path of the chart; None for `losses.png` in the directory.
+        json_path: The path of the report as JSON; None for `report.json` in the directory.
     """
 
     directory: Path | None = None
@@ -64,37 +63,40 @@ class DemoOptions:
 
 
 def run_demo(options: DemoOptions, *, console: Console | None = None) -> int:
-    """Runs the demo and prints what it found.
+    """Run the demo and print its report.
 
     Returns:
-        0: the interrupted run is bit-identical to the other one; 1: it is not; 2: the demo could
-        not be carried out, and said why; 130: it was interrupted from outside.
+        The exit code: 0 if the interrupted run is bit-identical to the other one, 1 if it is not, 2
+        if the demo failed, for which it prints the reason, 130 if it was interrupted.
     """
     console = Console() if console is None else console
     folder: Path | None = None
     try:
         _check_packages()
         folder = _prepare_folder(options.directory)
-        _say(console, f"holdfast demo: everything goes to {folder}")
+        _print_line(console, f"holdfast demo: writing all files to {folder}")
         with _sigterm_as_interrupt():
             return _run(options, folder, console)
     except HoldfastError as error:
-        where = "" if folder is None else f"\nThe logs of the trainers are {folder}/*.log"
-        _say(console, f"{error}{where}{_little_room(folder)}")
+        where = "" if folder is None else f"\nThe trainers' logs are in {folder}/*.log"
+        _print_line(console, f"{error}{where}{_little_room(folder)}")
         return 2
     except OSError as error:
-        _say(console, f"holdfast demo: its own files: {error}{_little_room(folder)}")
+        _print_line(console, f"holdfast demo: write its files: {error}{_little_room(folder)}")
         return 2
     except KeyboardInterrupt:
-        _say(console, f"interrupted; what the demo started is ended, its logs are in {folder}")
+        _print_line(
+            console, f"interrupted; all processes have been ended, the logs are in {folder}"
+        )
         return 130
 
 
 def _run(options: DemoOptions, folder: Path, console: Console) -> int:
-    from holdfast.demo.chart import draw  # Imports Matplotlib, whose presence is known only now.
+    # Imported here because it needs Matplotlib, which `_check_packages` has checked only now.
+    from holdfast.demo.chart import draw
 
     clock = SystemClock()
-    began = clock.monotonic()
+    start_secs = clock.monotonic()
     steps = options.steps or (_STEPS if options.hosts == 1 else _STEPS_OF_HOSTS)
     failures = choose_failures(
         options.seed, steps, kill_agent=options.kill_agent, hosts=options.hosts
@@ -107,9 +109,9 @@ def _run(options: DemoOptions, folder: Path, console: Console) -> int:
             steps=steps,
             seed=options.seed,
             interval_secs=options.interval_secs,
-            failures=dealt,
+            failures=planned,
         )
-        for name, dealt in (("interrupted", failures), ("uninterrupted", ()))
+        for name, planned in (("interrupted", failures), ("uninterrupted", ()))
     ]
     with make_display(console) as display:
         logs = [_drive_and_stop(plan, display, clock) for plan in plans]
@@ -123,29 +125,29 @@ def _run(options: DemoOptions, folder: Path, console: Console) -> int:
 
     print_report(report, console)
     for trouble in read_ram_troubles(plans[0].run):
-        _say(console, f"checkpoints were not kept in RAM: {trouble}")
-    _say(console, f"chart:  {chart}\nreport: {json_path}")
-    _say(console, f"the whole demo took {clock.monotonic() - began:.0f} s")
-    _say(console, verdict(report.identity))
+        _print_line(console, f"checkpoints were not stored in RAM: {trouble}")
+    _print_line(console, f"chart:  {chart}\nreport: {json_path}")
+    _print_line(console, f"the whole demo took {clock.monotonic() - start_secs:.0f} s")
+    _print_line(console, verdict(report.identity))
     return 0 if report.identity.holds else 1
 
 
 def _drive_and_stop(plan: DemoPlan, display: Display, clock: Clock) -> RunLog:
-    """Drives a run; the agents that it left are stopped in any case."""
+    """Drive a run and stop its agents, even after an error."""
     try:
         return drive(plan, display, clock)
     finally:
         try:
             stop_agents(plan.run)
         except HoldfastError as error:
-            display.show_line(f"stopping what {plan.name} left behind failed: {error}")
+            display.show_line(f"stopping the agents of the {plan.name} run failed: {error}")
 
 
 def _check_packages() -> None:
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise InvalidArgumentError(
-            f"holdfast demo: expected {', '.join(_NEEDED)} to be installed, found no "
+            f"holdfast demo: expected {', '.join(_NEEDED)} to be installed, not found: "
             f"{', '.join(missing)}; install `holdfast-checkpoint[demo]`"
         )
 
@@ -166,7 +168,7 @@ def _prepare_folder(wanted: Path | None) -> Path:
 
 
 def _little_room(folder: Path | None) -> str:
-    """What is to be said where the disk is full: the trainers' logs may not have it any more."""
+    """Return a hint if the disk is full, which the trainers' logs may be unable to record."""
     if folder is None:
         return ""
     free_bytes = shutil.disk_usage(folder).free
@@ -179,7 +181,7 @@ def _little_room(folder: Path | None) -> str:
 
 @contextmanager
 def _sigterm_as_interrupt() -> Iterator[None]:
-    """Lets a SIGTERM unwind the demo as Ctrl-C does, so that nothing is left running."""
+    """Make SIGTERM unwind the demo as Ctrl-C does, so that no process continues to run."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -194,5 +196,5 @@ def _sigterm_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _say(console: Console, text: str) -> None:
+def _print_line(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,10 +1,13 @@
-"""A small byte-level transformer and its training step, in plain JAX and Optax.
+"""Define a small byte-level transformer and its training step, in plain JAX and Optax.
 
-Data parallel over a mesh of one device a host: each host has the whole state and its own batch.
+The training is data parallel over a mesh with one device for each host: each host has the whole
+state and its own batch.
 
-Decoder only, pre-norm, with learned positions, tied embeddings and dropout. The same inputs give
-the same bits in every process on one machine; `tests/demo` holds it to that. float32, because most
-CPUs have nothing faster. The sizes are such that a step takes about 0.1 s on two cores.
+The model is decoder-only and pre-norm, with learned positions, tied embeddings and dropout. Its
+dtype is float32, because most CPUs have no faster one. With its sizes a step takes about 0.1 s on
+two cores.
+
+Invariant: equal inputs give equal bits in every process on one machine, which `tests/demo` checks.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ class ModelConfig:
 
 
 def init_params(config: ModelConfig, rng: jax.Array) -> Params:
-    """Fresh float32 parameters, a nested dict with one entry for each layer."""
+    """Return initial float32 parameters, a nested dict with one entry for each layer."""
     width = config.width
     shapes: Params = {
         "embedding": (config.vocabulary, width),
@@ -53,7 +56,7 @@ def init_params(config: ModelConfig, rng: jax.Array) -> Params:
             "mlp": {"norm": (width,), "up": (width, 4 * width), "down": (4 * width, width)},
         }
     leaves, tree = jax.tree.flatten(shapes, is_leaf=lambda node: isinstance(node, tuple))
-    # All are drawn at once: a draw for each array would take longer to compile than the training.
+    # All are drawn by one call: one for each array would take longer to compile than the training.
     ends = np.cumsum([np.prod(shape) for shape in leaves])
     drawn = jnp.split(0.02 * jax.random.normal(rng, (int(ends[-1]),)), ends[:-1])
     arrays = [
@@ -65,7 +68,7 @@ def init_params(config: ModelConfig, rng: jax.Array) -> Params:
 
 
 def make_optimizer(steps: int) -> optax.GradientTransformation:
-    """AdamW with clipped gradients; warm-up and cosine decay over `steps` steps."""
+    """Return AdamW with clipped gradients, and warm-up and cosine decay over `steps` steps."""
     schedule = optax.warmup_cosine_decay_schedule(
         init_value=0.0,
         peak_value=1.2e-3,
@@ -79,7 +82,10 @@ def make_optimizer(steps: int) -> optax.GradientTransformation:
 
 
 def shardings() -> tuple[NamedSharding, NamedSharding]:
-    """Whole on each host, and divided by hosts; of each process the first device counts."""
+    """Return the shardings for whole arrays on each host, and for arrays divided between hosts.
+
+    The mesh has the first device of each process.
+    """
     first: dict[int, jax.Device] = {}
     for device in jax.devices():
         first.setdefault(device.process_index, device)
@@ -89,7 +95,7 @@ def shardings() -> tuple[NamedSharding, NamedSharding]:
 
 
 def everywhere(value: jax.Array) -> jax.Array:
-    """What all hosts have alike, as one array of all of them."""
+    """Return a value that is equal on all hosts as one replicated array."""
     whole, _ = shardings()
     result: jax.Array = jax.jit(lambda same: same, out_shardings=whole)(value)
     return result
@@ -98,7 +104,7 @@ def everywhere(value: jax.Array) -> jax.Array:
 def make_init(
     config: ModelConfig, optimizer: optax.GradientTransformation
 ) -> Callable[[jax.Array], tuple[Params, optax.OptState]]:
-    """`init(rng) -> (params, opt_state)`, compiled as one program."""
+    """Return `init(rng) -> (params, opt_state)`, compiled as one program."""
 
     def init(rng: jax.Array) -> tuple[Params, optax.OptState]:
         params = init_params(config, rng)
@@ -109,11 +115,11 @@ def make_init(
 
 
 def make_train_step(config: ModelConfig, optimizer: optax.GradientTransformation) -> TrainStep:
-    """`train_step(params, opt_state, rng, batch) -> (params, opt_state, rng, loss)`.
+    """Return `train_step(params, opt_state, rng, batch) -> (params, opt_state, rng, loss)`.
 
-    `batch` is this host's, uint8 of shape (windows, context + 1), `loss` the mean cross entropy of
-    all hosts' in nats per byte. `params` and `opt_state` are donated: the arrays passed in cannot
-    be used afterwards.
+    `batch` is this host's batch, uint8 of shape (windows, context + 1). `loss` is the mean cross
+    entropy over the batches of all hosts, in nats per byte. `params` and `opt_state` are donated:
+    the arrays passed in cannot be used afterwards.
     """
     whole, by_host = shardings()
 

@@ -1,7 +1,7 @@
-"""What a run of the demo shall do, and what its hosts are called.
+"""Define the plan of a run of the demo, and the names of its hosts.
 
-Several hosts stand on one machine: each has a name of its own, and so an agent and memory of its
-own, and one trainer process. A host that is alone keeps the machine's name.
+Several hosts are simulated on one machine: each has its own name, and therefore its own agent, RAM
+tier and trainer process. A single host has the machine's name.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from holdfast.job.options import INTERFACE_VARIABLE
 from holdfast.peers.config import LOOPBACK
 
 HOSTS_MAX = 8
-"""As many as one machine is asked to be."""
+"""How many hosts one machine simulates at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoPlan:
-    """What a run shall do, and what shall happen to it."""
+    """The plan of a run: its size and its failures."""
 
     name: str
     folder: Path
@@ -37,20 +37,20 @@ class DemoPlan:
         return self.folder / self.name
 
     def journal(self, host: int) -> Path:
-        """What the trainers of a host write for the demo."""
+        """Return the path of the journal of a host's trainers."""
         return self.folder / f"{self.name}{self._suffix(host)}.jsonl"
 
     def output(self, host: int) -> Path:
-        """What the trainers of a host print."""
+        """Return the path of the output of a host's trainers."""
         return self.folder / f"{self.name}{self._suffix(host)}.log"
 
     def host(self, host: int) -> str:
-        """The name of a host."""
+        """Return the name of a host."""
         return host_name() if self.hosts == 1 else f"host-{host}"
 
     def environment(self, host: int) -> dict[str, str]:
-        """What the trainers of a host find in their environment."""
-        # The proof compares bits, and on an accelerator equal bits take special settings.
+        """Return the environment of a host's trainers."""
+        # The demo compares bits, and accelerators compute equal bits only with special settings.
         if self.hosts == 1:
             return {"JAX_PLATFORMS": "cpu", **os.environ}
         # Several processes cannot share an accelerator.

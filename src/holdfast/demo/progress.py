@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: a live bar on a terminal, plain lines elsewhere."""
+"""Show the progress of the demo: a live bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class Display(Protocol):
-    """Where the runs tell how they get on. One thread calls."""
+    """Shows the progress of the runs. One thread calls its methods."""
 
     def begin(self, name: str, steps: int) -> None:
-        """A run begins; the one before is over."""
+        """Start a run; the previous one has ended."""
         ...
 
     def step(self, step: int, loss: float) -> None:
-        """A step of the run is finished. After a failure, steps come again."""
+        """Show that a step is finished. After a failure, steps are repeated."""
         ...
 
     def show_line(self, text: str) -> None:
-        """Something happened that stays on the screen."""
+        """Print a line that stays on the screen."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -35,13 +35,13 @@ class Display(Protocol):
 
 
 def make_display(console: Console) -> Display:
-    """The display that suits a console."""
+    """Return the display that suits a console."""
     return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)
 
 
 @final
 class LiveDisplay:
-    """One bar for each run, redrawn in place; what is told scrolls by above it."""
+    """One bar for each run, redrawn in place; lines scroll above it."""
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
@@ -79,7 +79,7 @@ class LiveDisplay:
 
 @final
 class PlainDisplay:
-    """A line for every eighth of a run, and for what is told."""
+    """A line for every eighth of a run, and the lines of `show_line`."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

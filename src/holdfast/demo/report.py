@@ -1,4 +1,4 @@
-"""What the demo found: computed from the journals and events of its two runs, and nothing else."""
+"""Compute the report of the demo, only from the journals and events of its two runs."""
 
 from __future__ import annotations
 
@@ -19,28 +19,27 @@ from holdfast.demo.runner import RunLog, Strike
 _LAST_STEPS = 16
 
 ByHost: TypeAlias = Sequence[Sequence[journal.Record]]
-"""What the trainers of each host wrote."""
+"""The records of each host's trainers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureReport:
-    """One failure and what it cost.
+    """One failure and its cost.
 
     Attributes:
-        kind: what was done, to whom.
-        host: the name of the host that it hit.
-        pid: the process that the signal went to, the first one where a host was lost.
-        last_step: the last step finished before.
-        next_step: the step that was finished next.
-        steps_lost: finished steps that had to be done again.
-        recovery_secs: until the next step was finished, counted from the new start of the trainers;
-            where they ran on, from the failure.
-        restore_secs: the part of it that reading the state took, on the slowest host; None where it
-            was not read.
-        restored_step: the checkpoint's; None where it was not read.
-        sources: bytes of the state by the tier they came from, all hosts' together; None where it
-            was not read.
-        skipped: checkpoints and copies that were passed over, and why.
+        kind: What the failure did.
+        host: The name of the host that it hit.
+        pid: The process that was signalled; the first one if a host was lost.
+        last_step: The last step finished before the failure.
+        next_step: The step finished next after it.
+        steps_lost: The finished steps that had to be repeated.
+        recovery_secs: The time until the next step was finished, from the restart of the trainers;
+            from the failure if the trainers survived it.
+        restore_secs: The part of it spent reading the state, on the slowest host; None if no state
+            was read.
+        restored_step: The step of the restored checkpoint; None if no state was read.
+        sources: The bytes of the state by tier, of all hosts together; None if no state was read.
+        skipped: The checkpoints and copies that were skipped, with the reasons.
     """
 
     kind: FailureKind
@@ -58,7 +57,7 @@ class FailureReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What the two runs have in common, bit for bit, on each of their hosts."""
+    """Which results of the two runs are equal in every bit, on each of their hosts."""
 
     params: bool
     opt_state: bool
@@ -69,7 +68,7 @@ class Identity:
 
     @property
     def holds(self) -> bool:
-        """Whether the interrupted run is the uninterrupted one in every bit."""
+        """Whether the interrupted run equals the uninterrupted one in every bit."""
         return (
             self.params
             and self.opt_state
@@ -81,9 +80,9 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoReport:
-    """All that the demo found; the times are those of the interrupted run.
+    """The results of the demo. The times are those of the interrupted run.
 
-    `save_calls_secs` and `training_secs` are of the host whose calls of `save` took longest.
+    `save_calls_secs` and `training_secs` are those of the host whose calls of `save` took longest.
     """
 
     seed: int
@@ -97,14 +96,14 @@ class DemoReport:
     training_secs: float
     first_loss: float
     last_loss: float
-    """The mean over the last 16 steps: a single step's depends on its batch."""
+    """The mean over the last 16 steps, because that of a single step depends on its batch."""
     identity: Identity
 
 
 def make_report(
     seed: int, interrupted: RunLog, uninterrupted: RunLog, commits: Sequence[tuple[int, float]]
 ) -> DemoReport:
-    """Puts the report together; `commits` are those of the interrupted run, see `read_commits`."""
+    """Return the report; `commits` are those of the interrupted run, see `read_commits`."""
     by_host = _records(interrupted)
     save_secs, training_secs = max(map(_times_secs, by_host))
     steps = _steps(by_host[0])
@@ -126,9 +125,10 @@ def make_report(
 
 
 def compare(one: ByHost, other: ByHost) -> Identity:
-    """Compares all that two runs wrote, host by host. A step done twice counts with both outcomes.
+    """Compare the records of two runs, host by host.
 
-    Hosts of one run that differ where all have the same are a difference too.
+    A step that was done twice counts with both results. Hosts of one run that differ in a
+    replicated result count as a difference too.
     """
     losses, other_losses = _by_step(one, "loss"), _by_step(other, "loss")
     steps = losses.keys() | other_losses.keys()
@@ -146,9 +146,9 @@ def compare(one: ByHost, other: ByHost) -> Identity:
 
 
 def read_commits(run: Path) -> list[tuple[int, float]]:
-    """The attempts and times of the checkpoints that a run committed, by time.
+    """Return (attempt, time) of each checkpoint that a run committed, ordered by time.
 
-    Those are left out that a later recovery committed: their time tells nothing of their interval.
+    Commits by a later recovery are left out: their times do not reflect the interval of saving.
     """
     commits = [
         (int(event["attempt"]), datetime.fromisoformat(event["time"]).timestamp())
@@ -159,21 +159,24 @@ def read_commits(run: Path) -> list[tuple[int, float]]:
 
 
 def read_ram_troubles(run: Path) -> list[str]:
-    """Why the hosts could not keep checkpoints in RAM, each reason once."""
+    """Return why the hosts could not store checkpoints in RAM, each reason once."""
     return sorted({str(event["reason"]) for event in _events(run, "ram_unavailable")})
 
 
 def _events(run: Path, name: str) -> Iterator[dict[str, Any]]:
     for path in sorted((run / "events").glob("*.jsonl")):
         for line in path.read_bytes().splitlines(keepends=True):
-            # A process killed while it wrote leaves a line without an end.
+            # A process killed during a write leaves a line without its end.
             event = json.loads(line) if line.endswith(b"\n") else {}
             if event.get("event") == name:
                 yield event
 
 
 def intervals_secs(commits: Iterable[tuple[int, float]]) -> list[float]:
-    """Seconds from each commit to the next of the same attempt: time without a trainer is out."""
+    """Return the seconds from each commit to the next one of the same attempt.
+
+    Intervals between attempts are left out, because no trainer ran during a part of them.
+    """
     last: dict[int, float] = {}
     gaps = []
     for attempt, time in commits:
@@ -184,17 +187,17 @@ def intervals_secs(commits: Iterable[tuple[int, float]]) -> list[float]:
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """The percentile, interpolated; None where there are no values."""
+    """Return the interpolated percentile; None if there are no values."""
     return float(np.percentile(values, percent)) if values else None
 
 
 def _failure_report(run: RunLog, strike: Strike) -> FailureReport:
-    is_going_on = strike.failure.kind is FailureKind.KILL_AGENT
+    trainer_survives = strike.failure.kind is FailureKind.KILL_AGENT
     before = run.starts[strike.start].by_host
-    # Hosts that are lost leave the others in the middle of a step.
-    hit = before[strike.failure.host] if is_going_on else _all(before)
-    last_step = max(s.step for s in _steps(hit) if not is_going_on or s.time <= strike.time)
-    if is_going_on:
+    # The hosts may be at different points of a step when one is lost, so all of them count.
+    hit = before[strike.failure.host] if trainer_survives else _all(before)
+    last_step = max(s.step for s in _steps(hit) if not trainer_survives or s.time <= strike.time)
+    if trainer_survives:
         following, since = hit, strike.time
         restored: list[journal.Restored] = []
     else:
@@ -202,7 +205,7 @@ def _failure_report(run: RunLog, strike: Strike) -> FailureReport:
         following, since = _all(start.by_host), start.spawned
         started = [r for r in following if isinstance(r, journal.Started)]
         restored = [one.restored for one in started if one.restored is not None]
-    # All hosts finish a step together, but for what one of them takes to say so.
+    # All hosts finish a step together, so the first record of it gives its time.
     next_step = min((s for s in _steps(following) if s.time > since), key=lambda s: s.time)
     return FailureReport(
         kind=strike.failure.kind,
@@ -210,7 +213,7 @@ def _failure_report(run: RunLog, strike: Strike) -> FailureReport:
         pid=strike.pid,
         last_step=last_step,
         next_step=next_step.step,
-        steps_lost=last_step + 1 - next_step.step if not is_going_on else 0,
+        steps_lost=last_step + 1 - next_step.step if not trainer_survives else 0,
         recovery_secs=next_step.time - since,
         restore_secs=max((one.secs for one in restored), default=None),
         restored_step=restored[0].step if restored else None,
@@ -220,7 +223,7 @@ def _failure_report(run: RunLog, strike: Strike) -> FailureReport:
 
 
 def _records(run: RunLog) -> ByHost:
-    """What each host's trainers wrote, over all starts."""
+    """Return the records of each host's trainers, over all starts."""
     hosts = range(len(run.starts[0].by_host))
     return [[r for start in run.starts for r in start.by_host[host]] for host in hosts]
 
@@ -234,7 +237,7 @@ def _steps(records: Iterable[journal.Record]) -> list[journal.Step]:
 
 
 def _times_secs(records: Sequence[journal.Record]) -> tuple[float, float]:
-    """The seconds in calls of `save`, and those of all training."""
+    """Return the seconds in calls of `save`, and those of the whole training."""
     save_secs = sum(record.secs for record in records if isinstance(record, journal.Saved))
     return save_secs, save_secs + sum(step.secs for step in _steps(records))
 
@@ -247,7 +250,7 @@ def _summed(sources: Iterable[dict[str, int]]) -> dict[str, int]:
 
 
 def _by_step(by_host: ByHost, field: str) -> dict[int, list[set[str]]]:
-    """For each step the outcomes on each host."""
+    """Return for each step the results on each host."""
     outcomes: dict[int, list[set[str]]] = {}
     for host, records in enumerate(by_host):
         for step in _steps(records):
@@ -257,7 +260,7 @@ def _by_step(by_host: ByHost, field: str) -> dict[int, list[set[str]]]:
 
 
 def _is_equal(one: list[set[str]] | None, other: list[set[str]] | None) -> bool:
-    """Whether all hosts of both runs have one and the same outcome, as often as they had it."""
+    """Return whether all hosts of both runs have the same single result, in every repetition."""
     found = [*(one or [set()]), *(other or [set()])]
     return all(len(outcomes) == 1 for outcomes in found) and len(set.union(*found)) == 1
 

@@ -1,8 +1,9 @@
-"""Drives one run from its first start to its last step, and deals it its failures on the way.
+"""Drive one run from its first start to its last step, and carry out its failures.
 
-It is what a job's scheduler would be: it starts a trainer on each host, and where one is lost it
-ends the others, which would wait for it, and starts all of them again. Whatever ends `drive`, no
-trainer that it started outlives it.
+This module acts as the job's scheduler: it starts a trainer on each host. If one is lost, it ends
+the others, which would wait for that one, and starts all of them again.
+
+Invariant: when `drive` ends, even by an exception, all trainers that it started have ended.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from holdfast.peers.config import LOOPBACK
 
 _POLL_SECS = 0.005
 _SILENCE_SECS_MAX = 120.0
+"""How long all trainers together may write no record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strike:
-    """A failure that was dealt; `start` is the index of the start that it hit."""
+    """A failure that was carried out; `start` is the index of the start that it hit."""
 
     failure: Failure
     host: str
@@ -39,7 +41,7 @@ class Strike:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """One life of the job: when it was started, and all that the trainer of each host wrote."""
+    """One start of the job: its time, and the journal of each host's trainer."""
 
     spawned: float
     by_host: tuple[tuple[journal.Record, ...], ...]
@@ -47,18 +49,18 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLog:
-    """All that a run did."""
+    """The log of a whole run."""
 
     starts: tuple[Start, ...]
     strikes: tuple[Strike, ...]
 
 
 def drive(plan: DemoPlan, display: Display, clock: Clock) -> RunLog:
-    """Starts the trainers until the last step is done.
+    """Start the trainers, again after each failure, until the last step is finished.
 
     Raises:
-        HoldfastError: a trainer ended although nothing had been done to it, went silent, or did not
-            leave when it was told to. No trainer lives on.
+        HoldfastError: A trainer ended without a planned failure, wrote no record for too long, or
+            did not end after SIGTERM. All trainers have been ended.
     """
     display.begin(plan.name, plan.steps)
     tails = [journal.Tail(plan.journal(host)) for host in range(plan.hosts)]
@@ -74,7 +76,7 @@ def drive(plan: DemoPlan, display: Display, clock: Clock) -> RunLog:
 
 
 class _Life:
-    """One life of the job. Owned by the thread that drives the run."""
+    """One start of the job until its end. Owned by the thread that drives the run."""
 
     def __init__(self, plan: DemoPlan, display: Display, clock: Clock, number: int) -> None:
         self._plan = plan
@@ -82,37 +84,42 @@ class _Life:
         self._clock = clock
         self._number = number
         self._trainers: list[Trainer] = []
-        self._has_told_start = False
-        self._heard = clock.monotonic()
+        self._has_shown_start = False
+        self._last_record_at = clock.monotonic()
         self._spawned = clock.now().timestamp()
 
     @property
     def is_finished(self) -> bool:
-        """Whether the last step is done."""
+        """Whether the last step is finished."""
         return all(isinstance(trainer.last, journal.Finished) for trainer in self._trainers)
 
     def log(self) -> Start:
-        """What is known of it."""
+        """Return the records of this start."""
         records = tuple(tuple(trainer.records) for trainer in self._trainers)
         return Start(spawned=self._spawned, by_host=records)
 
     def watch(self, due: deque[Failure], tails: Sequence[journal.Tail]) -> list[Strike]:
-        """Starts the trainers and follows them to their end; returns the failures dealt.
+        """Start the trainers, carry out due failures, and wait until the trainers have ended.
 
-        What is dealt is taken from `due`. The job has ended by the last one, or has finished.
+        Args:
+            due: The failures that remain; those carried out are removed.
+            tails: The journal of each host.
+
+        Returns:
+            The failures carried out. The last one ended the job, unless the job has finished.
         """
-        dealt: list[Strike] = []
+        strikes: list[Strike] = []
         ended_by: Failure | None = None
         try:
             coordinator = _free_address() if self._plan.hosts > 1 else ""
             for host, tail in enumerate(tails):
                 self._trainers.append(Trainer(self._plan, host, coordinator, tail))
-            while ended_by is None and self._is_going_on():
+            while ended_by is None and self._is_running():
                 if not due or self._step() < due[0].step:
                     self._clock.sleep(_POLL_SECS)
                     continue
                 failure = due.popleft()
-                dealt.append(self._deal(failure))
+                strikes.append(self._strike(failure))
                 if failure.kind is not FailureKind.KILL_AGENT:
                     ended_by = failure
             self._await_end(ended_by)
@@ -121,21 +128,21 @@ class _Life:
                 trainer.end()
         self._take_records()
         self._check_end(ended_by)
-        return dealt
+        return strikes
 
-    def _is_going_on(self) -> bool:
+    def _is_running(self) -> bool:
         now = self._clock.monotonic()
         if self._take_records():
-            self._heard = now
-        elif now - self._heard > _SILENCE_SECS_MAX:
+            self._last_record_at = now
+        elif now - self._last_record_at > _SILENCE_SECS_MAX:
             raise WaitTimeoutError(
-                f"nothing was written for {_SILENCE_SECS_MAX:.0f} s: "
+                f"wait for the trainers: no journal record for {_SILENCE_SECS_MAX:.0f} s: "
                 + "; ".join(map(str, self._trainers))
             )
         return all(trainer.code is None for trainer in self._trainers)
 
     def _step(self) -> int:
-        """The last step that all hosts have finished."""
+        """Return the last step that all hosts have finished."""
         return min(trainer.step for trainer in self._trainers)
 
     def _take_records(self) -> bool:
@@ -147,10 +154,10 @@ class _Life:
                 for record in records:
                     if isinstance(record, journal.Step):
                         self._display.step(record.step, record.loss_value)
-        self._tell_start()
+        self._show_start()
         return has_any
 
-    def _deal(self, failure: Failure) -> Strike:
+    def _strike(self, failure: Failure) -> Strike:
         plan, trainer = self._plan, self._trainers[failure.host]
         host = plan.host(failure.host)
         self._clock.sleep(failure.phase * min(trainer.step_secs, 1.0))
@@ -164,7 +171,7 @@ class _Life:
         return Strike(failure=failure, host=host, time=time, pid=pid, start=self._number)
 
     def _await_end(self, ended_by: Failure | None) -> None:
-        """Waits for the trainers that end by themselves: not for those of a host's loss."""
+        """Wait for the trainers that end by themselves; after a lost host they do not."""
         if ended_by is None:
             failed = [trainer for trainer in self._trainers if trainer.code]
             self._take_records()
@@ -189,19 +196,19 @@ class _Life:
             return trainer.code == 0 and isinstance(trainer.last, journal.Finished)
         if ended_by.kind is FailureKind.TERMINATE:
             return trainer.code == 0 and isinstance(trainer.last, journal.Preempted)
-        # What the others made of the loss, before they were ended, does not count.
+        # The other hosts' trainers were ended by `watch`, so how they ended does not matter.
         return trainer.host != ended_by.host or trainer.code == -signal.SIGKILL
 
-    def _tell_start(self) -> None:
-        """Tells once from where the trainers go on, when all of them are ready."""
+    def _show_start(self) -> None:
+        """Show once where the trainers continue, when all of them are ready."""
         found = [
             next((r for r in trainer.records if isinstance(r, journal.Started)), None)
             for trainer in self._trainers
         ]
         started = [one for one in found if one is not None]
-        if self._has_told_start or not started or len(started) < len(found):
+        if self._has_shown_start or not started or len(started) < len(found):
             return
-        self._has_told_start = True
+        self._has_shown_start = True
         first = started[0]
         pids = ("pid " if len(started) == 1 else "pids ") + ", ".join(str(s.pid) for s in started)
         if first.restored is None:
@@ -215,7 +222,7 @@ class _Life:
 
 
 def _free_address() -> str:
-    """An address on loopback where nobody listens now, for the service of `jax.distributed`."""
+    """Return an unused address on loopback, for the service of `jax.distributed`."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return f"{LOOPBACK}:{probe.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""The report as people read it in a terminal."""
+"""Print the report as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from holdfast.demo.report import DemoReport, FailureReport, Identity
 
 
 def print_report(report: DemoReport, console: Console) -> None:
-    """Prints the failures, then the figures of the run."""
+    """Print the failures, then the figures of the run."""
     failures = _table("Failures")
-    failures.caption = "time to next step: from the restart; the agent's: from the signal"
+    failures.caption = "time to next step: from the restart; for an agent, from the signal"
     if report.hosts > 1:
-        failures.caption += "\nwhere the state came from: that of all hosts together"
+        failures.caption += "\nsource of the state: of all hosts together"
     failures.add_column("failure", no_wrap=True)
-    for title in ("after\nstep", "steps\nlost", "time to\nnext step", "of it\nrestore"):
+    for title in ("after\nstep", "steps\nlost", "time to\nnext step", "thereof\nrestore"):
         failures.add_column(title, justify="right", no_wrap=True)
-    failures.add_column("state\ncame from")
+    failures.add_column("source of\nthe state")
     for failure in report.failures:
         failures.add_row(*_failure_cells(failure))
     console.print(failures)
     for failure in report.failures:
         for skipped in failure.skipped:
-            console.print(f"passed over: {skipped}", markup=False, highlight=False)
+            console.print(f"skipped: {skipped}", markup=False, highlight=False)
 
     console.print()
     figures = _table("The interrupted run", show_header=False)
@@ -35,7 +35,7 @@ def print_report(report: DemoReport, console: Console) -> None:
 
 
 def verdict(identity: Identity) -> str:
-    """The last line of the demo."""
+    """Return the last line of the demo."""
     parts = {
         "parameters": identity.params,
         "optimizer state": identity.opt_state,
@@ -49,7 +49,7 @@ def verdict(identity: Identity) -> str:
 
 
 def describe_sources(sources: dict[str, int] | None) -> str:
-    """Where a state came from, with how much of it; the tiers by bytes."""
+    """Return the sources of a state with their sizes, the largest first."""
     if not sources:
         return "nowhere"
     return " + ".join(
@@ -74,10 +74,10 @@ def _table(title: str, *, show_header: bool = True) -> Table:
 
 
 def _failure_cells(failure: FailureReport) -> tuple[str, ...]:
-    ran_on = failure.kind is FailureKind.KILL_AGENT
+    survived = failure.kind is FailureKind.KILL_AGENT
     sources = failure.sources
     if failure.kind is FailureKind.LOSE_HOST and sources is not None:
-        # That it is nothing is what is to be shown.
+        # Shown even if nothing was read from disk, which is what this failure demonstrates.
         sources = {"durable": 0, **sources}
     return (
         f"{failure.host} lost" if failure.kind is FailureKind.LOSE_HOST else failure.kind.value,
@@ -85,7 +85,7 @@ def _failure_cells(failure: FailureReport) -> tuple[str, ...]:
         str(failure.steps_lost),
         _secs(failure.recovery_secs),
         _secs(failure.restore_secs),
-        "the trainer ran on" if ran_on else describe_sources(sources).replace(" + ", "\n+ "),
+        "the trainer continued" if survived else describe_sources(sources).replace(" + ", "\n+ "),
     )
 
 

@@ -1,9 +1,9 @@
-"""The trainer of the demo: a training loop that Holdfast keeps from losing work.
+"""Run the trainer of the demo: a training loop that Holdfast checkpoints.
 
-`python -m holdfast.demo.train --run DIR --log FILE --steps N` trains until step N is reached, from
-wherever the run stands, or until it is preempted. With `--hosts` it is the process of one host of a
-job over several, which `jax.distributed` joins. The calls on `manager` are all that Holdfast asks
-of a training loop; what else happens here is training, and the journal, which the demo watches.
+`python -m holdfast.demo.train --run DIR --log FILE --steps N` continues the run until step N is
+reached or the process is preempted. With `--hosts` it is the process of one host of a job of
+several hosts, connected by `jax.distributed`. The calls on `manager` are everything that Holdfast
+requires of a training loop. The rest is training, and the journal that the demo reads.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CLOCK = SystemClock()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Trains; 0 when the last step is done or the trainer left at a preemption."""
+    """Train, and return 0 when the last step is finished or the process was preempted."""
     options = _parse(arguments)
     if options.hosts > 1:
         jax.distributed.initialize(
@@ -54,15 +54,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _end_at_once() -> NoReturn:
-    """Ends on an error: JAX's own end waits for the others, which wait for this one in a step."""
+    """Exit at once after an error.
+
+    JAX's shutdown would wait for the other processes, which wait for this one in a step.
+    """
     traceback.print_exc()
     sys.stderr.flush()
     os._exit(1)
 
 
 def train(options: argparse.Namespace, log: journal.Journal) -> None:
-    """The training loop."""
-    # All hosts together see about as much text in a step as one alone.
+    """Run the training loop, and append its records to `log`."""
+    # The batch is divided by the hosts, so that a step has about the same size for any number.
     shape = BatchShape(windows=max(1, BatchShape().windows // options.hosts))
     config = model.ModelConfig(context=shape.context)
     optimizer = model.make_optimizer(options.steps)
@@ -88,7 +91,7 @@ def train(options: argparse.Namespace, log: journal.Journal) -> None:
             minimum_interval_secs=options.interval_secs
         ),
         preservation_policy=preservation_policy.LatestN(3),
-        # RAM is cheap to save to: it takes a checkpoint whenever it has taken the last one.
+        # Saving to RAM is cheap, so the next save to it starts as soon as the last one has ended.
         ram=holdfast.RamTier(
             save_decision_policy=save_decision_policy.ContinuousCheckpointingPolicy()
         ),
@@ -124,7 +127,7 @@ def _do_step(
     params, opt_state, rng, loss = train_step(
         state["params"], state["opt_state"], state["rng"], batch
     )
-    loss_value = float(loss)  # Waits for the step to be finished.
+    loss_value = float(loss)  # Waits until the step is finished.
     record = journal.Step(
         time=_now(),
         step=step,
@@ -170,7 +173,7 @@ def _finished(state: dict[str, Any]) -> journal.Finished:
 
 
 def digest(tree: Any) -> str:
-    """A digest over paths, dtypes, shapes and bits of all arrays of a tree."""
+    """Return a digest over the paths, dtypes, shapes and bits of all arrays of a tree."""
     state = xxhash.xxh3_128()
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         array = np.asarray(leaf)

@@ -1,6 +1,6 @@
-"""The trainer process of one host: started, followed by its journal, ended.
+"""Start the trainer process of one host, follow it by its journal, and end it.
 
-It is in a session of its own, so that Ctrl-C reaches the demo alone.
+The process is in a session of its own, so that only the demo receives Ctrl-C.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ _LAST_LINE_CHARS_MAX = 300
 
 
 class Trainer:
-    """One life of one host's trainer. Owned by the thread that drives the run.
+    """One process of one host's trainer. Owned by the thread that drives the run.
 
     Attributes:
-        host: the index of its host.
-        records: all that it has written.
-        step: the last step that it has finished; -1 before the first.
+        host: The index of its host.
+        records: All records that it has written.
+        step: The last step that it has finished; -1 before the first.
+        step_secs: The duration of that step.
     """
 
     def __init__(self, plan: DemoPlan, host: int, coordinator: str, tail: journal.Tail) -> None:
@@ -37,21 +38,21 @@ class Trainer:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The id of the process."""
         return self._process.pid
 
     @property
     def code(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
+        """The exit code, negative for a signal; None while the process runs."""
         return self._process.poll()
 
     @property
     def last(self) -> journal.Record | None:
-        """The last thing that it has written."""
+        """The last record that it has written."""
         return self.records[-1] if self.records else None
 
     def take_records(self) -> list[journal.Record]:
-        """What it has written since the last call."""
+        """Return the records that it has written since the last call."""
         records = self._tail.read()
         self.records += records
         for record in records:
@@ -60,26 +61,27 @@ class Trainer:
         return records
 
     def await_end(self) -> None:
-        """Waits until it has ended.
+        """Wait until the process has ended.
 
         Raises:
-            WaitTimeoutError: it still runs.
+            WaitTimeoutError: It still runs after `_LEAVE_SECS_MAX`.
         """
         try:
             self._process.wait(_LEAVE_SECS_MAX)
         except subprocess.TimeoutExpired as error:
             raise WaitTimeoutError(
-                f"{self._name}: the trainer still runs {_LEAVE_SECS_MAX:.0f} s after it was to end"
+                f"wait for {self._name}: expected the trainer to end, found it running after "
+                f"{_LEAVE_SECS_MAX:.0f} s"
             ) from error
 
     def end(self) -> None:
-        """Ends it, if it still runs."""
+        """Kill the process if it still runs, and reap it."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
 
     def __str__(self) -> str:
-        """How it stands, for messages."""
+        """Return its state, for messages."""
         state = "running" if self.code is None else f"exit code {self.code}"
         return f"{self._name}: {state} after step {self.step}{self._last_line()}"
 
@@ -87,7 +89,7 @@ class Trainer:
         if not self.code or self.code < 0:
             return ""
         lines = self._output.read_text(errors="replace").strip().splitlines()
-        return f"; its last words: {lines[-1][-_LAST_LINE_CHARS_MAX:]}" if lines else ""
+        return f"; its last line: {lines[-1][-_LAST_LINE_CHARS_MAX:]}" if lines else ""
 
 
 def _spawn(plan: DemoPlan, host: int, coordinator: str) -> subprocess.Popen[bytes]:

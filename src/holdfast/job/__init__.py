@@ -1,1 +1,1 @@
-"""The processes of a job: how they find each other and open a run together."""
+"""Connect the processes of a job with each other, and open a run in all of them."""

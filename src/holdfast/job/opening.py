@@ -1,4 +1,4 @@
-"""Opening a run: its directory is made or checked, and all ranks see that they opened the same."""
+"""Open a run: create or check its directory, and check that all ranks have opened the same run."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from holdfast.store.file_system import LOCAL
 from holdfast.store.object_folder import UNFINISHED, make_folder, translated
 
 OPEN_SECS = 600.0
-"""How long the processes wait for each other: one may have more to load than another."""
+"""How long the processes wait for each other, since some may start later than others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRun:
-    """A run that is open. `group` is the word that the processes of this start share."""
+    """An open run. `group` is the random token that the processes of this start share."""
 
     directory: Path
     run_id: str
@@ -34,10 +34,10 @@ class OpenRun:
 
 
 def run_directory(directory: object) -> Path:
-    """The absolute path of a run's directory.
+    """Return the absolute path of a run's directory.
 
     Raises:
-        InvalidArgumentError: it is no path, or a URL of a store that there is no support for.
+        InvalidArgumentError: It is not a path, or is a URL, which is not supported.
     """
     if not isinstance(directory, str | os.PathLike) or not str(directory):
         raise InvalidArgumentError(
@@ -46,19 +46,23 @@ def run_directory(directory: object) -> Path:
     text = os.fspath(directory)
     if re.match(r"[a-z0-9]+://", str(text)):
         raise InvalidArgumentError(
-            f"open {text}: this version keeps runs on file systems; give a path"
+            f"open {text}: expected a path, found a URL; this version stores runs on file systems"
         )
     return Path(os.path.abspath(str(text)))
 
 
 def open_run(directory: object, rendezvous: Rendezvous, clock: Clock) -> OpenRun:
-    """Opens the run in `directory` on all processes; rank 0 makes it where there is none.
+    """Open the run in `directory` on all processes; rank 0 creates it if it is missing.
+
+    Returns:
+        The open run; `run_id` and `group` are the same on all processes.
 
     Raises:
-        NotARunError, NewerFormatError, StorageError: told by name, and raised by all processes;
-            nothing was changed, save that rank 0 may have made the run and others do not see it.
-        InvalidArgumentError: as `run_directory`, and as `Rendezvous.decide`.
-        ProcessLostError: as `Rendezvous.decide`.
+        NotARunError, NewerFormatError, StorageError: The directory of some process. All processes
+            raise the error, which names it. Nothing was changed, except that rank 0 may have
+            created a run that other hosts do not see.
+        InvalidArgumentError: As `run_directory`, and as `Rendezvous.decide`.
+        ProcessLostError: As `Rendezvous.decide`.
     """
     with rendezvous.propagating_errors("open the run"):
         path = run_directory(directory)
@@ -89,7 +93,8 @@ def _open_or_create(directory: Path, durable: DiskStore, clock: Clock) -> str:
     with translated("open", directory):
         if directory.exists() and not directory.is_dir():
             raise NotARunError(f"open {directory}: expected a directory, found a file")
-        # A crash while the run was made may leave its record unfinished, and nothing else.
+        # A crash during the creation can leave an unfinished record and nothing else, so such a
+        # directory counts as new.
         is_new = not directory.exists() or all(map(_is_unfinished, directory.iterdir()))
     if is_new:
         with translated("create", directory):
@@ -103,8 +108,8 @@ def _open_or_create(directory: Path, durable: DiskStore, clock: Clock) -> str:
         if (directory / RUN_FILE).exists():
             raise
         raise NotARunError(
-            f"open {directory}: it holds files and no {RUN_FILE}, so it is not a run; give a new "
-            "directory, or the run's own"
+            f"open {directory}: expected a run or an empty directory, found files but no "
+            f"{RUN_FILE}; choose a new directory, or the run's own"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""What a user sets, checked when it is set."""
+"""Define the options that a user sets, and check them when they are set."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from holdfast.policy.save_decision_policy import SaveDecisionPolicy
 
 INTERFACE_VARIABLE = "HOLDFAST_INTERFACE"
 
-NAME_TOLD_MAX = 300
+NAME_SHOWN_MAX = 300
+"""How many characters of an invalid name a message shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,25 +29,27 @@ class RamTier:
     """The tier in the host's memory.
 
     Args:
-        save_decision_policy: when to save into RAM besides whenever the durable tier is due; None:
-            exactly then.
-        preservation_policy: which of the complete checkpoints keep their memory; the newest does
-            always. Built-in policies only.
-        copies: in the memory of how many failure domains each chunk should stand. With one host
-            there is one domain, and one copy.
-        limit_bytes: the most that all images together may take; None: as much as the tmpfs has.
-        linger_secs: how long the agent keeps the memory after the last trainer has gone.
-        failure_domain: what fails together with this host, such as a rack; hosts that give the
-            same name hold no copies for each other. None: the slice where the job has several,
-            else the host.
-        interface: the address, or the network interface, at which this host's agent serves other
-            hosts; None: the environment's `HOLDFAST_INTERFACE`, else loopback. A run on one host
-            serves nothing.
-        port: the port there; 0 takes a free one.
-        tls: mutual TLS between the agents; None: they know each other by the run's token alone.
+        save_decision_policy: When to save to RAM in addition to each save for the durable tier.
+            None saves to RAM only then.
+        preservation_policy: Which complete checkpoints stay in memory. The newest one always stays.
+            Built-in policies only. Default: `LatestN(1)`.
+        copies: In the memory of how many failure domains each chunk is stored. A job on one host
+            has one domain, and so one copy.
+        limit_bytes: The most memory that all images on this host may use together. None allows as
+            much as the tmpfs has.
+        linger_secs: How long the agent holds the memory after the last trainer has ended.
+        failure_domain: A name for what fails together with this host, such as its rack. Hosts with
+            the same name store no copies for each other. None selects the slice if the job has
+            several, else the host.
+        interface: The address or network interface at which this host's agent serves other hosts.
+            None selects the environment variable `HOLDFAST_INTERFACE`, else loopback. A job on one
+            host serves no others.
+        port: The port at that address; 0 selects a free one.
+        tls: Mutual TLS between the agents. None authenticates agents by the run's token alone, and
+            sends data unencrypted.
 
     Raises:
-        InvalidArgumentError: an argument is out of its range, or a policy is none.
+        InvalidArgumentError: An argument has the wrong type or is out of range.
     """
 
     save_decision_policy: SaveDecisionPolicy | None = None
@@ -65,7 +68,8 @@ class RamTier:
         if preservation_policy.split(self.preservation_policy).by_user is not None:
             raise InvalidArgumentError(
                 "RamTier(preservation_policy=...): expected a built-in policy, found "
-                f"{type(self.preservation_policy).__name__}; what RAM keeps must be decided at once"
+                f"{type(self.preservation_policy).__name__}; the agent decides what stays in RAM, "
+                "and it does not run user code"
             )
         for name, value, least in (
             ("copies", self.copies, 1),
@@ -87,13 +91,13 @@ class RamTier:
 
     @property
     def serving_address(self) -> str:
-        """Where this host's agent serves other hosts."""
+        """The address or interface at which this host's agent serves other hosts."""
         return self.interface or os.environ.get(INTERFACE_VARIABLE) or LOOPBACK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """All that a manager was given besides its directory."""
+    """All arguments of a manager except its directory."""
 
     save: SaveDecisionPolicy
     preservation: PreservationPolicy
@@ -103,7 +107,7 @@ class Options:
 
     @property
     def durable_policies(self) -> TierPolicies:
-        """The shares of the durable tier's policies that the agent evaluates."""
+        """The parts of the durable tier's policies that the agent evaluates."""
         keep = preservation_policy.split(self.preservation)
         return TierPolicies(
             save=_encoded_save(self.save),
@@ -113,7 +117,7 @@ class Options:
 
     @property
     def ram_policies(self) -> TierPolicies | None:
-        """The same for the RAM tier, None where there is none."""
+        """The parts of the RAM tier's policies that the agent evaluates; None without the tier."""
         if self.ram is None:
             return None
         policy = self.ram.save_decision_policy
@@ -124,17 +128,17 @@ class Options:
 
 
 def check_name(what: str, value: object) -> str:
-    """The name of a host or of a failure domain.
+    """Return the name of a host or of a failure domain if it is valid.
 
     Raises:
-        InvalidArgumentError: it is no text, empty, too long, or has control characters.
+        InvalidArgumentError: It is not a string, is empty or too long, or has control characters.
     """
     is_name = isinstance(value, str) and 0 < len(value) <= NAME_CHARS_MAX
-    # Cc: controls. Cs: half characters, which stand for bytes that are none.
+    # Cc: control characters. Cs: surrogates, by which Python represents undecodable bytes.
     if not is_name or any(unicodedata.category(c) in ("Cc", "Cs") for c in str(value)):
         raise InvalidArgumentError(
             f"{what}: expected a name of 1 to {NAME_CHARS_MAX} characters, none of them a control "
-            f"character, found {ascii(value)[:NAME_TOLD_MAX]}"
+            f"character, found {ascii(value)[:NAME_SHOWN_MAX]}"
         )
     return str(value)
 
@@ -145,10 +149,10 @@ def _encoded_save(policy: SaveDecisionPolicy) -> str | None:
 
 
 def checked_signals(signals: Sequence[int]) -> tuple[signal.Signals, ...]:
-    """The signals that announce a preemption.
+    """Return the signals that announce a preemption.
 
     Raises:
-        InvalidArgumentError: one of them is no signal, or cannot be handled.
+        InvalidArgumentError: One of them is not a signal, or cannot be handled.
     """
     try:
         found = tuple(signal.Signals(number) for number in signals)

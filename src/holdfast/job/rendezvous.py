@@ -1,17 +1,19 @@
-"""What the processes of a job decide together: each gives a value, rank 0 judges, all are answered.
+"""Make common decisions in a job: each process submits a value, rank 0 answers, all return that.
 
-The words of a decision stand in the framework's key-value service. There is no collective.
+The entries of a decision are stored in the framework's key-value service. There is no collective.
 
 Invariants:
-- All processes take the same decisions in the same order. Decisions are numbered, and the number
-  leads to their words.
-- A decision has one answer. That word is put once, by whoever is the first, and never changed: a
-  rank that gives up puts its error there, and then every rank raises it.
-- Only rank 0 reads the values; the others read one word each, however many they are.
-- Nobody waits beyond a bound. A rank that waits asks again and again, at most once a second, so
-  that signals are handled meanwhile.
-- No words pile up: once rank 0 has all values of one decision, every rank has done with the
-  decision before, whose words are removed then.
+- All processes make the same decisions in the same order. Decisions are numbered, and the number is
+  in the keys of their entries.
+- A decision has one answer. Its entry is put once, by the first rank that does so, and never
+  changed. A rank that fails puts its error there, and then every rank raises it.
+- Only rank 0 reads the values. Each other rank reads one entry, whatever the number of ranks.
+- Every wait is bounded. A waiting rank polls, at most once a second, so that Python handles signals
+  in between.
+- Entries do not accumulate: once rank 0 has all values of a decision, every rank has finished the
+  previous one, and rank 0 removes the entries of that.
+
+Assumes that `put_if_absent` of the key-value service is atomic.
 """
 
 from __future__ import annotations
@@ -40,23 +42,23 @@ LEADER = 0
 POLL_SECS_MIN = 0.002
 POLL_SECS_MAX = 1.0
 POLL_SHARE = 0.1
-"""Of the time that was waited: how long until the next look, so that asking stays cheap."""
+"""The pause until the next poll, as a share of the time waited so far: it keeps polling cheap."""
 GRACE_SECS = 5.0
-"""By so much the other ranks outwait rank 0, which knows best who is missing."""
+"""How much longer the other ranks wait than rank 0, whose error names the missing ranks."""
 LINGER_SECS = 2.0
-"""Rank 0's process holds the words: it keeps an error for so long before it raises it itself, which
-may end the process. Everybody else has looked by then."""
+"""How long rank 0 delays raising an error, which may end its process and the key-value service with
+it. Every other rank has polled by then."""
 
 
 class _Value(msgspec.Struct, frozen=True):
-    """What one rank gives, and to which decision."""
+    """One rank's value, and the name of the decision for which it was submitted."""
 
     name: str
     value: str
 
 
 class _Answer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What was decided, or the error, by its class, of the rank that ended it."""
+    """The answer, or the class name and message of the error of the rank that failed."""
 
     value: str = ""
     rank: int = LEADER
@@ -65,18 +67,18 @@ class _Answer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(slots=True)
 class Numbers:
-    """Counts one process's decisions. `first_kept` is the oldest of which words may stand."""
+    """Count one process's decisions. `first_kept` is the oldest whose entries may still exist."""
 
     next: int = 0
     first_kept: int = 0
 
     def next_number(self) -> int:
-        """The number of the next decision."""
+        """Return the number of the next decision, and count it."""
         self.next += 1
         return self.next - 1
 
 
-# All managers of a process count together: the processes open and use them in one order.
+# All managers of a process share one count, because all processes use them in the same order.
 _numbers = Numbers()
 
 
@@ -92,20 +94,19 @@ class OneProcess:
     slice_index = None
 
     def key_values(self) -> KeyValues:
-        raise AssertionError("a process alone has nobody to share words with")
+        raise AssertionError("a job of one process has no key-value service")
 
 
 class Rendezvous:
-    """One process's part in what its job decides; for the training thread alone.
+    """One process's participation in its job's decisions. Owned by the training thread.
 
     Args:
-        processes: the processes of the job, this one among them.
-        clock: for the bounds.
-        numbers: the process's own count.
+        processes: The processes of the job, including this one.
+        clock: The clock for waits.
+        numbers: The count of this process's decisions.
 
     Raises:
-        InvalidArgumentError: there are several processes, and nothing by which they find each
-            other.
+        InvalidArgumentError: There are several processes, but no key-value service.
     """
 
     def __init__(self, processes: Processes, clock: Clock, numbers: Numbers = _numbers) -> None:
@@ -113,7 +114,7 @@ class Rendezvous:
         self.count = processes.count
         self.clock = clock
         self._numbers = numbers
-        self._words = processes.key_values() if processes.count > 1 else None
+        self._entries = processes.key_values() if processes.count > 1 else None
 
     def decide(
         self,
@@ -123,26 +124,30 @@ class Rendezvous:
         timeout_secs: float,
         trouble: Callable[[], HoldfastError | None] = _no_trouble,
     ) -> str:
-        """The answer that `judge` gives on rank 0 to the values of all ranks, in their order.
+        """Submit this rank's value and return the answer, which `judge` computes on rank 0.
 
-        Every process has to call it. What ends it on one rank ends it on all of them.
+        Every process must call it. An error that ends the call on one rank ends it on all ranks.
 
         Args:
-            name: what is decided, as a person calls it; the same on every rank.
-            value: what this rank has to say.
-            judge: called on rank 0 alone; an error that it raises is raised on every rank.
-            timeout_secs: how long rank 0 waits for the others; they wait `GRACE_SECS` longer.
-            trouble: asked while this rank waits; an error that it gives ends the waiting.
+            name: A readable name of the decision, the same on every rank.
+            value: This rank's value.
+            judge: Computes the answer from the values of all ranks, in the order of ranks. Called
+                on rank 0 only; every rank raises an error that it raises.
+            timeout_secs: How long rank 0 waits for the others; these wait `GRACE_SECS` longer.
+            trouble: Called while this rank waits; if it returns an error, the call raises it.
+
+        Returns:
+            The answer, the same on every rank.
 
         Raises:
-            ProcessLostError: a rank did not come in time (it is named), or gave up, or the service
-                has ended.
-            InvalidArgumentError: another rank decides something else.
-            HoldfastError: what `judge` or another rank raised, as the same class.
+            ProcessLostError: A rank did not join in time (the message names it) or failed, or the
+                key-value service has ended.
+            InvalidArgumentError: Another rank makes a different decision.
+            HoldfastError: `judge` or another rank raised it; the class is the same on every rank.
         """
-        if self._words is None:
+        if self._entries is None:
             return judge([value])
-        decision = _Decision(self, self._words, self._numbers.next_number(), name)
+        decision = _Decision(self, self._entries, self._numbers.next_number(), name)
         with decision:
             decision.give(value)
             if self.rank == LEADER:
@@ -152,32 +157,35 @@ class Rendezvous:
             return decision.answer(timeout_secs + GRACE_SECS * (self.rank != LEADER), trouble)
 
     def propagating_errors(self, name: str) -> contextlib.AbstractContextManager[object]:
-        """For what comes before a decision: an error that leaves the block ends the next one.
+        """Send an error that leaves the block to the other ranks, as the answer of their decision.
 
-        This rank does not come to that decision any more, so the others are told, and raise the
-        same. `name` tells them what was done here.
+        Use it around the operations before a decision. After an error this rank does not join the
+        next decision; without this, the others would wait for it until their timeout.
+
+        Args:
+            name: The operation in the block, for the other ranks' message.
         """
-        return _Telling(self, name)
+        return _PropagatedErrors(self, name)
 
-    def give_up(self, name: str, error: BaseException) -> None:
-        """Ends the next decision by `error`, which this rank raises instead of coming to it."""
-        if self._words is not None:
-            _Decision(self, self._words, self._numbers.next_number(), name).fail(error)
+    def fail_next(self, name: str, error: BaseException) -> None:
+        """End the next decision with `error`, which this rank raises in place of joining it."""
+        if self._entries is not None:
+            _Decision(self, self._entries, self._numbers.next_number(), name).fail(error)
 
     def _remove_past(self, present: _Decision) -> None:
-        assert self._words is not None
+        assert self._entries is not None
         for number in range(self._numbers.first_kept, present.number):
-            self._words.delete(f"{ROOT}/{number}")
+            self._entries.delete(f"{ROOT}/{number}")
         self._numbers.first_kept = present.number
-        self._words.delete(present.values)
+        self._entries.delete(present.values)
 
     def pauses(self, timeout_secs: float) -> _Pauses:
-        """How a wait of this process goes."""
+        """Return the pauses of one wait, whose limit is `timeout_secs`."""
         return _Pauses(self.clock, timeout_secs)
 
 
 @dataclass(frozen=True, slots=True)
-class _Telling:
+class _PropagatedErrors:
     _rendezvous: Rendezvous
     _name: str
 
@@ -191,11 +199,11 @@ class _Telling:
         traceback: TracebackType | None,
     ) -> None:
         if error is not None:
-            self._rendezvous.give_up(self._name, error)
+            self._rendezvous.fail_next(self._name, error)
 
 
 class _Pauses:
-    """The pauses of one wait, and its end."""
+    """The pauses and the time limit of one wait."""
 
     def __init__(self, clock: Clock, timeout_secs: float) -> None:
         self._clock = clock
@@ -204,7 +212,7 @@ class _Pauses:
 
     @property
     def is_over(self) -> bool:
-        """Whether the time is up."""
+        """Whether the timeout has passed."""
         return self._waited_secs >= self._timeout_secs
 
     @property
@@ -212,17 +220,17 @@ class _Pauses:
         return self._clock.monotonic() - self._started
 
     def pause(self) -> None:
-        """Sleeps for a share of the time that was waited."""
+        """Sleep for a share of the time waited so far."""
         secs = min(max(self._waited_secs * POLL_SHARE, POLL_SECS_MIN), POLL_SECS_MAX)
         self._clock.sleep(secs)
 
 
 class _Decision:
-    """One decision, as one rank takes part in it. An error that leaves the block is told to all."""
+    """One rank's part in one decision. An error that leaves its block is sent to all ranks."""
 
-    def __init__(self, rendezvous: Rendezvous, words: KeyValues, number: int, name: str) -> None:
+    def __init__(self, rendezvous: Rendezvous, entries: KeyValues, number: int, name: str) -> None:
         self._of = rendezvous
-        self._words = words
+        self._entries = entries
         self._name = name
         self.number = number
         self.values = f"{ROOT}/{number}/values"
@@ -241,28 +249,30 @@ class _Decision:
             self.fail(error)
 
     def give(self, value: str) -> None:
-        """Puts this rank's value.
+        """Put this rank's value.
 
         Raises:
-            ProcessLostError: another process has put one as this rank.
+            ProcessLostError: Another process has put a value for this rank.
         """
         key = f"{self.values}/{self._of.rank}"
-        said = json_text(_Value(self._name, value))
-        if not self._words.put_if_absent(key, said) and self._words.get(key) != said:
+        entry = json_text(_Value(self._name, value))
+        # An equal value is no conflict: the decision is the same whichever of the two counts.
+        if not self._entries.put_if_absent(key, entry) and self._entries.get(key) != entry:
             raise ProcessLostError(
-                f"{self._name}: rank {self._of.rank} has said something already; was this process "
-                "started anew beside the others? Start all processes of the job together"
+                f"{self._name}: rank {self._of.rank} has already submitted another value; this "
+                "process may have been restarted beside the others. Start all processes of the job "
+                "together"
             )
 
     def collect(
         self, timeout_secs: float, trouble: Callable[[], HoldfastError | None]
     ) -> list[str]:
-        """The values of all ranks."""
+        """Wait for the values of all ranks and return them in the order of ranks."""
         pauses = self._of.pauses(timeout_secs)
         while True:
-            # Asked before the look, so that what came just before the trouble still counts.
+            # Called before the values are read, so that a value put just before the error counts.
             found_trouble = trouble()
-            found = self._words.below(self.values)
+            found = self._entries.below(self.values)
             if len(found) == self._of.count:
                 break
             self._raise_failure()
@@ -271,12 +281,12 @@ class _Decision:
             if pauses.is_over:
                 raise self._missing(found, timeout_secs)
             pauses.pause()
-        said = [decode(found[str(rank)], _Value) for rank in range(self._of.count)]
-        self._check_names(said)
-        return [each.value for each in said]
+        values = [decode(found[str(rank)], _Value) for rank in range(self._of.count)]
+        self._check_names(values)
+        return [each.value for each in values]
 
     def answer(self, timeout_secs: float, trouble: Callable[[], HoldfastError | None]) -> str:
-        """The answer, once it stands."""
+        """Wait for the answer and return it."""
         pauses = self._of.pauses(timeout_secs)
         while True:
             found_trouble = trouble()
@@ -287,26 +297,26 @@ class _Decision:
             if found_trouble is not None:
                 raise found_trouble
             if is_over:
-                raise self._missing(self._words.below(self.values), timeout_secs)
+                raise self._missing(self._entries.below(self.values), timeout_secs)
             pauses.pause()
 
     def put(self, answer: _Answer) -> None:
-        """Puts the answer, unless one stands."""
-        self._words.put_if_absent(self._answer, json_text(answer))
+        """Put the answer, unless there is one."""
+        self._entries.put_if_absent(self._answer, json_text(answer))
 
     def fail(self, error: BaseException) -> None:
-        """Ends the decision by `error`, unless it has an answer; lets the others see that."""
+        """End the decision with `error`, unless it has an answer, and let the others read that."""
         kind, message = type(error).__name__, plain_text(str(error))
         if not isinstance(error, HoldfastError):
             kind, message = ProcessLostError.__name__, f"{self._name}: {kind}: {message}"
-        # Where nobody can be told, the error itself is what this rank raises.
+        # If the service has ended, the error cannot be sent; this rank raises it in any case.
         with contextlib.suppress(ProcessLostError):
             self.put(_Answer(message, self._of.rank, kind))
             if self._of.rank == LEADER:
                 self._of.clock.sleep(LINGER_SECS)
 
     def _answer_now(self) -> str | None:
-        found = self._words.get(self._answer)
+        found = self._entries.get(self._answer)
         if found is None:
             return None
         answer = decode(found, _Answer)
@@ -315,37 +325,37 @@ class _Decision:
         return answer.value
 
     def _raise_failure(self) -> None:
-        # Before rank 0 has judged, the answer can only be a rank's error.
+        # Until rank 0 has answered, the entry of the answer can only hold a rank's error.
         self._answer_now()
 
-    def _check_names(self, said: list[_Value]) -> None:
-        for rank, each in enumerate(said):
+    def _check_names(self, values: list[_Value]) -> None:
+        for rank, each in enumerate(values):
             if each.name != self._name:
                 raise InvalidArgumentError(
-                    f"decide together: rank {LEADER} is to {self._name}, and rank {rank} is to "
-                    f"{each.name}; all processes have to make the same calls in the same order"
+                    f"decide together: rank {LEADER} calls for {self._name!r}, and rank {rank} for "
+                    f"{each.name!r}; all processes must make the same calls in the same order"
                 )
 
     def _missing(self, found: Collection[str], timeout_secs: float) -> ProcessLostError:
-        advice = "look at their logs, stop this process and start the job again"
+        advice = "see their logs, stop this process and restart the job"
         missing = [rank for rank in range(self._of.count) if str(rank) not in found]
-        # Rank 0 removes the values when it has them all.
+        # No values are left once rank 0 has read them all and removed them.
         if not missing or self._of.rank in missing:
             return ProcessLostError(
-                f"{self._name}: rank {LEADER} has heard all ranks, and has not answered for "
+                f"{self._name}: all ranks have joined, but rank {LEADER} has not answered for "
                 f"{timeout_secs:g} s; {advice}"
             )
         return ProcessLostError(
-            f"{self._name}: {ranks_text(missing)} of {self._of.count} did not come within "
+            f"{self._name}: {ranks_text(missing)} of {self._of.count} did not join within "
             f"{timeout_secs:g} s; {advice}"
         )
 
 
-def json_text(word: msgspec.Struct) -> str:
-    """`word` as a value or an answer can have it."""
-    return msgspec.json.encode(word).decode()
+def json_text(message: msgspec.Struct) -> str:
+    """Return `message` as the JSON text of a value or an answer."""
+    return msgspec.json.encode(message).decode()
 
 
 def plain_text(text: str) -> str:
-    """`text` as JSON can have it: a path may hold bytes that are no characters."""
+    """Return `text` with surrogates escaped, which JSON cannot hold; paths may contain them."""
     return text.encode("utf-8", "backslashreplace").decode()

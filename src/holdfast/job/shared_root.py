@@ -1,7 +1,9 @@
-"""Whether all hosts of a job see one durable root: storage of its own on each is a common mistake.
+"""Check that all hosts of a job share one durable root; separate storage is a common mistake.
 
-Who looks makes nothing: a host that does not share the root is left as it was. Storage of a network
-may show a new file late, so each process looks again for `SHOW_SECS` before it counts as missing.
+Invariant: the check creates nothing, so a host that does not share the root is unchanged.
+
+Network storage may show a new file late, so each process retries for `SHOW_SECS` before it reports
+the run as missing.
 """
 
 from __future__ import annotations
@@ -20,11 +22,12 @@ from holdfast.store.disk import DiskStore
 
 SHOW_SECS = 10.0
 POLL_SECS = 0.1
-HOSTS_TOLD_MAX = 5
+HOSTS_SHOWN_MAX = 5
+"""How many hosts a message names."""
 
 
 class Sighting(msgspec.Struct, frozen=True, array_like=True):
-    """What one process sees where the run should be: its id, or what is wrong there."""
+    """What one process has found at the run's path: the run's id, or the problem."""
 
     host: str
     path: str
@@ -34,7 +37,7 @@ class Sighting(msgspec.Struct, frozen=True, array_like=True):
 
 
 def look_for(run_id: str, durable: DiskStore, clock: Clock) -> Sighting:
-    """What this process sees of the run; waits a while for what is not there yet."""
+    """Return what this process finds of the run, retrying for `SHOW_SECS` while it is missing."""
     deadline = clock.monotonic() + SHOW_SECS
     while True:
         is_over = clock.monotonic() >= deadline
@@ -45,25 +48,25 @@ def look_for(run_id: str, durable: DiskStore, clock: Clock) -> Sighting:
 
 
 def check_shared(run_id: str, seen: Sequence[Sighting]) -> None:
-    """Checks that all processes see the run; `seen` is in the order of ranks.
+    """Check that all processes see the run; `seen` is in the order of ranks.
 
     Raises:
-        NotARunError: some see none, or another one; their hosts and paths are told.
-        HoldfastError: a process cannot look, as the class of its error.
+        NotARunError: Some see no run, or another one. The message names their hosts and paths.
+        HoldfastError: A process cannot read its path; the class is that of its error.
     """
     odd = {(one.host, one.path): one for one in seen if one.run_id != run_id}
     if not odd:
         return
     first = next(iter(odd.values()))
-    told = [
+    shown = [
         f"on host {one.host} " + (one.problem or f"{one.path} is run {one.run_id}")
-        for one in list(odd.values())[:HOSTS_TOLD_MAX]
+        for one in list(odd.values())[:HOSTS_SHOWN_MAX]
     ]
-    more = len(odd) - len(told)
+    more = len(odd) - len(shown)
     raise error_named(
         first.error,
         f"open {seen[0].path}: expected run {run_id} of host {seen[0].host} on all hosts of the "
-        f"job, found {'; '.join(told)}{f'; and {more} more' if more else ''}. Put the run on "
+        f"job, found {'; '.join(shown)}{f'; and {more} more' if more else ''}. Put the run on "
         "storage that all hosts share, and give its path on each of them",
     )
 
@@ -74,7 +77,7 @@ def _look(durable: DiskStore) -> Sighting:
         return Sighting(host, path, read_run(durable, path).run_id)
     except NotARunError as error:
         if not durable.root.exists():
-            return Sighting(host, path, None, f"there is no {path}")
+            return Sighting(host, path, None, f"{path} does not exist")
         if not (durable.root / RUN_FILE).exists():
             return Sighting(host, path, None, f"{path} has no {RUN_FILE}")
         return Sighting(host, path, None, plain_text(str(error)))

@@ -1,6 +1,6 @@
-"""The hosts of a job: every rank tells its own, and each learns of all of them by one decision.
+"""Find the hosts of a job: one decision collects the place of every rank and returns all hosts.
 
-Two processes with one host name are on one host, share its agent, and fail together.
+Assumes that processes with the same host name are on one host, share its agent and fail together.
 """
 
 from __future__ import annotations
@@ -19,13 +19,18 @@ from holdfast.job.options import RamTier, check_name
 from holdfast.job.rendezvous import Rendezvous, json_text
 
 MEET_SECS = 600.0
+"""How long the ranks wait for each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobHost:
-    """One host, and its ranks in runs.
+    """One host of a job.
 
-    `peer_address` is where its agent serves its peers, None where it does not.
+    Attributes:
+        name: The host's name.
+        domain: Its failure domain.
+        peer_address: The address at which its agent serves other hosts; None if it does not.
+        ranks: Its ranks, as runs of consecutive numbers.
     """
 
     name: str
@@ -36,7 +41,7 @@ class JobHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobHosts:
-    """All hosts of a job, in the order of their lowest ranks; the first one is the leader's."""
+    """All hosts of a job, ordered by their lowest ranks; the first one is the leader's."""
 
     hosts: tuple[JobHost, ...]
 
@@ -47,21 +52,21 @@ class JobHosts:
 
     @property
     def count(self) -> int:
-        """How many hosts there are."""
+        """The number of hosts."""
         return len(self.hosts)
 
     def count_ranks(self, host: str) -> int:
-        """How many ranks are on that host."""
+        """Return the number of ranks on that host."""
         return sum(count_in(one.ranks) for one in self.hosts if one.name == host)
 
     def domains(self) -> list[str]:
-        """The failure domain of each rank."""
+        """Return the failure domain of each rank, in the order of ranks."""
         found = {rank: host.domain for host in self.hosts for rank in ranks_in(host.ranks)}
         return [found[rank] for rank in sorted(found)]
 
 
 class RankPlace(msgspec.Struct, frozen=True, array_like=True):
-    """Where one rank is. `failure_domain` is what the user says, None where that is nothing."""
+    """The place of one rank. `failure_domain` is the user's option; None if it is not set."""
 
     host: str
     failure_domain: str | None
@@ -69,8 +74,8 @@ class RankPlace(msgspec.Struct, frozen=True, array_like=True):
     peer_address: str | None
 
 
-class _Told(msgspec.Struct, frozen=True, array_like=True):
-    """One host, as the answer tells of it; a domain that is the host is not repeated."""
+class _HostAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """One host in the answer. `domain` is None if it equals the name, to keep the answer short."""
 
     name: str
     domain: str | None
@@ -79,10 +84,10 @@ class _Told(msgspec.Struct, frozen=True, array_like=True):
 
 
 def place_of(processes: Processes, ram: RamTier | None, peer_address: str | None) -> RankPlace:
-    """Where this rank is.
+    """Return the place of this rank.
 
     Raises:
-        InvalidArgumentError: the host's name cannot be one.
+        InvalidArgumentError: The host's name is invalid.
     """
     return RankPlace(
         host=check_name(HOST_VARIABLE, host_name()),
@@ -93,14 +98,14 @@ def place_of(processes: Processes, ram: RamTier | None, peer_address: str | None
 
 
 def meet(rendezvous: Rendezvous, place: RankPlace) -> JobHosts:
-    """The hosts of all ranks; every rank has to call it, with its own place.
+    """Exchange the places of all ranks and return their hosts. Every rank must call it.
 
     Raises:
-        InvalidArgumentError: two ranks of one host contradict each other.
-        ProcessLostError: as `Rendezvous.decide`.
+        InvalidArgumentError: Two ranks of one host contradict each other.
+        ProcessLostError: As `Rendezvous.decide`.
     """
     answer = rendezvous.decide("meet the hosts", json_text(place), _judged, MEET_SECS)
-    told = decode(answer, tuple[_Told, ...])
+    found = decode(answer, tuple[_HostAnswer, ...])
     return JobHosts(
         hosts=tuple(
             JobHost(
@@ -109,16 +114,16 @@ def meet(rendezvous: Rendezvous, place: RankPlace) -> JobHosts:
                 peer_address=one.peer_address,
                 ranks=one.ranks,
             )
-            for one in told
+            for one in found
         )
     )
 
 
 def hosts_of(places: Sequence[RankPlace]) -> JobHosts:
-    """The hosts of ranks that are in these places; `places` is in the order of ranks.
+    """Return the hosts of the ranks at `places`, which is in the order of ranks.
 
     Raises:
-        InvalidArgumentError: two ranks of one host contradict each other.
+        InvalidArgumentError: Two ranks of one host contradict each other.
     """
     by_host: dict[str, list[int]] = {}
     for rank, place in enumerate(places):
@@ -137,16 +142,16 @@ def hosts_of(places: Sequence[RankPlace]) -> JobHosts:
 
 
 def _domain(host: str, places: Sequence[RankPlace], ranks: list[int]) -> str:
-    """What the user says; else the slice, where all of the host is in one; else the host."""
+    """Return the user's option; else the slice, if the whole host is in one; else the host."""
     first = places[ranks[0]]
     for rank in ranks:
         found = places[rank].failure_domain
         if found != first.failure_domain:
             raise InvalidArgumentError(
-                f"meet the hosts: rank {ranks[0]} says RamTier(failure_domain="
-                f"{first.failure_domain!r}) and rank {rank} says {found!r}, and both are on host "
-                f"{host}, which fails as a whole; give both the same, or a {HOST_VARIABLE} each "
-                "where they are on different hosts"
+                f"meet the hosts: rank {ranks[0]} has RamTier(failure_domain="
+                f"{first.failure_domain!r}) and rank {rank} has {found!r}, but both are on host "
+                f"{host}, which fails as a whole; set the same for both, or a different "
+                f"{HOST_VARIABLE} for each if they are on different hosts"
             )
     if first.failure_domain is not None:
         return first.failure_domain
@@ -156,25 +161,25 @@ def _domain(host: str, places: Sequence[RankPlace], ranks: list[int]) -> str:
 
 
 def _peer_address(host: str, places: Sequence[RankPlace], ranks: list[int]) -> str | None:
-    """The one that is told; a rank may not know of it."""
-    told = [rank for rank in ranks if places[rank].peer_address is not None]
-    if not told:
+    """Return the address that the host's ranks report; None if no rank knows it."""
+    found = [rank for rank in ranks if places[rank].peer_address is not None]
+    if not found:
         return None
-    first = places[told[0]].peer_address
-    for rank in told:
+    first = places[found[0]].peer_address
+    for rank in found:
         if places[rank].peer_address != first:
             raise InvalidArgumentError(
-                f"meet the hosts: rank {told[0]} has its agent at {first} and rank {rank} at "
-                f"{places[rank].peer_address}, and both call their host {host}; different hosts "
-                f"need different names, so set {HOST_VARIABLE}"
+                f"meet the hosts: rank {found[0]} has its agent at {first} and rank {rank} at "
+                f"{places[rank].peer_address}, but both have the host name {host}; different hosts "
+                f"need different names: set {HOST_VARIABLE}"
             )
     return first
 
 
 def _judged(values: list[str]) -> str:
     found = hosts_of([decode(value, RankPlace) for value in values])
-    told = [
-        _Told(
+    answers = [
+        _HostAnswer(
             one.name,
             None if one.domain == one.name else one.domain,
             one.peer_address,
@@ -182,4 +187,4 @@ def _judged(values: list[str]) -> str:
         )
         for one in found.hosts
     ]
-    return msgspec.json.encode(told).decode()
+    return msgspec.json.encode(answers).decode()

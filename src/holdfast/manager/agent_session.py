@@ -1,11 +1,11 @@
-"""The trainer's link to its host's agent: calls, notices, and a new agent for one that is gone.
+"""Connect the trainer to its host's agent: calls, notices, and replacement of an agent that ended.
 
-Invariant: a checkpoint that was accepted stays in `Progress` until the agent has told that it is
-durable or has failed. A new agent is told of each of them again.
+Invariant: an accepted checkpoint stays in `Progress` until the agent reports that it is durable or
+has failed. Each checkpoint that has not ended is reported again to a new agent.
 
-An agent that does not answer any more is taken for gone (`agent.client` says when). Where it lives
-all the same, as one that was stopped, no other can take its place: calls raise until it goes on,
-and the watcher tries again every `RETRY_SECS` for as long as the manager is open.
+An agent that stops answering is treated as ended (`agent.client` defines when). If its process is
+still alive, for example stopped by a signal, no other agent can replace it: calls raise until it
+continues, and the watcher retries every `RETRY_SECS` while the manager is open.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ from holdfast.store.run_directory import RunDirectory
 TRIES_MAX = 5
 WATCH_CALL_SECS = 60.0
 RETRY_SECS = 1.0
+"""The pause of the watcher between two attempts to reach an agent."""
 JOIN_SECS = 0.02
+"""How long `close` waits for the watcher before it interrupts the watcher's request once more."""
 
 log = logging.getLogger(__name__)
 Answer = TypeVar("Answer", bound=msgspec.Struct)
@@ -46,7 +48,7 @@ Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentPlace:
-    """Where the agent put this trainer."""
+    """The seat and the folder that the agent assigned to this trainer."""
 
     folder: Path
     control: ControlBlock
@@ -55,23 +57,42 @@ class AgentPlace:
     seat: int
     ram_folder: Path | None
     cursor: int
-    """Where the notices begin that concern this trainer's group."""
+    """The position of the first notice that concerns this trainer's group."""
 
     @property
     def step_cell(self) -> int:
+        """The control block's cell for the step that this trainer has published."""
         return step_cell(self.seat)
 
     @property
     def notice_cell(self) -> int:
+        """The cell that is 1 once this trainer has received a preemption signal."""
         return notice_cell(self.seat)
 
     @property
     def cost_cell(self) -> int:
+        """The cell for the cost of a checkpoint, in nanoseconds."""
         return cost_cell(self.seat)
 
 
 class AgentSession:
-    """One trainer's link. `place` is replaced as a whole, under the lock."""
+    """One trainer's session with its agent.
+
+    Any thread of the trainer may call it; each thread has its own connection. `place` is replaced
+    as a whole, under the lock.
+
+    Args:
+        config: The agent to start if none runs.
+        attach: The request to join it.
+        clock: The clock for waits.
+        on_notice: Called on the watcher's thread with each notice of the agent.
+        on_return: Called after a new agent was joined, to report the saves in progress.
+        directory: The run's directory, which may be moved meanwhile.
+
+    Raises:
+        AgentUnavailableError: No agent can be started or joined.
+        HoldfastError: The agent refuses the trainer.
+    """
 
     def __init__(
         self,
@@ -104,12 +125,12 @@ class AgentSession:
 
     @property
     def group(self) -> str:
-        """The word that the processes of this start share."""
+        """The random token that the processes of this start share."""
         return self._attach.group
 
     @property
     def rank(self) -> int:
-        """This trainer's rank among them."""
+        """This trainer's rank in the job."""
         return self._attach.rank
 
     @property
@@ -118,44 +139,62 @@ class AgentSession:
         return self._attach.count == 1
 
     def start_watching(self, pending: Callable[[], tuple[protocol.Id, ...]]) -> None:
-        """Begins to follow the agent's notices.
+        """Start to watch the agent's notices.
 
-        `pending` returns the saves that were reported as sealed and have not ended. One that the
-        agent does not know comes back as a notice of kind `unknown`.
+        Args:
+            pending: Returns the saves that were reported as sealed and have not ended. For one that
+                the agent does not know, a notice of kind `unknown` is passed to `on_notice`.
         """
         self._pending = pending
         self._watcher.start()
 
     def call(self, name: str, message: msgspec.Struct, kind: type[Answer]) -> Answer:
-        """Calls the agent; where it is gone, starts another, joins it and calls that.
+        """Call the agent; if it has ended, start and join another and call that one.
+
+        Returns:
+            The agent's answer, decoded as `kind`.
 
         Raises:
-            AgentUnavailableError: no agent can be started, or each one dies.
-            HoldfastError: the agent's own answer.
+            AgentUnavailableError: No agent can be started, or `TRIES_MAX` agents ended in a row.
+            HoldfastError: The agent answered with this error.
         """
         for _ in range(TRIES_MAX):
             generation = self._generation
             try:
                 return self._client().call(name, message, kind)
             except AgentGoneError as error:
-                gone = error
+                last_error = error
                 self._rejoin(generation)
         raise AgentUnavailableError(
-            f"call the agent of {self._config.run}: {TRIES_MAX} agents in a row went away "
-            f"({gone}); see its log in {self._config.run}/events"
+            f"call the agent of {self._config.run}: {TRIES_MAX} agents ended in a row "
+            f"({last_error}); see the log in {self._config.run}/events"
         )
 
     def renew(self) -> AgentPlace:
-        """Asks the agent for this trainer's attempt: a branch of its own group moves it on.
+        """Request this trainer's current attempt, which a branch of its own group has replaced.
+
+        Returns:
+            The new place; `place` is updated.
 
         Raises:
-            FencedError: another group has taken the run over.
+            FencedError: Another group has taken over the run.
         """
         with self._lock:
             return self._take(self.call("attach", self._rejoining(), protocol.Attached))
 
     def branch(self, origin: tuple[int, int] | None) -> AgentPlace:
-        """Begins a new attempt from `origin`, together with the other ranks."""
+        """Begin a new attempt from `origin`, together with the other ranks.
+
+        Args:
+            origin: Step and attempt of the checkpoint to branch from; None for an empty timeline.
+
+        Returns:
+            The new place; `place` is updated.
+
+        Raises:
+            StepNotFoundError: `origin` no longer exists. The timeline is unchanged.
+            FencedError: Another group has taken over the run.
+        """
         with self._lock:
             request = protocol.Branch(
                 group=self._attach.group,
@@ -167,14 +206,14 @@ class AgentSession:
             return self._branch(request)
 
     def finish_branch(self) -> None:
-        """Finish a branch whose caller was interrupted: the agent may have begun it.
+        """Finish a branch whose caller was interrupted, because the agent may have begun it.
 
         Raises:
-            FencedError: another group has taken the run over.
+            FencedError: Another group has taken over the run.
         """
         with self._lock:
             if self._branching is not None:
-                # Where the origin is gone, the timeline stays as it is.
+                # If the origin no longer exists, the timeline is unchanged.
                 with contextlib.suppress(StepNotFoundError):
                     self._branch(self._branching)
 
@@ -188,23 +227,26 @@ class AgentSession:
         return place
 
     def report_event(self, event: str, **data: object) -> None:
-        """Adds a line to the run's events."""
+        """Append a line to the run's events."""
         self.call("report", protocol.EventReport(event=event, data=data), protocol.Empty)
 
     def close(self) -> None:
-        """Leaves the agent in good order and ends the watching."""
+        """Detach from the agent, end the watcher's thread and close all connections.
+
+        All other threads that call the session must have ended.
+        """
         self._is_closed = True
         detach = protocol.Detach(group=self._attach.group, rank=self._attach.rank)
-        # An agent that is gone needs no telling; one that comes after it sees the process.
+        # An agent that has ended needs no notification; a later one sees that the process ended.
         with contextlib.suppress(AgentGoneError, HoldfastError):
             self._client().call("detach", detach, protocol.Empty)
-        # The watcher may be about to ask once more, so it is interrupted until it has ended. Where
-        # it looks for another agent it ends after `starting.START_SECS`.
+        # The watcher may be about to send another request, so it is interrupted until it has ended.
+        # If it is starting another agent, it ends after at most `launch.START_SECS`.
         while self._watcher.is_alive():
             if self._watch_client is not None:
                 self._watch_client.abort()
             self._watcher.join(JOIN_SECS)
-        # The other threads that called have ended.
+        # No other thread uses these connections any more.
         for client in self._all_clients:
             client.close()
         self.place.control.close()
@@ -232,7 +274,8 @@ class AgentSession:
 
     def _join(self) -> AgentPlace:
         for _ in range(TRIES_MAX):
-            # Where the directory is gone, no agent is started for what is at its path now.
+            # Raises if the directory was removed: no agent is started for a replacement at its
+            # path.
             path = self._directory.current()
             self._config = self._config.moved_to(path)
             self._attach = msgspec.structs.replace(
@@ -248,11 +291,11 @@ class AgentSession:
                     log.warning("%s: %s", self._config.run, warning)
                 return _place(folder, attached)
             except (AgentGoneError, FileNotFoundError) as error:
-                # It left between its answer and the call: the next one is started.
-                gone = error
+                # The agent ended between its answer and the call: start the next one.
+                last_error = error
             finally:
                 client.close()
-        raise AgentUnavailableError(f"join the agent in {folder}: {gone}")
+        raise AgentUnavailableError(f"join the agent in {folder}: {last_error}")
 
     def _rejoin(self, generation: int) -> None:
         asked_at = self._clock.monotonic()
@@ -265,9 +308,9 @@ class AgentSession:
 
     def _join_another(self, asked_at: float) -> None:
         if self._lost is not None and self._lost_at >= asked_at:
-            # Another thread looked while this one waited: one look serves all who wait.
+            # Another thread tried while this one waited: its result serves all waiting threads.
             raise AgentUnavailableError(str(self._lost))
-        log.warning("the agent of %s is gone; starting another", self._config.run)
+        log.warning("the agent of %s has ended; starting another", self._config.run)
         old = self.place
         self._attach = self._rejoining()
         try:
@@ -275,7 +318,7 @@ class AgentSession:
         except AgentUnavailableError as error:
             self._lost, self._lost_at = error, self._clock.monotonic()
             raise
-        # What this trainer said of itself may not have reached the new words.
+        # The new agent's control block may lack what this trainer published.
         values = place.control.cells
         values[place.step_cell] = old.control.cells[old.step_cell]
         values[place.notice_cell] = old.control.cells[old.notice_cell]
@@ -284,10 +327,10 @@ class AgentSession:
         self._generation += 1
 
     def _return(self) -> None:
-        """Tell a new agent what is under way.
+        """Report the saves in progress to a new agent.
 
-        Where an exception interrupts the thread that joined it, the watcher does so: it finds its
-        own connection broken, and comes here after the one that joined.
+        If an exception interrupts the thread that joined the agent, the watcher reports instead:
+        it finds its own connection broken and calls this after the joining thread.
         """
         if self._is_return_due:
             self._on_return()

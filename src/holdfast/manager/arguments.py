@@ -1,4 +1,4 @@
-"""Checks of what users pass to the manager's calls."""
+"""Check the arguments that users pass to the manager's calls."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from holdfast.job.options import RamTier
 
 
 def check_step(step: object) -> int:
-    """Return `step` as an int. Integers of NumPy and JAX are taken as well; bools are not.
+    """Return `step` as an int. Integers of NumPy and JAX are accepted; bools are not.
 
     Raises:
-        InvalidArgumentError: it is not an integer, is negative, or too large.
+        InvalidArgumentError: It is not an integer, is negative, or exceeds `STEP_MAX`.
     """
     try:
-        # A bool is an int in Python, and hardly ever meant as a step.
+        # A bool is an int in Python, but passing one as a step is almost certainly a mistake.
         number = None if isinstance(step, bool) else operator.index(step)  # type: ignore[arg-type]
     except TypeError:
         number = None
@@ -33,10 +33,10 @@ def check_step(step: object) -> int:
 
 
 def check_metrics(metrics: Mapping[str, float] | None) -> dict[str, float] | None:
-    """The metrics as plain floats.
+    """Return the metrics with names as strings and values as plain floats.
 
     Raises:
-        InvalidArgumentError: a name is no string, or a value no number.
+        InvalidArgumentError: A value is not a number.
     """
     if metrics is None:
         return None
@@ -52,10 +52,10 @@ def check_metrics(metrics: Mapping[str, float] | None) -> dict[str, float] | Non
 
 
 def check_timeout(timeout_secs: float | None) -> float | None:
-    """Return a timeout that is one.
+    """Return `timeout_secs` unchanged if it is valid.
 
     Raises:
-        InvalidArgumentError: it is neither None nor 0 or more seconds.
+        InvalidArgumentError: It is neither None nor a number of at least 0.
     """
     if timeout_secs is None:
         return None
@@ -68,10 +68,10 @@ def check_timeout(timeout_secs: float | None) -> float | None:
 
 
 def check_ram(ram: object) -> None:
-    """Checks the RAM tier.
+    """Check the RAM tier.
 
     Raises:
-        InvalidArgumentError: it is neither a RamTier nor None.
+        InvalidArgumentError: It is neither a RamTier nor None.
     """
     if ram is not None and not isinstance(ram, RamTier):
         raise InvalidArgumentError(
@@ -80,16 +80,22 @@ def check_ram(ram: object) -> None:
 
 
 def raise_nothing_saved(directory: Path) -> NoReturn:
-    """Raises that a run has no checkpoint."""
-    raise StepNotFoundError(f"restore: nothing was saved in {directory} yet")
+    """Raise the error of a restore from a run that has no checkpoint."""
+    raise StepNotFoundError(f"restore: the run in {directory} has no checkpoint yet")
 
 
 def raise_step_order(step: int, last: int, read: int | None) -> NoReturn:
-    """Raise that steps went backwards; `read` is the step that `restore` has read since."""
-    hint = "" if read is None else f"restore({read}) only reads, the run stays where it is; "
+    """Raise the error of a step that does not follow the run's last one.
+
+    Args:
+        step: The refused step.
+        last: The run's last step.
+        read: The step that `restore` has read since the last save; None if there was no restore.
+    """
+    hint = "" if read is None else f"restore({read}) only reads and does not move the run; "
     shown = "N" if read is None else str(read)
     raise StepOrderError(
-        f"save step {step}: steps must grow, and the run is at step {last}; {hint}to go on from an "
-        f"earlier step, call resume(state, step={shown}), which abandons the later ones, or use a "
-        "new directory"
+        f"save step {step}: expected a step after {last}, the run's last one; {hint}to continue "
+        f"from an earlier step, call resume(state, step={shown}), which abandons the later ones, "
+        "or use a new directory"
     )

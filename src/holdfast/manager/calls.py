@@ -1,8 +1,8 @@
-"""Which calls of a manager are allowed now: none after `close`, and one thread's at a time.
+"""Check which calls of a manager are allowed: none after `close`, and those of one thread only.
 
-A manager has no lock around its calls, so that a step that is not due costs nothing. The training
-thread is the one that calls first; another one may follow once that has ended. The checks are made
-where a call does more than look at the shared words.
+A manager has no lock around its calls, so that a step that is not due costs nothing. The thread
+that calls first is the training thread; another thread may call once that one has ended. A call is
+checked only where it does more than read cells of the control block.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class Calls:
         """Check that the call `name` may be made now, on this thread.
 
         Raises:
-            InvalidArgumentError: the manager is closed, or belongs to another thread that lives.
+            InvalidArgumentError: The manager is closed, or is used by another live thread.
         """
         if self.is_closed:
             raise InvalidArgumentError(
-                f"{name}: the manager of {self._directory} is closed; make another one"
+                f"{name}: the manager of {self._directory} is closed; create another one"
             )
         current, owner = threading.current_thread(), self._thread
         if owner is not None and owner is not current and owner.is_alive():
             raise InvalidArgumentError(
                 f"{name}: called on thread {current.name!r}, but the manager of {self._directory} "
-                f"is used by thread {owner.name!r}; call its methods on one thread"
+                f"is used by thread {owner.name!r}; call all its methods on one thread"
             )
         self._thread = current

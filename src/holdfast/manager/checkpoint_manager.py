@@ -1,11 +1,13 @@
-"""`CheckpointManager`: saves a training run's state continuously, off the training thread.
+"""Define `CheckpointManager`, which saves a training run's state off the training thread.
 
 Invariants:
-- `save` costs a step that is not due a few reads of shared words, and never waits for storage.
-- What `save` accepted is in `Progress` until it is durable or its failure was raised, once.
-- The state is fixed before `save` returns; nothing that the caller does afterwards reaches it.
+- On a step that is not due, `save` reads a few cells of shared memory and never waits for storage.
+- A save that `save` accepted stays in `Progress` until it is durable, or until its failure has been
+  raised once.
+- The state is fixed before `save` returns: later changes by the caller do not reach the checkpoint.
 
-The public interface is here whole, each call with what it promises; modules beside it do the work.
+This module holds the complete public interface with the contract of each call. The other modules of
+the folder implement it.
 """
 
 from __future__ import annotations
@@ -50,33 +52,45 @@ from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy, SaveDecisionPolicy
 
 SAVER_SECS = 300.0
+"""How long `close` waits for the saver's thread, which may hang in storage."""
 CLOSE_SECS = 3600.0
+"""How long `close` waits until all accepted saves are durable."""
 
 log = logging.getLogger(__name__)
 
 
 class CheckpointManager:
-    """Checkpoints one run, from one process of it.
+    """Save and restore the checkpoints of one run, in one process of the training job.
+
+    Every process of the job creates a manager of the same run, and the constructor waits until all
+    have joined. One thread per process, the training thread, calls the methods. Use the manager in
+    a `with` statement, or call `close` at the end.
 
     Args:
-        directory: the run's durable directory; made where there is none.
-        save_decision_policy: when the durable tier gets a checkpoint.
-        preservation_policy: which checkpoints the durable tier keeps; the newest always.
-        ram: the tier in this host's memory; None does without.
-        takeover: fences another live attempt on the run instead of being refused.
-        preemption_signals: the signals that announce a preemption.
+        directory: The run's durable directory, the same for all processes. Created if missing.
+        save_decision_policy: When to save to the durable tier. Default:
+            `ContinuousCheckpointingPolicy()`.
+        preservation_policy: Which checkpoints the durable tier keeps. The newest one is always
+            kept. Default: `LatestN(3)`.
+        ram: The tier in this host's memory. None disables it.
+        takeover: Fence another live attempt on the run instead of raising `RunBusyError`.
+        preemption_signals: The signals that announce a preemption. See `reached_preemption`.
 
     Raises:
-        NotARunError, NewerFormatError, StorageError: the directory; nothing was changed.
-        RunBusyError: another attempt is live; its host and processes are told.
-        AgentUnavailableError: the host's agent does not start.
-        InvalidArgumentError: an argument.
+        InvalidArgumentError: An argument is invalid, or the processes' arguments contradict each
+            other.
+        NotARunError: The directory holds other files, or the hosts do not share it.
+        NewerFormatError: A newer version of Holdfast wrote the run.
+        StorageError: The directory cannot be read or written.
+        RunBusyError: Another attempt on the run is live. The message names its host and processes.
+        AgentUnavailableError: The host's agent cannot be started or reached.
+        ProcessLostError: Another process of the job ended, or did not join in time.
 
-    One thread, the training thread, calls its methods.
+    After an error in the constructor no checkpoint is changed; a missing run may have been created.
     """
 
     last_restore: RestoreReport | None
-    """What the last restore did, None before the first one."""
+    """The report of the last `restore` or `resume` that read a checkpoint; None before one has."""
 
     def __init__(
         self,
@@ -158,8 +172,8 @@ class CheckpointManager:
         try:
             self.close()
         except HoldfastError as own:
-            # The error that ends the training is the one to be seen.
-            log.warning("while closing after an error: %s", own)
+            # Raising this error would hide the one that ended the training.
+            log.warning("the manager was closed after an error, and closing failed too: %s", own)
 
     def save(
         self,
@@ -169,24 +183,32 @@ class CheckpointManager:
         metrics: Mapping[str, float] | None = None,
         force: bool = False,
     ) -> bool:
-        """Takes a checkpoint of `state` if one is due at `step`; to be called at every step.
+        """Save `state` if a checkpoint is due at `step`. Call it after every training step.
+
+        The call returns as soon as the state is fixed: afterwards the caller may change or donate
+        its arrays. The checkpoint becomes durable in the background.
 
         Args:
-            step: the training step whose result `state` is; it grows from call to call.
-            state: any pytree of arrays, Python values and objects that keep a state.
-            metrics: numbers by name, for policies and for `ls`.
-            force: whatever the policies say, and over a checkpoint of the same step, which stays
-                until the new one is committed. Such a save, and that of a preemption, waits for
-                its place where two earlier ones are on their way.
+            step: The training step that produced `state`. It must increase from call to call.
+            state: A pytree of arrays, Python values and objects with a state of their own.
+            metrics: Numbers by name, for policies and for `holdfast ls`.
+            force: Save whatever the policies decide, and overwrite a checkpoint of the same step;
+                the older one stays until the new one is committed. A forced save, and the save of
+                a preemption, waits for a free place while two earlier saves are in progress.
 
         Returns:
-            True where a checkpoint of this step is being taken.
+            True if a checkpoint of this step is being saved.
 
         Raises:
-            SaveFailedError: earlier saves failed, or were dropped; raised once, with their steps.
-            FencedError: a newer attempt has taken the run over.
-            StepExistsError, StepOrderError, InvalidArgumentError: the step.
-            UnsupportedLeafError: a leaf cannot be saved; nothing was written.
+            SaveFailedError: Earlier saves failed or were dropped. Each is reported once. This step
+                may not have been saved; calling `save` again with the same step is allowed.
+            FencedError: A newer attempt has taken over the run. This process saves nothing more.
+            StepExistsError: The step is already saved, and `force` is not set.
+            StepOrderError: The step is before the run's last one.
+            InvalidArgumentError: The step or a metric is invalid, the manager is closed, or another
+                thread uses it.
+            UnsupportedLeafError: A leaf cannot be saved. Nothing was written.
+            StorageError: The run's directory was removed. Nothing more can be saved.
         """
         steps, place = self._steps, self._session.place
         control = place.control.cells
@@ -212,20 +234,26 @@ class CheckpointManager:
     def finish(
         self, step: int, state: object, *, metrics: Mapping[str, float] | None = None
     ) -> bool:
-        """Make the last step of the run durable, whatever the policies say; `close` waits for it.
+        """Make the last step of the run durable, whatever the policies decide.
 
-        To be called where the training has come to its end, by all processes with the same step;
-        the arguments are those of `save`. Nothing is done where the step is durable or on its way
-        there, and where the run was preempted before it.
+        Call it when the training has ended, in all processes with the same step. The call starts
+        the save; `close` waits until it is durable. It does nothing if the step is durable or is
+        becoming durable, and if the run was preempted before that step.
+
+        Args:
+            step: The last training step.
+            state: The state after that step; see `save`.
+            metrics: Numbers by name; see `save`.
 
         Returns:
-            True where the step is saved by this call.
+            True if this call makes the step durable.
 
         Raises:
-            SaveFailedError: an earlier save failed in the background; this one is made anyway.
-            InvalidArgumentError: the step, or another process gives another one.
-            StepOrderError, FencedError, UnsupportedLeafError: as for `save`.
-            ProcessLostError: another process has ended.
+            SaveFailedError: An earlier save failed in the background. The last step is saved all
+                the same.
+            InvalidArgumentError: The step is invalid, or differs between processes.
+            StepOrderError, FencedError, UnsupportedLeafError: As for `save`.
+            ProcessLostError: Another process has ended.
         """
         self._lifetime.check("finish")
         return self._finisher.finish(
@@ -234,51 +262,64 @@ class CheckpointManager:
         )
 
     def resume(self, state: Any, *, step: int | None = None) -> tuple[int, Any]:
-        """Go on from the newest checkpoint that can be restored, or go back to that of `step`.
+        """Continue from the newest checkpoint that can be restored, or go back to `step`.
 
-        After going back the run goes on from `step`: later ones are an abandoned branch.
+        All processes of the job must call it. After going back to an older step, the run continues
+        from there: the later checkpoints become an abandoned branch.
 
         Args:
-            state: gives the structure and the sharding; objects that keep a state may be left out.
-            step: None: the newest; older ones are tried where it is damaged, and that is told.
+            state: An initial state, which gives the structure, dtypes and sharding. Objects with a
+                state of their own are set in place; they may be left out.
+            step: The step to go back to. None selects the newest checkpoint; if that is damaged,
+                older ones are tried, and each skipped one is logged and listed in `last_restore`.
 
         Returns:
-            (step + 1, that step's state), in the structure and sharding of `state`; (0, `state`)
-            where there is nothing to resume.
+            (step + 1, the state saved at `step`), with the structure and sharding of `state`; or
+            (0, `state`) if the run has no checkpoint.
 
         Raises:
-            StructureMismatchError: all differences between `state` and what was saved.
-            UnsupportedLeafError: nothing is saved yet, and a leaf of `state` never can be.
-            CheckpointDamagedError: there are checkpoints, and none of them can be read.
-            StepNotFoundError, StepUncommittedError: there is no checkpoint of `step`; so the run
-                stays where it is.
+            StructureMismatchError: `state` differs from the saved state. The message lists all
+                differences.
+            UnsupportedLeafError: The run has no checkpoint, and a leaf of `state` cannot be saved.
+            CheckpointDamagedError: None of the checkpoints can be read, or that of `step` cannot.
+            StepNotFoundError, StepUncommittedError: There is no checkpoint of `step`.
+            ProcessLostError: Another process has ended.
+
+        After an error the run's position is unchanged.
         """
         self._lifetime.check("resume")
         restored = self._restorer.read(None if step is None else arguments.check_step(step), state)
         if restored is not None:
             self._restorer.go_on_from(restored)
             self.last_restore, state = restored.report, restored.state
-        # A leaf that cannot be saved is told now, not when the first save is due.
+        # Raise for a leaf that cannot be saved now, rather than when the first save is due.
         layout = self._planner.layout(self._framework.outline(state))
         self._saver.expect(layout.size_bytes, self._planner.copies)
         return (0 if restored is None else restored.id.step + 1), state
 
     def restore(self, step: int | None = None, *, like: Any = None) -> Any:
-        """Read the state of `step`, else of the newest checkpoint that can be restored.
+        """Read the state of `step`, or of the newest checkpoint that can be restored.
 
-        The run stays where it is, and the saves after it go on as before. To go back to a step
-        call `resume(state, step=step)`. All processes of the job have to call it.
+        All processes of the job must call it. The call only reads: the run's position is unchanged,
+        and later saves continue as before. To go back to a step, call `resume(state, step=step)`.
 
         Args:
-            step: None: the newest; older ones are tried where it is damaged, and that is told.
-            like: arrays, ShapeDtypeStructs and values that give structure and sharding, and of
-                NumPy arrays the byte order; None: nested dicts of NumPy arrays. Objects that keep
-                a state may be left out.
+            step: The step to read. None selects the newest checkpoint; if that is damaged, older
+                ones are tried, and each skipped one is logged and listed in `last_restore`.
+            like: Arrays, ShapeDtypeStructs and values that give the structure and sharding, and for
+                NumPy arrays the byte order. Objects with a state of their own are set in place;
+                they may be left out. None reads nested dicts of NumPy arrays.
+
+        Returns:
+            The state, with the structure and sharding of `like`.
 
         Raises:
-            StepNotFoundError, StepUncommittedError, CheckpointDamagedError: the step.
-            StructureMismatchError: `like` is not what was saved, or has objects whose states
-                another number of processes saved; see `process_values`.
+            StepNotFoundError: There is no checkpoint of `step`, or the run has no checkpoint.
+            StepUncommittedError: The checkpoint of `step` was never committed.
+            CheckpointDamagedError: None of the checkpoints can be read, or that of `step` cannot.
+            StructureMismatchError: `like` differs from the saved state, or holds objects whose
+                states were saved by a different number of processes; see `process_values`.
+            ProcessLostError: Another process has ended.
         """
         self._lifetime.check("restore")
         restored = self._restorer.read(None if step is None else arguments.check_step(step), like)
@@ -289,44 +330,62 @@ class CheckpointManager:
         return restored.state
 
     def latest_step(self) -> int | None:
-        """The newest step that can be restored now, from any tier, on the present timeline."""
+        """Return the newest step that can be restored now from any tier; None if there is none.
+
+        Only checkpoints of the current timeline count, not those of abandoned branches.
+        """
         self._lifetime.check("latest_step")
         newest = self._look().newest_sound()
         return newest.step if newest else None
 
     def all_steps(self) -> list[int]:
-        """All steps that can be restored now, from any tier, on the present timeline, ascending."""
+        """Return all steps that can be restored now from any tier, ascending.
+
+        Only checkpoints of the current timeline count, not those of abandoned branches.
+        """
         self._lifetime.check("all_steps")
         return [checkpoint.step for checkpoint in self._look().sound()]
 
     def reached_preemption(self, step: int) -> bool:
-        """Whether the process was told to stop and has saved `step`, or an earlier one, for it.
+        """Return whether a preemption was announced and its checkpoint is of `step` or earlier.
 
-        True on all ranks at the same step. It may be asked after `close` as well.
+        Call it after each `save`, and leave the training loop if it returns True. All ranks return
+        True at the same step. The call is also allowed after `close`.
+
+        Args:
+            step: The step last passed to `save`.
+
+        Raises:
+            InvalidArgumentError: A preemption was announced, and the step is invalid.
         """
         self._steps.has_asked_preemption = True
         preempted_at = self._steps.preempted_at
         return preempted_at is not None and arguments.check_step(step) >= preempted_at
 
     def wait_until_finished(self, timeout_secs: float | None = None) -> None:
-        """Wait until all accepted saves are durable, or have failed, and preservation is applied.
+        """Wait until all accepted saves have ended and the preservation policy is applied.
 
-        Where the preservation takes longer than a few seconds more, it is not waited for.
+        A save for the durable tier ends when it is durable; a save for RAM alone ends when the
+        other hosts have confirmed it. Preservation is awaited for at most 10 seconds more.
+
+        Args:
+            timeout_secs: The longest wait in seconds. None waits without a limit.
 
         Raises:
-            SaveFailedError: some failed, were dropped or are not confirmed; or no agent answers.
-            WaitTimeoutError: the time is up; saving goes on.
+            SaveFailedError: Saves failed, were dropped or are not confirmed, or no agent answers.
+            WaitTimeoutError: The timeout has passed. Saving continues.
+            InvalidArgumentError: The timeout is invalid.
         """
         self._lifetime.check("wait_until_finished")
         self._progress.wait_until_finished(arguments.check_timeout(timeout_secs))
 
     def delete(self, step: int) -> None:
-        """Removes the checkpoint of `step` from every tier, on all hosts.
+        """Remove the checkpoint of `step` from every tier, on all hosts.
 
         Raises:
-            StepNotFoundError, StepUncommittedError: there is none.
-            StorageError: some of it may be left; it cannot be restored any more.
-            WaitTimeoutError: other hosts may hold it in memory until they hear of it.
+            StepNotFoundError, StepUncommittedError: There is no checkpoint of `step`.
+            StorageError: Some of its files may remain. It can no longer be restored.
+            WaitTimeoutError: Other hosts may keep it in memory until they are notified.
         """
         self._lifetime.check("delete")
         found = self._look().find(arguments.check_step(step))
@@ -334,41 +393,47 @@ class CheckpointManager:
         self._session.call("delete", request, protocol.Empty)
 
     def metadata(self, step: int) -> CheckpointMetadata:
-        """What the checkpoint of `step` says of itself.
+        """Return the metadata of the checkpoint of `step`, without reading its arrays.
 
         Raises:
-            StepNotFoundError, StepUncommittedError, CheckpointDamagedError.
+            StepNotFoundError, StepUncommittedError: There is no checkpoint of `step`.
+            CheckpointDamagedError: Its records cannot be read.
         """
         self._lifetime.check("metadata")
         number, view = arguments.check_step(step), self._look()
         return metadata_of(view.sources(view.find(number)))
 
     def process_values(self, step: int) -> dict[str, list[Any]]:
-        """The states of iterators and the like in the checkpoint of `step`, of all its processes.
+        """Return the saved states of iterators and similar objects, of all processes that saved.
 
-        For a job with another number of processes, which restores a state without these objects
-        and divides their states anew. Nothing is set, and the run stays where it is.
+        A job with a different number of processes restores a state without these objects, and then
+        divides their saved states among its processes. The call sets nothing and only reads.
 
         Returns:
-            By name (`data`, `loaders/train`) the states as they were saved, one for each process
+            A list of states for each object's name (`data`, `loaders/train`): one for each process
             that saved, in the order of their ranks.
 
         Raises:
-            StepNotFoundError, StepUncommittedError, CheckpointDamagedError.
+            StepNotFoundError, StepUncommittedError: There is no checkpoint of `step`.
+            CheckpointDamagedError: Its records cannot be read.
         """
         self._lifetime.check("process_values")
         number, view = arguments.check_step(step), self._look()
         return process_values_of(view.sources(view.find(number)))
 
     def close(self) -> None:
-        """Waits until all accepted saves are durable, then leaves the agent. Once is enough.
+        """Wait until all accepted saves are durable, then detach from the agent.
 
-        Where the process is killed meanwhile, the agent goes on with what is sealed in RAM. Where
-        the last step given to `save` was not saved, that is logged; see `finish`. Where an
-        exception interrupts it, as a Ctrl-C does, call it again, or open the run again.
+        Further calls do nothing. If the process is killed during the wait, the agent continues with
+        the parts that are sealed in RAM. A warning is logged if the last step passed to `save` was
+        not saved; see `finish`. If an exception such as a Ctrl-C interrupts the call, call it again
+        or open the run again.
 
         Raises:
-            SaveFailedError: a save failed and was not told yet.
+            SaveFailedError: A save failed that no earlier error has reported. The manager is
+                closed.
+            WaitTimeoutError: Saves are not durable after an hour. The manager is closed; the agent
+                continues with the parts that are sealed in RAM.
         """
         if self._lifetime.is_closed:
             return
@@ -381,7 +446,7 @@ class CheckpointManager:
             raise
         self._lifetime.close(SAVER_SECS)
 
-    # How a save that may be due is taken.
+    # The internal steps of a save that may be due.
 
     def _measure(self, meter: OverheadMeter) -> None:
         saving = self._progress.saving(meter.reach)
@@ -447,7 +512,10 @@ class CheckpointManager:
         return True
 
     def _is_stopping_alone(self) -> bool:
-        """Whether this process was told to stop, and has nobody to agree with on the step."""
+        """Return whether a preemption was announced to the only process of its job.
+
+        Several processes agree on a common step first; a single one stops at its next step.
+        """
         control = self._session.place.control.cells
         return self._processes.count == 1 and bool(control[self._session.place.notice_cell])
 
@@ -461,7 +529,7 @@ class CheckpointManager:
         if notice.kind == "lost" or (notice.kind == "fenced" and notice.data == self._run.group):
             self._progress.stop(STOPPED_BY[notice.kind](notice.reason))
         elif notice.kind == "warning":
-            log.warning("the agent says: %s", notice.reason)
+            log.warning("agent: %s", notice.reason)
         elif notice.kind == "unknown" and notice.id is not None:
             report_unknown(self._session, self._progress, CheckpointId(*notice.id))
         else:
@@ -470,7 +538,7 @@ class CheckpointManager:
                 self._saver.get_ready()
 
     def _on_new_agent(self) -> None:
-        """A new agent is there: it is told again of what is sealed and not finished."""
+        """Report all sealed saves that have not ended to a new agent."""
         self._progress.forget_preservation()
         report_all(self._session, self._progress)
 

@@ -1,7 +1,9 @@
-"""Slots that devices fill by themselves, while the host digests what has arrived.
+"""Copy a state from devices directly into slots, while the host digests the bytes that arrived.
 
-Nothing lets go of a slot, or of the memory that it is filled from, before the devices are done with
-both. Each wait ends: a transfer that does not move for `STALL_SECS` counts as failed.
+Invariants:
+- A slot, and the memory that it is filled from, is released only when the devices have finished
+  with both.
+- Each wait is bounded: a transfer that makes no progress for `STALL_SECS` has failed.
 """
 
 from __future__ import annotations
@@ -19,19 +21,27 @@ from holdfast.store.ram import SlotWriter
 
 POLL_SECS = 0.0002
 STALL_SECS = 60.0
+"""How long a transfer may make no progress."""
 
 log = logging.getLogger(__name__)
 
 
 class DeviceCopy:
-    """A slot that is being filled from a snapshot, within a `with` statement.
+    """A slot that devices fill from a snapshot inside a `with` statement.
 
-    Where the memory is not pinned the host copies it all, before the statement's body. With `keep`
-    the snapshot is not let go of: more is to be read from it.
+    If the slot's memory is not pinned, the host copies the whole state before the statement's body
+    runs. Leaving the statement waits until the devices have finished, for `STALL_SECS` at most.
+
+    Args:
+        filling: The slot to fill.
+        layout: The layout of the image.
+        snapshot: The state.
+        clock: The clock for waits.
+        keep: Do not release the snapshot when everything has arrived, because more is read from it.
 
     Raises:
-        DeviceError: the devices do not have the state.
-        StorageError: somebody changed the slot.
+        DeviceError: The devices do not have the state.
+        StorageError: The slot was changed by another process.
     """
 
     def __init__(
@@ -81,16 +91,17 @@ class DeviceCopy:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all has arrived by itself; the snapshot was let go of then."""
+        """Whether the devices have copied everything; the snapshot is then released unless kept."""
         return self._is_whole
 
     def wait(self, stop_bytes: int) -> None:
-        """Waits until all below `stop_bytes` has arrived; `stop_bytes` only grows.
+        """Wait until all bytes below the offset `stop_bytes` have arrived.
 
-        Unless it is to be kept, the snapshot is let go of as soon as nothing is read from it.
+        `stop_bytes` must not decrease from call to call. The snapshot is released as soon as
+        nothing is read from it, unless it is kept.
 
         Raises:
-            DeviceError: it never will.
+            DeviceError: The transfer failed, or made no progress for `STALL_SECS`.
         """
         transfer = self._transfer
         if transfer is None:
@@ -109,7 +120,7 @@ class DeviceCopy:
             log.debug("devices copied %d bytes in %.6f s", self._size_bytes, secs)
 
     def _end(self) -> None:
-        """Waits until the devices are done, well or not; a slot of one that hangs stays locked."""
+        """Wait until the devices have finished or failed; the slot of a hung one stays locked."""
         if self._transfer is not None:
             deadline = self._clock.monotonic() + STALL_SECS
             while not self._transfer.is_over() and self._clock.monotonic() < deadline:
@@ -124,14 +135,21 @@ def fill_from(
     *,
     digesting: bool,
 ) -> list[str] | None:
-    """Copies a state into a slot, whoever has it; the snapshot is not let go of.
+    """Copy a state from the host or from devices into a slot, without releasing the snapshot.
+
+    Args:
+        filling: The slot to fill.
+        layout: The layout of the image.
+        snapshot: The state.
+        clock: The clock for waits.
+        digesting: Digest each block while it is copied.
 
     Returns:
-        With `digesting`, the digests of its blocks; None where devices copied them: whoever waits
-        for that does not wait for digests too.
+        The digests of the blocks if `digesting`. None if devices copied them: the training thread
+        waits for this copy and must not wait for digests as well.
 
     Raises:
-        StorageError, DeviceError: it is not whole.
+        StorageError, DeviceError: The slot does not hold the whole state.
     """
     if not snapshot.is_borrowed:
         return fill_slot(filling, layout, snapshot.chunk_bytes, digesting=digesting)

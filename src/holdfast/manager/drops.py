@@ -1,16 +1,18 @@
-"""Accepted checkpoints that were dropped, until newer ones make up for them or they are failures.
+"""Track accepted checkpoints that were dropped, until a newer one replaces them or they fail.
 
-A checkpoint is dropped when it can never become whole: a rank has passed it without a part, or its
-host gave the part up. Ranks that drift apart drop early parts of targets as a matter of course, and
-the target that is set next makes up for them. So a drop is judged by how its save was decided:
+A checkpoint is dropped when it can never become complete: a rank has passed its step without a
+part, or a host abandoned the part. Ranks that drift apart regularly drop parts of targets that were
+set too early, and the next target replaces them. So the effect of a drop depends on how the save
+was decided:
 
-- A save that the step alone decided (or the caller, or a preemption) promised that very step: its
+- A save decided by the step alone, by the caller or by a preemption promised exactly that step: its
   drop is a failure.
-- A save for a target is made good by a newer checkpoint that is secured: protected, or committed
-  where the save was for the durable tier. It is a failure `DROPPED_SECS` after the drop, or at the
-  end of all saving, if no newer one is secured by then.
+- A save for a target is replaced by a newer checkpoint that is secured: protected, or committed if
+  the save was for the durable tier. It is a failure `DROPPED_SECS` after the drop, or when all
+  saving ends, if no newer one is secured by then.
 
-Each rank judges the saves that it accepted itself. Not thread-safe: `Progress` holds its lock.
+Each rank tracks only the saves that it accepted. Not thread-safe: `Progress` holds its lock around
+each call.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ from holdfast.errors import SaveFailedError
 from holdfast.format.names import CheckpointId
 
 DROPPED_SECS = 30.0
-"""A newer checkpoint makes up for a dropped one within this time."""
+"""How long after a drop a newer checkpoint can replace it."""
 GATHER_SECS = 2.0
-"""Drops often come many at a time: one error names all that come within this time."""
+"""Drops often arrive in groups: one error names all that arrive within this time."""
 NAMED_MAX = 10
-"""The steps that a message names at each end of a long list."""
+"""How many steps a message names at each end of a long list."""
 
 Age = tuple[int, int]
 """Attempt and step: the order in which checkpoints were taken."""
@@ -41,14 +43,14 @@ class _Drop:
 
 
 class Drops:
-    """The dropped saves of one rank that were neither made good nor raised."""
+    """The dropped saves of one rank that were neither replaced nor raised."""
 
     def __init__(self) -> None:
         self._drops: dict[Age, _Drop] = {}
         self._protected: Age | None = None
         self._committed: Age | None = None
         self.due_at_secs = math.inf
-        """When the first of them is a failure; infinite where there is none."""
+        """When the first of them becomes a failure; infinite if there is none."""
 
     def add(
         self,
@@ -59,36 +61,44 @@ class Drops:
         is_durable: bool,
         is_by_step: bool,
     ) -> None:
-        """Add a dropped save; one for a target that is made good already is ignored."""
+        """Add a dropped save; ignore one for a target that is already replaced.
+
+        Args:
+            checkpoint: The dropped checkpoint.
+            reason: Why it was dropped.
+            now_secs: The time of a monotonic clock.
+            is_durable: The save was for the durable tier.
+            is_by_step: The save was for exactly this step, so no newer one replaces it.
+        """
         drop = _Drop(reason=reason, is_durable=is_durable, is_by_step=is_by_step, at_secs=now_secs)
-        if not self._is_made_good(_age(checkpoint), drop):
+        if not self._is_replaced(_age(checkpoint), drop):
             self._drops[_age(checkpoint)] = drop
             self._count()
 
     def secured(self, checkpoint: CheckpointId, *, is_committed: bool) -> None:
-        """Remove the drops that this checkpoint, which is protected or committed, makes good."""
+        """Remove the drops that a checkpoint replaces, which is now protected or committed."""
         age = _age(checkpoint)
         self._protected = max(age, self._protected or age)
         if is_committed:
             self._committed = max(age, self._committed or age)
         if self._drops:
-            self._drops = {a: d for a, d in self._drops.items() if not self._is_made_good(a, d)}
+            self._drops = {a: d for a, d in self._drops.items() if not self._is_replaced(a, d)}
             self._count()
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Remove all drops."""
         self._drops.clear()
         self._count()
 
     def take_failure(self, now_secs: float, *, is_final: bool) -> SaveFailedError | None:
-        """Remove the drops that count as failed and return one error for all of them.
+        """Remove the drops that have become failures and return one error for all of them.
 
         Args:
-            now_secs: the time, on the clock of `add`.
-            is_final: nothing is on its way any more that could make one of them good.
+            now_secs: The time, on the clock of `add`.
+            is_final: No save is in progress any more that could replace one of them.
 
         Returns:
-            None where none has failed.
+            The error, or None if no drop has become a failure.
         """
         if not self._drops or not (is_final or now_secs >= self.due_at_secs):
             return None
@@ -102,21 +112,21 @@ class Drops:
         ages = sorted(failed)
         steps = tuple(step for _, step in ages)
         is_durable = any(drop.is_durable for drop in failed.values())
-        word, newest = (
+        level, newest = (
             ("committed", self._committed) if is_durable else ("secured", self._protected)
         )
-        after = f"the newest step that is {word} is {newest[1]}" if newest else f"none is {word}"
-        one = len(steps) == 1
+        after = f"the newest {level} step is {newest[1]}" if newest else f"no step was {level}"
+        plural = "" if len(steps) == 1 else "s"
         return SaveFailedError(
             steps[0],
-            f"save step{'' if one else 's'} {_listed(steps)}: accepted and then dropped; of the "
-            f"newest one: {failed[ages[-1]].reason}; since this manager was opened, as far as this "
-            f"rank was notified, {after}. Training may go on; `holdfast status` shows whether the "
-            "agents of all hosts answer",
+            f"save step{plural} {_listed(steps)}: accepted and then dropped; reason for the newest "
+            f"of them: {failed[ages[-1]].reason}; since this manager was opened, as far as this "
+            f"rank was notified, {after}. Training may continue; `holdfast status` shows whether "
+            "the agents of all hosts answer",
             steps,
         )
 
-    def _is_made_good(self, age: Age, drop: _Drop) -> bool:
+    def _is_replaced(self, age: Age, drop: _Drop) -> bool:
         secured = self._committed if drop.is_durable else self._protected
         return not drop.is_by_step and secured is not None and age < secured
 
@@ -133,7 +143,7 @@ def _age(checkpoint: CheckpointId) -> Age:
 
 
 def _listed(steps: tuple[int, ...]) -> str:
-    """The steps for a message; of many the first and the last ones, and how many there are."""
+    """Return the steps as text: all, or the first and last ones and the number of all."""
     if len(steps) <= 2 * NAMED_MAX:
         return ", ".join(map(str, steps))
     first = ", ".join(map(str, steps[:NAMED_MAX]))

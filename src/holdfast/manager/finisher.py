@@ -1,6 +1,7 @@
-"""How a run ends with its last step durable: what each rank has of it, and what all do then.
+"""Make the last step of a run durable: collect what each rank has of it, and decide for all ranks.
 
-All ranks do the same: where one of them did something else, the parts would never be a checkpoint.
+Invariant: all ranks carry out the same plan. If one rank did something else, the parts would never
+form a checkpoint.
 """
 
 from __future__ import annotations
@@ -23,30 +24,31 @@ FINISH_SECS = 3600.0
 """How long the ranks wait for the slowest one, which may be several steps behind."""
 
 SEAL_SECS = 600.0
+"""How long to wait until all accepted saves are sealed."""
 
 FINISH = "finish the run"
 RAM, DURABLE = "ram", "durable"
 
 
 class Having(Enum):
-    """What a rank has of the last step, the least first."""
+    """What a rank has of the last step, in ascending order."""
 
     NOTHING = 0
     IN_RAM = 1
-    """A part that was sealed in RAM, or is on its way there, and is not to become durable."""
+    """A part that is sealed in RAM, or is being written there, and is not due to become durable."""
     DURABLE = 2
-    """A part that is durable, or on its way there; or the run was preempted before that step."""
+    """A part that is durable or is becoming durable."""
 
 
 class FinishPlan(Enum):
-    """What every rank does."""
+    """What all ranks do."""
 
     NOTHING = 0
     MAKE_DURABLE = 1
-    """Have the agent make the part durable that is in RAM."""
+    """Request the agent to make the part in RAM durable."""
     SAVE = 2
     SAVE_AGAIN = 3
-    """Save over what some of the ranks have, as a branch of the run."""
+    """Overwrite what some of the ranks have, as a branch of the run."""
 
 
 def having_of(
@@ -55,11 +57,11 @@ def having_of(
     """Return what this rank has of the last step.
 
     Args:
-        checkpoint: the last step, in the present attempt.
-        rank: this rank.
-        view: what can be read now.
-        is_accepted: a save of the step was taken in this attempt, and is sealed unless it failed.
-        is_due: that save is on its way to the durable tier.
+        checkpoint: The last step, in the current attempt.
+        rank: This rank.
+        view: The checkpoints that can be read now.
+        is_accepted: A save of the step was accepted in this attempt; it is sealed unless it failed.
+        is_due: That save is becoming durable.
     """
     durable = view.listings[DURABLE]
     on_timeline = [c for c in view.timeline if c.step == checkpoint.step]
@@ -72,7 +74,7 @@ def having_of(
 
 
 class Ending(msgspec.Struct, frozen=True, array_like=True):
-    """One rank's step, and what it has of it."""
+    """The last step as one rank was given it, and what this rank has of it."""
 
     step: int
     having: Having
@@ -82,7 +84,7 @@ def plan_of(endings: Sequence[Ending]) -> FinishPlan:
     """Return what all ranks do; `endings` is in the order of ranks.
 
     Raises:
-        InvalidArgumentError: they were given different steps.
+        InvalidArgumentError: The ranks were given different steps.
     """
     for rank, ending in enumerate(endings):
         if ending.step != endings[0].step:
@@ -99,17 +101,17 @@ def plan_of(endings: Sequence[Ending]) -> FinishPlan:
 
 
 class Agreed(msgspec.Struct, frozen=True):
-    """What rank 0 answers."""
+    """The answer of rank 0."""
 
     plan: FinishPlan
 
 
 def agreed_plan(rendezvous: Rendezvous, votes: Votes, ending: Ending) -> FinishPlan:
-    """Return what all ranks do, once each has reported what it has.
+    """Return what all ranks do, after each has reported what it has.
 
     Raises:
-        InvalidArgumentError: the ranks were given different steps.
-        ProcessLostError: another rank has ended, or did not come.
+        InvalidArgumentError: The ranks were given different steps.
+        ProcessLostError: Another rank has ended, or did not join within `FINISH_SECS`.
     """
 
     def judged(values: list[str]) -> str:
@@ -122,7 +124,7 @@ def agreed_plan(rendezvous: Rendezvous, votes: Votes, ending: Ending) -> FinishP
 
 
 class Finisher:
-    """Ends a run. Owned by the training thread."""
+    """Make the last step of a run durable. Owned by the training thread."""
 
     def __init__(self, rendezvous: Rendezvous, votes: Votes, restorer: Restorer) -> None:
         self._rendezvous = rendezvous
@@ -130,10 +132,14 @@ class Finisher:
         self._restorer = restorer
 
     def finish(self, step: int, save: Callable[[int], bool]) -> bool:
-        """Make `step` durable; `save` saves it whatever the policies say.
+        """Make `step` durable.
+
+        Args:
+            step: The last step.
+            save: Saves a step whatever the policies decide, and returns whether it was accepted.
 
         Returns:
-            Whether it was not durable, nor on its way, before.
+            Whether this call makes it durable: it was neither durable nor becoming durable before.
         """
         restorer = self._restorer
         if restorer.steps.is_preempted_before(step):
@@ -162,14 +168,14 @@ class Finisher:
         return self._save(step, save)
 
     def close(self, *, warns: bool) -> None:
-        """Warn, where `warns`, if the run ends well and leaves its last step behind."""
+        """Warn that the last step was not saved, if `warns` and the run was not preempted."""
         place, steps = self._restorer.session.place, self._restorer.steps
         is_preempted = steps.preempted_at is not None or place.control.cells[place.notice_cell]
         if warns and not is_preempted and self._restorer.session.rank == 0:
             steps.warn_unfinished()
 
     def _save(self, step: int, save: Callable[[int], bool]) -> bool:
-        """Save it although an earlier save has failed; then raise what that has met."""
+        """Save `step` even if an earlier save failed, and then raise the earlier failure."""
         place, failure = self._restorer.session.place, None
         self._restorer.steps.last = place.control.cells[place.step_cell] = step
         while True:
@@ -177,14 +183,14 @@ class Finisher:
                 is_taken = save(step)
                 break
             except SaveFailedError as error:
-                # Each failure is raised once, so this ends.
+                # Each failure is raised once, so the loop ends.
                 failure = failure or error
         if failure is not None:
             raise failure
         return is_taken
 
     def _make_durable(self, checkpoint: CheckpointId) -> None:
-        """Have the agent make this rank's part durable, which is in RAM."""
+        """Request the agent to make this rank's part in RAM durable."""
         session, progress = self._restorer.session, self._restorer.progress
         sealed = Sealed(
             rank=session.rank,

@@ -1,9 +1,11 @@
-"""What a forked child inherits of a manager, and is rid of before its first line of Python.
+"""Release what a forked child inherits from a manager, before the child runs any other code.
 
-A lock on a slot (`flock`) belongs to the opening of the file, which a child shares: the slot stays
-busy until the child has closed it too. Python's mappings have descriptors of their own, which
-cannot be reached, so the kernel is asked what is open and what is mapped. Nothing is unlocked, and
-no lock of the parent's threads is taken: those threads do not exist in the child.
+A lock on a slot (`flock`) belongs to the open file description, which the child shares: the slot
+stays locked until the child has closed it too. Python's mappings hold descriptors that Python code
+cannot reach, so /proc lists what is open and what is mapped.
+
+Invariants: the child unlocks nothing that the parent still holds, and acquires no lock of the
+parent's threads, which do not exist in the child and would never release it.
 """
 
 from __future__ import annotations
@@ -26,15 +28,15 @@ _libc.mmap.argtypes = (
     ctypes.c_int,
     ctypes.c_long,
 )
-_MAP_FIXED = 0x10  # Linux's <asm-generic/mman-common.h>; Python has no name for it.
+_MAP_FIXED = 0x10  # From Linux's <asm-generic/mman-common.h>; Python's mmap does not define it.
 
 
-def let_go(folder: Path, sockets: Collection[int]) -> None:
-    """Release, in a forked child, all that it inherited of the agent's `folder`, and `sockets`.
+def release_inherited(folder: Path, sockets: Collection[int]) -> None:
+    """Release, in a forked child, the inherited files of the agent's `folder`, and `sockets`.
 
-    A descriptor is replaced by one of /dev/null, and memory that is mapped for writing by empty
-    pages: whatever object has it in Python may close it at any time. Memory that is mapped for
-    reading stays: restored arrays may be in it.
+    A descriptor is replaced by one of /dev/null, and memory mapped for writing by empty pages, so
+    that the Python object that owns it can still close it. Memory mapped for reading stays, because
+    restored arrays may use it.
     """
     null_fd = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -55,7 +57,7 @@ def _open_files(folder: Path) -> Iterator[int]:
 
 
 def _written_mappings(folder: Path) -> Iterator[tuple[int, int]]:
-    """Yield where each shared mapping of a file of `folder` is that may be written to, its size."""
+    """Yield start and size in bytes of each writable shared mapping of a file in `folder`."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         for line in maps:
             fields = line.rstrip("\n").split(maxsplit=5)

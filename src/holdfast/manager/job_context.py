@@ -1,7 +1,7 @@
-"""The hosts of a job: who they are, where their agents are reached, and how this process joins.
+"""Find the hosts of a job and the addresses of their agents, and join this host's agent.
 
-The processes tell each other through the framework's key-value service. On one host nothing is
-served and nothing is looked for.
+The processes exchange this through the framework's key-value service. In a job of one host no agent
+serves other hosts, and no other host is contacted.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Attempt:
-    """A number that is known later."""
+    """The current attempt's number, which is set after the process has joined."""
 
     number: int = 0
 
@@ -55,11 +55,11 @@ class JobPeers:
         self._stores = {host: store_at(address) for host, address in addresses.items()}
 
     def stores(self) -> list[PeerStore]:
-        """Each host's RAM, where it was reached last."""
+        """Return each host's RAM store, at the newest address known."""
         return list(self._stores.values())
 
     def update_addresses(self, addresses: Mapping[str, PeerAddress]) -> bool:
-        """Takes newer addresses of the job's hosts; whether there was any."""
+        """Adopt newer addresses of the job's hosts and return whether any was newer."""
         has_changed = False
         for host, address in addresses.items():
             known = self._addresses.get(host)
@@ -70,17 +70,22 @@ class JobPeers:
         return has_changed
 
     def close(self) -> None:
-        """Closes the connections."""
+        """Close the connections to other hosts."""
         for store in self._stores.values():
             store.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobContext:
-    """How one process joins its host's agent, and reads from the other hosts'.
+    """What one process needs to join its host's agent and to read from the other hosts.
 
-    `attempt` is the newest attempt that is known here; it is set once the process has joined.
-    `replicas` is what plans have to know of the hosts. `durable` is the durable tier, to be read.
+    Attributes:
+        config: The agent of this host.
+        attach: The request to join it.
+        attempt: The newest attempt known here; set once the process has joined.
+        replicas: The failure domains, from which replicas are planned.
+        peers: The RAM of the other hosts.
+        durable: The durable tier, for reading.
     """
 
     config: AgentConfig
@@ -93,16 +98,21 @@ class JobContext:
     def join(
         self, clock: Clock, on_notice: Callable[[Notice], None], on_return: Callable[[], None]
     ) -> AgentSession:
-        """Joins this host's agent, which is started where there is none."""
+        """Join this host's agent, which is started if none runs.
+
+        Raises:
+            AgentUnavailableError: No agent can be started or joined.
+            HoldfastError: The agent refuses this process.
+        """
         directory = self.durable.directory
         return AgentSession(self.config, self.attach, clock, on_notice, on_return, directory)
 
     def load_view(self, session: AgentSession, clock: Clock) -> View:
-        """What can be read now: of this host's RAM, the other hosts' and the durable tier."""
+        """List what can be read now in this host's RAM, other hosts' RAM and the durable tier."""
         self.attempt.number = session.place.attempt
         view = view_of(self._stores(session, clock), self.durable)
         if view.unlisted and self.peers.update_addresses(_addresses(session)):
-            # An agent that was started anew serves elsewhere than it did when the job began.
+            # A restarted agent serves at another address than when the job began.
             view = view_of(self._stores(session, clock), self.durable)
         return view
 
@@ -111,27 +121,27 @@ class JobContext:
         return [*tiers.stores(), self.durable]
 
     def close(self) -> None:
-        """Closes the connections to other hosts."""
+        """Close the connections to other hosts."""
         self.peers.close()
 
 
 def find_job(
     run: OpenRun, options: Options, rendezvous: Rendezvous, processes: Processes, clock: Clock
 ) -> JobContext:
-    """Finds the job's hosts; starts this host's agent where there are several.
+    """Find the job's hosts, and start this host's agent if there are several.
 
     Raises:
-        InvalidArgumentError: two ranks of one host contradict each other.
-        AgentUnavailableError: an agent does not start, or serves nobody.
-        StorageError: the run's token cannot be written.
-        ProcessLostError: another process did not come.
+        InvalidArgumentError: Two ranks of one host contradict each other.
+        AgentUnavailableError: An agent does not start, or serves no other hosts.
+        StorageError: The run's token cannot be written.
+        ProcessLostError: Another process did not join in time.
     """
     hosts = meet(rendezvous, place_of(processes, options.ram, None))
     attempt = Attempt()
     config = _config(run, options, None)
     peers = JobPeers({}, _nowhere)
     if hosts.count > 1:
-        # A copy of the run has another id, and so a token of its own.
+        # The run's id is in the name, so that a copied run directory gets a token of its own.
         token_file = str(run.durable.root / TOKEN_FILE.format(run.run_id))
 
         def tokened(_: list[str]) -> str:
@@ -152,7 +162,7 @@ def find_job(
         attempt=attempt,
         replicas=replicas,
         peers=peers,
-        # Of several processes here, those that come later find in the page cache what they share.
+        # Several processes here share the page cache: what one has read, the others read from it.
         durable=DiskStore(
             run.durable.directory, clock, reads_directly=hosts.count_ranks(host_name()) == 1
         ),
@@ -169,7 +179,7 @@ def _peer_config(options: Options, token_file: str) -> PeerConfig:
 
 
 def _config(run: OpenRun, options: Options, peers: PeerConfig | None) -> AgentConfig:
-    """The agent that this process needs; its folder is chosen when it starts."""
+    """Return the configuration of this host's agent; its folder is chosen when it starts."""
     return AgentConfig(
         run=str(run.durable.directory.current()),
         run_id=run.run_id,
@@ -181,7 +191,7 @@ def _config(run: OpenRun, options: Options, peers: PeerConfig | None) -> AgentCo
 
 
 def _start(config: AgentConfig, clock: Clock) -> str:
-    """Starts this host's agent, if none is there; where it is reached by others."""
+    """Start this host's agent if none runs, and return its address for other hosts."""
     folder, _ = ensure_agent(config, clock)
     client = AgentClient(folder)
     try:
@@ -190,15 +200,15 @@ def _start(config: AgentConfig, clock: Clock) -> str:
         client.close()
     if status.peer_address is None:
         raise AgentUnavailableError(
-            f"join the agent of {config.run} on host {config.host}: it serves no other hosts, and "
-            "this job has several; was it started for one host? Stop it (`holdfast stop`), or see "
-            "its log"
+            f"join the agent of {config.run} on host {config.host}: expected an agent that serves "
+            "other hosts, because this job has several; found one that serves none. It may have "
+            "been started by a job of one host: stop it (`holdfast stop`), or see its log"
         )
     return status.peer_address
 
 
 def _attach(run: OpenRun, options: Options, processes: Processes, hosts: JobHosts) -> Attach:
-    """The asking for a seat, of a process that had none."""
+    """Return the request of a process that joins its agent for the first time."""
     ram, own = options.ram, host_name()
     addresses = {host.name: host.peer_address for host in hosts.hosts if host.name != own}
     return Attach(
@@ -222,9 +232,10 @@ def _attach(run: OpenRun, options: Options, processes: Processes, hosts: JobHost
 def _job_peers(
     run: OpenRun, config: AgentConfig, hosts: JobHosts, attempt: Attempt, clock: Clock
 ) -> JobPeers:
-    """The other hosts' RAM: those of this host's failure domain, then the others in turn.
+    """Return the other hosts' RAM: hosts of this host's failure domain first, then the others.
 
-    Each host begins with those whose names come after its own, so that not all ask the same first.
+    Within each group a host starts with the names that sort after its own, so that not all hosts
+    contact the same one first.
     """
     assert config.peers is not None
     tls, token = config.peers.tls, read_token(config.peers.token_file)
@@ -242,23 +253,28 @@ def _job_peers(
         )
         return PeerStore(access, clock)
 
-    told = {host.name: host.peer_address for host in others if host.peer_address is not None}
-    return JobPeers(parsed_addresses(told), store_at)
+    known = {host.name: host.peer_address for host in others if host.peer_address is not None}
+    return JobPeers(parsed_addresses(known), store_at)
 
 
 def _nowhere(address: PeerAddress) -> PeerStore:
-    raise AssertionError(f"a job of one host reads from none at {address}")
+    raise AssertionError(f"a job of one host has no peer at {address}")
 
 
 def _addresses(session: AgentSession) -> dict[str, PeerAddress]:
-    """Where other hosts are reached, as this host's agent knows; nothing where it does not say."""
+    """Return the addresses of other hosts that this host's agent knows; none if it fails."""
     try:
         return parsed_addresses(session.call("peers", Empty(), PeerAddresses).addresses)
     except HoldfastError as error:
-        log.warning("this host's agent does not say where the others are: %s", error)
+        log.warning(
+            "the addresses of the other hosts are unknown, the agent's call failed: %s", error
+        )
         return {}
 
 
 def _linger_secs(options: Options) -> float:
-    """Without a RAM tier there is nothing to keep for the next attempt."""
+    """Return how long the agent outlives its trainers, in seconds.
+
+    Without a RAM tier it holds nothing for the next attempt, so it ends at once.
+    """
     return options.ram.linger_secs if options.ram is not None else 0.0

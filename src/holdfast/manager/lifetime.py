@@ -1,11 +1,11 @@
-"""The managers that are open in this process, and how each of them ends.
+"""Register the open managers of this process, and close each of them.
 
 Invariants:
-- A process has one open manager of a directory: opening the run again replaces the one before,
-  whatever became of that: forgotten, or interrupted while it was closed.
-- Nothing of a manager acts in a forked child: no signal handler, no thread, no hook at its end; no
-  slot, lock or socket of its is held there.
-- Every step of an end may be done again, so that an end that was interrupted can be finished.
+- A process has one open manager for each directory: opening the run again replaces the earlier one,
+  even if that was dropped without `close`, or its `close` was interrupted.
+- Nothing of a manager is active in a forked child: no signal handler, thread or exit hook; the
+  child holds no slot, lock or socket of the manager.
+- Every step of closing may be repeated, so that an interrupted `close` can be finished.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from holdfast.errors import FencedError, HoldfastError, InvalidArgumentError
 from holdfast.manager.agent_session import AgentSession
 from holdfast.manager.calls import Calls
-from holdfast.manager.forks import let_go
+from holdfast.manager.forks import release_inherited
 from holdfast.manager.job_context import JobContext
 from holdfast.manager.preemption import PreemptionSignals
 from holdfast.manager.progress import Progress
@@ -32,15 +32,16 @@ from holdfast.manager.saver import Saver
 from holdfast.manager.user_policies import UserPolicyThread
 
 EXIT_SECS = 60.0
+"""How long the process's exit waits until accepted saves are sealed."""
 REPLACE_SECS = 30.0
-"""How long a manager that is replaced may bring what it has accepted into RAM, and then may end."""
+"""How long a replaced manager may take to seal its accepted saves, and then to close."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
 class HeldResources:
-    """What a manager holds, in the order in which it is acquired; None: not yet."""
+    """What a manager holds, in the order of acquisition; None: not acquired yet."""
 
     job: JobContext
     progress: Progress
@@ -50,7 +51,11 @@ class HeldResources:
     own: UserPolicyThread | None = None
 
     def release(self, saver_secs: float) -> None:
-        """Leave the agent in good order and end all threads; what is under way is left behind."""
+        """Detach from the agent and end all threads; saves that are not sealed are abandoned.
+
+        Args:
+            saver_secs: How long to wait for the saver's thread.
+        """
         if self.saver is not None:
             self.saver.close(saver_secs)
         if self.signals is not None:
@@ -62,7 +67,13 @@ class HeldResources:
 
 
 class Lifetime:
-    """One open manager, as its process sees it. `check` is called before it is used."""
+    """The open state of one manager. Each call of the manager calls `check` first.
+
+    Args:
+        directory: The run's directory.
+        held: What the manager holds, to be released.
+        on_end: Called when the manager can no longer be used.
+    """
 
     def __init__(self, directory: Path, held: HeldResources, on_end: Callable[[], None]) -> None:
         self._directory = directory
@@ -70,23 +81,23 @@ class Lifetime:
         self._on_end = on_end
         self._error: HoldfastError | None = None
         self._calls = Calls(directory)
-        # A manager that is never closed still gets what it accepted into RAM. Registered after
-        # JAX's own hooks, so that it comes before JAX takes its devices down.
+        # A manager that is never closed still seals its accepted saves. The hook is registered
+        # after those of JAX, so it runs before JAX shuts down its devices.
         self._at_exit = weakref.finalize(self, _seal_all, held.progress)
         atexit.register(self._at_exit)
         _open[os.path.realpath(directory)] = self
 
     @property
     def is_closed(self) -> bool:
-        """Whether `close` has come to its end."""
+        """Whether `close` has completed."""
         return self._calls.is_closed
 
     def check(self, name: str) -> None:
         """Check that the call `name` may be made now, on this thread.
 
         Raises:
-            FencedError: the run was opened again in this process.
-            InvalidArgumentError: this process was forked from the manager's, the manager is closed,
+            FencedError: The run was opened again in this process.
+            InvalidArgumentError: This process was forked from the manager's, the manager is closed,
                 or another thread uses it.
         """
         if self._error is not None:
@@ -94,7 +105,7 @@ class Lifetime:
         self._calls.check(name)
 
     def close(self, saver_secs: float) -> None:
-        """Release all that the manager holds. An exception leaves the rest to the next call."""
+        """Release everything the manager holds. After an exception the next call continues."""
         self._held.release(saver_secs)
         self._detach()
         self._on_end()
@@ -102,18 +113,19 @@ class Lifetime:
 
     @contextlib.contextmanager
     def closed_on_error(self) -> Iterator[None]:
-        """For the rest of an opening: where it fails or is interrupted, all is released again."""
+        """Close the manager if the block, which finishes its construction, raises."""
         with contextlib.ExitStack() as on_error:
             on_error.callback(self.close, REPLACE_SECS)
             yield
             on_error.pop_all()
 
     def replace(self) -> None:
-        """End a manager whose run is opened again; what it has sealed stays and becomes durable."""
+        """Close a manager whose run is opened again; its sealed parts stay and become durable."""
         if self.is_closed:
             return
         log.warning(
-            "the run %s is opened again in this process: its earlier manager ends", self._directory
+            "the run %s is opened again in this process: closing its earlier manager",
+            self._directory,
         )
         self._error = FencedError(
             f"the run {self._directory} was opened again in this process, "
@@ -131,7 +143,7 @@ class Lifetime:
         return () if found is None or self.is_closed else found.handled
 
     def forked(self) -> None:
-        """Release what a forked child has of it; the parent's manager goes on."""
+        """Release, in a forked child, what it inherited; the parent's manager is unaffected."""
         self._error = InvalidArgumentError(
             f"the manager of {self._directory}: this process was forked from process "
             f"{os.getppid()}, to which the manager belongs; save and restore there"
@@ -141,7 +153,8 @@ class Lifetime:
         held = self._held
         if held.signals is not None:
             held.signals.close()
-        let_go(Path(os.path.realpath(held.session.place.folder)), held.session.sockets())
+        folder = Path(os.path.realpath(held.session.place.folder))
+        release_inherited(folder, held.session.sockets())
 
     def _detach(self) -> None:
         self._at_exit.detach()
@@ -149,7 +162,7 @@ class Lifetime:
 
 
 def replace_open(directory: object) -> None:
-    """End the manager of `directory` that is open in this process, if there is one."""
+    """Close the manager of `directory` that is open in this process, if there is one."""
     if isinstance(directory, str | os.PathLike):
         found = _open.get(os.path.realpath(os.fspath(directory)))
         if found is not None:
@@ -164,12 +177,12 @@ def _seal_all(progress: Progress) -> None:
 
 
 _forking = threading.local()
-"""`mask`: the signals that the forking thread blocked before; the child goes on with its values."""
+"""`mask`: the signals that the forking thread had blocked. The child inherits its values."""
 
 
 def _before_fork() -> None:
-    # A signal that comes before a child has its own handlers is left pending: else it would run
-    # the trainer's handler, or be lost while that is replaced.
+    # A signal that arrives before the child has restored its handlers stays pending. Otherwise it
+    # would run the trainer's handler, or be lost while that is replaced.
     signals = {number for lifetime in list(_open.values()) for number in lifetime.signals()}
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
 

@@ -1,4 +1,4 @@
-"""The metrics that a preservation policy ranks by, and a warning where saves do not pass them."""
+"""Warn if saves do not pass a metric by which the preservation policy ranks checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class MetricNames:
-    """The names that `policy` wants; rank 0 alone warns. Owned by the training thread."""
+    """The metric names that `policy` needs. Only rank 0 warns. Owned by the training thread."""
 
     def __init__(self, policy: PreservationPolicy, rank: int = 0) -> None:
         members = policy.policies if isinstance(policy, AnyPreservationPolicy) else (policy,)
@@ -23,7 +23,7 @@ class MetricNames:
         self._unseen = set(names) if rank == 0 else set()
 
     def check(self, step: int, metrics: Mapping[str, float] | None) -> None:
-        """Warn, once for each name, where a save does not pass a metric that the policy wants."""
+        """Warn, once for each name, if a save does not pass a metric that the policy needs."""
         passed = metrics or {}
         missing = sorted(self._unseen - passed.keys())
         for name in missing:

@@ -1,7 +1,7 @@
-"""Signal handlers that were not set through Python, such as the one that `jax.distributed` sets.
+"""Read and set signal handlers that C code installed, such as the one of `jax.distributed`.
 
-Python's `signal.getsignal` does not know of them, so the C library is asked (`sigaction(2)`). The
-layouts below are glibc's on Linux, on x86-64 and AArch64.
+Python's `signal.getsignal` does not report them, so this module calls `sigaction(2)`. The layouts
+of its structures are glibc's on Linux, on x86-64 and AArch64.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Symbol(ctypes.Structure):
 
 
 class NativeHandler:
-    """A handler of C code, to be called and to be put back."""
+    """A signal handler implemented in C."""
 
     def __init__(self, number: signal.Signals, action: _Action) -> None:
         self._number = number
@@ -41,28 +41,31 @@ class NativeHandler:
 
     @property
     def library(self) -> str:
-        """The file that its code was loaded from; empty where that is not known."""
+        """The path of the library that contains its code; empty if unknown."""
         symbol = _Symbol()
         if _libc.dladdr(ctypes.c_void_p(self._action.handler), ctypes.byref(symbol)) == 0:
             return ""
         return os.fsdecode(symbol.library or b"")
 
     def invoke(self) -> None:
-        """Calls it as a plain function. One that wants to know the sender cannot be called so."""
+        """Call the handler as a plain function.
+
+        A handler with `SA_SIGINFO` is not called, because it needs the kernel's arguments.
+        """
         if self._action.flags & _SA_SIGINFO == 0:
             ctypes.CFUNCTYPE(None, ctypes.c_int)(self._action.handler)(self._number)
 
     def put_back(self) -> None:
-        """Sets it again."""
+        """Install the handler again."""
         _libc.sigaction(int(self._number), ctypes.byref(self._action), None)
 
 
 def native_handler(number: signal.Signals) -> NativeHandler | None:
-    """The C handler of a signal that Python has no handler for, or None."""
+    """Return the C handler of a signal without a Python handler; None if there is none."""
     if signal.getsignal(number) not in (signal.SIG_DFL, None):
         return None
     action = _Action()
     if _libc.sigaction(int(number), None, ctypes.byref(action)) != 0:
         return None
-    # 0 and 1 stand for the default action and for ignoring.
+    # 0 is SIG_DFL, the default action; 1 is SIG_IGN.
     return NativeHandler(number, action) if (action.handler or 0) > 1 else None

@@ -1,12 +1,12 @@
-"""What checkpoints cost the training: how much longer its steps are while one is being saved.
+"""Measure what checkpoints cost the training: how much longer its steps are during a save.
 
-A step lasts from one call of `save` to the next. The steps while nothing is being saved are quiet;
-their median is what a step takes by itself. What the steps from a save's acceptance to its end took
-beyond that is the save's cost. Medians, so that an evaluation now and then, or a step that
-compiles, does not count as a checkpoint's doing.
+A step lasts from one call of `save` to the next. Steps during which nothing is being saved are
+quiet, and their median is the duration of a step without a save. The cost of a save is the total
+duration of the steps from its acceptance to its end, minus as many median quiet steps. Medians keep
+an occasional evaluation, or a step that compiles, from being counted as the cost of a checkpoint.
 
-Where one tier alone has a budget, its own saves are counted: what the other tier does, perhaps at
-every step, is part of what a step takes by itself.
+If only one tier has a budget, only its saves are counted: the other tier may save at every step,
+so its cost is part of the duration of a quiet step.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ from holdfast.policy.save_decision_policy import (
 )
 
 QUIET_COUNT_MIN = 5
+"""How many quiet steps a cost needs for comparison."""
 QUIET_COUNT_MAX = 64
+"""How many of the newest quiet steps are kept."""
 COST_COUNT_MAX = 5
+"""How many of the newest costs the reported median is taken of."""
 
 
 def meter_for(options: Options) -> OverheadMeter | None:
-    """A meter where a policy has a budget; without one no step pays for a look at the clock."""
+    """Return a meter if a policy has a budget, else None, so that no step has to read the clock."""
     has_ram = options.ram is not None and _has_budget(options.ram.save_decision_policy)
     if not _has_budget(options.save):
         return OverheadMeter(Reach.SEALED) if has_ram else None
@@ -43,10 +46,10 @@ def _has_budget(policy: SaveDecisionPolicy | None) -> bool:
 
 
 class OverheadMeter:
-    """Owned by the training thread, which tells it of every step.
+    """Compute the cost of a checkpoint from the durations of steps. Owned by the training thread.
 
     Args:
-        reach: the saves that count, and until when.
+        reach: Which saves count, and until which state.
     """
 
     def __init__(self, reach: Reach) -> None:
@@ -62,14 +65,14 @@ class OverheadMeter:
         self._known_count = 0
 
     def stepped(self, now: float, saving: SavesInFlight) -> float | None:
-        """Notes that a step ended.
+        """Record the end of a step.
 
         Args:
-            now: the time of its end, seconds of a steady clock.
-            saving: the saves that count. One may be finished within the step that began with it.
+            now: The time of its end, in seconds of a monotonic clock.
+            saving: The saves that count. A save may end within the step in which it began.
 
         Returns:
-            What a checkpoint costs, in seconds, where that has just become known anew.
+            The cost of a checkpoint in seconds if this step has updated it, else None.
         """
         last, self._last = self._last, now
         accepted_count, is_saving = saving
@@ -87,12 +90,13 @@ class OverheadMeter:
         own_secs = self._count * statistics.median(self._quiet_secs)
         self._known_count += 1
         if self._known_count == 2:
-            # The first checkpoint also made its files and pages: it stood in until now.
+            # The first checkpoint also created its files and pages, so its cost is discarded once a
+            # second one is known.
             self._costs_secs.clear()
         self._costs_secs.append(max(0.0, self._total_secs - own_secs))
         self._count, self._total_secs, self._has_saved = 0, 0.0, False
         return statistics.median(self._costs_secs)
 
     def paused(self) -> None:
-        """Something that is no step came between: a restore. The next step is not counted."""
+        """Record an interruption between two steps, such as a restore; skip the next step."""
         self._last = None

@@ -1,11 +1,11 @@
-"""How one rank's part comes into a tier: what it reuses of the part before, and its own image.
+"""Write one rank's part to a tier: images reused from the last part, and an image of its own.
 
 Invariants:
-- Reused images are linked into the new checkpoint's folder before anything else of it is written.
-  So whatever is dropped meanwhile, their bytes stay.
-- A part that is not sealed in the end leaves no name behind, also not that of a reused image: the
-  name alone would hold memory that nobody gives back.
-- Only what was sealed is reused: whole images under a record that was written.
+- Reused images are linked into the new checkpoint's folder before anything else of it is written,
+  so their bytes stay even if the older checkpoint is dropped meanwhile.
+- A part that is not sealed leaves no name behind, not even that of a reused image: the name alone
+  would hold memory that is never freed.
+- Only a sealed part is reused: whole images whose record was written.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class PartDraft:
-    """A part under way in one store: its reused images are linked, and it is not sealed yet."""
+    """A part being written to one store: its reused images are linked, and it is not sealed yet."""
 
     def __init__(self, store: Store, plan: PartPlan, images: PartImages) -> None:
         self.store = store
@@ -49,18 +49,19 @@ class PartDraft:
         self.is_sealed = False
 
     def leave(self) -> None:
-        """Takes away what shows of it, unless it was sealed."""
+        """Remove all its names from the store, unless it was sealed."""
         if not self.is_sealed:
-            # An image whose record found no room is no part: nobody else would free its slot.
+            # An image without a record is not a part: nothing else would free its slot.
             with contextlib.suppress(StorageError):
                 self.store.delete(image_key(self.plan.id, self.plan.rank, self.plan.part_count))
             unlink_reused(self.store, self.plan, self.images)
 
 
 class FilledPart:
-    """A draft whose own image goes into a slot; what it keeps is open, whoever takes its names.
+    """A draft whose own image is written to a slot.
 
-    One thread fills it, another one may follow and seal it.
+    Its reused images are held open, so that they stay readable if their names are removed. One
+    thread fills the slot; another thread may wait for that and seal the part.
     """
 
     def __init__(self, draft: PartDraft, filling: SlotWriter, clock: Clock) -> None:
@@ -72,10 +73,10 @@ class FilledPart:
         self._readers: list[Reader] = []
 
     def open_reused(self) -> None:
-        """Opens what is reused.
+        """Open the reused images.
 
         Raises:
-            StorageError: it cannot be used.
+            StorageError: One of them cannot be opened.
         """
         plan = self.draft.plan
         for image in self.draft.images.reused:
@@ -83,7 +84,10 @@ class FilledPart:
             self._readers.append(self._open.enter_context(self.draft.store.open(key)))
 
     def fill(self, snapshot: Snapshot) -> None:
-        """Copies the rest; what fails is told to whoever follows, and the state is on the host."""
+        """Copy the changed chunks into the slot.
+
+        After a failure, `wait` returns False, and a borrowed state has been copied to the host.
+        """
         own = self.draft.images.own
         try:
             digests = fill_from(self.filling, own, snapshot, self._clock, digesting=True)
@@ -97,33 +101,33 @@ class FilledPart:
             self.end()
 
     def arriving(self, snapshot: Snapshot, *, keep: bool) -> DeviceCopy:
-        """The slot, to be filled by devices."""
+        """Return the copy by which devices fill the slot."""
         own = self.draft.images.own
         return DeviceCopy(self.filling, own, snapshot, self._clock, keep=keep)
 
     def end(self) -> None:
-        """No more is copied."""
+        """End the copying; threads in `wait` continue."""
         self.progress.end()
 
     def wait(self) -> bool:
-        """Waits until the filling ends; whether it is whole."""
+        """Wait until the copying ends and return whether the slot holds the whole image."""
         return self.progress.wait()
 
     def chunk_bytes(self) -> ChunkBytes:
-        """All chunks of the part, where they are to go elsewhere after all.
+        """Return a reader of all chunks of the part, to write it to another tier.
 
         Raises:
-            StorageError: somebody changed the slot.
+            StorageError: The slot was changed by another process.
         """
         own, images, plan = self.filling.view(), self.draft.images, self.draft.plan
         places = {chunk.ordinal: (own, chunk.offset_bytes) for chunk in images.own.chunks}
         for reader, image in zip(self._readers, images.reused, strict=True):
             layout = partial_layout(plan.spec.arrays, plan.layout, members(image.laid))
-            lent = reader.lasting_view()
-            assert lent is not None
+            memory = reader.lasting_view()
+            assert memory is not None
             used = set(members(image.used))
             places |= {
-                c.ordinal: (lent, c.offset_bytes) for c in layout.chunks if c.ordinal in used
+                c.ordinal: (memory, c.offset_bytes) for c in layout.chunks if c.ordinal in used
             }
 
         def found(chunk: Chunk) -> memoryview:
@@ -133,14 +137,17 @@ class FilledPart:
         return found
 
     def close(self) -> None:
-        """Lets go of all memory; a part that was not sealed leaves nothing behind."""
+        """Release all memory, and remove the names of a part that was not sealed."""
         self.draft.leave()
         self._open.close()
         self.filling.close()
 
 
 class PartWriter:
-    """Owned by the saver's thread; `begin` and `forget` are also the training thread's."""
+    """Write this rank's parts and track the last sealed one, whose images the next one reuses.
+
+    Owned by the saver's thread; the training thread calls `begin` and `forget` too.
+    """
 
     def __init__(self, slots: RamSlots, durable: Store, clock: Clock) -> None:
         self._slots = slots
@@ -149,16 +156,22 @@ class PartWriter:
         self._last: SealedPart | None = None
 
     def forget(self) -> None:
-        """The next part keeps nothing: the run goes on from elsewhere."""
+        """Reuse nothing for the next part, because the run continues from another checkpoint."""
         self._last = None
 
     def begin(
         self, plan: PartPlan, snapshot: Snapshot, held: contextlib.ExitStack | None = None
     ) -> FilledPart | None:
-        """Return a part to be filled at once into the slot that is ready, if what changed fits it.
+        """Begin a part in the prepared slot, if the changed chunks fit it.
 
-        `held` closes it too, with all that was begun of it. None also where devices keep the
-        state: their copy is waited for on the saver's thread.
+        Args:
+            plan: What to write.
+            snapshot: The state.
+            held: Closes the part too, with everything that was begun of it.
+
+        Returns:
+            The part, to be filled at once. None if no prepared slot fits, and if devices hold the
+            state: the saver's thread waits for their copy.
         """
         if not (snapshot.is_on_host or snapshot.is_borrowed) or not self._slots.has_ready:
             return None
@@ -175,16 +188,16 @@ class PartWriter:
                 link_reused(filled.draft.store, plan, images, last)
             filled.open_reused()
         except StorageError as error:
-            log.debug("step %d is saved whole, nothing can be reused: %s", plan.id.step, error)
+            log.debug("step %d reuses no images, they cannot be linked: %s", plan.id.step, error)
             filled.close()
             return None
         return filled
 
     def seal(self, filled: FilledPart, snapshot: Snapshot) -> bool:
-        """Makes a part of what is being filled; False: it was not filled.
+        """Wait until the slot is filled and seal the part; return False if it was not filled.
 
         Raises:
-            StorageError: nothing of it is visible as a part.
+            StorageError: The part is not sealed, and nothing of it is visible.
         """
         if not filled.filling.is_current:
             raise StorageError("the RAM tier was removed while the state was copied into it")
@@ -194,10 +207,15 @@ class PartWriter:
         return True
 
     def seal_from_devices(self, filled: FilledPart, snapshot: Snapshot, *, keep: bool) -> None:
-        """Has devices fill a slot, and makes a part of it while they do.
+        """Fill the slot by device copies, and seal the part as the bytes arrive.
+
+        Args:
+            filled: The part.
+            snapshot: The state on the devices.
+            keep: Do not release the snapshot afterwards.
 
         Raises:
-            StorageError, DeviceError: nothing of it is visible as a part.
+            StorageError, DeviceError: The part is not sealed, and nothing of it is visible.
         """
         arriving = filled.arriving(snapshot, keep=keep)
         try:
@@ -216,7 +234,7 @@ class PartWriter:
         digests: Sequence[str] | None,
         wait_for: Callable[[int], None] = lambda stop_bytes: None,
     ) -> None:
-        """Makes a part of a slot that is filled, or is while one waits."""
+        """Seal the part of a slot that is filled, or that is filled while `wait_for` waits."""
         draft, filling = filled.draft, filled.filling
         if digests is None:
             digests = digests_of(filling, draft.images.own, wait_for)
@@ -225,7 +243,7 @@ class PartWriter:
 
     @contextlib.contextmanager
     def draft(self, store: Store, plan: PartPlan, snapshot: Snapshot) -> Iterator[PartDraft]:
-        """A part to be written to `store`; without being sealed it leaves nothing behind."""
+        """Begin a part in `store`; if the block does not seal it, all its names are removed."""
         draft = PartDraft(store, plan, self._keep(store, plan, snapshot))
         try:
             yield draft
@@ -233,16 +251,21 @@ class PartWriter:
             draft.leave()
 
     def write(self, draft: PartDraft, store: Store, snapshot: Snapshot) -> None:
-        """Writes a draft; `store` is the draft's, as it takes an image.
+        """Write and seal a draft.
+
+        Args:
+            draft: The part.
+            store: The draft's store, with the slot for the image selected.
+            snapshot: The state.
 
         Raises:
-            StorageError: nothing of it is visible as a part.
+            StorageError: The part is not sealed, and nothing of it is visible.
         """
         record = write_part(store, draft.plan, snapshot.chunk_bytes, draft.images)
         self._sealed(draft, record, snapshot)
 
     def size_of_next_bytes(self, plan: PartPlan) -> int:
-        """How large the own image after that of `plan` will probably be."""
+        """Return the expected size in bytes of the own image after that of `plan`."""
         last = self._last_in("ram")
         if last is None or last.record.id != plan.id:
             return plan.layout.size_bytes
@@ -260,12 +283,12 @@ class PartWriter:
         try:
             link_reused(store, plan, images, last)
         except StorageError as error:
-            log.debug("step %d is saved whole, nothing can be reused: %s", plan.id.step, error)
+            log.debug("step %d reuses no images, they cannot be linked: %s", plan.id.step, error)
             return without_reuse(plan)
         return images
 
     def _choose(self, plan: PartPlan, snapshot: Snapshot, last: SealedPart | None) -> PartImages:
-        # What is on a device would have to come to the host to be digested.
+        # Chunks on a device are not compared by digest: that would need a copy to the host.
         chunk_bytes = snapshot.chunk_bytes if snapshot.is_on_host else None
         return choose(plan, last, snapshot.marks, chunk_bytes)
 

@@ -1,4 +1,4 @@
-"""Whether a save that may wait for a later step had better, because a slot will soon be ready."""
+"""Decide whether to defer a save to a later step because a slot will soon be ready."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from collections.abc import Iterator
 from holdfast.clock import Clock
 
 PREPARE_SECS = 30.0
-"""No slot takes longer to be made ready; the first one is mapped, locked and pinned."""
+"""How long to defer a save while a slot is prepared; the first one is mapped, locked and pinned."""
 FREE_SECS = 2.0
-"""How long an earlier save, whose end frees a slot, is waited for, or one step."""
+"""How long to defer a save while waiting for a free slot, which the end of an earlier save frees.
+
+One step is always waited.
+"""
 
 
 class SlotPatience:
-    """The saver's thread prepares slots; the training thread asks whether to wait for them."""
+    """The time limits of deferring. The saver's thread prepares slots, the training thread asks."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -23,7 +26,7 @@ class SlotPatience:
 
     @contextlib.contextmanager
     def preparing(self) -> Iterator[None]:
-        """A slot is being made ready."""
+        """Mark the time of the block, in which a slot is prepared."""
         self._preparing_at = self._clock.monotonic()
         try:
             yield
@@ -31,16 +34,16 @@ class SlotPatience:
             self._preparing_at = None
 
     def note_taken(self) -> None:
-        """A save was taken: the next one may wait anew."""
+        """Record an accepted save: the time limit starts again for the next one."""
         self._put_off_at = None
 
     def for_preparing(self) -> bool:
-        """Whether a slot is being made ready, and not for too long."""
+        """Return whether a slot has been in preparation for less than `PREPARE_SECS`."""
         begun_at = self._preparing_at
         return begun_at is not None and self._clock.monotonic() - begun_at < PREPARE_SECS
 
     def for_earlier_saves(self) -> bool:
-        """Whether to wait for saves that are on their way, and have a slot each."""
+        """Return whether to wait for saves in progress, each of which holds a slot."""
         now = self._clock.monotonic()
         if self._put_off_at is None:
             self._put_off_at = now

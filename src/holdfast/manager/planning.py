@@ -1,4 +1,8 @@
-"""From a snapshot's outline to what each rank writes; made once for each structure of the state."""
+"""Plan what each rank writes, once for each structure of the state.
+
+Invariant: a plan depends only on the outline and the failure domains, so all ranks compute the same
+owners and replicas without communicating.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ from holdfast.format.records import ArraySpec, CheckpointSpec, encode_metrics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taking:
-    """One checkpoint that is about to be taken."""
+    """The identity, time and metrics of a checkpoint that is about to be saved."""
 
     id: CheckpointId
     time: datetime
@@ -29,9 +33,11 @@ class Taking:
 
 @dataclass(frozen=True, slots=True)
 class PartCopy:
-    """A part of another rank, and where those of its chunks stand that this one holds as well.
+    """A part of another rank, as far as this rank holds the same chunks.
 
-    `layout` is that of the part's image without its other chunks.
+    Attributes:
+        rank: The rank whose part it is.
+        layout: The layout of that part's image, reduced to the chunks that this rank holds too.
     """
 
     rank: int
@@ -40,7 +46,7 @@ class PartCopy:
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """The failure domain of each rank, and in how many of them each part is to stand."""
+    """The failure domain of each rank, and in how many domains each part is stored."""
 
     domains: Sequence[Hashable] = ()
     copies: int = 1
@@ -50,7 +56,7 @@ NO_REPLICAS = Replicas()
 
 
 class Planner:
-    """Plans for one rank; remembers the plan of the last outline."""
+    """Plan for one rank. The plan of the last outline is kept for reuse."""
 
     def __init__(
         self, run_id: str, rank: int, count: int, replicas: Replicas = NO_REPLICAS
@@ -63,15 +69,15 @@ class Planner:
         self._arrays: tuple[ArraySpec, ...] = ()
         self._layout: ImageLayout | None = None
         self.copies: tuple[PartCopy, ...] = ()
-        """Those that this rank makes of parts of the last outline's state."""
+        """The replicas that this rank makes of parts of the last outline's state."""
 
     @property
     def image_size_bytes(self) -> int:
-        """The size of this rank's last image; 0 before the first."""
+        """The size of this rank's last image in bytes; 0 before the first."""
         return self._layout.size_bytes if self._layout is not None else 0
 
     def layout(self, outline: Outline) -> ImageLayout:
-        """The layout of this rank's image of such a state."""
+        """Return the layout of this rank's image of a state with this outline."""
         if outline is not self._outline or self._layout is None:
             self._arrays, placements, copies = specs_and_copies(outline, self._replicas)
             self._layout = image_layout(self._arrays, self._rank)
@@ -81,7 +87,7 @@ class Planner:
         return self._layout
 
     def plan(self, snapshot: Snapshot, taking: Taking) -> PartPlan:
-        """What this rank writes of the checkpoint."""
+        """Return what this rank writes of the checkpoint."""
         outline = snapshot.outline
         layout = self.layout(outline)
         metrics = dict(taking.metrics) if taking.metrics is not None else None
@@ -116,9 +122,9 @@ class Planner:
 def specs_and_copies(
     outline: Outline, replicas: Replicas
 ) -> tuple[tuple[ArraySpec, ...], Sequence[Placement], tuple[Replica, ...]]:
-    """The specs of an outline's arrays, where their chunks are, and who copies whose part.
+    """Return the specs and placements of an outline's arrays, and the replicas between ranks.
 
-    Every rank plans them alike.
+    Every rank computes the same result.
     """
     placements = split_large([array.placement for array in outline.arrays])
     owners = assign_owners(placements)

@@ -1,14 +1,14 @@
-"""Preemption: signals that say the process will have to stop soon.
+"""Handle the signals that announce a preemption, after which the process will soon be stopped.
 
-A handler writes one word that the agent reads, and then calls the handler that stood there before.
-The default action, which would end the process, is not taken: ending well is what this is for. Nor
-is the handler of `jax.distributed` called meanwhile: its processes would agree on a last step too,
-which nobody asks for, and those that leave before they have agreed stand still in
-`jax.distributed.shutdown()`. See docs/decisions/0018.
+A handler writes one cell that the agent reads, and then calls the handler installed before it. It
+does not take the default action, which would end the process before the last checkpoint. Nor does
+it call the handler of `jax.distributed` while the manager is open: the JAX processes would then
+also agree on a last step, which no caller uses, and a process that exits before they have agreed
+blocks in `jax.distributed.shutdown()`. See docs/decisions/0018.
 
-A second signal of the same number ends the process as it would without Holdfast: the earlier action
-is put back, and the signal is raised again. What comes within `REPEAT_SECS` of the first one is
-taken for a repetition of it: launchers signal a process and its group, which delivers two.
+A second signal of the same number has the effect that it has without Holdfast: the earlier action
+is restored and the signal is raised again. A signal within `REPEAT_SECS` of the first one counts as
+its repetition: launchers signal both a process and its group, which delivers two.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from holdfast.clock import Clock
 from holdfast.manager.native_signals import NativeHandler, native_handler
 
 REPEAT_SECS = 1.0
+"""How long after the first signal another one counts as its repetition."""
 
 log = logging.getLogger(__name__)
 
 
 class PreemptionSignals:
-    """Handlers for `signals` that call `notify`; `close` puts the earlier ones back."""
+    """Install handlers for `signals` that call `notify`. `close` restores the earlier handlers."""
 
     def __init__(
         self, signals: Sequence[signal.Signals], notify: Callable[[], None], clock: Clock
@@ -43,8 +44,8 @@ class PreemptionSignals:
         self._is_closed = False
         if signals and threading.current_thread() is not threading.main_thread():
             log.warning(
-                "preemption signals (%s) are not watched: only the main thread can, and the "
-                "manager was made on another",
+                "preemption signals (%s) are not handled: only the main thread can install "
+                "handlers, and the manager was created on another thread",
                 ", ".join(number.name for number in signals),
             )
             return
@@ -55,11 +56,11 @@ class PreemptionSignals:
 
     @property
     def handled(self) -> tuple[signal.Signals, ...]:
-        """The signals that have a handler of this."""
+        """The signals for which a handler was installed."""
         return tuple(self._earlier)
 
     def close(self) -> None:
-        """Puts the earlier handlers back, where nobody replaced ours meanwhile."""
+        """Restore the earlier handlers, except where other code has replaced ours meanwhile."""
         self._is_closed = True
         if threading.current_thread() is not threading.main_thread():
             return
@@ -75,7 +76,8 @@ class PreemptionSignals:
                 return
             self._notify()
         elif earlier == signal.SIG_DFL and signal.getsignal(number) == self._handle:
-            # A handler that was set over ours has put it back: it stands for what it replaced.
+            # A handler installed over ours has restored ours after `close`. Ours now takes the
+            # place of the default action, so it performs that action.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         if isinstance(earlier, NativeHandler):
@@ -89,7 +91,7 @@ class PreemptionSignals:
         return now_secs - self._first_at_secs.setdefault(number, now_secs) >= REPEAT_SECS
 
     def _pass_on(self, number: signal.Signals, frame: FrameType | None) -> None:
-        """Let a second signal do what it would do without Holdfast."""
+        """Give a second signal the effect that it has without Holdfast."""
         earlier = self._earlier.get(number)
         if earlier is not None and (
             signal.getsignal(number) == self._handle or not callable(earlier)
@@ -97,12 +99,13 @@ class PreemptionSignals:
             _put_back(number, earlier)
             os.kill(os.getpid(), number)
         elif callable(earlier):
-            # A handler that was set over ours has called ours: raised again, it would do so again.
+            # A handler installed over ours has called ours. Raising the signal again would call it
+            # again, without end.
             earlier(number, frame)
 
 
 def _put_back(number: signal.Signals, earlier: Any) -> None:
-    """Set the action again that was there before."""
+    """Install the earlier action again."""
     if isinstance(earlier, NativeHandler):
         signal.signal(number, signal.SIG_DFL)
         earlier.put_back()

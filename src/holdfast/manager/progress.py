@@ -1,10 +1,10 @@
-"""The saves that were accepted and are not finished, and the failures that were not told yet.
+"""Track the accepted saves that have not ended, and the failures that were not raised yet.
 
-A save for RAM alone is finished for the training once it is sealed. It may still be dropped, which
-is a failure as of any other (`manager.drops`), until all hosts together protect it: what ends the
-training waits for that, for `CONFIRM_SECS` at most.
+A save for RAM alone has ended for the training once it is sealed. Until all hosts together protect
+it, it may still be dropped, which is a failure as for any other save (`manager.drops`). The calls
+that end the training wait for that protection, for `CONFIRM_SECS` at most.
 
-Shared by the training thread, the saver and the watcher; one lock guards it all.
+Shared by the training thread, the saver and the watcher; one lock guards all of it.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from holdfast.format.names import CheckpointId
 from holdfast.manager.drops import Drops
 
 SEALED_MAX = 256
-"""The newest sealed saves for RAM alone that are remembered: more than any host cares for."""
+"""How many of the newest sealed saves for RAM alone are tracked: more than any host holds."""
 CONFIRM_SECS = 60.0
 """How long the end of saving waits until other hosts have confirmed what is in RAM alone."""
 
 PRESERVED_SECS = 10.0
-"""How long preservation may take until a wait goes on without it: a user's policy may hang."""
+"""How long a wait includes preservation, which a user's policy may block."""
 PRESERVED_MAX = 64
-"""How many commits may be told of after what preservation did for them."""
+"""How many commits may be reported after the end of their preservation."""
 
 STOPPED_BY: dict[str, type[HoldfastError]] = {"fenced": FencedError, "lost": StorageError}
-"""The errors of the notices that end all saving: another attempt, or a directory that is gone."""
+"""The errors of the notices that end all saving: another attempt, or a removed directory."""
 
 STEPS_SHOWN_MAX = 10
 LOG_SECS = 10.0
@@ -52,18 +52,18 @@ log = logging.getLogger(__name__)
 
 
 class Reach(Enum):
-    """How far a save is looked at."""
+    """Which saves count as in progress, and until when."""
 
     SEALED = 0
-    """Each save, until its part is whole in RAM."""
+    """All saves, until their parts are sealed."""
     DURABLE = 1
-    """The saves that are to be durable, until they are."""
+    """The saves for the durable tier, until they are durable."""
     FINISHED = 2
-    """Each save, until it is finished."""
+    """All saves, until they have ended."""
 
 
 class SavesInFlight(NamedTuple):
-    """The saves of one reach: how many were accepted so far, and whether one is on its way."""
+    """The saves of one reach: how many were accepted so far, and whether one is in progress."""
 
     accepted_count: int
     is_going_on: bool
@@ -75,11 +75,11 @@ class _Save:
     is_by_step: bool
     sealed: Sealed | None = None
     is_reported: bool = False
-    """The agent has answered that it takes the sealed part into its care."""
+    """The agent has accepted the sealed part."""
 
 
 class Progress:
-    """What became of each save."""
+    """The state of each accepted save."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -91,7 +91,7 @@ class Progress:
         self._accepted_count = 0
         self._durable_count = 0
         self.raised_at: int | None = None
-        """The step at which drops were raised last: it may be asked for once more."""
+        """The step at which drops were last raised: the caller may pass it to `save` again."""
         self._has_failed = False
         self._is_stopped = False
         self._unpreserved: set[CheckpointId] = set()
@@ -99,14 +99,20 @@ class Progress:
 
     @property
     def has_failed(self) -> bool:
-        """Whether `raise_failure` would raise now; asked at every step."""
-        # A drop turns into a failure as time passes, also where no agent answers.
+        """Whether `raise_failure` would raise now; read at every step."""
+        # A drop becomes a failure as time passes, even if no agent answers.
         due_at_secs = self._drops.due_at_secs
         is_late = due_at_secs != math.inf and self._clock.monotonic() >= due_at_secs
         return self._has_failed or is_late
 
     def accept(self, checkpoint: CheckpointId, *, durable: bool, by_step: bool) -> None:
-        """Add an accepted save; one `by_step` is a failure if it is dropped, whatever follows."""
+        """Add an accepted save.
+
+        Args:
+            checkpoint: The checkpoint.
+            durable: The save is for the durable tier.
+            by_step: The save is for exactly this step: if dropped, it fails whatever follows it.
+        """
         with self._changed:
             self._saves[checkpoint] = _Save(durable, by_step)
             self._accepted_count += 1
@@ -120,7 +126,12 @@ class Progress:
                 save.is_by_step = True
 
     def seal(self, checkpoint: CheckpointId, message: Sealed) -> None:
-        """Its part is whole; one that is not to be durable is finished."""
+        """Record that the part is sealed; a save for RAM alone has ended with that.
+
+        Args:
+            checkpoint: The checkpoint.
+            message: The report to the agent, kept in order to repeat it to a new one.
+        """
         with self._changed:
             save = self._saves.get(checkpoint)
             if save is not None:
@@ -132,7 +143,7 @@ class Progress:
             self._changed.notify_all()
 
     def reported(self, checkpoint: CheckpointId) -> None:
-        """Note that the agent knows of the sealed part."""
+        """Record that the agent has accepted the sealed part."""
         with self._changed:
             save = self._saves.get(checkpoint) or self._sealed.get(checkpoint)
             if save is not None:
@@ -152,33 +163,33 @@ class Progress:
             return save.sealed if save is not None else None
 
     def finish(self, checkpoint: CheckpointId) -> None:
-        """It is durable, or was given up without a loss."""
+        """Remove a save that is durable, or that ended without a loss."""
         with self._changed:
             self._saves.pop(checkpoint, None)
             self._sealed.pop(checkpoint, None)
             self._changed.notify_all()
 
     def _await_preservation(self, checkpoint: CheckpointId) -> None:
-        """The agent here has committed it, and will report once preservation is applied."""
+        """Expect this host's agent, which has committed it, to report its preservation."""
         with self._changed:
             if checkpoint not in self._preserved:
                 self._unpreserved.add(checkpoint)
 
     def _preservation_ended(self, checkpoint: CheckpointId) -> None:
-        """Preservation was applied after that commit, or has failed."""
+        """Record that preservation was applied after that commit, or has failed."""
         with self._changed:
             self._preserved.append(checkpoint)
             self._unpreserved.discard(checkpoint)
             self._changed.notify_all()
 
     def forget_preservation(self) -> None:
-        """The agent that would have reported is gone."""
+        """Stop waiting for preservation: the agent that would report it has ended."""
         with self._changed:
             self._unpreserved.clear()
             self._changed.notify_all()
 
     def notice(self, notice: Notice) -> None:
-        """Take what the agent reports of a save, or that no agent is there any more."""
+        """Apply a notice: the agent's report on a save, or that no agent can be reached."""
         if notice.kind == "unavailable":
             self.fail_all(notice.reason)
         if notice.id is None:
@@ -202,14 +213,14 @@ class Progress:
                 self.finish(checkpoint)
 
     def _secured(self, checkpoint: CheckpointId, *, is_committed: bool) -> None:
-        """Note that it is protected or committed; it makes up for older ones that were dropped."""
+        """Record that it is protected or committed; it replaces older ones that were dropped."""
         with self._changed:
             self._drops.secured(checkpoint, is_committed=is_committed)
             self._sealed.pop(checkpoint, None)
             self._changed.notify_all()
 
     def drop(self, checkpoint: CheckpointId, reason: str) -> None:
-        """End a save that was dropped: a failure, unless a newer checkpoint makes up for it."""
+        """End a dropped save, which fails unless a newer checkpoint replaces it in time."""
         with self._changed:
             save = self._saves.pop(checkpoint, None) or self._sealed.pop(checkpoint, None)
             if save is not None:
@@ -224,20 +235,20 @@ class Progress:
             self._changed.notify_all()
 
     def fail(self, checkpoint: CheckpointId, reason: str) -> None:
-        """It failed; said once by `raise_failure`. Anything said of an unknown save is ignored."""
+        """End a failed save; `raise_failure` reports it once. An unknown save is ignored."""
         with self._changed:
             save = self._saves.pop(checkpoint, None) or self._sealed.pop(checkpoint, None)
             if save is not None:
                 message = (
                     f"save step {checkpoint.step}: the checkpoint was not made: {reason}. Training "
-                    "may go on; the next save is tried anew"
+                    "may continue; later saves are attempted as usual"
                 )
                 self._failures.append(SaveFailedError(checkpoint.step, message))
                 self._has_failed = True
             self._changed.notify_all()
 
     def fail_all(self, reason: str) -> None:
-        """Nobody knows of any save what becomes of it: no agent answers."""
+        """Fail every pending save: the agent is unreachable."""
         self.forget_preservation()
         with self._changed:
             waiting = list(self._saves)
@@ -246,14 +257,14 @@ class Progress:
             self.fail(checkpoint, reason)
 
     def report_error(self, error: HoldfastError) -> None:
-        """Something besides the saves failed; one that waits to be told already counts once."""
+        """Queue an error unrelated to a save; ignore a duplicate of a queued one."""
         with self._changed:
             if str(error) not in map(str, self._failures):
                 self._failures.append(error)
             self._has_failed = True
 
     def stop(self, error: HoldfastError) -> None:
-        """Nothing more can be saved, and nobody waits for what was accepted; told once."""
+        """End all saving with `error`, which is raised once; waits for accepted saves end."""
         with self._changed:
             self._saves.clear()
             self._sealed.clear()
@@ -266,7 +277,7 @@ class Progress:
 
     @contextlib.contextmanager
     def stopped_by(self, kind: type[HoldfastError]) -> Iterator[None]:
-        """An error of that class, if it leaves the block, stops all: nobody waits any more."""
+        """End all saving if an error of class `kind` leaves the block; see `stop`."""
         try:
             yield
         except kind as error:
@@ -276,12 +287,13 @@ class Progress:
 
     @contextlib.contextmanager
     def drops_raised_after(self, step: int) -> Iterator[None]:
-        """Raise what was dropped and has failed by now after the block, in which `step` is saved.
+        """Raise the failure of dropped saves after the block, in which `step` is saved.
 
-        If `step` were not saved, the other ranks' parts of it would be dropped in turn.
+        The order matters: if `step` were not saved, the other ranks' parts of it would be dropped
+        in turn.
 
         Raises:
-            SaveFailedError: accepted saves were dropped.
+            SaveFailedError: Accepted saves were dropped.
         """
         with self._changed:
             error = self._drops.take_failure(self._clock.monotonic(), is_final=False)
@@ -291,17 +303,18 @@ class Progress:
             is_saved = True
         finally:
             if error is not None and not is_saved:
-                # Another error leaves the block; this one is raised by the next call.
+                # Another error leaves the block; the next call raises this one.
                 self.report_error(error)
         if error is not None:
             self.raised_at = step
             raise error
 
     def raise_failure(self) -> None:
-        """Raise the oldest failure that was not reported yet; all saves that failed, together.
+        """Raise the oldest failure that was not raised yet, as one error for all failed saves.
 
         Raises:
-            SaveFailedError: background saves failed.
+            SaveFailedError: Background saves failed.
+            HoldfastError: Another queued error.
         """
         with self._changed:
             if self._failures:
@@ -316,20 +329,21 @@ class Progress:
                 raise error
 
     def _raise_at_end(self, timeout_secs: float) -> None:
-        """Raise the oldest failure; what was dropped and is not made good by now has failed.
+        """Raise the oldest failure; a drop that is not replaced by now is one.
 
-        It waits until all hosts have confirmed what is in RAM alone. What they have not confirmed
-        within `CONFIRM_SECS` counts as dropped; if `timeout_secs` is less, it stays undecided.
+        The call first waits until all hosts have confirmed the checkpoints in RAM alone. One that
+        is not confirmed within `CONFIRM_SECS` counts as dropped; if `timeout_secs` is less, it
+        stays undecided.
 
         Raises:
-            SaveFailedError: background saves failed.
+            SaveFailedError: Background saves failed.
         """
         limit_secs = min(CONFIRM_SECS, timeout_secs)
         with self._changed:
             is_over = self._changed.wait_for(lambda: not self._sealed, limit_secs)
             unconfirmed = [] if is_over or limit_secs < CONFIRM_SECS else list(self._sealed)
         for checkpoint in unconfirmed:
-            reason = f"other hosts have not confirmed within {CONFIRM_SECS:.0f} s that it is whole"
+            reason = f"other hosts did not confirm it within {CONFIRM_SECS:.0f} s"
             self.drop(checkpoint, reason)
         with self._changed:
             dropped = self._drops.take_failure(self._clock.monotonic(), is_final=True)
@@ -338,12 +352,12 @@ class Progress:
         self.raise_failure()
 
     def outstanding(self) -> int:
-        """How many saves are on their way to the durable tier."""
+        """Return how many saves for the durable tier are in progress."""
         with self._changed:
             return sum(save.is_durable_due for save in self._saves.values())
 
     def saving(self, reach: Reach) -> SavesInFlight:
-        """What is on its way so far."""
+        """Return the saves of that reach."""
         with self._changed:
             saves = self._saves.values()
             if reach is Reach.SEALED:
@@ -357,23 +371,27 @@ class Progress:
             return SavesInFlight(self._accepted_count, bool(saves))
 
     def is_becoming_durable(self, checkpoint: CheckpointId) -> bool:
-        """Whether it is on its way to the durable tier."""
+        """Return whether a save of it for the durable tier is in progress."""
         with self._changed:
             save = self._saves.get(checkpoint)
             return save is not None and save.is_durable_due
 
     def steps(self) -> set[int]:
-        """The steps that are on their way."""
+        """Return the steps whose saves are in progress."""
         with self._changed:
             return {checkpoint.step for checkpoint in self._saves}
 
     def sealed_again(self) -> list[Sealed]:
-        """What a new agent has to be told of."""
+        """Return the reports of sealed saves in progress, to repeat them to a new agent."""
         with self._changed:
             return [save.sealed for save in self._saves.values() if save.sealed is not None]
 
     def wait_finished(self, timeout_secs: float | None) -> bool:
-        """Wait until nothing is outstanding, and log what is; False: the time is up."""
+        """Wait until all saves have ended, logging those in progress.
+
+        Returns:
+            Whether all have ended; False if the timeout has passed.
+        """
         waited_secs = 0.0
         while timeout_secs is None or waited_secs < timeout_secs:
             secs = LOG_SECS if timeout_secs is None else min(LOG_SECS, timeout_secs - waited_secs)
@@ -386,28 +404,32 @@ class Progress:
         return self.wait(lambda sealed, finished: finished, 0)
 
     def wait(self, is_over: Callable[[bool, bool], bool], timeout_secs: float | None) -> bool:
-        """Waits until `is_over(nothing is unsealed, nothing is outstanding)`; False: time is up."""
+        """Wait until `is_over(all_sealed, all_ended)` returns True.
 
-        def look() -> bool:
+        Returns:
+            Whether it did; False if the timeout has passed.
+        """
+
+        def has_ended() -> bool:
             unsealed = any(save.sealed is None for save in self._saves.values())
             return is_over(not unsealed, not self._saves)
 
         with self._changed:
-            return self._changed.wait_for(look, timeout_secs)
+            return self._changed.wait_for(has_ended, timeout_secs)
 
     def wait_until_finished(self, timeout_secs: float | None) -> None:
-        """Wait until no save is on its way, and a moment for the preservation after the last one.
+        """Wait until all saves have ended, then up to `PRESERVED_SECS` for preservation.
 
         Raises:
-            SaveFailedError: one of them failed, or an earlier one did.
-            WaitTimeoutError: the time is up.
+            SaveFailedError: A save failed.
+            WaitTimeoutError: The timeout has passed; saving continues.
         """
         started_secs = self._clock.monotonic()
         if not self.wait_finished(timeout_secs):
             steps = sorted(self.steps())
             raise WaitTimeoutError(
                 f"wait until finished: steps {steps[:10]} are not durable after {timeout_secs} s; "
-                "saving goes on"
+                "saving continues"
             )
 
         def left_secs() -> float:
@@ -415,13 +437,13 @@ class Progress:
             return math.inf if timeout_secs is None else max(0.0, timeout_secs - waited_secs)
 
         with self._changed:
-            # Whether it was applied in time or not, the saves are durable.
+            # The result does not matter: the saves are durable in any case.
             self._changed.wait_for(lambda: not self._unpreserved, min(PRESERVED_SECS, left_secs()))
         self._raise_at_end(left_secs())
 
 
 def _together(failed: list[SaveFailedError]) -> SaveFailedError:
-    """Return one error of all saves that failed, with the reason of the first and the last."""
+    """Return one error for all failed saves, with the reasons of the first and the last one."""
     if len(failed) == 1:
         return failed[0]
     failed.sort(key=lambda error: error.step)

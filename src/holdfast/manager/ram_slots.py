@@ -1,8 +1,8 @@
-"""The trainer's memory in the RAM tier: its slots, and one that is ready before it is needed.
+"""Hold the trainer's slots in the RAM tier, and one slot that is prepared before it is needed.
 
-A slot that is ready lets the training thread copy a state into it at once. On the CPU that is
-cheaper than holding the state for a background thread: a step that donates what is held has to
-take fresh pages, which cost ten times as much as the copy.
+The training thread can copy a state into a prepared slot at once. On the CPU that is cheaper than
+holding the state for a background thread: a step that donates held arrays has to allocate fresh
+pages, which cost ten times as much as the copy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from holdfast.store.ram import RamStore, SlotWriter
 
 
 class RamSlots:
-    """Owned by the saver's thread; `take`, `has_ready` and `tier` are the training thread's too."""
+    """The slots of one kind of image, one of which may be prepared.
+
+    Owned by the saver's thread; the training thread calls `acquire`, `has_ready` and `tier` too.
+    """
 
     def __init__(self, session: AgentSession, clock: Clock) -> None:
         self._session = session
@@ -30,10 +33,12 @@ class RamSlots:
     def acquire(
         self, size_bytes: int, held: contextlib.ExitStack | None = None
     ) -> SlotWriter | None:
-        """Return the slot that is ready, if there is one of that size; the caller closes it.
+        """Return the prepared slot if it has that size, else None. The caller closes the slot.
 
-        `held` closes it too, so that an exception that comes before the caller has it loses no
-        slot.
+        Args:
+            size_bytes: The size of the image.
+            held: Closes the slot too, so that an exception raised before the caller has the slot
+                does not leak it.
         """
         with self._lock:
             ready = self._ready
@@ -46,16 +51,16 @@ class RamSlots:
 
     @property
     def has_ready(self) -> bool:
-        """Whether any slot is ready; a look, without the lock."""
+        """Whether a slot is prepared; read without the lock, so it may be outdated at once."""
         return self._ready is not None
 
     def tier(self) -> RamStore:
-        """The RAM tier of the slot that was just taken, for all but filling slots of its own."""
+        """Return the RAM tier of the slot acquired last, for everything except writing an image."""
         assert self._store is not None
         return self._store
 
     def store(self, slot: str = "") -> RamStore:
-        """The RAM tier as this trainer writes it; an image goes into `slot`."""
+        """Return the RAM tier for writing; the next image is written to `slot`."""
         folder = self._session.place.ram_folder
         assert folder is not None
         if self._store is None or self._store.root != folder:
@@ -65,34 +70,34 @@ class RamSlots:
         return self._store
 
     def is_ready(self, size_bytes: int) -> bool:
-        """Whether a slot of that size is ready; one of another size is given up."""
+        """Return whether a slot of that size is prepared; release one of another size."""
         with self._lock:
             ready = self._ready
             if ready is not None and ready.size_bytes == size_bytes and ready.is_current:
                 return True
-        self.give_up_ready()
+        self.release_ready()
         return False
 
     def make_ready(self, name: str, size_bytes: int, pin: Pinning) -> None:
-        """Maps and locks a slot that the agent had to spare, and pins it where that is of use.
+        """Map and lock a slot that the agent has assigned, and pin it if devices copy into it.
 
         Raises:
-            StorageError: it is gone, or somebody else's by now.
+            StorageError: The slot no longer exists, or belongs to another process by now.
         """
         filling = self.store(name).begin(size_bytes)
-        # Page-locking takes its time for the first image that a slot holds, and none afterwards.
+        # Pinning is slow for a slot's first image only, so it is done here, before a save needs it.
         filling.pinned(pin)
         with self._lock:
             self._ready = filling
 
     def close(self) -> None:
-        """Lets go of all memory."""
-        self.give_up_ready()
+        """Release all memory."""
+        self.release_ready()
         if self._store is not None:
             self._store.close()
 
-    def give_up_ready(self) -> None:
-        """Lets go of the slot that is ready, so that the agent may give its room to another one."""
+    def release_ready(self) -> None:
+        """Release the prepared slot, so that the agent can assign its memory to another one."""
         with self._lock:
             ready, self._ready = self._ready, None
         if ready is not None:

@@ -1,13 +1,13 @@
-"""Copies of other ranks' parts, made into RAM here of bytes that this rank holds as well.
+"""Write replicas of other ranks' parts into local RAM, from bytes that this rank holds as well.
 
-Data parallelism has brought them here: the part record crosses the network, and the chunks that
-the other rank holds alone. The agent fetches those, and checks every block of a copy against the
-record before it counts (`holdfast.engine.transfer.fetch`).
+Data parallelism has already replicated those bytes. Only the part record and the chunks that the
+other rank alone holds cross the network: the agent fetches them, and checks every block of a
+replica against the record before the replica counts (`holdfast.engine.transfer.fetch`).
 
 Invariants:
-- A copy never holds up, or harms, the rank's own part: what fails is told to nobody, and the agent
-  pulls that part from its host.
-- The agent is told in any case when no copy of a checkpoint comes any more.
+- A replica neither delays nor affects the rank's own part: a failure is only logged, and the agent
+  fetches that part from its host.
+- The agent is always notified when no more replicas of a checkpoint follow.
 """
 
 from __future__ import annotations
@@ -30,40 +30,44 @@ from holdfast.store.ram import SlotWriter
 log = logging.getLogger(__name__)
 
 SlotFor = Callable[[PartCopy], str | None]
-"""Asks the agent for a slot for a copy; None where there is none."""
+"""Request a slot for a replica from the agent, and return its name; None if there is none."""
 
 
 @dataclass(slots=True)
 class ReplicaDraft:
-    """A copy that goes into a slot. One thread fills it, another one waits and shows it."""
+    """A replica being written to a slot. One thread fills it; another one waits for that."""
 
     copy: PartCopy
     filling: SlotWriter
     progress: FillProgress
 
     def fill(self, snapshot: Snapshot, clock: Clock) -> None:
-        """Copies; what fails is seen by whoever waits."""
+        """Copy the chunks into the slot; after a failure, `finish` returns False."""
         try:
-            # The agent digests it, and compares with what the rank says whose part it is.
+            # Not digested here: the agent digests the replica and compares it with the record of
+            # the rank that owns the part.
             fill_from(self.filling, self.copy.layout, snapshot, clock, digesting=False)
             self.progress.finish()
         except (StorageError, DeviceError) as error:
-            log.debug("the part of rank %d is not copied: %s", self.copy.rank, error)
+            log.debug("no replica of rank %d's part is made: %s", self.copy.rank, error)
         finally:
             self.end()
 
     def end(self) -> None:
-        """No more is copied."""
+        """End the copying; threads in `finish` continue."""
         self.progress.end()
 
     def finish(self) -> bool:
-        """Waits until no more is copied, and lets go of the slot; whether the copy is whole."""
+        """Wait until the copying ends, release the slot and return whether the replica is whole."""
         with contextlib.closing(self.filling):
             return self.progress.wait() and self.filling.is_current
 
 
 class ReplicaWriter:
-    """Owned by the saver's thread; `begin` is the training thread's."""
+    """Write replicas of other ranks' parts.
+
+    Owned by the saver's thread; the training thread calls `begin` only.
+    """
 
     def __init__(self, session: AgentSession, clock: Clock) -> None:
         self._session = session
@@ -73,7 +77,10 @@ class ReplicaWriter:
     def begin(
         self, copies: Sequence[PartCopy], held: contextlib.ExitStack
     ) -> tuple[ReplicaDraft, ...]:
-        """Return the copies for which slots are ready, to be filled at once; `held` closes them."""
+        """Return the replicas for which slots are prepared, to be filled at once.
+
+        `held` closes their slots.
+        """
         found = []
         for copy in copies:
             filling = self._slots_of(copy).acquire(copy.layout.size_bytes, held)
@@ -82,15 +89,18 @@ class ReplicaWriter:
         return tuple(found)
 
     def make(self, copy: PartCopy, snapshot: Snapshot, slot_for: SlotFor) -> bool:
-        """Makes a copy of a state that is still at hand; whether it is whole.
+        """Write a replica from a snapshot that is not released yet.
+
+        Returns:
+            Whether the replica is whole; False if the agent has no slot for it.
 
         Raises:
-            HoldfastError: the agent gives no slot, or the slot is gone.
+            HoldfastError: The agent refuses a slot, or the slot no longer exists.
         """
         slots, size_bytes = self._slots_of(copy), copy.layout.size_bytes
         filling = slots.acquire(size_bytes)
         if filling is None:
-            slots.give_up_ready()
+            slots.release_ready()
             name = slot_for(copy)
             if name is None:
                 return False
@@ -100,7 +110,7 @@ class ReplicaWriter:
         return filled.finish()
 
     def prepare(self, copies: Sequence[PartCopy], slot_for: SlotFor, pin: Pinning) -> None:
-        """Gets slots ready for the next checkpoint's copies, as far as the agent has them."""
+        """Prepare slots for the next checkpoint's replicas, as far as the agent has free ones."""
         for copy in copies:
             slots, size_bytes = self._slots_of(copy), copy.layout.size_bytes
             if slots.is_ready(size_bytes):
@@ -110,12 +120,12 @@ class ReplicaWriter:
                 if name is not None:
                     slots.make_ready(name, size_bytes, pin)
             except HoldfastError as error:
-                log.debug("no slot is ready for a copy of rank %d's part: %s", copy.rank, error)
+                log.debug("no slot is ready for a replica of rank %d's part: %s", copy.rank, error)
         for rank in self._slots.keys() - {copy.rank for copy in copies}:
             self._slots.pop(rank).close()
 
     def close(self) -> None:
-        """Lets go of all memory."""
+        """Release all memory."""
         for slots in self._slots.values():
             slots.close()
 

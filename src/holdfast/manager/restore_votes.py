@@ -1,4 +1,4 @@
-"""How the ranks vote on a try to restore, and what ends the waiting for a rank that is gone."""
+"""Vote between the ranks on each attempt to restore, and end the wait for a rank that has ended."""
 
 from __future__ import annotations
 
@@ -22,21 +22,31 @@ MEETING = "meet before a restore"
 
 
 class Ballot(msgspec.Struct, frozen=True, array_like=True):
-    """One rank's vote: what it took, None where nothing is left, and whether it could read it."""
+    """One rank's vote.
+
+    Attributes:
+        good: Whether the rank could read the checkpoint, or has none left.
+        id: Step and attempt of the checkpoint it tried; None if none is left.
+    """
 
     good: bool
     id: tuple[int, int] | None
 
 
 class RestoreVerdict(msgspec.Struct, frozen=True, array_like=True):
-    """Whether all ranks restored that checkpoint; if not, only steps below `limit` remain."""
+    """The result of a vote.
+
+    Attributes:
+        good: Whether all ranks read the same checkpoint.
+        limit: Only steps below this one remain if not.
+    """
 
     good: bool
     limit: int
 
 
 class Votes:
-    """One rank's votes. `_trouble` is set by the watcher's thread, once, and read while waiting."""
+    """One rank's votes. The watcher's thread sets `_trouble`; the waiting thread reads it."""
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self._rendezvous = rendezvous
@@ -46,16 +56,16 @@ class Votes:
             meet=self._meet,
             rank=rendezvous.rank,
             count=rendezvous.count,
-            telling=self._telling,
+            propagating_errors=self._propagating_errors,
         )
 
     @property
     def trouble(self) -> HoldfastError | None:
-        """What ended another rank, or fenced them all; None while nothing has."""
+        """The error that ended another rank or fenced all of them; None if there is none."""
         return self._trouble
 
     def on_notice(self, notice: Notice, group: str) -> None:
-        """Ends the waiting where the agent tells that a rank of `group` is gone, on any host."""
+        """End the wait if the agent reports that a rank of `group` has ended, on any host."""
         if notice.data != group:
             return
         if notice.kind == "fenced":
@@ -63,7 +73,7 @@ class Votes:
         elif notice.kind == "gone" and self._trouble is None:
             self._trouble = ProcessLostError(notice.reason)
 
-    def _telling(self) -> AbstractContextManager[object]:
+    def _propagating_errors(self) -> AbstractContextManager[object]:
         return self._rendezvous.propagating_errors(NAME)
 
     def _meet(self) -> None:
@@ -74,12 +84,16 @@ class Votes:
         answer = self._rendezvous.decide(
             NAME, json_text(ballot), _judged, VOTE_SECS, lambda: self._trouble
         )
-        said = decode(answer, RestoreVerdict)
-        return said.good, said.limit
+        decided = decode(answer, RestoreVerdict)
+        return decided.good, decided.limit
 
 
 def verdict(ballots: Sequence[Ballot]) -> RestoreVerdict:
-    """Good if all restored the same; else all go on below it, or to the lowest that one chose."""
+    """Return the verdict on the ballots of all ranks.
+
+    It is good if all ranks read the same checkpoint. If all tried the same one and one failed, they
+    continue below its step. If they tried different ones, they continue at the lowest of these.
+    """
     chosen = {ballot.id for ballot in ballots}
     steps = [-1 if ballot.id is None else ballot.id[0] for ballot in ballots]
     if len(chosen) == 1:

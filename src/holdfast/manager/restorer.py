@@ -1,7 +1,7 @@
-"""Reads checkpoints for the training thread, and moves the run back to one of them.
+"""Read checkpoints for the training thread, and move the run back to one of them.
 
-Reading changes nothing of the run: the next save goes on as if it had not been. Only `go_on_from`
-moves the run, and later checkpoints become an abandoned branch.
+Invariant: reading does not affect the run or its next save. Only `go_on_from` and `branch_at` move
+the run; the later checkpoints then become an abandoned branch.
 """
 
 from __future__ import annotations
@@ -23,11 +23,16 @@ from holdfast.manager.save_schedule import SaveSchedule
 from holdfast.manager.saver import Saver
 
 SETTLE_SECS = 600.0
+"""How long a restore waits until the saves in progress have ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restorer:
-    """Owned by the training thread. `look` lists what can be read now."""
+    """Restore states and move the run. Owned by the training thread.
+
+    Attributes:
+        look: Lists what can be read now.
+    """
 
     framework: Framework
     votes: Votes
@@ -40,9 +45,15 @@ class Restorer:
     look: Callable[[], View]
 
     def read(self, step: int | None, like: object) -> RestoredState | None:
-        """Restore the checkpoint of `step`, else the newest; None where nothing was ever saved.
+        """Restore the checkpoint of `step`, or the newest if `step` is None.
 
-        Every rank has to call it. The errors are those of `restore_step` and `restore_newest`.
+        Every rank must call it.
+
+        Returns:
+            The state and its report; None if the run has no checkpoint.
+
+        Raises:
+            HoldfastError: As `restore_step` and `restore_newest`.
         """
         self.settle()
         rounds = self.votes.rounds
@@ -55,57 +66,62 @@ class Restorer:
         return restored
 
     def note_read(self, restored: RestoredState) -> None:
-        """Note a restore after which the run goes on as before."""
+        """Record a restore that does not move the run."""
         self.steps.read = restored.id.step
         self._report("read", restored)
 
     def go_on_from(self, restored: RestoredState) -> None:
-        """Move the run to what was restored: a new attempt, unless that is its newest one."""
+        """Move the run to the restored checkpoint: a new attempt, unless it is the newest one."""
         found = restored.id
-        # Published first: targets that the agent sets from here on lie above this step.
+        # Published first, so that targets that the agent sets from now on are above this step.
         place = self.session.place
         place.control.cells[place.step_cell] = found.step
         self.saver.forget()
         timeline = self.look().timeline
         if timeline and timeline[-1] != found:
             self.session.branch((found.step, found.attempt))
-        # Only now: an exception before this leaves the run where it was.
+        # Last, because an exception before this must leave the training's position unchanged.
         self.steps.went_back(found.step)
         self._report("restored", restored)
 
     def check_order(self, step: int, *, force: bool) -> int:
-        """Check that `step` may be saved now; with `force`, begin a branch where that is needed.
+        """Check that `step` may be saved now; with `force`, begin a branch if that is needed.
+
+        Returns:
+            The step.
 
         Raises:
-            StepExistsError, StepOrderError: it may not.
+            StepExistsError: The step is already saved.
+            StepOrderError: The step is before the run's last one.
         """
         steps = self.steps
         if step > steps.last:
             return step
         if steps.is_asked_again(step, self.progress.raised_at):
-            # The call before raised an earlier save's failure, and this step is given again.
+            # The previous call raised the failure of an earlier save, and the caller repeats it.
             return step
         is_known = step in steps.accepted or any(c.step == step for c in self.look().timeline)
         if is_known and force:
             self.branch_at(step)
             return step
-        # After a mere restore an overwrite is hardly what is wanted, so it is not proposed.
+        # After a restore that did not move the run, an overwrite is probably not intended, so the
+        # message does not propose it.
         if not is_known or (steps.read is not None and step != steps.last):
             raise_step_order(step, steps.last, steps.read)
         raise StepExistsError(
-            f"save step {step}: it is saved already; save a later one, or pass force=True to "
+            f"save step {step}: it is already saved; save a later one, or pass force=True to "
             "overwrite it"
         )
 
     def branch_at(self, step: int) -> None:
-        """Begin a branch of the run in which `step` is saved anew."""
+        """Begin a branch of the run in which `step` can be saved again."""
         self.settle()
         origin = max((c for c in self.look().timeline if c.step <= step), default=None)
         self.session.branch((origin.step, origin.attempt) if origin is not None else None)
         self.steps.went_back(step)
 
     def settle(self) -> None:
-        """Wait until what is on its way has arrived, so that a restore sees it."""
+        """Wait until the saves in progress have ended, so that a restore finds them."""
         self.session.finish_branch()
         self.progress.wait(lambda sealed, finished: finished, SETTLE_SECS)
 

@@ -1,8 +1,11 @@
-"""Restoring: the newest good checkpoint, or a given one, on all ranks the same.
+"""Restore the newest readable checkpoint, or a given one, and the same one on all ranks.
 
-Each round the ranks take the newest checkpoint that is left, read what they need of it, and vote.
-Only when all could read it does any of them keep it; else all go on to an older one. What ends the
-restore of a rank that has not voted ends it on all of them.
+In each round the ranks read what they need of the newest remaining checkpoint, and vote.
+
+Invariants:
+- A rank keeps a checkpoint only if all ranks could read it; otherwise all continue with an older
+  one.
+- An error that ends the restore of a rank before its vote ends the restore on all ranks.
 """
 
 from __future__ import annotations
@@ -31,22 +34,23 @@ from holdfast.format.values import decode_value
 
 log = logging.getLogger(__name__)
 
-# What says that this checkpoint cannot be had, as against a state that does not fit it.
+# The errors of an unreadable checkpoint, for which an older one is tried. A state whose structure
+# does not fit is not among them: no other checkpoint would fit it better.
 BAD_COPY = (CheckpointDamagedError, StorageError, StepUncommittedError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreReport:
-    """What a restore did.
+    """A report of one restore.
 
     Attributes:
-        step: the step that was restored.
-        attempt: the attempt that had saved it.
-        sources: bytes of arrays that were read, by tier (`ram`, `durable`).
+        step: The step that was restored.
+        attempt: The attempt that saved it.
+        sources: The bytes of arrays that were read, by tier (`ram`, `durable`).
         skipped: (step, attempt, reason) of each newer checkpoint that could not be restored.
-        passed_over: each copy that was bad, and why, where another copy served.
-        left_out: the names of the objects whose states were saved, and not asked for.
-        seconds: from the call to the state.
+        passed_over: Each bad copy, with the reason, for which another copy was read instead.
+        left_out: The names of the objects whose states were saved but not requested.
+        seconds: The time from the call to the restored state.
     """
 
     step: int
@@ -59,7 +63,7 @@ class RestoreReport:
 
 
 def event_of(report: RestoreReport) -> dict[str, Any]:
-    """What the run's events tell of a restore."""
+    """Return the data of a restore for the run's events."""
     return {
         "step": report.step,
         "attempt": report.attempt,
@@ -72,25 +76,30 @@ def event_of(report: RestoreReport) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Rounds:
-    """How the ranks agree: `vote` gives (good, the step below which to go on).
+    """The operations by which the ranks agree.
 
-    `meet` waits for all ranks. Each has sealed what it saved when it comes, so that what the ranks
-    see after it is whole: an older checkpoint may be given up on one host before another host is
-    looked at, but by then the newer one is complete there.
-
-    An error that leaves a block of `telling` is told to the other ranks instead of a vote.
+    Attributes:
+        vote: Votes with (could read it, its id), and returns (all could read it, the step below
+            which to continue).
+        rank: This rank.
+        count: The number of ranks.
+        propagating_errors: Returns a context manager. An error that leaves its block is sent to the
+            other ranks in place of a vote.
+        meet: Waits for all ranks. Each rank has sealed its saves before it calls this, so every
+            host's newest checkpoint is complete afterwards. Without it, a rank could list a host
+            after the older checkpoint was released there and before the newer one was complete.
     """
 
     vote: Callable[[bool, CheckpointId | None], tuple[bool, int]]
     rank: int
     count: int
-    telling: Callable[[], AbstractContextManager[object]] = nullcontext
+    propagating_errors: Callable[[], AbstractContextManager[object]] = nullcontext
     meet: Callable[[], None] = lambda: None
 
 
 @dataclass(slots=True)
 class RestoredState:
-    """A state that was restored, and how."""
+    """A restored state, its checkpoint and the report."""
 
     state: object
     report: RestoreReport
@@ -109,19 +118,23 @@ class _Try:
 def restore_newest(
     look: Callable[[], View], framework: Framework, like: object, rounds: Rounds, clock: Clock
 ) -> RestoredState | None:
-    """The newest checkpoint that every rank can read; None where nothing was ever saved.
+    """Restore the newest checkpoint that every rank can read.
+
+    Returns:
+        The restored state; None if the run has no checkpoint.
 
     Raises:
-        StructureMismatchError: `like` does not fit the newest good one, here or on another rank.
-        CheckpointDamagedError: there are checkpoints, and none of them can be read.
-        ProcessLostError: another rank has ended.
+        StructureMismatchError: `like` does not fit the newest readable checkpoint, on this rank or
+            on another one.
+        CheckpointDamagedError: There are checkpoints, but none can be read.
+        ProcessLostError: Another rank has ended.
     """
     started = clock.monotonic()
     rounds.meet()
     limit = STEP_MAX + 1
     skipped: list[tuple[int, int, str]] = []
     while True:
-        with rounds.telling():
+        with rounds.propagating_errors():
             view = look()
             left = [c for c in view.timeline if c.step < limit]
             tried = _try(view, left[-1], framework, like, rounds) if left else None
@@ -151,16 +164,19 @@ def restore_step(
     rounds: Rounds,
     clock: Clock,
 ) -> RestoredState:
-    """The checkpoint of `step`.
+    """Restore the checkpoint of `step`.
+
+    Returns:
+        The restored state.
 
     Raises:
-        StepNotFoundError, StepUncommittedError, CheckpointDamagedError, StructureMismatchError: on
+        StepNotFoundError, StepUncommittedError, CheckpointDamagedError, StructureMismatchError: On
             this rank, or on another one.
-        ProcessLostError: another rank has ended.
+        ProcessLostError: Another rank has ended.
     """
     started = clock.monotonic()
     rounds.meet()
-    with rounds.telling():
+    with rounds.propagating_errors():
         view = look()
         tried = _try(view, view.find(step), framework, like, rounds)
     good, _ = rounds.vote(tried.error is None, tried.id)
@@ -188,14 +204,14 @@ def _try(
 
 
 def _check_processes(sources: CheckpointSources, paths: Sequence[Path], rounds: Rounds) -> None:
-    """Checks that each process here has its own state of the objects at `paths`."""
+    """Check that the checkpoint has one state of the objects at `paths` for each process."""
     if paths and len(sources.parts) != rounds.count:
         step = sources.id.step
         raise StructureMismatchError(
             f"restore step {step}: {len(paths)} objects with a state "
             f"({', '.join(map(path_name, paths[:5]))}) were saved by {len(sources.parts)} "
             f"processes, this job has {rounds.count}. Restore a state without these objects, and "
-            f"divide among them the states that process_values({step}) gives"
+            f"divide among them the states that process_values({step}) returns"
         )
 
 
@@ -223,10 +239,10 @@ def _finish(
 def _left_out(sources: CheckpointSources, taken: Sequence[Path], rounds: Rounds) -> tuple[str, ...]:
     names = tuple(path_name(p) for p in sources.spec.process_values if p not in set(taken))
     if names and len(sources.parts) == rounds.count:
-        # Where their number differs nothing else can be done; here it may have been forgotten.
+        # With another number of processes they must be left out; here it may be an oversight.
         log.warning(
-            "step %d is restored without the states of %s, which the state given leaves out; "
-            "process_values(%d) gives them",
+            "step %d is restored without the states of %s, which the requested state leaves out; "
+            "process_values(%d) returns them",
             sources.id.step,
             ", ".join(names[:5]),
             sources.id.step,

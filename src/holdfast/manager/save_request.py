@@ -1,10 +1,10 @@
-"""One save on its way from the training thread to the saver's thread.
+"""Define the request that carries one save from the training thread to the saver's thread.
 
 Invariants:
-- What a job holds is released once: by the training thread until the job is handed over, by the
-  saver's thread from then on.
-- An exception on the training thread, at whatever place, ends the save in bounded time: as failed,
-  or as complete where the saver's thread has all that it needs.
+- The resources of a request are released once: by the training thread until the request is handed
+  over, by the saver's thread from then on.
+- An exception on the training thread, at any point, ends the save in bounded time: as failed, or as
+  complete if the saver's thread has everything it needs.
 """
 
 from __future__ import annotations
@@ -21,16 +21,20 @@ from holdfast.manager.replica_writer import ReplicaDraft
 
 @dataclass(slots=True, kw_only=True)
 class SaveRequest:
-    """One save: what to write, where it is due, and the state: fixed, or on its way into slots.
+    """One save: the plan, the tiers, and the state, which is fixed or being copied into slots.
 
     Attributes:
-        copies: the parts of other ranks that may be copied from the same state.
-        filled: the slot that the training thread copies the state into, where one was ready.
-        copied: those of `copies` that the training thread makes.
-        held: closes what the job holds, until it is handed over.
-        is_handed_over: whether the job is the saver's thread's. Written by the training thread.
-        interruption: why the training thread left the save before its end. Written before the
-            filling ends, so the saver's thread sees it once it has waited for that.
+        plan: What to write.
+        snapshot: The state.
+        is_durable_due: Whether the save is for the durable tier.
+        is_by_step: Whether the save is for exactly this step.
+        copies: The parts of other ranks that can be replicated from the same state.
+        filled: The slot into which the training thread copies the state, if one was prepared.
+        copied: Those of `copies` that the training thread makes.
+        held: Closes the request's resources, until it is handed over.
+        is_handed_over: Whether the saver's thread owns the request. Written by the training thread.
+        interruption: Why the training thread left the save before its end. Written before the
+            copying ends, so the saver's thread sees it after it has waited for that.
     """
 
     plan: PartPlan
@@ -45,20 +49,20 @@ class SaveRequest:
     interruption: str | None = None
 
     def end(self) -> None:
-        """Stop the copying: whoever waits for it goes on."""
+        """End the copying; threads that wait for it continue."""
         if self.filled is not None:
             self.filled.end()
         for copied in self.copied:
             copied.end()
 
     def drop(self) -> None:
-        """Release all that a job holds that was not handed over."""
+        """Release all resources of a request that was not handed over."""
         self.end()
         self.held.close()
         self.snapshot.release()
 
 
 def reason_of(error: BaseException | None) -> str:
-    """Return why a save that `error` has ended is not made."""
+    """Return the reason of a save that failed because of `error`."""
     detail = f": {error}" if error is not None and str(error) else ""
     return f"{type(error).__name__} was raised during the call of save{detail}"

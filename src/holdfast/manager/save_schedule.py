@@ -1,4 +1,4 @@
-"""Where the training is, what it has saved, and what is due at a step."""
+"""Track the training's position and its accepted steps, and decide what is due at a step."""
 
 from __future__ import annotations
 
@@ -20,20 +20,29 @@ from holdfast.policy.contexts import SaveContext
 from holdfast.policy.save_decision_policy import SaveDecisionPolicy, split
 
 CONFIRM_SECS = 30.0
+"""How long a rank that stops for a preemption waits for the other hosts' confirmation."""
 CONFIRM_POLL_SECS = 0.002
 UNASKED_STEPS = 3
+"""After how many steps a loop that ignores a preemption is warned."""
 UNASKED_SECS = 5.0
+"""After how many seconds it is warned if its steps are slow."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Due:
-    """What is due.
+    """What is due at a step.
 
-    `must_save`: taken whatever waits. `is_target`: a later step will do too, for what is due by a
-    target. `may_wait`: so it will for all that is due, and no other rank meets this one at it.
-    `is_by_step`: the caller or a policy wants this very step, or a preemption of this rank alone.
+    Attributes:
+        durable: A checkpoint is due in the durable tier.
+        ram: A checkpoint is due in the RAM tier.
+        must_save: It is saved even if earlier saves are in progress.
+        is_target: It is due by a target, for which a later step serves too.
+        may_wait: Everything that is due can wait for a later step, and no other rank saves at this
+            one.
+        is_by_step: The caller, a policy, or a preemption of a single process requires this step.
+        is_preemption: It is the checkpoint of a preemption.
     """
 
     durable: bool
@@ -51,7 +60,13 @@ class Due:
 
 
 class SaveSchedule:
-    """Owned by the training thread."""
+    """The schedule of one rank's saves. Owned by the training thread.
+
+    Args:
+        origin: Step and attempt of the checkpoint from which the run continues; None for a new run.
+        options: The manager's options.
+        process_count: The number of processes of the job.
+    """
 
     def __init__(
         self, origin: tuple[int, int] | None, options: Options, process_count: int
@@ -62,7 +77,7 @@ class SaveSchedule:
         self.accepted: set[int] = set()
         self.preempted_at: int | None = None
         self.read: int | None = None
-        """The step that a restore has read since the last save, without going back to it."""
+        """The step that a restore has read since the last save without moving the run."""
         self.has_asked_preemption = False
         self._unasked_count = 0
         self._unasked_since_secs = 0.0
@@ -70,32 +85,41 @@ class SaveSchedule:
         self._durable = split(options.save).by_step
         ram = options.ram.save_decision_policy if options.ram is not None else None
         self._ram = split(ram).by_step if ram is not None else None
-        self._has_told_skipped = False
-        # Policies that depend on the step alone are asked at every step; they look at nothing else.
+        self._has_warned_skipped = False
+        # Policies by step are evaluated at every step and ignore the context, so one is reused.
         self._context = SaveContext(
             now=SystemClock().now(), is_saving_in_progress=False, reached_preemption=False
         )
 
     def is_due_by_step(self, step: int) -> bool:
-        """Whether a policy that depends on the step alone wants this step."""
-        return self._asks(self._durable, step) or self._asks(self._ram, step)
+        """Return whether a policy that depends on the step alone selects this step."""
+        return self._selects(self._durable, step) or self._selects(self._ram, step)
 
     def is_asked_again(self, step: int, raised_at: int | None) -> bool:
-        """Whether the last call of `save` was for `step` too, and raised an earlier failure.
+        """Return whether the last call of `save` was for `step` too and raised an earlier failure.
 
-        `raised_at` is the step at which drops were raised, and which was saved all the same.
+        Args:
+            step: The step passed to `save` now.
+            raised_at: The step at which drops were last raised; that step itself was saved.
         """
         is_saved = step in self.accepted and step != raised_at
         return step == self.last and step > self.floor and not is_saved
 
-    def due(self, step: int, cells: Sequence[int], told_alone: bool, force: bool) -> Due:
-        """What is due at `step`."""
+    def due(self, step: int, cells: Sequence[int], is_stopping_alone: bool, force: bool) -> Due:
+        """Return what is due at `step`.
+
+        Args:
+            step: The step.
+            cells: The cells of the control block.
+            is_stopping_alone: A preemption was announced to the only process of the job.
+            force: The caller requires a save.
+        """
         is_preemption = self.preempted_at is None and (
-            told_alone or step >= cells[TARGET_PREEMPTION]
+            is_stopping_alone or step >= cells[TARGET_PREEMPTION]
         )
         durable_target = self._is_target(TARGET_DURABLE, step, cells)
         ram_target = self._is_target(TARGET_RAM, step, cells)
-        durable_step, ram_step = self._asks(self._durable, step), self._asks(self._ram, step)
+        durable_step, ram_step = self._selects(self._durable, step), self._selects(self._ram, step)
         must_save, is_target = force or is_preemption, durable_target or ram_target
         return Due(
             durable=must_save or durable_target or durable_step,
@@ -103,34 +127,36 @@ class SaveSchedule:
             must_save=must_save,
             is_target=is_target,
             may_wait=self._is_alone and is_target and not (must_save or durable_step or ram_step),
-            is_by_step=force or told_alone or durable_step or ram_step,
+            is_by_step=force or is_stopping_alone or durable_step or ram_step,
             is_preemption=is_preemption,
         )
 
     def note_taken(self, step: int, due: Due, cells: Sequence[int]) -> None:
-        """Notes that a checkpoint of `step` is being taken; the targets it reaches are served."""
+        """Record that a checkpoint of `step` is accepted, which serves the targets it reaches."""
         self.accepted.add(step)
         self.read = None
-        for word in self._served:
-            if step >= cells[word]:
-                self._served[word] = cells[word]
-        self._has_told_skipped = False
+        for cell in self._served:
+            if step >= cells[cell]:
+                self._served[cell] = cells[cell]
+        self._has_warned_skipped = False
 
     def await_confirmation(self, step: int, cells: Sequence[int], clock: Clock) -> None:
-        """Waits until all hosts have agreed to stop at `step`, or on a later one instead.
+        """Wait until all hosts have agreed to stop at `step`, or on a later step instead.
 
-        A rank that has stopped cannot go on, so it has to know that all others stop there too.
+        A rank that has stopped cannot continue, so it must know that all others stop at the same
+        step. If a later step is chosen, `preempted_at` is reset and the training continues to it.
+        The wait ends after `CONFIRM_SECS` with a warning.
         """
         deadline = clock.monotonic() + CONFIRM_SECS
         while cells[PREEMPTION_CONFIRMED] > step:
             if cells[TARGET_PREEMPTION] > step:
-                # Another rank had gone past it.
+                # Another rank had already passed this step, so a later target was proposed.
                 self.preempted_at = None
                 return
             if clock.monotonic() > deadline:
                 log.warning(
-                    "stopping at step %d for the preemption: the other hosts did not agree within "
-                    "%.0f s; what they stop at may be another step",
+                    "stopping at step %d for the preemption: the other hosts did not confirm it "
+                    "within %.0f s; they may stop at another step",
                     step,
                     CONFIRM_SECS,
                 )
@@ -138,30 +164,30 @@ class SaveSchedule:
             clock.sleep(CONFIRM_POLL_SECS)
 
     def warn_skipped(self, step: int, outstanding: int) -> None:
-        """Says, once until a save is taken again, that a due save was not taken."""
-        if not self._has_told_skipped:
-            self._has_told_skipped = True
+        """Warn that a due save is skipped, once until a save is accepted again."""
+        if not self._has_warned_skipped:
+            self._has_warned_skipped = True
             log.warning(
-                "step %d was due and is not saved: %d checkpoints are still on their way to the "
-                "durable tier, which is slower than they come",
+                "step %d was due and is not saved: %d checkpoints are still being written to the "
+                "durable tier, which is slower than the policies require",
                 step,
                 outstanding,
             )
 
     def is_preempted_before(self, step: int) -> bool:
-        """Whether the run was preempted, and its loop left, before `step`; warn where it was."""
+        """Return whether the loop was left for a preemption before `step`, and warn if so."""
         if self.preempted_at is None or step <= self.last:
             return False
         log.warning(
-            "finish step %d: not saved, because the process was told to stop and step %d was the "
-            "last one given to save; call finish only where the training has come to its end",
+            "finish step %d: not saved, because the run was preempted and step %d was the last one "
+            "passed to save; call finish only if the training has reached its end",
             step,
             self.last,
         )
         return True
 
     def warn_unasked(self, step: int, now_secs: float) -> None:
-        """Warn once where the loop goes on after a preemption and never asks whether to stop."""
+        """Warn once if the loop continues after a preemption and never asks whether to stop."""
         if self.preempted_at is None or self.has_asked_preemption or step <= self.preempted_at:
             return
         if self._unasked_count == 0:
@@ -171,20 +197,20 @@ class SaveSchedule:
         if self._unasked_count >= UNASKED_STEPS or is_late:
             self.has_asked_preemption = True
             log.warning(
-                "the process was told to stop and step %d is saved for it, but the training loop "
-                "goes on: it does not ask manager.reached_preemption(step). Leave the loop where "
-                "that is true; the job will be killed",
+                "a preemption was announced and step %d is saved for it, but the training loop "
+                "continues and does not call manager.reached_preemption(step). Leave the loop when "
+                "that returns True: the job will soon be killed",
                 self.preempted_at,
             )
 
     def warn_unfinished(self) -> None:
-        """Warn where a run that has ended well leaves its last step behind."""
+        """Warn if the training has ended without error and its last step is not saved."""
         newest = max(self.accepted | {self.floor})
         if self.last <= newest:
             return
         kept = f"the newest checkpoint is of step {newest}" if newest >= 0 else "there is none"
         log.warning(
-            "closing after step %d, but %s: the next start repeats what came after it. Call "
+            "closing after step %d, but %s: the next start repeats the later steps. Call "
             "manager.finish(%d, state) at the end of the training",
             self.last,
             kept,
@@ -192,19 +218,19 @@ class SaveSchedule:
         )
 
     def went_back(self, step: int) -> None:
-        """The training goes on from `step`."""
+        """Set the position back to `step`, from which the training continues."""
         self.read = None
         self.floor = self.last = step
         self.accepted = {saved for saved in self.accepted if saved < step}
         self._served = {TARGET_DURABLE: NEVER, TARGET_RAM: NEVER}
 
     def stop(self) -> None:
-        """Let no step pass without a check, which refuses it."""
+        """Send every further step through the check of the manager's state, which refuses it."""
         self.step_max = -1
 
-    def _asks(self, policy: SaveDecisionPolicy | None, step: int) -> bool:
+    def _selects(self, policy: SaveDecisionPolicy | None, step: int) -> bool:
         return policy is not None and policy.should_save(step, (), context=self._context)
 
-    def _is_target(self, word: int, step: int, cells: Sequence[int]) -> bool:
-        """Whether `step` reaches a target that no checkpoint has served yet."""
-        return step >= cells[word] and cells[word] != self._served[word]
+    def _is_target(self, cell: int, step: int, cells: Sequence[int]) -> bool:
+        """Return whether `step` reaches a target that no checkpoint has served yet."""
+        return step >= cells[cell] and cells[cell] != self._served[cell]

@@ -1,7 +1,7 @@
-"""Reports of sealed parts that are repeated, so that each accepted save comes to an end.
+"""Repeat reports of sealed parts to the agent, so that each accepted save ends.
 
-The agent answers a repeated report with how the save ended, or takes the part into its care if RAM
-still holds it; where it does not, the save has failed.
+The agent answers a repeated report with the end of the save, or accepts the part if RAM still holds
+it. If it does neither, the save has failed.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from holdfast.manager.progress import Progress
 
 
 def report_all(session: AgentSession, progress: Progress) -> None:
-    """Report to a new agent each part that is sealed and whose save has not ended."""
+    """Report each sealed part whose save has not ended to a new agent."""
     for sealed in progress.sealed_again():
         if _report(session, sealed):
             progress.reported(CheckpointId(*sealed.id))
 
 
 def report_unknown(session: AgentSession, progress: Progress, checkpoint: CheckpointId) -> None:
-    """Report a part that the agent does not know any more, if its save has not ended meanwhile."""
+    """Report a part that is unknown to the agent, if its save has not ended meanwhile."""
     sealed = progress.sealed_part(checkpoint)
     if sealed is None:
-        # It was for RAM alone, which was recycled by an agent that is gone: a newer one is there.
+        # It was for RAM alone, and an earlier agent recycled it: a newer checkpoint exists.
         progress.finish(checkpoint)
     elif not _report(session, sealed):
-        progress.fail(checkpoint, "the agent does not know it any more; a newer attempt has begun")
+        progress.fail(checkpoint, "it is unknown to the agent, and a newer attempt has begun")
 
 
 def _report(session: AgentSession, sealed: protocol.Sealed) -> bool:
-    """Report one part again; whether it is of the run's present attempt."""
+    """Report one part again and return whether it belongs to the run's current attempt."""
     try:
         session.call("sealed", msgspec.structs.replace(sealed, again=True), protocol.Empty)
     except FencedError:

@@ -1,7 +1,7 @@
-"""A user's own policies: they run here, on a background thread of rank 0's trainer.
+"""Run the policies that a user wrote, on a background thread of rank 0's trainer.
 
-A save policy is asked for each published step in turn; its yes becomes a target step at the agent.
-A preservation policy is asked when the agent says that something could be removed.
+A save policy is evaluated for each published step in turn; if it selects a step, the agent sets a
+target step. A preservation policy is evaluated when the agent reports removable checkpoints.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserPolicies:
-    """The shares of the policies that are a user's own."""
+    """The parts of the policies that a user wrote."""
 
     durable: SaveDecisionPolicy | None
     ram: SaveDecisionPolicy | None
@@ -45,17 +45,17 @@ class UserPolicies:
 
     @property
     def asks_to_save(self) -> bool:
-        """Whether a save policy is among them, which wants to see what was saved."""
+        """Whether a save policy is among them, which needs the history of checkpoints."""
         return self.durable is not None or self.ram is not None
 
     @property
     def is_any(self) -> bool:
-        """Whether there is anything to ask."""
+        """Whether there is any such policy."""
         return any(p is not None for p in (self.durable, self.ram, self.preservation))
 
 
 def user_policies(options: Options, rank: int) -> UserPolicies:
-    """The shares that are a user's own; rank 0 alone evaluates them."""
+    """Return the parts of the policies that a user wrote; empty except on rank 0."""
     if rank != 0:
         return UserPolicies(durable=None, ram=None, preservation=None)
     ram = options.ram.save_decision_policy if options.ram is not None else None
@@ -67,13 +67,22 @@ def user_policies(options: Options, rank: int) -> UserPolicies:
 
 
 def history(view: View) -> list[CheckpointInfo]:
-    """The checkpoints of the timeline, as policies see them."""
+    """Return the checkpoints of the timeline, as policies see them."""
     found = [metadata_of(view.sources(checkpoint)) for checkpoint in view.sound()]
     return [CheckpointInfo(one.step, one.time, one.metrics) for one in found]
 
 
 class UserPolicyThread:
-    """Asks them. `published` gives the last step; `is_saving` and `is_preempted` the context."""
+    """Evaluate a user's policies on a thread of their own, so that they cannot block the training.
+
+    Args:
+        policies: The policies.
+        session: The session with the agent.
+        clock: The clock.
+        published: Returns the newest published step.
+        context: Returns (whether a save is in progress, whether the run is being preempted).
+        on_error: Called with each error of a policy.
+    """
 
     def __init__(
         self,
@@ -99,7 +108,7 @@ class UserPolicyThread:
         self._thread.start()
 
     def on_notice(self, notice: protocol.Notice) -> None:
-        """Takes what the agent tells; called on the watcher's thread."""
+        """Apply a notice of the agent; called on the watcher's thread."""
         with self._lock:
             if notice.kind == "judge":
                 self._to_judge = notice.data
@@ -108,15 +117,15 @@ class UserPolicyThread:
                 self._policies.history.sort(key=lambda info: info.step)
 
     def close(self) -> None:
-        """Ends the thread, after a last judgement that is due.
+        """End the thread, after it has evaluated the last notice.
 
-        A policy of the user's own that does not return in `CLOSE_SECS` is left behind, with what
-        it has not judged; the thread ends with the process.
+        A policy that does not return within `CLOSE_SECS` is abandoned, with what it has not
+        evaluated; its thread ends with the process.
         """
         self._closed.set()
         self._thread.join(CLOSE_SECS)
         if self._thread.is_alive():
-            log.warning("a policy of the user's own did not return in %.0f s", CLOSE_SECS)
+            log.warning("a user's policy did not return within %.0f s", CLOSE_SECS)
 
     def _run(self) -> None:
         while not self._closed.wait(POLL_SECS):
@@ -128,15 +137,15 @@ class UserPolicyThread:
             self._ask_to_save()
             self._judge()
         except HoldfastError as error:
-            log.warning("a policy of the user's own failed: %s", error)
+            log.warning("evaluating the user's policies failed: %s", error)
             self._on_error(error)
         except Exception as error:
-            # The user's code runs here; its error is the trainer's to see.
-            log.warning("a policy of the user's own failed", exc_info=True)
-            self._on_error(HoldfastError(f"a policy of your own raised {error!r}"))
+            # The user's code runs here, so any exception is possible; the trainer raises it.
+            log.warning("a user's policy failed", exc_info=True)
+            self._on_error(HoldfastError(f"evaluate the user's policies: one raised {error!r}"))
         if self._unanswered:
-            # Where the policy fails all are kept. The agent is answered for those that wait, after
-            # the error is queued, so that a wait raises it.
+            # If the policy fails, all checkpoints are kept. The agent is answered only after the
+            # error is queued, so that a wait for preservation raises it.
             unanswered, self._unanswered = self._unanswered, []
             with contextlib.suppress(HoldfastError):
                 self._answer(unanswered, (True,) * len(unanswered))
