@@ -286,7 +286,7 @@ def test_a_part_with_other_values_than_the_checkpoint_has_objects_is_refused(
     run: DamagedRun,
 ) -> None:
     commit_lies(run, lambda tree: tree.update(values=[]), PART_1)
-    assert_refused_for(run, "part 1 of 000000050.3", "expected one of each of ['data']")
+    assert_refused_for(run, "part 1 of 000000050.3", "expected one at each of ['data']")
 
 
 def test_a_manifest_of_another_state_than_its_parts_is_refused(run: DamagedRun) -> None:
@@ -294,7 +294,7 @@ def test_a_manifest_of_another_state_than_its_parts_is_refused(run: DamagedRun) 
         tree["checkpoint"]["values"][0]["value"] = 12345
 
     commit_lies(run, lie, MANIFEST)
-    assert_refused_for(run, "it speaks of another state")
+    assert_refused_for(run, "its checkpoint differs from")
 
 
 def test_a_manifest_that_says_another_size_of_an_image_is_refused(run: DamagedRun) -> None:

@@ -8,9 +8,10 @@ states that a crash can leave.
 Example, for a store of your own that takes a `holdfast.store.file_system.FileSystem`:
 
     recorder = RecordingFileSystem({"disk": root})
+    recorder.make_folder(root / "run")
     store = MyStore(root / "run", files=recorder)
     store.put("a", 1, [b"x"])
-    recorder.mark("put a")
+    recorder.add_mark("put a")
     for state in power_losses(recorder.log, ["disk"]):
         with tempfile.TemporaryDirectory() as fresh:
             materialise(state.tree, {"disk": Path(fresh)})
