@@ -332,6 +332,11 @@ def test_the_record_of_the_stores_makes_what_the_stores_made(tmp_path: Path) -> 
         recorded = {k: v for k, v in found_in(Path(folder)).items() if v is not None}
     real = {k: v for k, v in found_in(tmp_path).items() if v is not None}
     # The agent's own files do not pass through the stores.
-    own = ("disk/runs/one/events/", "shm/agent/words", "shm/agent/group.json")
+    own = (
+        "disk/runs/one/events/",
+        "disk/runs/one/leases/",
+        "shm/agent/words",
+        "shm/agent/group.json",
+    )
     assert recorded == {k: v for k, v in real.items() if not k.startswith(own)}
     assert len(recorded) > 10

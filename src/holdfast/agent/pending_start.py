@@ -81,6 +81,17 @@ class PendingStart:
                 coordinator.forget(host, before)
 
 
+def check_policies(request: protocol.Attach) -> None:
+    """Check that the policies of a request can be decoded, before anything is changed for it.
+
+    Raises:
+        InvalidArgumentError: One of them is not an encoded policy.
+    """
+    _policies(request.durable)
+    if request.ram is not None:
+        _policies(request.ram)
+
+
 def apply_request(state: AgentState, request: protocol.Attach) -> None:
     """Apply the policies and bounds of a process of the present attempt."""
     state.linger_secs = request.linger_secs

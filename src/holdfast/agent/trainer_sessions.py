@@ -17,7 +17,7 @@ from holdfast.agent import trainer_group as groups
 from holdfast.agent.coordinator import Coordinator
 from holdfast.agent.handover import found_again
 from holdfast.agent.lone_ranks import FORGOTTEN_JOB, is_like_one_job
-from holdfast.agent.pending_start import Layout, PendingStart, apply_request
+from holdfast.agent.pending_start import Layout, PendingStart, apply_request, check_policies
 from holdfast.agent.protocol import Notice
 from holdfast.agent.refusals import refusal_error
 from holdfast.agent.state import AgentState
@@ -84,6 +84,7 @@ class TrainerSessions:
                 f"{protocol.PROTOCOL_VERSION}, this process {request.protocol}; stop the agent "
                 "(`holdfast stop`) so that one of this version is started"
             )
+        check_policies(request)
         if request.attempt is not None:
             await self._reattach(request, request.attempt)
         if not request.takeover:
