@@ -10,10 +10,10 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from holdfast.cli.runs import Run
 from holdfast.engine.lifecycle.attempts import attempt_numbers, read_attempt_at
 from holdfast.engine.lifecycle.catalog import Listing, list_checkpoints
 from holdfast.engine.lifecycle.commit import parse_part
+from holdfast.engine.reading.run import ReadableRun
 from holdfast.engine.reading.sources import CheckpointSources, PartSource, part_source
 from holdfast.engine.reading.verify import BlockCheck, verify
 from holdfast.engine.saving.part_layouts import PartLayouts
@@ -41,7 +41,7 @@ class Copy:
     listing: Listing
 
 
-def copies_of(run: Run) -> list[Copy]:
+def copies_of(run: ReadableRun) -> list[Copy]:
     """All that is to be verified, by step: what is committed, and what this host's RAM holds."""
     found = [
         Copy(store=store, id=checkpoint, listing=listing)
@@ -52,7 +52,7 @@ def copies_of(run: Run) -> list[Copy]:
     return sorted(found, key=lambda copy: (copy.id, copy.store.tier))
 
 
-def check_attempts(run: Run) -> Iterator[BlockCheck]:
+def check_attempts(run: ReadableRun) -> Iterator[BlockCheck]:
     """Reads the record of every attempt, and its copy; the numbers have no gap.
 
     The newest one's copy may be missing: it is written after the record, perhaps just now, or was

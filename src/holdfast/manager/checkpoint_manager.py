@@ -17,13 +17,13 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from holdfast.adapt.contract import Framework
+from holdfast.adapt.detect import find_framework
 from holdfast.agent import protocol
 from holdfast.agent.control_block import ATTEMPT, TARGET_DURABLE, TARGET_PREEMPTION, TARGET_RAM
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine.reading.metadata import CheckpointMetadata, metadata_of
 from holdfast.engine.reading.process_values import process_values_of
-from holdfast.engine.reading.view import View
+from holdfast.engine.reading.view import View, find_newest_sound, find_sound
 from holdfast.errors import FencedError, HoldfastError
 from holdfast.format.names import CheckpointId
 from holdfast.job.opening import open_run
@@ -65,6 +65,8 @@ class CheckpointManager:
         ram: the tier in this host's memory; None does without.
         takeover: fences another live attempt on the run instead of being refused.
         preemption_signals: the signals that announce a preemption.
+        framework: `jax` or `numpy`; None: JAX where the program has imported it, else NumPy, which
+            is for jobs of one process.
 
     Raises:
         NotARunError, NewerFormatError, StorageError: the directory; nothing was changed.
@@ -87,6 +89,7 @@ class CheckpointManager:
         ram: RamTier | None = RamTier(),  # noqa: B008 - frozen, so that one default serves all
         takeover: bool = False,
         preemption_signals: Sequence[int] = (signal.SIGTERM,),
+        framework: str | None = None,
     ) -> None:
         arguments.check_ram(ram)
         self._options = Options(
@@ -99,7 +102,7 @@ class CheckpointManager:
         self.last_restore = None
         self._ends_well = True
         self._clock: Clock = SystemClock()
-        self._framework = _framework()
+        self._framework = find_framework(framework)
         self._processes = self._framework.processes()
         self._rendezvous = Rendezvous(self._processes, self._clock)
         replace_open(directory)
@@ -233,7 +236,15 @@ class CheckpointManager:
             lambda number: self._save_if_due(number, state, metrics, force=True),
         )
 
-    def resume(self, state: Any, *, step: int | None = None) -> tuple[int, Any]:
+    def resume(
+        self,
+        state: Any,
+        *,
+        step: int | None = None,
+        only: str | Sequence[str] | None = None,
+        partial: str | Sequence[str] | None = None,
+        cast: bool = False,
+    ) -> tuple[int, Any]:
         """Go on from the newest checkpoint that can be restored, or go back to that of `step`.
 
         After going back the run goes on from `step`: later ones are an abandoned branch.
@@ -241,6 +252,9 @@ class CheckpointManager:
         Args:
             state: gives the structure and the sharding; objects that keep a state may be left out.
             step: None: the newest; older ones are tried where it is damaged, and that is told.
+            only: path prefixes: just these are restored, the rest of `state` stays as it is.
+            partial: path prefixes where `state` may differ from the checkpoint, as for `restore`.
+            cast: convert arrays to the dtypes of `state`, as for `restore`.
 
         Returns:
             (step + 1, that step's state), in the structure and sharding of `state`; (0, `state`)
@@ -254,7 +268,9 @@ class CheckpointManager:
                 stays where it is.
         """
         self._lifetime.check("resume")
-        restored = self._restorer.read(None if step is None else arguments.check_step(step), state)
+        request = arguments.check_request(state, only, partial, cast)
+        number = None if step is None else arguments.check_step(step)
+        restored = self._restorer.read(number, request)
         if restored is not None:
             self._restorer.go_on_from(restored)
             self.last_restore, state = restored.report, restored.state
@@ -263,7 +279,15 @@ class CheckpointManager:
         self._saver.expect(layout.size_bytes, self._planner.copies)
         return (0 if restored is None else restored.id.step + 1), state
 
-    def restore(self, step: int | None = None, *, like: Any = None) -> Any:
+    def restore(
+        self,
+        step: int | None = None,
+        *,
+        like: Any = None,
+        only: str | Sequence[str] | None = None,
+        partial: str | Sequence[str] | None = None,
+        cast: bool = False,
+    ) -> Any:
         """Read the state of `step`, else of the newest checkpoint that can be restored.
 
         The run stays where it is, and the saves after it go on as before. To go back to a step
@@ -274,6 +298,12 @@ class CheckpointManager:
             like: arrays, ShapeDtypeStructs and values that give structure and sharding, and of
                 NumPy arrays the byte order; None: nested dicts of NumPy arrays. Objects that keep
                 a state may be left out.
+            only: path prefixes (`params`, `opt/0/mu`): just these arrays and values are read.
+                Leaves of `like` elsewhere come back as they are.
+            partial: path prefixes where leaves of `like` that the checkpoint lacks, or has in
+                another shape, come back as they are, and leaves that `like` lacks are ignored.
+            cast: convert arrays to the dtypes of `like`: floating-point among each other, integers
+                among each other.
 
         Raises:
             StepNotFoundError, StepUncommittedError, CheckpointDamagedError: the step.
@@ -281,7 +311,9 @@ class CheckpointManager:
                 another number of processes saved; see `process_values`.
         """
         self._lifetime.check("restore")
-        restored = self._restorer.read(None if step is None else arguments.check_step(step), like)
+        request = arguments.check_request(like, only, partial, cast)
+        number = None if step is None else arguments.check_step(step)
+        restored = self._restorer.read(number, request)
         if restored is None:
             arguments.raise_nothing_saved(self._run.directory)
         self.last_restore = restored.report
@@ -291,13 +323,13 @@ class CheckpointManager:
     def latest_step(self) -> int | None:
         """The newest step that can be restored now, from any tier, on the present timeline."""
         self._lifetime.check("latest_step")
-        newest = self._look().newest_sound()
+        newest = find_newest_sound(self._look)
         return newest.step if newest else None
 
     def all_steps(self) -> list[int]:
         """All steps that can be restored now, from any tier, on the present timeline, ascending."""
         self._lifetime.check("all_steps")
-        return [checkpoint.step for checkpoint in self._look().sound()]
+        return [checkpoint.step for checkpoint in find_sound(self._look)]
 
     def reached_preemption(self, step: int) -> bool:
         """Whether the process was told to stop and has saved `step`, or an earlier one, for it.
@@ -491,9 +523,3 @@ class CheckpointManager:
             lambda: (self._progress.outstanding() > 0, self._is_stopping_alone()),
             self._progress.report_error,
         )
-
-
-def _framework() -> Framework:
-    from holdfast.adapt.jax.state import JaxFramework
-
-    return JaxFramework()

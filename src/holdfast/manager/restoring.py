@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from holdfast.adapt.contract import Framework, Restoration
+from holdfast.adapt.contract import Framework, Restoration, RestoreRequest
 from holdfast.clock import Clock
 from holdfast.engine.reading.restore import RestoreTally, fill_targets
 from holdfast.engine.reading.sources import CheckpointSources
@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 # What says that this checkpoint cannot be had, as against a state that does not fit it.
 BAD_COPY = (CheckpointDamagedError, StorageError, StepUncommittedError)
 
+DELETED_MAX = 20
+"""How often a reader begins again because the checkpoint that it read was deleted meanwhile."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreReport:
@@ -46,6 +49,7 @@ class RestoreReport:
         skipped: (step, attempt, reason) of each newer checkpoint that could not be restored.
         passed_over: each copy that was bad, and why, where another copy served.
         left_out: the names of the objects whose states were saved, and not asked for.
+        kept: the names of the leaves that were kept from `like`, for want of a saved value.
         seconds: from the call to the state.
     """
 
@@ -55,6 +59,7 @@ class RestoreReport:
     skipped: tuple[tuple[int, int, str], ...]
     passed_over: tuple[str, ...]
     left_out: tuple[str, ...]
+    kept: tuple[str, ...]
     seconds: float
 
 
@@ -79,6 +84,9 @@ class Rounds:
     looked at, but by then the newer one is complete there.
 
     An error that leaves a block of `telling` is told to the other ranks instead of a vote.
+
+    `is_outside` is set for a reader that is no process of the run's job: it neither borrows memory
+    that the run writes to again, nor has states of objects of its own.
     """
 
     vote: Callable[[bool, CheckpointId | None], tuple[bool, int]]
@@ -86,6 +94,17 @@ class Rounds:
     count: int
     telling: Callable[[], AbstractContextManager[object]] = nullcontext
     meet: Callable[[], None] = lambda: None
+    is_outside: bool = False
+
+
+def outside_rounds() -> Rounds:
+    """Return the rounds of one reader that agrees with no other process."""
+    return Rounds(
+        vote=lambda good, found: (good, found.step if found is not None else -1),
+        rank=0,
+        count=1,
+        is_outside=True,
+    )
 
 
 @dataclass(slots=True)
@@ -107,9 +126,13 @@ class _Try:
 
 
 def restore_newest(
-    look: Callable[[], View], framework: Framework, like: object, rounds: Rounds, clock: Clock
+    look: Callable[[], View],
+    framework: Framework,
+    request: RestoreRequest,
+    rounds: Rounds,
+    clock: Clock,
 ) -> RestoredState | None:
-    """The newest checkpoint that every rank can read; None where nothing was ever saved.
+    """Return the newest checkpoint that every rank can read; None where nothing was ever saved.
 
     Raises:
         StructureMismatchError: `like` does not fit the newest good one, here or on another rank.
@@ -122,9 +145,7 @@ def restore_newest(
     skipped: list[tuple[int, int, str]] = []
     while True:
         with rounds.telling():
-            view = look()
-            left = [c for c in view.timeline if c.step < limit]
-            tried = _try(view, left[-1], framework, like, rounds) if left else None
+            tried = _try_newest(look, limit, framework, request, rounds)
         if tried is not None and tried.error is not None:
             skipped.append((tried.id.step, tried.id.attempt, str(tried.error)))
             log.warning("step %d cannot be restored, trying an older one: %s", *skipped[-1][::2])
@@ -143,15 +164,42 @@ def restore_newest(
                 return None
 
 
+def _try_newest(
+    look: Callable[[], View],
+    limit: int,
+    framework: Framework,
+    request: RestoreRequest,
+    rounds: Rounds,
+) -> _Try | None:
+    """Try the newest checkpoint below step `limit`; return None where there is none.
+
+    A live run may delete a checkpoint while it is read here. It has a newer one by then, so the
+    run is listed again; the number of times is bounded, for a run that deletes faster than this
+    process reads.
+    """
+    tried = None
+    for _ in range(DELETED_MAX):
+        view = look()
+        left = [c for c in view.timeline if c.step < limit]
+        if not left:
+            return None
+        if tried is not None and left[-1] == tried.id:
+            return tried
+        tried = _try(view, left[-1], framework, request, rounds)
+        if tried.error is None:
+            return tried
+    return tried
+
+
 def restore_step(
     look: Callable[[], View],
     step: int,
     framework: Framework,
-    like: object,
+    request: RestoreRequest,
     rounds: Rounds,
     clock: Clock,
 ) -> RestoredState:
-    """The checkpoint of `step`.
+    """Return the checkpoint of `step`.
 
     Raises:
         StepNotFoundError, StepUncommittedError, CheckpointDamagedError, StructureMismatchError: on
@@ -162,7 +210,10 @@ def restore_step(
     rounds.meet()
     with rounds.telling():
         view = look()
-        tried = _try(view, view.find(step), framework, like, rounds)
+        tried = _try(view, view.find(step), framework, request, rounds)
+        if tried.error is not None and rounds.is_outside:
+            # A live run may have deleted it meanwhile: then this raises StepNotFoundError.
+            look().find(step)
     good, _ = rounds.vote(tried.error is None, tried.id)
     if tried.error is not None:
         raise tried.error
@@ -172,14 +223,25 @@ def restore_step(
 
 
 def _try(
-    view: View, checkpoint: CheckpointId, framework: Framework, like: object, rounds: Rounds
+    view: View,
+    checkpoint: CheckpointId,
+    framework: Framework,
+    request: RestoreRequest,
+    rounds: Rounds,
 ) -> _Try:
     tried = _Try(checkpoint)
     try:
         tried.sources = view.sources(checkpoint)
-        tried.restoration = framework.restoration(tried.sources.spec, like)
+        tried.restoration = framework.restoration(tried.sources.spec, request)
+        if rounds.is_outside and request.like is None and len(tried.sources.parts) > 1:
+            tried.restoration.process_values = ()
         _check_processes(tried.sources, tried.restoration.process_values, rounds)
-        tried.tally = fill_targets(tried.sources, tried.restoration.targets)
+        targets = tried.restoration.targets
+        if rounds.is_outside:
+            # A slot that this process borrows would be missing to the live run's next save.
+            targets = [replace(target, take=None) for target in targets]
+        tried.tally = fill_targets(tried.sources, targets)
+        tried.restoration.convert()
     except ObjectNotFoundError as error:
         tried.error = CheckpointDamagedError(f"restore {checkpoint}: {error}")
     except BAD_COPY as error:
@@ -215,6 +277,7 @@ def _finish(
         skipped=tuple(skipped),
         passed_over=tuple(tried.tally.passed_over),
         left_out=_left_out(tried.sources, tried.restoration.process_values, rounds),
+        kept=tuple(map(path_name, tried.restoration.kept)),
         seconds=round(seconds, 4),
     )
     return RestoredState(tried.restoration.finish(process_values), report, tried.id)

@@ -1,4 +1,4 @@
-"""What `ls` tells: one row a checkpoint, from one listing of each tier and the newest records.
+"""What a run holds: one row a checkpoint, from one listing of each tier and the newest records.
 
 A record is read for each row that is shown, and of it only what the row needs. An image is never
 opened: the listing tells whether it is there and as long as the manifest says.
@@ -13,9 +13,9 @@ from datetime import datetime
 
 import msgspec
 
-from holdfast.cli.runs import Run
 from holdfast.engine.lifecycle.attempts import read_attempts
 from holdfast.engine.lifecycle.catalog import Listing, list_stores
+from holdfast.engine.reading.run import ReadableRun
 from holdfast.engine.reading.sources import readable
 from holdfast.errors import HoldfastError, ObjectNotFoundError
 from holdfast.format.names import (
@@ -77,13 +77,14 @@ class _Head(msgspec.Struct, frozen=True):
     parts: tuple[PartReference, ...] = ()
 
 
-def take_inventory(run: Run, limit: int | None) -> Inventory:
+def take_inventory(run: ReadableRun, limit: int | None) -> Inventory:
     """All checkpoints, or the `limit` newest steps.
 
     Raises:
         StorageError: a tier cannot be listed.
     """
-    listings, _ = list_stores(run.stores)
+    stores = run.stores
+    listings, _ = list_stores(stores)
     complete = set(readable(listings))
     problems = []
     timeline: set[CheckpointId] | None = None
@@ -97,7 +98,7 @@ def take_inventory(run: Run, limit: int | None) -> Inventory:
     for checkpoint in shown:
         held = {
             store: listings[store.name][checkpoint]
-            for store in run.stores
+            for store in stores
             if checkpoint in listings[store.name]
         }
         row = _row(checkpoint, held, checkpoint in complete, timeline)
