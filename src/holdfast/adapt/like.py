@@ -202,8 +202,11 @@ class _Comparison:
             return None
         difference = f"{path_name(path)}: expected {expected or 'nothing'}, found "
         difference += str(found or "nothing")
-        are_arrays = isinstance(expected, ArrayType) and isinstance(found, ArrayType)
-        if are_arrays and expected.shape == found.shape:
+        if (
+            isinstance(expected, ArrayType)
+            and isinstance(found, ArrayType)
+            and expected.shape == found.shape
+        ):
             return self._cast(path, expected, found, difference)
         if not self._request.partial.covers(path):
             return difference

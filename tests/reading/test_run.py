@@ -1,0 +1,149 @@
+"""`open_run`: what a read-only handle answers, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import holdfast
+from holdfast import errors, preservation_policy, save_decision_policy
+from holdfast.engine.lifecycle.catalog import list_checkpoints
+from holdfast.engine.lifecycle.commit import remove
+from holdfast.engine.reading.run import ReadableRun
+from holdfast.engine.reading.view import View, find_newest_sound, find_sound
+from holdfast.job.run_reading import read_only
+from tests.hosts import Host
+
+
+def training(directory: Path) -> holdfast.CheckpointManager:
+    return holdfast.CheckpointManager(
+        directory,
+        save_decision_policy=save_decision_policy.FixedIntervalPolicy(1),
+        preservation_policy=preservation_policy.LatestN(None),
+    )
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"w": np.full(1000, step), "n": step}
+
+
+@pytest.fixture
+def run_directory(one_host: Host, tmp_path: Path) -> Path:
+    with training(tmp_path / "run") as manager:
+        for step in (1, 2, 3):
+            manager.save(step, state(step), metrics={"loss": 1 / step})
+            manager.wait_until_finished()
+    return tmp_path / "run"
+
+
+def test_a_run_is_read_as_its_manager_reads_it(run_directory: Path, one_host: Host) -> None:
+    with holdfast.open_run(str(run_directory)) as run:
+        assert run.directory == run_directory
+        assert run.run_id == json.loads((run_directory / "holdfast.json").read_text())["run_id"]
+        assert (run.latest_step(), run.all_steps()) == (3, [1, 2, 3])
+        assert run.restore(2)["n"] == 2
+        assert run.restore(like=state(0))["w"].tolist() == [3] * 1000
+        with training(run_directory) as manager:
+            assert run.metadata(2) == manager.metadata(2)
+            assert run.process_values(2) == manager.process_values(2) == {}
+        with pytest.raises(errors.StepNotFoundError, match="find step 7"):
+            run.restore(7)
+        with pytest.raises(errors.StepNotFoundError):
+            run.metadata(7)
+        with pytest.raises(errors.InvalidArgumentError, match="step 1.5"):
+            run.restore(1.5)  # type: ignore[arg-type]
+    for call in (run.latest_step, run.all_steps, run.restore, run.wait_for_step):
+        with pytest.raises(errors.InvalidArgumentError, match="is closed"):
+            call()
+
+
+def test_what_is_in_ram_alone_is_read_too(one_host: Host, tmp_path: Path) -> None:
+    with holdfast.CheckpointManager(
+        tmp_path / "run", save_decision_policy=save_decision_policy.FixedIntervalPolicy(10**9)
+    ) as manager:
+        manager.save(0, state(0))
+        manager.wait_until_finished()
+        run = holdfast.open_run(tmp_path / "run")
+        assert run.restore()["n"] == 0
+        assert run.last_restore is not None
+        assert run.last_restore.sources == {"ram": 8000}
+
+
+def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(errors.NotARunError):
+        holdfast.open_run(tmp_path)
+    with pytest.raises(errors.NotARunError):
+        holdfast.load(tmp_path / "missing")
+    with pytest.raises(errors.InvalidArgumentError):
+        holdfast.open_run("")
+
+
+def test_waiting_returns_the_newest_step_or_ends_in_time(run_directory: Path) -> None:
+    with holdfast.open_run(run_directory) as run:
+        assert run.wait_for_step() == 3
+        assert run.wait_for_step(after=1, timeout_secs=0) == 3
+        started = time.monotonic()
+        with pytest.raises(errors.WaitTimeoutError, match="a step after 3 .* newest one is 3"):
+            run.wait_for_step(after=3, timeout_secs=0.2)
+        assert 0.2 <= time.monotonic() - started < 20
+        found: list[int] = []
+        waiter = threading.Thread(
+            target=lambda: found.append(run.wait_for_step(after=3, timeout_secs=60))
+        )
+        waiter.start()
+        with training(run_directory) as manager:
+            manager.save(9, state(9), force=True)
+            manager.wait_until_finished()
+        waiter.join(60)
+        assert found == [9]
+
+
+class DeletingRun:
+    """A run whose newest checkpoint of the moment is deleted right after each of some listings."""
+
+    def __init__(self, run: ReadableRun, count: int) -> None:
+        self._run, self._left = run, count
+
+    def load_view(self) -> View:
+        view = self._run.load_view()
+        if self._left and view.timeline:
+            self._left -= 1
+            newest = view.timeline[-1]
+            remove(self._run.durable, newest, list_checkpoints(self._run.durable)[newest])
+        return view
+
+
+def without_ram(directory: Path) -> ReadableRun:
+    run = read_only(directory)
+    return ReadableRun(directory=run.directory, run_id=run.run_id, durable=run.durable)
+
+
+def test_a_checkpoint_that_is_deleted_after_it_was_listed_is_not_the_newest(
+    run_directory: Path,
+) -> None:
+    deleting = DeletingRun(without_ram(run_directory), 1)
+    newest = find_newest_sound(deleting.load_view)
+    assert newest is not None
+    assert newest.step == 2
+    deleting = DeletingRun(without_ram(run_directory), 1)
+    assert [c.step for c in find_sound(deleting.load_view)] == [1]
+
+
+def test_a_restore_goes_on_to_the_newest_that_is_left(run_directory: Path) -> None:
+    run = holdfast.open_run(run_directory)
+    run._run = DeletingRun(without_ram(run_directory), 1)  # type: ignore[assignment]
+    assert run.restore()["n"] == 2
+    assert run.last_restore is not None
+    assert run.last_restore.skipped == ()
+    run._run = DeletingRun(without_ram(run_directory), 1)  # type: ignore[assignment]
+    with pytest.raises(errors.StepNotFoundError, match="find step 2"):
+        run.restore(2)
+    run._run = DeletingRun(without_ram(run_directory), 9)  # type: ignore[assignment]
+    with pytest.raises(errors.StepNotFoundError, match="nothing was saved"):
+        run.restore()
