@@ -78,7 +78,7 @@ def test_what_exists_is_replaced_only_where_a_save_made_it(tmp_path: Path, one_h
     for other in ("photos", "run", "link"):
         with pytest.raises(errors.InvalidArgumentError, match="is not overwritten"):
             holdfast.save(tmp_path / other, {"n": 2}, overwrite=True)
-    with pytest.raises(errors.InvalidArgumentError, match="directory .*/no to make it in"):
+    with pytest.raises(errors.InvalidArgumentError, match=r"directory .*/no to make it in"):
         holdfast.save(tmp_path / "no" / "a", {"n": 2})
     assert sorted(os.listdir(tmp_path)) == ["a", "link", "new", "photos", "run"]
 

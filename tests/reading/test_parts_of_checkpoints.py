@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import holdfast
-from holdfast import errors
+from holdfast import errors, save_decision_policy
+from tests.hosts import Host
 
 STATE: dict[str, Any] = {
     "params": {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(3, np.float32)},
@@ -141,3 +142,31 @@ def test_a_cast_to_another_kind_or_of_a_key_is_refused(tmp_path: Path) -> None:
 def test_arguments_that_mean_nothing_are_refused(saved: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(errors.InvalidArgumentError):
         holdfast.load(saved, **wrong)
+
+
+def test_a_run_goes_on_with_a_part_of_its_state(one_host: Host, tmp_path: Path) -> None:
+    every_step = save_decision_policy.FixedIntervalPolicy(1)
+    run = tmp_path / "run"
+    first = {"params": jnp.ones(4), "opt": {"mu": jnp.full(4, 2.0)}}
+    with holdfast.CheckpointManager(run, save_decision_policy=every_step) as training:
+        training.save(0, first)
+        other = {"params": jnp.zeros(4), "opt": {"nu": jnp.full(4, 3.0)}}
+        with pytest.raises(errors.StructureMismatchError, match="opt/nu"):
+            training.restore(like=other)
+        found = training.restore(like=other, partial="opt")
+        assert found["params"].tolist() == [1.0] * 4
+        assert training.restore(only="opt")["opt"]["mu"].tolist() == [2.0] * 4
+    with holdfast.CheckpointManager(run, save_decision_policy=every_step) as training:
+        with pytest.raises(errors.InvalidArgumentError, match="only"):
+            training.resume(other, only=[])
+        half = {**other, "params": jnp.zeros(4, jnp.bfloat16)}
+        start, resumed = training.resume(half, partial="opt", cast=True)
+        assert start == 1
+        assert resumed["params"].dtype == jnp.bfloat16
+        assert resumed["params"].tolist() == [1.0] * 4
+        assert resumed["opt"]["nu"].tolist() == [3.0] * 4
+        assert training.last_restore is not None
+        assert training.last_restore.kept == ("opt/nu",)
+        assert training.save(1, resumed)
+        start, resumed = training.resume(other, only="params", cast=True)
+        assert (start, resumed["opt"]["nu"].tolist()) == (2, [3.0] * 4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,22 @@ import pytest
 
 import holdfast
 from holdfast import errors, preservation_policy, save_decision_policy
+from holdfast.adapt.contract import EVERYTHING, RestoreRequest
+from holdfast.adapt.nested import NestedRestoration
+from holdfast.adapt.numpy_state import NumpyFramework
+from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.lifecycle.commit import remove
 from holdfast.engine.reading.run import ReadableRun
 from holdfast.engine.reading.view import View, find_newest_sound, find_sound
+from holdfast.format.records import CheckpointSpec
 from holdfast.job.run_reading import read_only
+from holdfast.manager.restoring import (
+    RestoredState,
+    outside_rounds,
+    restore_newest,
+    restore_step,
+)
 from tests.hosts import Host
 
 
@@ -56,7 +68,7 @@ def test_a_run_is_read_as_its_manager_reads_it(run_directory: Path, one_host: Ho
             run.restore(7)
         with pytest.raises(errors.StepNotFoundError):
             run.metadata(7)
-        with pytest.raises(errors.InvalidArgumentError, match="step 1.5"):
+        with pytest.raises(errors.InvalidArgumentError, match=r"step 1\.5"):
             run.restore(1.5)  # type: ignore[arg-type]
     for call in (run.latest_step, run.all_steps, run.restore, run.wait_for_step):
         with pytest.raises(errors.InvalidArgumentError, match="is closed"):
@@ -89,7 +101,7 @@ def test_waiting_returns_the_newest_step_or_ends_in_time(run_directory: Path) ->
         assert run.wait_for_step() == 3
         assert run.wait_for_step(after=1, timeout_secs=0) == 3
         started = time.monotonic()
-        with pytest.raises(errors.WaitTimeoutError, match="a step after 3 .* newest one is 3"):
+        with pytest.raises(errors.WaitTimeoutError, match=r"a step after 3 .* newest one is 3"):
             run.wait_for_step(after=3, timeout_secs=0.2)
         assert 0.2 <= time.monotonic() - started < 20
         found: list[int] = []
@@ -135,15 +147,43 @@ def test_a_checkpoint_that_is_deleted_after_it_was_listed_is_not_the_newest(
     assert [c.step for c in find_sound(deleting.load_view)] == [1]
 
 
+def restored(deleting: DeletingRun, step: int | None = None) -> RestoredState | None:
+    look, framework, rounds = deleting.load_view, NumpyFramework(), outside_rounds()
+    if step is None:
+        return restore_newest(look, framework, EVERYTHING, rounds, SystemClock())
+    return restore_step(look, step, framework, EVERYTHING, rounds, SystemClock())
+
+
 def test_a_restore_goes_on_to_the_newest_that_is_left(run_directory: Path) -> None:
-    run = holdfast.open_run(run_directory)
-    run._run = DeletingRun(without_ram(run_directory), 1)  # type: ignore[assignment]
-    assert run.restore()["n"] == 2
-    assert run.last_restore is not None
-    assert run.last_restore.skipped == ()
-    run._run = DeletingRun(without_ram(run_directory), 1)  # type: ignore[assignment]
+    found = restored(DeletingRun(without_ram(run_directory), 1))
+    assert found is not None
+    assert (found.report.step, found.report.skipped) == (2, ())
     with pytest.raises(errors.StepNotFoundError, match="find step 2"):
-        run.restore(2)
-    run._run = DeletingRun(without_ram(run_directory), 9)  # type: ignore[assignment]
-    with pytest.raises(errors.StepNotFoundError, match="nothing was saved"):
-        run.restore()
+        restored(DeletingRun(without_ram(run_directory), 1), step=2)
+    assert restored(DeletingRun(without_ram(run_directory), 9)) is None
+
+
+class BorrowingFramework(NumpyFramework):
+    """Takes memory that a store lends, and counts how often it did."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: list[np.ndarray] = []
+
+    def restoration(self, spec: CheckpointSpec, request: RestoreRequest) -> NestedRestoration:
+        made = NestedRestoration(spec, request)
+        made.targets = [replace(target, take=self.taken.append) for target in made.targets]
+        return made
+
+
+def test_memory_of_the_run_is_copied_and_not_borrowed(run_directory: Path) -> None:
+    look = read_only(run_directory).load_view
+    framework = BorrowingFramework()
+    found = restore_newest(look, framework, EVERYTHING, outside_rounds(), SystemClock())
+    assert found is not None
+    assert found.report.sources == {"ram": 8000}
+    assert not framework.taken
+    # A process of the job borrows it.
+    own = replace(outside_rounds(), is_outside=False)
+    assert restore_newest(look, framework, EVERYTHING, own, SystemClock()) is not None
+    assert len(framework.taken) == 1
