@@ -1,4 +1,4 @@
-"""A reader beside a run that saves and deletes all the time sees whole checkpoints and no errors."""
+"""A reader beside a run that saves and deletes all the time sees whole checkpoints, no errors."""
 
 from __future__ import annotations
 

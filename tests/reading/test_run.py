@@ -136,18 +136,45 @@ def without_ram(directory: Path) -> ReadableRun:
     return ReadableRun(directory=run.directory, run_id=run.run_id, durable=run.durable)
 
 
+class OvertakenRun:
+    """A run that is listed first when it has its oldest checkpoint alone, which is deleted then."""
+
+    def __init__(self, run: ReadableRun) -> None:
+        self._run, self._is_first = run, True
+
+    def load_view(self) -> View:
+        view = self._run.load_view()
+        if not self._is_first:
+            return view
+        self._is_first = False
+        oldest = view.timeline[0]
+        remove(self._run.durable, oldest, list_checkpoints(self._run.durable)[oldest])
+        listings = {name: {oldest: held[oldest]} for name, held in view.listings.items()}
+        return replace(view, listings=listings, timeline=(oldest,))
+
+
 def test_a_checkpoint_that_is_deleted_after_it_was_listed_is_not_the_newest(
     run_directory: Path,
 ) -> None:
-    deleting = DeletingRun(without_ram(run_directory), 1)
-    newest = find_newest_sound(deleting.load_view)
+    newest = find_newest_sound(DeletingRun(without_ram(run_directory), 1).load_view)
     assert newest is not None
     assert newest.step == 2
-    deleting = DeletingRun(without_ram(run_directory), 1)
-    assert [c.step for c in find_sound(deleting.load_view)] == [1]
+    newest = find_newest_sound(OvertakenRun(without_ram(run_directory)).load_view)
+    assert newest is not None
+    assert newest.step == 2
 
 
-def restored(deleting: DeletingRun, step: int | None = None) -> RestoredState | None:
+def test_a_run_that_deletes_all_that_was_listed_is_listed_again(run_directory: Path) -> None:
+    assert [c.step for c in find_sound(OvertakenRun(without_ram(run_directory)).load_view)] == [
+        2,
+        3,
+    ]
+    found = restored(OvertakenRun(without_ram(run_directory)))
+    assert found is not None
+    assert found.report.step == 3
+
+
+def restored(deleting: DeletingRun | OvertakenRun, step: int | None = None) -> RestoredState | None:
     look, framework, rounds = deleting.load_view, NumpyFramework(), outside_rounds()
     if step is None:
         return restore_newest(look, framework, EVERYTHING, rounds, SystemClock())
