@@ -1,7 +1,8 @@
 """Checkpoint a training run continuously, off the training thread.
 
-This module lists the whole public interface. `CheckpointManager` is imported on first use, so that
-the host's agent, which is part of this package, starts without importing a framework.
+This module lists the whole public interface. Everything but errors and policies is imported on
+first use, so that the host's agent, which is part of this package, starts quickly. No framework is
+imported that the program does not import.
 """
 
 from __future__ import annotations
@@ -15,21 +16,31 @@ from holdfast.policy import save_decision_policy as save_decision_policy
 if TYPE_CHECKING:
     from holdfast.manager import CheckpointManager as CheckpointManager
     from holdfast.manager import RamTier as RamTier
+    from holdfast.manager import Run as Run
+    from holdfast.manager import load as load
+    from holdfast.manager import open_run as open_run
+    from holdfast.manager import save as save
 
 __version__ = "0.1.0"
 
 __all__ = [
     "CheckpointManager",
     "RamTier",
+    "Run",
     "__version__",
     "errors",
+    "load",
+    "open_run",
     "preservation_policy",
+    "save",
     "save_decision_policy",
 ]
 
+_OF_MANAGER = ("CheckpointManager", "RamTier", "Run", "load", "open_run", "save")
+
 
 def __getattr__(name: str) -> object:
-    if name in ("CheckpointManager", "RamTier"):
+    if name in _OF_MANAGER:
         from holdfast import manager
 
         return getattr(manager, name)

@@ -18,6 +18,7 @@ import pytest
 
 import holdfast
 from holdfast import preservation_policy, save_decision_policy
+from holdfast.adapt.contract import EVERYTHING
 from holdfast.adapt.jax.state import JaxFramework
 from holdfast.adapt.nested import NestedRestoration
 from holdfast.clock import SystemClock
@@ -360,7 +361,7 @@ def test_a_part_whose_ram_is_removed_under_it_still_has_all_its_bytes(
         filled.draft.leave()
         write_part(durable, plan, filled.chunk_bytes())
     sources = sources_of(plan.id, durable)
-    restoration = framework.restoration(sources.spec, None)
+    restoration = framework.restoration(sources.spec, EVERYTHING)
     fill_targets(sources, restoration.targets)
     assert_same(restoration.finish({}), right(1))
 

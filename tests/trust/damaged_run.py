@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.adapt.contract import RestoreRequest
 from holdfast.adapt.nested import NestedRestoration
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt
@@ -69,9 +70,9 @@ def told_on_failure(where: str) -> Iterator[None]:
 class NestedFramework:
     """A framework for states without one: nested dicts of NumPy arrays."""
 
-    def restoration(self, spec: CheckpointSpec, like: object) -> NestedRestoration:
-        assert like is None
-        return NestedRestoration(spec)
+    def restoration(self, spec: CheckpointSpec, request: RestoreRequest) -> NestedRestoration:
+        assert request.like is None
+        return NestedRestoration(spec, request)
 
 
 def right_arrays(checkpoint: CheckpointId, big: bool) -> dict[tuple, np.ndarray]:

@@ -16,14 +16,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from holdfast.adapt.contract import EVERYTHING
 from holdfast.adapt.jax.state import JaxFramework
 from holdfast.agent.agent_directory import agent_folders
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.launch import find_agent
-from holdfast.cli.runs import read_only
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.run import create_run
 from holdfast.engine.reading.restore import fill_targets
+from holdfast.job.run_reading import read_only
 from holdfast.store.disk import DiskStore
 from tests.hosts import WAIT_SECS, Host, events, wait_until
 from tests.said import Said
@@ -213,7 +214,7 @@ def check_restorable(run: Path) -> int:
     newest = view.newest_sound()
     assert newest is not None
     sources = view.sources(newest)
-    restoration = JaxFramework().restoration(sources.spec, None)
+    restoration = JaxFramework().restoration(sources.spec, EVERYTHING)
     fill_targets(sources, restoration.targets)
     state = restoration.finish({})
     assert isinstance(state, dict)

@@ -25,6 +25,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.adapt.contract import EVERYTHING
 from holdfast.agent.server import decoded
 from holdfast.cli.main import main as command
 from holdfast.clock import SystemClock
@@ -193,8 +194,10 @@ class Targets:
             read_run(durable, "run")
             view = view_of(stores, durable)
             view.sound()
-            found = restore_newest(lambda: view, NestedFramework(), None, rounds, SystemClock())
-        # The sealed and committed contents are the run's; everything else is as it was saved.
+            found = restore_newest(
+                lambda: view, NestedFramework(), EVERYTHING, rounds, SystemClock()
+            )
+        # What is sealed and committed is what the run says; all else is what was saved.
         is_said = found is not None and found.id == NEWEST and "manifest" in changed
         if found is not None and not is_said:
             assert same_tree(found.state, right_state(found.id, 0, False)), "a mix was restored"
@@ -245,7 +248,7 @@ def _use(spec: CheckpointSpec, part_count: int) -> None:
         if owned.block_count_min(rank) <= CHUNKS_LAID_OUT_MAX:
             image_layout(spec.arrays, rank, owned)
     if sum(_size_bytes(array) for array in spec.arrays) < 1 << 20:
-        NestedFramework().restoration(spec, None).finish({})
+        NestedFramework().restoration(spec, EVERYTHING).finish({})
 
 
 def _size_bytes(array: Any) -> int:

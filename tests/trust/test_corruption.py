@@ -21,12 +21,14 @@ import xxhash
 
 import holdfast
 from holdfast import preservation_policy
+from holdfast.adapt.contract import EVERYTHING
 from holdfast.cli.findings import check_attempts, check_copy, copies_of
-from holdfast.cli.runs import Run, read_damaged
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.run import read_run
+from holdfast.engine.reading.run import ReadableRun
 from holdfast.engine.reading.view import view_of
 from holdfast.format.names import CheckpointId
+from holdfast.job.run_reading import read_damaged
 from holdfast.manager.restoring import Rounds, restore_newest
 from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LocalFileSystem
@@ -96,7 +98,11 @@ def restore(run: DamagedRun, view: str, rank: int) -> Answer:
     with warnings_of_holdfast() as told:
         read_run(run.durable, str(run.run))
         found = restore_newest(
-            lambda: view_of(stores, run.durable), NestedFramework(), None, rounds, SystemClock()
+            lambda: view_of(stores, run.durable),
+            NestedFramework(),
+            EVERYTHING,
+            rounds,
+            SystemClock(),
         )
     assert found is not None
     skipped = [CheckpointId(step, attempt) for step, attempt, _ in found.report.skipped]
@@ -192,7 +198,7 @@ def check_verify(run: DamagedRun, fault: Fault, view: str) -> None:
     """`holdfast verify` finds every fault that lies in bytes of the format."""
     _, own = read_damaged(run.run)
     ram = run.views()[view][0] if view != "disk" else None
-    whole = Run(directory=run.run, run_id=RUN_ID, durable=run.durable, ram=ram)
+    whole = ReadableRun(directory=run.run, run_id=RUN_ID, durable=run.durable, find_ram=lambda: ram)
     bad = {("durable", check.key) for check in check_attempts(whole) if check.problem}
     if own is not None:
         bad.add(("durable", "holdfast.json"))

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.adapt.contract import EVERYTHING
 from holdfast.adapt.jax.state import JaxFramework
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.commit import commit
@@ -153,7 +154,7 @@ def restore(place: Place) -> RestoredState:
     rounds = Rounds(vote=lambda good, found: (good, found.step if found else -1), rank=0, count=1)
     stores = (place.ram, place.durable)
     restored = restore_newest(
-        lambda: view_of(stores, place.durable), JaxFramework(), None, rounds, SystemClock()
+        lambda: view_of(stores, place.durable), JaxFramework(), EVERYTHING, rounds, SystemClock()
     )
     assert restored is not None
     return restored

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.adapt.contract import EVERYTHING
 from holdfast.cli.main import main as command
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.catalog import list_checkpoints
@@ -131,7 +132,7 @@ def restored(run: DamagedRun) -> RestoredState:
     rounds = Rounds(vote=lambda good, c: (good, c.step if c else -1), rank=0, count=1)
     durable = run.durable
     found = restore_newest(
-        lambda: view_of([durable], durable), NestedFramework(), None, rounds, SystemClock()
+        lambda: view_of([durable], durable), NestedFramework(), EVERYTHING, rounds, SystemClock()
     )
     assert found is not None
     assert same_tree(found.state, right_state(found.id, 0, False))

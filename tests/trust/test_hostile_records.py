@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from holdfast.adapt.contract import EVERYTHING
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.attempts import read_attempts
 from holdfast.engine.reading.view import view_of
@@ -97,7 +98,11 @@ def assert_refused_for(run: DamagedRun, *words: str) -> None:
     tracemalloc.start()
     try:
         found = restore_newest(
-            lambda: view_of([durable], durable), NestedFramework(), None, rounds, SystemClock()
+            lambda: view_of([durable], durable),
+            NestedFramework(),
+            EVERYTHING,
+            rounds,
+            SystemClock(),
         )
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
@@ -213,7 +218,11 @@ def test_a_manifest_of_a_million_parts_is_refused_for_the_first_that_is_not_ther
     rounds = Rounds(vote=lambda good, c: (good, c.step if c else -1), rank=0, count=2)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found = restore_newest(
-        lambda: view_of([run.durable], run.durable), NestedFramework(), None, rounds, SystemClock()
+        lambda: view_of([run.durable], run.durable),
+        NestedFramework(),
+        EVERYTHING,
+        rounds,
+        SystemClock(),
     )
     assert found is not None
     assert "no good copy of part 0 of 1000000" in found.report.skipped[0][2]
@@ -253,7 +262,7 @@ def test_paths_of_arrays_that_look_like_files_touch_no_file(
         restore_newest(
             lambda: view_of([run.durable], run.durable),
             NestedFramework(),
-            None,
+            EVERYTHING,
             rounds,
             SystemClock(),
         )

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from holdfast.errors import DeviceError
 from holdfast.format.layout import Chunk
-from holdfast.format.paths import Path
+from holdfast.format.paths import NO_PREFIXES, Path, PathPrefixes
 from holdfast.format.placement import Placement, RestoreTarget
 from holdfast.format.records import CheckpointSpec, Container, SavedValue
 
@@ -135,14 +135,52 @@ class Snapshot(Protocol):
         ...
 
 
-class Restoration(Protocol):
-    """A state being restored: fill the targets, then finish.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreRequest:
+    """What a caller wants of a checkpoint.
 
-    `process_values` are the paths of its objects that have a state of their own.
+    Attributes:
+        like: gives structure, dtypes and sharding; None: nested dicts of NumPy arrays.
+        only: the subtrees to read; None: all. Leaves of `like` elsewhere are kept as they are.
+        partial: where `like` and the checkpoint may differ: a leaf that the checkpoint lacks, or
+            has with another shape or kind, is kept from `like`; one that `like` lacks is ignored.
+        cast: whether arrays are converted to the dtypes of `like`.
+    """
+
+    like: object = None
+    only: PathPrefixes | None = None
+    partial: PathPrefixes = NO_PREFIXES
+    cast: bool = False
+
+    def wants(self, path: Path) -> bool:
+        """Return whether `path` is in the part of the tree to read."""
+        return self.only is None or self.only.covers(path)
+
+
+EVERYTHING = RestoreRequest()
+"""The whole checkpoint, as nested dicts of NumPy arrays."""
+
+
+class Restoration(Protocol):
+    """A state being restored: fill the targets, convert, then finish.
+
+    Attributes:
+        targets: the buffers to fill.
+        process_values: the paths of the objects in the state that keep a state of their own.
+        kept: the paths of the leaves of `like` that the checkpoint has no value for.
     """
 
     targets: Sequence[RestoreTarget]
     process_values: Sequence[Path]
+    kept: Sequence[Path]
+
+    def convert(self) -> None:
+        """Convert the filled buffers to the dtypes that were asked for.
+
+        Raises:
+            StructureMismatchError: an integer does not fit the dtype asked for.
+        """
+        ...
 
     def finish(self, process_values: Mapping[Path, object]) -> object:
         """Return the state. The targets must be filled; their buffers belong to the state now.
@@ -225,12 +263,14 @@ class Framework(Protocol):
         """
         ...
 
-    def restoration(self, spec: CheckpointSpec, like: object) -> Restoration:
-        """Prepare a state like `like`; with None, nested dicts of NumPy arrays.
+    def restoration(self, spec: CheckpointSpec, request: RestoreRequest) -> Restoration:
+        """Prepare a state as `request` describes it.
 
-        `like` may omit stateful objects, and nothing else.
+        `request.like` may leave out objects that keep a state.
 
         Raises:
-            StructureMismatchError: `like` differs from the saved structure; lists the differences.
+            StructureMismatchError: `like` differs from what was saved, outside of
+                `request.partial`; or `request.only` names a subtree that was not saved. The
+                message lists all differences by path.
         """
         ...

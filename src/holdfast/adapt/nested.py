@@ -7,37 +7,91 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.errors import CheckpointDamagedError
+from holdfast.adapt.contract import EVERYTHING, RestoreRequest
+from holdfast.errors import CheckpointDamagedError, StructureMismatchError
 from holdfast.format.dtypes import numpy_dtype
-from holdfast.format.paths import Path
+from holdfast.format.paths import Path, PathPrefixes, path_name
 from holdfast.format.placement import RestoreTarget
 from holdfast.format.records import CheckpointSpec
 from holdfast.format.values import decode_value
 
 
 class NestedRestoration:
-    """Builds a tree from a checkpoint; typed PRNG keys are restored as key data (uint32)."""
+    """Builds a tree from what was saved; typed PRNG keys come as their key data (uint32).
 
-    def __init__(self, spec: CheckpointSpec) -> None:
+    With `only`, just the subtrees at those prefixes. What contains them comes as dicts, also where
+    it was saved as a list, so that an index leads to the same leaf.
+    """
+
+    def __init__(self, spec: CheckpointSpec, request: RestoreRequest = EVERYTHING) -> None:
+        check_prefixes(spec, request)
+        self._request = request
         self._spec = spec
-        self.process_values: Sequence[Path] = spec.process_values
+        self.kept: Sequence[Path] = ()
+        self.process_values: Sequence[Path] = [p for p in spec.process_values if request.wants(p)]
+        self._arrays = [
+            (index, array) for index, array in enumerate(spec.arrays) if request.wants(array.path)
+        ]
         self.targets: Sequence[RestoreTarget] = [
             RestoreTarget(
                 array_index=index,
                 region=((0,) * len(array.shape), array.shape),
                 buffer=np.empty(array.shape, numpy_dtype(array.dtype)),
             )
-            for index, array in enumerate(spec.arrays)
+            for index, array in self._arrays
         ]
+
+    def convert(self) -> None:
+        """Do nothing: without a `like` the arrays keep the dtypes in which they were saved."""
 
     def finish(self, process_values: Mapping[Path, object]) -> object:
         leaves: dict[Path, Any] = {}
-        for array, target in zip(self._spec.arrays, self.targets, strict=True):
+        for (_, array), target in zip(self._arrays, self.targets, strict=True):
             leaves[array.path] = target.buffer[()] if array.scalar else target.buffer
         for value in self._spec.values:
-            leaves[value.path] = decode_value(value.value)
+            if self._request.wants(value.path):
+                leaves[value.path] = decode_value(value.value)
         leaves |= process_values
-        return nested({c.path: c.kind for c in self._spec.containers}, leaves)
+        containers = self._containers()
+        for path in self._spec.process_values:
+            # A state that is left out of a sequence must not move the items after it.
+            is_left_out = path not in process_values and self._request.wants(path)
+            if is_left_out and (not path or containers.get(path[:-1]) in ("list", "tuple")):
+                leaves[path] = None
+        return nested(containers, leaves)
+
+    def _containers(self) -> dict[Path, str]:
+        """Return the kinds of the inner nodes at, below and above the prefixes, by path."""
+        found: dict[Path, str] = {}
+        for container in self._spec.containers:
+            if self._request.wants(container.path):
+                found[container.path] = container.kind
+            elif self._request.only is not None and self._request.only.has_above(container.path):
+                found[container.path] = "dict"
+        return found
+
+
+def check_prefixes(spec: CheckpointSpec, request: RestoreRequest) -> None:
+    """Check that the checkpoint has something at each prefix of `request.only`.
+
+    Raises:
+        StructureMismatchError: it has nothing there; the message lists the tree's top level.
+    """
+    if request.only is None:
+        return
+    paths = [array.path for array in spec.arrays] + [value.path for value in spec.values]
+    paths += [container.path for container in spec.containers] + [*spec.process_values]
+    missing = [
+        name
+        for name in request.only.without_paths(paths)
+        if not any(PathPrefixes((p,)).covers(tuple(name.split("/"))) for p in request.partial.names)
+    ]
+    if missing:
+        top = sorted({path_name(path[:1]) for path in paths if path})
+        raise StructureMismatchError(
+            f"restore: expected something at {', '.join(missing)} (only=...), found nothing; the "
+            f"checkpoint has {', '.join(top[:20])}{' and more' if len(top) > 20 else ''}"
+        )
 
 
 def nested(containers: Mapping[Path, str], leaves: Mapping[Path, Any]) -> Any:

@@ -16,7 +16,7 @@ from holdfast.agent import protocol
 from holdfast.agent.agent_directory import SOCKET, host_name, roots
 from holdfast.agent.client import AgentClient, AgentGoneError
 from holdfast.agent.launch import find_agent, is_locked
-from holdfast.cli.runs import Run
+from holdfast.engine.reading.run import ReadableRun
 from holdfast.errors import AgentUnavailableError, HoldfastError
 
 ASK_SECS = 10.0
@@ -58,7 +58,7 @@ def living(problems: list[str] | None = None) -> list[protocol.AgentStatus]:
     return sorted(statuses, key=lambda status: (status.run, status.host))
 
 
-def agent_folder(run: Run, purpose: str) -> Path:
+def agent_folder(run: ReadableRun, purpose: str) -> Path:
     """Return the folder of the run's agent on this host.
 
     Args:

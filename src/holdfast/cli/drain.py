@@ -24,12 +24,12 @@ from holdfast.agent.launch import ensure_agent, find_agent, is_locked
 from holdfast.agent.protocol import AgentStatus, HeldStatus
 from holdfast.cli import output
 from holdfast.cli.agents import living, status_of
-from holdfast.cli.runs import ram_store
 from holdfast.clock import Clock
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.errors import AgentUnavailableError, HoldfastError
 from holdfast.format.json_codec import decode
 from holdfast.format.names import EVENTS
+from holdfast.job.run_reading import ram_store
 from holdfast.store.disk import DiskStore
 
 POLL_SECS = 0.1

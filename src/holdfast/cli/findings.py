@@ -10,10 +10,10 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from holdfast.cli.runs import Run
 from holdfast.engine.lifecycle.attempts import attempt_numbers, read_attempt_at
 from holdfast.engine.lifecycle.catalog import Listing, list_checkpoints
 from holdfast.engine.lifecycle.commit import parse_part
+from holdfast.engine.reading.run import ReadableRun
 from holdfast.engine.reading.sources import CheckpointSources, PartSource, part_source
 from holdfast.engine.reading.verify import BlockCheck, verify
 from holdfast.engine.saving.part_layouts import PartLayouts
@@ -41,7 +41,7 @@ class Copy:
     listing: Listing
 
 
-def copies_of(run: Run) -> list[Copy]:
+def copies_of(run: ReadableRun) -> list[Copy]:
     """Return all copies to verify, ordered by step: committed ones and those in this host's RAM."""
     found = [
         Copy(store=store, id=checkpoint, listing=listing)
@@ -52,7 +52,7 @@ def copies_of(run: Run) -> list[Copy]:
     return sorted(found, key=lambda copy: (copy.id, copy.store.tier))
 
 
-def check_attempts(run: Run) -> Iterator[BlockCheck]:
+def check_attempts(run: ReadableRun) -> Iterator[BlockCheck]:
     """Read both copies of every attempt's record, and yield a result for each bad or missing one.
 
     Attempt numbers have no gaps. The second copy of the newest attempt may be missing: it is

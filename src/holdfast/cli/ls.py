@@ -8,10 +8,10 @@ import click
 from rich.text import Text
 
 from holdfast.cli import output
-from holdfast.cli.inventory import Inventory, Row, State, take_inventory
 from holdfast.cli.output import Column, counted, secs_text, size_text
-from holdfast.cli.runs import read_only
 from holdfast.clock import SystemClock
+from holdfast.engine.reading.inventory import Inventory, Row, State, take_inventory
+from holdfast.job.run_reading import read_only
 
 _STYLES = {
     State.COMMITTED: "green",

@@ -16,8 +16,8 @@ from holdfast.agent.launch import ensure_agent
 from holdfast.cli import output
 from holdfast.cli.child import Child, CommandNotRunError, Signals
 from holdfast.cli.drain import AgentOfRun, Agents
-from holdfast.cli.runs import open_or_create
 from holdfast.clock import Clock, SystemClock
+from holdfast.job.run_reading import open_or_create
 
 RESTART_VARIABLE = "HOLDFAST_RESTART_COUNT"
 NOTICE_SECS = 0.25

@@ -10,11 +10,12 @@ from holdfast.agent import protocol
 from holdfast.agent.client import AgentGoneError
 from holdfast.cli import output
 from holdfast.cli.agents import agent_folder, ask, status_of
-from holdfast.cli.runs import Run, read_only
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine.lifecycle.catalog import list_checkpoints
+from holdfast.engine.reading.run import ReadableRun
 from holdfast.errors import AgentUnavailableError, SaveFailedError, WaitTimeoutError
 from holdfast.format.names import CheckpointId
+from holdfast.job.run_reading import read_only
 
 POLL_SECS = 0.1
 LOOK_SECS = 1.0
@@ -67,14 +68,14 @@ def save(directory: Path, no_wait: bool, timeout_secs: float, as_json: bool) -> 
         )
 
 
-def _gone(run: Run, error: AgentGoneError) -> AgentUnavailableError:
+def _gone(run: ReadableRun, error: AgentGoneError) -> AgentUnavailableError:
     return AgentUnavailableError(f"save {run.directory}: its agent has ended: {error}")
 
 
 class _Request:
     """A request for a checkpoint of step `target` or later."""
 
-    def __init__(self, run: Run, folder: Path, clock: Clock) -> None:
+    def __init__(self, run: ReadableRun, folder: Path, clock: Clock) -> None:
         self._run = run
         self._folder = folder
         self._clock = clock

@@ -9,13 +9,14 @@ import click
 
 from holdfast.cli import output
 from holdfast.cli.output import Column, counted, secs_text, size_text, time_text
-from holdfast.cli.runs import Run, read_only
 from holdfast.clock import SystemClock
 from holdfast.engine.reading.metadata import ArrayMetadata, CheckpointMetadata, metadata_of
+from holdfast.engine.reading.run import ReadableRun
 from holdfast.engine.reading.sources import CheckpointSources
 from holdfast.errors import StepNotFoundError
 from holdfast.format.paths import path_name
 from holdfast.format.values import decode_value
+from holdfast.job.run_reading import read_only
 
 VALUE_LENGTH_MAX = 200
 
@@ -38,7 +39,7 @@ def show(directory: Path, step: int | None, as_json: bool) -> None:
         _print(run, sources)
 
 
-def _find(run: Run, step: int | None) -> CheckpointSources:
+def _find(run: ReadableRun, step: int | None) -> CheckpointSources:
     view = run.load_view()
     if step is None:
         if not view.timeline:
@@ -53,7 +54,7 @@ def _tiers(sources: CheckpointSources) -> list[str]:
     return [tier for tier in of_ranks[0] if all(tier in tiers for tiers in of_ranks)]
 
 
-def _document(run: Run, sources: CheckpointSources) -> dict[str, object]:
+def _document(run: ReadableRun, sources: CheckpointSources) -> dict[str, object]:
     metadata = metadata_of(sources)
     return {
         "run": str(run.directory),
@@ -80,7 +81,7 @@ def _document(run: Run, sources: CheckpointSources) -> dict[str, object]:
     }
 
 
-def _print(run: Run, sources: CheckpointSources) -> None:
+def _print(run: ReadableRun, sources: CheckpointSources) -> None:
     metadata = metadata_of(sources)
     age = secs_text((SystemClock().now() - metadata.time).total_seconds())
     metrics = " ".join(f"{k}={v:.5g}" for k, v in (metadata.metrics or {}).items())

@@ -12,7 +12,6 @@ from holdfast.agent.trainer_group import process_start
 from holdfast.cli import output
 from holdfast.cli.agents import ask, leaving, living
 from holdfast.cli.output import counted
-from holdfast.cli.runs import read_only
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.errors import (
@@ -22,6 +21,7 @@ from holdfast.errors import (
     WaitTimeoutError,
 )
 from holdfast.format.names import CheckpointId
+from holdfast.job.run_reading import read_only
 from holdfast.store.disk import DiskStore
 
 POLL_SECS = 0.05

@@ -14,10 +14,11 @@ from rich.text import Text
 from holdfast.cli import output
 from holdfast.cli.findings import Copy, bad_record, check_attempts, check_copy, copies_of, is_gone
 from holdfast.cli.output import counted, size_text
-from holdfast.cli.runs import Run, read_damaged
+from holdfast.engine.reading.run import ReadableRun
 from holdfast.engine.reading.verify import BlockCheck
 from holdfast.errors import HoldfastError
 from holdfast.format.names import RUN_FILE
+from holdfast.job.run_reading import read_damaged
 
 
 @dataclass(slots=True)
@@ -65,7 +66,7 @@ def _exit_code(results: Iterable[Result]) -> int:
     return 1 if any(result.problems for result in results) else 0
 
 
-def _of_run(run: Run, own_problem: HoldfastError | None) -> Result:
+def _of_run(run: ReadableRun, own_problem: HoldfastError | None) -> Result:
     problems = list(check_attempts(run))
     if own_problem is not None:
         problems.insert(0, bad_record(run.durable, RUN_FILE, own_problem))
@@ -115,7 +116,7 @@ def _results(copies: Iterable[Copy], bar: Progress) -> Iterator[Result]:
             yield result
 
 
-def _document(run: Run, results: Sequence[Result]) -> dict[str, object]:
+def _document(run: ReadableRun, results: Sequence[Result]) -> dict[str, object]:
     return {
         "run": str(run.directory),
         "ok": not any(result.problems for result in results),
@@ -149,13 +150,13 @@ def _document(run: Run, results: Sequence[Result]) -> dict[str, object]:
     }
 
 
-def _path(run: Run, check: BlockCheck) -> Path:
-    in_ram = run.ram is not None and check.tier == run.ram.tier
-    root = run.ram.root if run.ram is not None and in_ram else run.directory
+def _path(run: ReadableRun, check: BlockCheck) -> Path:
+    ram = run.find_ram()
+    root = ram.root if ram is not None and check.tier == ram.tier else run.directory
     return root / check.key
 
 
-def _print_result(run: Run, result: Result) -> None:
+def _print_result(run: ReadableRun, result: Result) -> None:
     copy = result.copy
     if copy is None and result.problems:
         output.print_line(Text.assemble("records of the run: ", ("BAD", "bold red")))

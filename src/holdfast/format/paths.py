@@ -9,6 +9,8 @@ unambiguous.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 Path: TypeAlias = tuple[str | int, ...]
@@ -29,6 +31,49 @@ def path_name(path: Path) -> str:
     """Return `params/dense/kernel` for ('params', 'dense', 'kernel'); `.` for the root."""
     name = "/".join(map(_segment, path)) or ROOT_NAME
     return "%5F" + name[1:] if name == "__metadata__" else name
+
+
+@dataclass(frozen=True, slots=True)
+class PathPrefixes:
+    """The subtrees at some names, as `path_name` prints them; a prefix ends at a whole key.
+
+    `params` covers `params/w` and `params`, and not `params_ema`. `.` covers the whole tree.
+    """
+
+    names: tuple[str, ...]
+
+    def covers(self, path: Path) -> bool:
+        """Return whether `path` is at or below one of the prefixes."""
+        name = _plain_name(path)
+        return any(
+            prefix == ROOT_NAME or name == prefix or name.startswith(f"{prefix}/")
+            for prefix in map(_plain_prefix, self.names)
+        )
+
+    def has_above(self, path: Path) -> bool:
+        """Return whether `path` is strictly above one of the prefixes."""
+        start = f"{_plain_name(path)}/" if path else ""
+        prefixes = (p for p in map(_plain_prefix, self.names) if p != ROOT_NAME)
+        return any(prefix.startswith(start) and prefix != start for prefix in prefixes)
+
+    def without_paths(self, paths: Iterable[Path]) -> tuple[str, ...]:
+        """Return the prefixes that cover none of `paths`."""
+        known = tuple(paths)
+        return tuple(
+            name for name in self.names if not any(PathPrefixes((name,)).covers(p) for p in known)
+        )
+
+
+NO_PREFIXES = PathPrefixes(())
+
+
+def _plain_name(path: Path) -> str:
+    return "/".join(map(_segment, path))
+
+
+def _plain_prefix(name: str) -> str:
+    # `path_name` escapes this name only where it is the whole path.
+    return "__metadata__" if name == "%5F_metadata__" else name
 
 
 def chunk_name(name: str, start: tuple[int, ...], stop: tuple[int, ...]) -> str:

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
+from holdfast.adapt.contract import RestoreRequest
 from holdfast.errors import InvalidArgumentError, StepNotFoundError, StepOrderError
 from holdfast.format.names import STEP_MAX
+from holdfast.format.paths import NO_PREFIXES, PathPrefixes
 from holdfast.job.options import RamTier
 
 
@@ -65,6 +67,40 @@ def check_timeout(timeout_secs: float | None) -> float | None:
             f"timeout_secs={timeout_secs!r}: expected None or seconds, 0 or more"
         )
     return timeout_secs
+
+
+def check_request(like: object, only: object, partial: object, cast: object) -> RestoreRequest:
+    """Return what a restore was asked for.
+
+    Raises:
+        InvalidArgumentError: a prefix is no string; or `partial` or `cast` is given without `like`.
+    """
+    prefixes = _prefixes("only", only)
+    allowed = _prefixes("partial", partial) or NO_PREFIXES
+    if not isinstance(cast, bool):
+        raise InvalidArgumentError(f"cast={cast!r}: expected True or False")
+    if like is None and (allowed.names or cast):
+        raise InvalidArgumentError(
+            f"{'partial' if allowed.names else 'cast'}: expected a state as like=..., with which "
+            "the checkpoint is compared, found none"
+        )
+    return RestoreRequest(like=like, only=prefixes, partial=allowed, cast=cast)
+
+
+def _prefixes(name: str, given: object) -> PathPrefixes | None:
+    if given is None:
+        return None
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, list | tuple | set | frozenset) or not all(
+        isinstance(one, str) and one.strip("/") for one in names
+    ):
+        raise InvalidArgumentError(
+            f"{name}={given!r}: expected a path prefix such as 'params' or 'opt/0/mu', or a list "
+            "of them"
+        )
+    if not names and name == "only":
+        raise InvalidArgumentError("only=[]: expected at least one path prefix, found none")
+    return PathPrefixes(tuple(one.strip("/") for one in names))
 
 
 def check_ram(ram: object) -> None:

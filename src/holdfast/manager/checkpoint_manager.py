@@ -19,13 +19,13 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from holdfast.adapt.contract import Framework
+from holdfast.adapt.detect import find_framework
 from holdfast.agent import protocol
 from holdfast.agent.control_block import ATTEMPT, TARGET_DURABLE, TARGET_PREEMPTION, TARGET_RAM
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine.reading.metadata import CheckpointMetadata, metadata_of
 from holdfast.engine.reading.process_values import process_values_of
-from holdfast.engine.reading.view import View
+from holdfast.engine.reading.view import View, find_newest_sound, find_sound
 from holdfast.errors import FencedError, HoldfastError
 from holdfast.format.names import CheckpointId
 from holdfast.job.opening import open_run
@@ -75,6 +75,8 @@ class CheckpointManager:
         ram: The tier in this host's memory. None disables it.
         takeover: Fence another live attempt on the run instead of raising `RunBusyError`.
         preemption_signals: The signals that announce a preemption. See `reached_preemption`.
+        framework: `jax` or `numpy`. None: JAX if the program has imported it, else NumPy, which is
+            for jobs of one process.
 
     Raises:
         InvalidArgumentError: An argument is invalid, or the processes' arguments contradict each
@@ -101,6 +103,7 @@ class CheckpointManager:
         ram: RamTier | None = RamTier(),  # noqa: B008 - frozen, so that one default serves all
         takeover: bool = False,
         preemption_signals: Sequence[int] = (signal.SIGTERM,),
+        framework: str | None = None,
     ) -> None:
         arguments.check_ram(ram)
         self._options = Options(
@@ -113,7 +116,7 @@ class CheckpointManager:
         self.last_restore = None
         self._ends_well = True
         self._clock: Clock = SystemClock()
-        self._framework = _framework()
+        self._framework = find_framework(framework)
         self._processes = self._framework.processes()
         self._rendezvous = Rendezvous(self._processes, self._clock)
         replace_open(directory)
@@ -261,7 +264,15 @@ class CheckpointManager:
             lambda number: self._save_if_due(number, state, metrics, force=True),
         )
 
-    def resume(self, state: Any, *, step: int | None = None) -> tuple[int, Any]:
+    def resume(
+        self,
+        state: Any,
+        *,
+        step: int | None = None,
+        only: str | Sequence[str] | None = None,
+        partial: str | Sequence[str] | None = None,
+        cast: bool = False,
+    ) -> tuple[int, Any]:
         """Continue from the newest checkpoint that can be restored, or go back to `step`.
 
         All processes of the job must call it. After going back to an older step, the run continues
@@ -272,6 +283,9 @@ class CheckpointManager:
                 state of their own are set in place; they may be left out.
             step: The step to go back to. None selects the newest checkpoint; if that is damaged,
                 older ones are tried, and each skipped one is logged and listed in `last_restore`.
+            only: Path prefixes; only these are restored, the rest of `state` is returned as given.
+            partial: Path prefixes where `state` may differ from the checkpoint, as for `restore`.
+            cast: Convert arrays to the dtypes of `state`, as for `restore`.
 
         Returns:
             (step + 1, the state saved at `step`), with the structure and sharding of `state`; or
@@ -288,7 +302,9 @@ class CheckpointManager:
         After an error the run's position is unchanged.
         """
         self._lifetime.check("resume")
-        restored = self._restorer.read(None if step is None else arguments.check_step(step), state)
+        request = arguments.check_request(state, only, partial, cast)
+        number = None if step is None else arguments.check_step(step)
+        restored = self._restorer.read(number, request)
         if restored is not None:
             self._restorer.go_on_from(restored)
             self.last_restore, state = restored.report, restored.state
@@ -297,7 +313,15 @@ class CheckpointManager:
         self._saver.expect(layout.size_bytes, self._planner.copies)
         return (0 if restored is None else restored.id.step + 1), state
 
-    def restore(self, step: int | None = None, *, like: Any = None) -> Any:
+    def restore(
+        self,
+        step: int | None = None,
+        *,
+        like: Any = None,
+        only: str | Sequence[str] | None = None,
+        partial: str | Sequence[str] | None = None,
+        cast: bool = False,
+    ) -> Any:
         """Read the state of `step`, or of the newest checkpoint that can be restored.
 
         All processes of the job must call it. The call only reads: the run's position is unchanged,
@@ -309,6 +333,12 @@ class CheckpointManager:
             like: Arrays, ShapeDtypeStructs and values that give the structure and sharding, and for
                 NumPy arrays the byte order. Objects with a state of their own are set in place;
                 they may be left out. None reads nested dicts of NumPy arrays.
+            only: Path prefixes (`params`, `opt/0/mu`): only these arrays and values are read.
+                Leaves of `like` elsewhere are returned as given.
+            partial: Path prefixes where leaves of `like` that the checkpoint lacks, or has in
+                another shape, are returned as given, and leaves that `like` lacks are ignored.
+            cast: Convert arrays to the dtypes of `like`: floating-point to floating-point, integer
+                to integer.
 
         Returns:
             The state, with the structure and sharding of `like`.
@@ -322,7 +352,9 @@ class CheckpointManager:
             ProcessLostError: Another process has ended.
         """
         self._lifetime.check("restore")
-        restored = self._restorer.read(None if step is None else arguments.check_step(step), like)
+        request = arguments.check_request(like, only, partial, cast)
+        number = None if step is None else arguments.check_step(step)
+        restored = self._restorer.read(number, request)
         if restored is None:
             arguments.raise_nothing_saved(self._run.directory)
         self.last_restore = restored.report
@@ -335,7 +367,7 @@ class CheckpointManager:
         Only checkpoints of the current timeline count, not those of abandoned branches.
         """
         self._lifetime.check("latest_step")
-        newest = self._look().newest_sound()
+        newest = find_newest_sound(self._look)
         return newest.step if newest else None
 
     def all_steps(self) -> list[int]:
@@ -344,7 +376,7 @@ class CheckpointManager:
         Only checkpoints of the current timeline count, not those of abandoned branches.
         """
         self._lifetime.check("all_steps")
-        return [checkpoint.step for checkpoint in self._look().sound()]
+        return [checkpoint.step for checkpoint in find_sound(self._look)]
 
     def reached_preemption(self, step: int) -> bool:
         """Return whether a preemption was announced and its checkpoint is of `step` or earlier.
@@ -559,9 +591,3 @@ class CheckpointManager:
             lambda: (self._progress.outstanding() > 0, self._is_stopping_alone()),
             self._progress.report_error,
         )
-
-
-def _framework() -> Framework:
-    from holdfast.adapt.jax.state import JaxFramework
-
-    return JaxFramework()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from holdfast.adapt.contract import Framework
+from holdfast.adapt.contract import Framework, RestoreRequest
 from holdfast.clock import Clock
 from holdfast.engine.reading.view import View
 from holdfast.errors import StepExistsError
@@ -44,7 +44,7 @@ class Restorer:
     clock: Clock
     look: Callable[[], View]
 
-    def read(self, step: int | None, like: object) -> RestoredState | None:
+    def read(self, step: int | None, request: RestoreRequest) -> RestoredState | None:
         """Restore the checkpoint of `step`, or the newest if `step` is None.
 
         Every rank must call it.
@@ -58,9 +58,9 @@ class Restorer:
         self.settle()
         rounds = self.votes.rounds
         if step is None:
-            restored = restore_newest(self.look, self.framework, like, rounds, self.clock)
+            restored = restore_newest(self.look, self.framework, request, rounds, self.clock)
         else:
-            restored = restore_step(self.look, step, self.framework, like, rounds, self.clock)
+            restored = restore_step(self.look, step, self.framework, request, rounds, self.clock)
         if self.meter is not None:
             self.meter.paused()
         return restored

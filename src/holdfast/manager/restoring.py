@@ -13,10 +13,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from holdfast.adapt.contract import Framework, Restoration
+from holdfast.adapt.contract import Framework, Restoration, RestoreRequest
 from holdfast.clock import Clock
 from holdfast.engine.reading.restore import RestoreTally, fill_targets
 from holdfast.engine.reading.sources import CheckpointSources
@@ -38,6 +38,9 @@ log = logging.getLogger(__name__)
 # does not fit is not among them: no other checkpoint would fit it better.
 BAD_COPY = (CheckpointDamagedError, StorageError, StepUncommittedError)
 
+DELETED_MAX = 20
+"""How often a reader begins again because the checkpoint that it read was deleted meanwhile."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreReport:
@@ -50,6 +53,7 @@ class RestoreReport:
         skipped: (step, attempt, reason) of each newer checkpoint that could not be restored.
         passed_over: Each bad copy, with the reason, for which another copy was read instead.
         left_out: The names of the objects whose states were saved but not requested.
+        kept: The names of the leaves that were kept from `like`, for lack of a saved value.
         seconds: The time from the call to the restored state.
     """
 
@@ -59,6 +63,7 @@ class RestoreReport:
     skipped: tuple[tuple[int, int, str], ...]
     passed_over: tuple[str, ...]
     left_out: tuple[str, ...]
+    kept: tuple[str, ...]
     seconds: float
 
 
@@ -88,6 +93,8 @@ class Rounds:
         meet: Waits for all ranks. Each rank has sealed its saves before it calls this, so every
             host's newest checkpoint is complete afterwards. Without it, a rank could list a host
             after the older checkpoint was released there and before the newer one was complete.
+        is_outside: Whether this reader is no process of the run's job. It then neither borrows
+            memory that the run writes to again, nor has states of objects of its own.
     """
 
     vote: Callable[[bool, CheckpointId | None], tuple[bool, int]]
@@ -95,6 +102,17 @@ class Rounds:
     count: int
     propagating_errors: Callable[[], AbstractContextManager[object]] = nullcontext
     meet: Callable[[], None] = lambda: None
+    is_outside: bool = False
+
+
+def outside_rounds() -> Rounds:
+    """Return the rounds of one reader that agrees with no other process."""
+    return Rounds(
+        vote=lambda good, found: (good, found.step if found is not None else -1),
+        rank=0,
+        count=1,
+        is_outside=True,
+    )
 
 
 @dataclass(slots=True)
@@ -116,7 +134,11 @@ class _Try:
 
 
 def restore_newest(
-    look: Callable[[], View], framework: Framework, like: object, rounds: Rounds, clock: Clock
+    look: Callable[[], View],
+    framework: Framework,
+    request: RestoreRequest,
+    rounds: Rounds,
+    clock: Clock,
 ) -> RestoredState | None:
     """Restore the newest checkpoint that every rank can read.
 
@@ -135,9 +157,7 @@ def restore_newest(
     skipped: list[tuple[int, int, str]] = []
     while True:
         with rounds.propagating_errors():
-            view = look()
-            left = [c for c in view.timeline if c.step < limit]
-            tried = _try(view, left[-1], framework, like, rounds) if left else None
+            tried = _try_newest(look, limit, framework, request, rounds)
         if tried is not None and tried.error is not None:
             skipped.append((tried.id.step, tried.id.attempt, str(tried.error)))
             log.warning("step %d cannot be restored, trying an older one: %s", *skipped[-1][::2])
@@ -156,11 +176,38 @@ def restore_newest(
                 return None
 
 
+def _try_newest(
+    look: Callable[[], View],
+    limit: int,
+    framework: Framework,
+    request: RestoreRequest,
+    rounds: Rounds,
+) -> _Try | None:
+    """Try the newest checkpoint below step `limit`; return None where there is none.
+
+    A live run may delete a checkpoint while it is read here. It has a newer one by then, so the
+    run is listed again; the number of times is bounded, for a run that deletes faster than this
+    process reads.
+    """
+    tried = None
+    for _ in range(DELETED_MAX):
+        view = look()
+        left = [c for c in view.timeline if c.step < limit]
+        if not left:
+            return None
+        if tried is not None and left[-1] == tried.id:
+            return tried
+        tried = _try(view, left[-1], framework, request, rounds)
+        if tried.error is None:
+            return tried
+    return tried
+
+
 def restore_step(
     look: Callable[[], View],
     step: int,
     framework: Framework,
-    like: object,
+    request: RestoreRequest,
     rounds: Rounds,
     clock: Clock,
 ) -> RestoredState:
@@ -178,7 +225,10 @@ def restore_step(
     rounds.meet()
     with rounds.propagating_errors():
         view = look()
-        tried = _try(view, view.find(step), framework, like, rounds)
+        tried = _try(view, view.find(step), framework, request, rounds)
+        if tried.error is not None and rounds.is_outside:
+            # A live run may have deleted it meanwhile: then this raises StepNotFoundError.
+            look().find(step)
     good, _ = rounds.vote(tried.error is None, tried.id)
     if tried.error is not None:
         raise tried.error
@@ -188,14 +238,25 @@ def restore_step(
 
 
 def _try(
-    view: View, checkpoint: CheckpointId, framework: Framework, like: object, rounds: Rounds
+    view: View,
+    checkpoint: CheckpointId,
+    framework: Framework,
+    request: RestoreRequest,
+    rounds: Rounds,
 ) -> _Try:
     tried = _Try(checkpoint)
     try:
         tried.sources = view.sources(checkpoint)
-        tried.restoration = framework.restoration(tried.sources.spec, like)
+        tried.restoration = framework.restoration(tried.sources.spec, request)
+        if rounds.is_outside and request.like is None and len(tried.sources.parts) > 1:
+            tried.restoration.process_values = ()
         _check_processes(tried.sources, tried.restoration.process_values, rounds)
-        tried.tally = fill_targets(tried.sources, tried.restoration.targets)
+        targets = tried.restoration.targets
+        if rounds.is_outside:
+            # A slot that this process borrows would be missing to the live run's next save.
+            targets = [replace(target, take=None) for target in targets]
+        tried.tally = fill_targets(tried.sources, targets)
+        tried.restoration.convert()
     except ObjectNotFoundError as error:
         tried.error = CheckpointDamagedError(f"restore {checkpoint}: {error}")
     except BAD_COPY as error:
@@ -231,6 +292,7 @@ def _finish(
         skipped=tuple(skipped),
         passed_over=tuple(tried.tally.passed_over),
         left_out=_left_out(tried.sources, tried.restoration.process_values, rounds),
+        kept=tuple(map(path_name, tried.restoration.kept)),
         seconds=round(seconds, 4),
     )
     return RestoredState(tried.restoration.finish(process_values), report, tried.id)

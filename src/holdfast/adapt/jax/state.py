@@ -21,12 +21,13 @@ from holdfast.adapt.contract import (
     Pinning,
     Processes,
     Restoration,
+    RestoreRequest,
     Snapshot,
 )
 from holdfast.adapt.jax import arrays as jax_arrays
 from holdfast.adapt.jax.devices import JaxDevices
 from holdfast.adapt.jax.processes import JaxProcesses
-from holdfast.adapt.jax.restore import LikeRestoration
+from holdfast.adapt.jax.restore import like_restoration
 from holdfast.adapt.jax.tree import Structure, flatten
 from holdfast.adapt.nested import NestedRestoration
 from holdfast.errors import DeviceError, UnsupportedLeafError
@@ -66,8 +67,10 @@ class JaxFramework:
         jax_arrays.check_usable(found, structure.paths, "save")
         return self._outline(found, structure)
 
-    def restoration(self, spec: CheckpointSpec, like: object) -> Restoration:
-        return NestedRestoration(spec) if like is None else LikeRestoration(spec, like)
+    def restoration(self, spec: CheckpointSpec, request: RestoreRequest) -> Restoration:
+        if request.like is None:
+            return NestedRestoration(spec, request)
+        return like_restoration(spec, request)
 
     def _outline(self, found: list[Any], structure: Structure) -> Outline:
         key = (structure.treedef, tuple(map(_signature, found)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +15,9 @@ from holdfast.format.names import CheckpointId
 from holdfast.format.timeline import last_steps, on_timeline
 from holdfast.store.contract import Store
 from holdfast.store.ram import RamStore
+
+LISTINGS_MAX = 20
+"""How often a run is listed for one answer, where it deletes checkpoints meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +95,33 @@ def view_of(stores: Sequence[Store], durable: Store) -> View:
     attempts = read_attempts(durable)
     timeline = on_timeline(readable(listings), attempts)
     return View(tuple(stores), listings, tuple(timeline), last_steps(attempts), unlisted)
+
+
+def find_sound(look_again: Callable[[], View]) -> list[CheckpointId]:
+    """Return the checkpoints that can be read now, ascending, beside a run that deletes some.
+
+    A checkpoint that is deleted between the listing and the check of its records is not sound. Its
+    successor is missing from that listing, so the run is listed again until the listing holds, or
+    `LISTINGS_MAX` times.
+    """
+    for _ in range(LISTINGS_MAX):
+        view = look_again()
+        sound = view.sound()
+        if len(sound) == len(view.timeline) or look_again().timeline == view.timeline:
+            break
+    return sound
+
+
+def find_newest_sound(look_again: Callable[[], View]) -> CheckpointId | None:
+    """Return the newest checkpoint that can be read now; None where there is none.
+
+    Listed again as `find_sound` does, while the newest one of the timeline is not sound.
+    """
+    for _ in range(LISTINGS_MAX):
+        view = look_again()
+        newest = view.newest_sound()
+        if not view.timeline or newest == view.timeline[-1]:
+            break
+        if look_again().timeline == view.timeline:
+            break
+    return newest

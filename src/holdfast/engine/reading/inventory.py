@@ -13,9 +13,9 @@ from datetime import datetime
 
 import msgspec
 
-from holdfast.cli.runs import Run
 from holdfast.engine.lifecycle.attempts import read_attempts
 from holdfast.engine.lifecycle.catalog import Listing, list_stores
+from holdfast.engine.reading.run import ReadableRun
 from holdfast.engine.reading.sources import readable
 from holdfast.errors import HoldfastError, ObjectNotFoundError
 from holdfast.format.names import (
@@ -88,13 +88,14 @@ class _Head(msgspec.Struct, frozen=True):
     parts: tuple[PartReference, ...] = ()
 
 
-def take_inventory(run: Run, limit: int | None) -> Inventory:
+def take_inventory(run: ReadableRun, limit: int | None) -> Inventory:
     """Return all checkpoints, or the `limit` newest ones.
 
     Raises:
         StorageError: A tier cannot be listed.
     """
-    listings, _ = list_stores(run.stores)
+    stores = run.stores
+    listings, _ = list_stores(stores)
     complete = set(readable(listings))
     problems = []
     timeline: set[CheckpointId] | None = None
@@ -108,7 +109,7 @@ def take_inventory(run: Run, limit: int | None) -> Inventory:
     for checkpoint in shown:
         held = {
             store: listings[store.name][checkpoint]
-            for store in run.stores
+            for store in stores
             if checkpoint in listings[store.name]
         }
         row = _row(checkpoint, held, checkpoint in complete, timeline)

@@ -1,0 +1,268 @@
+"""A checkpoint restored like a given state: its structure, dtypes and shardings.
+
+`LikeRestoration` compares the state with the checkpoint by path, and is the same for all
+frameworks. What differs between them is how a leaf becomes buffers to fill, and an array again:
+`ArrayLeaves`.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from holdfast.adapt import leaves
+from holdfast.adapt.casting import can_cast, converted
+from holdfast.adapt.contract import RestoreRequest
+from holdfast.adapt.nested import check_prefixes
+from holdfast.errors import StructureMismatchError
+from holdfast.format.dtypes import dtype_name, numpy_dtype
+from holdfast.format.grid import Region
+from holdfast.format.paths import Path, path_name
+from holdfast.format.placement import RestoreTarget
+from holdfast.format.records import ArraySpec, CheckpointSpec
+from holdfast.format.values import decode_value
+
+DIFFERENCES_SHOWN_MAX = 20
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayType:
+    """The dtype and shape of an array; of a typed PRNG key `key<IMPL>` and the key's own shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"array {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+class ArrayLeaves(Protocol):
+    """How a framework's arrays are restored; NumPy's are handled without it."""
+
+    def type_of(self, leaf: Any) -> ArrayType | None:
+        """Return the type of an array of the framework, or of a stand-in for one; else None."""
+        ...
+
+    def has_value(self, leaf: Any) -> bool:
+        """Return whether such a leaf holds elements that can be kept."""
+        ...
+
+    def buffers(self, leaf: Any, array: ArraySpec, dtype: np.dtype) -> dict[Region, np.ndarray]:
+        """Return a buffer to fill for each region of `array` that this process needs."""
+        ...
+
+    def assembled(self, leaf: Any, array: ArraySpec, buffers: dict[Region, np.ndarray]) -> Any:
+        """Return the array with the sharding of `leaf`, made of the filled buffers."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LikeState:
+    """A flattened state: its leaves, their paths, and how such leaves become a state again."""
+
+    leaves: Sequence[Any]
+    paths: Sequence[Path]
+    unflatten: Callable[[Sequence[Any]], object]
+
+
+class LikeRestoration:
+    """Builds a state like `like`; see `holdfast.adapt.contract.Restoration`."""
+
+    def __init__(
+        self, spec: CheckpointSpec, like: LikeState, request: RestoreRequest, arrays: ArrayLeaves
+    ) -> None:
+        check_prefixes(spec, request)
+        self._spec, self._like, self._arrays = spec, like, arrays
+        comparison = _Comparison(spec, like, request, arrays)
+        self.kept: Sequence[Path] = comparison.kept
+        if self.kept:
+            log.info(
+                "%d leaves are kept from the state given, the checkpoint has no value for them: %s",
+                len(self.kept),
+                ", ".join(map(path_name, self.kept[:5])),
+            )
+        restored = comparison.restored
+        self._casts = comparison.casts
+        self._values = {
+            value.path: decode_value(value.value) for value in spec.values if value.path in restored
+        }
+        self.process_values: Sequence[Path] = [p for p in spec.process_values if p in restored]
+        self._index = {
+            array.path: index for index, array in enumerate(spec.arrays) if array.path in restored
+        }
+        self._buffers: dict[Path, dict[Region, np.ndarray]] = {}
+        targets: list[RestoreTarget] = []
+        for path, leaf in zip(like.paths, like.leaves, strict=True):
+            if path in self._index:
+                targets += self._targets(path, leaf)
+        self.targets: Sequence[RestoreTarget] = targets
+
+    def _targets(self, path: Path, leaf: Any) -> list[RestoreTarget]:
+        index = self._index[path]
+        array = self._spec.arrays[index]
+        dtype = numpy_dtype(array.dtype)
+        assert dtype is not None
+        is_numpy = leaves.is_numpy(leaf)
+        if is_numpy:
+            made = {((0,) * len(array.shape), array.shape): np.empty(array.shape, dtype)}
+        else:
+            made = self._arrays.buffers(leaf, array, dtype)
+        self._buffers[path] = made
+        return [
+            RestoreTarget(
+                array_index=index,
+                region=region,
+                buffer=buffer,
+                # The caller may write to a NumPy array, and not to memory that is borrowed.
+                take=None if is_numpy else functools.partial(made.__setitem__, region),
+            )
+            for region, buffer in made.items()
+        ]
+
+    def convert(self) -> None:
+        for path, wanted in self._casts.items():
+            dtype = numpy_dtype(wanted)
+            assert dtype is not None
+            buffers = self._buffers[path]
+            for region, buffer in buffers.items():
+                buffers[region] = converted(buffer, dtype, path_name(path))
+
+    def finish(self, process_values: Mapping[Path, object]) -> object:
+        restored = []
+        for path, leaf in zip(self._like.paths, self._like.leaves, strict=True):
+            if path in self._index:
+                restored.append(self._array(path, leaf))
+            else:
+                restored.append(self._values.get(path, leaf))
+        for path, leaf in zip(self._like.paths, self._like.leaves, strict=True):
+            if path in process_values:
+                leaves.give_state(leaf, process_values[path])
+        return self._like.unflatten(restored)
+
+    def _array(self, path: Path, leaf: Any) -> Any:
+        array = self._spec.arrays[self._index[path]]
+        buffers = self._buffers.pop(path)
+        if not leaves.is_numpy(leaf):
+            return self._arrays.assembled(leaf, array, buffers)
+        (buffer,) = buffers.values()
+        if isinstance(leaf, np.generic):
+            return buffer[()]
+        # The dtypes are the same but for the byte order, which is that of `like`.
+        return buffer.astype(leaf.dtype, copy=False)
+
+
+class _Comparison:
+    """Which leaves of a state are restored, cast or kept.
+
+    Attributes:
+        restored: the paths whose values the checkpoint gives.
+        kept: the paths whose leaves are kept because the checkpoint has no value for them.
+        casts: the dtypes to convert to, by path.
+
+    Raises:
+        StructureMismatchError: there are other differences; the message lists them all by path.
+    """
+
+    def __init__(
+        self, spec: CheckpointSpec, like: LikeState, request: RestoreRequest, arrays: ArrayLeaves
+    ) -> None:
+        self._request, self._arrays = request, arrays
+        self.restored: set[Path] = set()
+        self.kept: list[Path] = []
+        self.casts: dict[Path, str] = {}
+        saved: dict[Path, ArrayType | str] = {a.path: _type_of_spec(a) for a in spec.arrays}
+        saved |= {value.path: _type_of_value(decode_value(value.value)) for value in spec.values}
+        given = dict(zip(like.paths, like.leaves, strict=True))
+        # States that are not asked for are left out: a job of another number of processes, which
+        # divides them anew, has to leave them out.
+        saved |= {path: "object with a state" for path in spec.process_values if path in given}
+        differences = [
+            difference
+            for path in dict.fromkeys([*given, *saved])
+            if request.wants(path)
+            and (difference := self._compare(path, given, saved.get(path))) is not None
+        ]
+        if differences:
+            raise_mismatch(differences, request)
+
+    def _compare(
+        self, path: Path, given: Mapping[Path, Any], found: ArrayType | str | None
+    ) -> str | None:
+        """Note what is done at `path`; return the difference that forbids the restore, if any."""
+        expected = self._type_of(given[path]) if path in given else None
+        if expected == found:
+            self.restored.add(path)
+            return None
+        difference = f"{path_name(path)}: expected {expected or 'nothing'}, found "
+        difference += str(found or "nothing")
+        if (
+            isinstance(expected, ArrayType)
+            and isinstance(found, ArrayType)
+            and expected.shape == found.shape
+        ):
+            return self._cast(path, expected, found, difference)
+        if not self._request.partial.covers(path):
+            return difference
+        if expected is None:
+            return None
+        leaf = given[path]
+        is_numpy = leaves.is_numpy(leaf)
+        if isinstance(expected, ArrayType) and not is_numpy and not self._arrays.has_value(leaf):
+            return f"{difference}; it cannot be kept, since the one given has no elements"
+        self.kept.append(path)
+        return None
+
+    def _cast(
+        self, path: Path, expected: ArrayType, found: ArrayType, difference: str
+    ) -> str | None:
+        if not can_cast(found.dtype, expected.dtype):
+            return difference
+        if not self._request.cast:
+            return f"{difference}; pass cast=True to convert it"
+        self.casts[path] = expected.dtype
+        self.restored.add(path)
+        return None
+
+    def _type_of(self, leaf: Any) -> ArrayType | str:
+        if leaves.is_value(leaf):
+            return _type_of_value(leaf)
+        if leaves.is_numpy(leaf):
+            return ArrayType(dtype_name(leaf.dtype) or str(leaf.dtype), leaf.shape)
+        of_framework = self._arrays.type_of(leaf)
+        if of_framework is not None:
+            return of_framework
+        if leaves.keeps_state(leaf):
+            return "object with a state"
+        return f"{type(leaf).__module__}.{type(leaf).__qualname__}"
+
+
+def raise_mismatch(differences: Sequence[str], request: RestoreRequest) -> None:
+    """Raise a `StructureMismatchError` that lists the differences."""
+    shown = differences[:DIFFERENCES_SHOWN_MAX]
+    more = len(differences) - len(shown)
+    scope = "" if request.only is None else f" below {', '.join(request.only.names)}"
+    raise StructureMismatchError(
+        f"restore: the state asked for differs from the checkpoint{scope} in {len(differences)} "
+        "places (expected is what was asked for, found is what was saved):\n  "
+        + "\n  ".join(shown)
+        + (f"\n  and {more} more" if more else "")
+        + "\nPass a state of the saved structure, partial=... with the paths that may differ, or "
+        "like=None for all that was saved."
+    )
+
+
+def _type_of_spec(array: ArraySpec) -> ArrayType:
+    if array.prng_impl is not None:
+        return ArrayType(f"key<{array.prng_impl}>", array.shape[:-1])
+    return ArrayType(array.dtype, array.shape)
+
+
+def _type_of_value(value: object) -> str:
+    return "None" if value is None else type(value).__name__

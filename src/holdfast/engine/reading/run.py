@@ -1,0 +1,56 @@
+"""One run as a reader sees it: its durable tier, and this host's RAM tier where there is one.
+
+It is the one read model of a run, for the public read-only handle and for the command line. It
+writes nothing and takes no lock of the run. How the RAM tier of a host is found is the caller's
+knowledge: `find_ram` is called for each listing, because an agent may start or end in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.engine.reading.view import View, view_of
+from holdfast.store.contract import Store
+from holdfast.store.disk import DiskStore
+from holdfast.store.ram import RamStore
+
+
+def _no_ram() -> RamStore | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadableRun:
+    """A run that is read.
+
+    A directory that is a copy of a run, and was not opened yet, has the original's `run_id`. The
+    agents and the RAM of that id are not its own.
+    """
+
+    directory: Path
+    run_id: str
+    durable: DiskStore
+    find_ram: Callable[[], RamStore | None] = _no_ram
+    is_copy: bool = False
+
+    @property
+    def agents_id(self) -> str:
+        """The id that its own agents go by; empty where it can have none yet."""
+        return "" if self.is_copy else self.run_id
+
+    @property
+    def stores(self) -> list[Store]:
+        """The tiers as they are now, the nearest first."""
+        ram = self.find_ram()
+        return [ram, self.durable] if ram is not None else [self.durable]
+
+    def load_view(self) -> View:
+        """Return what the tiers hold now.
+
+        Raises:
+            CheckpointDamagedError: an attempt's record is damaged, so the timeline is unknown.
+            StorageError: a tier cannot be listed.
+        """
+        return view_of(self.stores, self.durable)

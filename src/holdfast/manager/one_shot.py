@@ -1,0 +1,198 @@
+"""One state in one directory: `save` writes it and `load` reads it back, without an agent.
+
+The directory is a run with one attempt and one checkpoint, of step 0, so everything that reads runs
+reads it.
+
+Invariants:
+- The directory is built beside its place, under a hidden name, and put there by one rename. So it
+  is there whole, or not at all; a crash leaves a hidden directory, which nothing loads.
+- With `overwrite` the old directory stays in place until the new one is on the disk. Where the
+  file system cannot exchange two directories in one step, a crash between two renames leaves the
+  old one under a hidden name too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from holdfast.adapt.contract import ArrayOutline, Framework, Outline, Snapshot
+from holdfast.adapt.detect import find_framework
+from holdfast.agent.agent_directory import host_name
+from holdfast.clock import Clock, SystemClock
+from holdfast.engine.lifecycle.attempts import AttemptStart, attempt_numbers, begin_attempt
+from holdfast.engine.lifecycle.catalog import list_checkpoints
+from holdfast.engine.lifecycle.commit import commit
+from holdfast.engine.lifecycle.identity import place_of
+from holdfast.engine.lifecycle.run import create_run, read_run_record
+from holdfast.engine.saving.part import write_part
+from holdfast.errors import HoldfastError, InvalidArgumentError
+from holdfast.format.names import CheckpointId
+from holdfast.format.records import RunPlace
+from holdfast.job.opening import run_directory
+from holdfast.manager import arguments
+from holdfast.manager.planning import Planner, Taking
+from holdfast.manager.run import Run
+from holdfast.store.disk import DiskStore
+from holdfast.store.file_system import LOCAL
+from holdfast.store.object_folder import UNFINISHED, translated
+from holdfast.store.renames import exchange, rename_to_new
+
+SAVED = CheckpointId(0, 1)
+
+
+def save(
+    path: str | os.PathLike[str],
+    tree: object,
+    *,
+    metrics: Mapping[str, float] | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Save `tree` to the new directory `path`; it is durable when this returns.
+
+    Args:
+        path: the directory to make; its parent must exist.
+        tree: any state that `CheckpointManager.save` takes. JAX arrays that are sharded over
+            several processes are refused.
+        metrics: numbers by name, as for `CheckpointManager.save`.
+        overwrite: replace what an earlier `save` made at `path`. It stays until the new one is
+            complete.
+
+    Raises:
+        InvalidArgumentError: `path` exists; with `overwrite`, it exists and no `save` made it.
+        UnsupportedLeafError: a leaf cannot be saved.
+        OutOfSpaceError, StorageError: it could not be written. In all cases nothing has changed.
+    """
+    directory = run_directory(path)
+    checked = arguments.check_metrics(metrics)
+    clock = SystemClock()
+    with translated("save to", directory):
+        _check_target(directory, overwrite, clock)
+        snapshot = _snapshot(find_framework(), tree)
+        building = directory.parent / f".{directory.name}.{clock.token()[:12]}{UNFINISHED}"
+        try:
+            building.mkdir()
+            _write(DiskStore(building, clock), directory, snapshot, checked, clock)
+            _put_in_place(building, directory, overwrite)
+        finally:
+            snapshot.release()
+            with contextlib.suppress(OSError):
+                # After an exchange this is the old directory.
+                shutil.rmtree(building)
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    like: Any = None,
+    only: str | Sequence[str] | None = None,
+    partial: str | Sequence[str] | None = None,
+    cast: bool = False,
+) -> Any:
+    """Read the state that `save` wrote to `path`; of a run's directory, its newest checkpoint.
+
+    Arguments and errors are those of `Run.restore`, and of `open_run`.
+    """
+    with Run(path) as run:
+        return run.restore(like=like, only=only, partial=partial, cast=cast)
+
+
+def _check_target(directory: Path, overwrite: bool, clock: Clock) -> None:
+    """Check that `directory` may be made or replaced; nothing else is ever overwritten."""
+    if not directory.parent.is_dir():
+        raise InvalidArgumentError(
+            f"save to {directory}: expected a directory {directory.parent} to make it in, found "
+            "none; make it before"
+        )
+    if not os.path.lexists(directory):
+        return
+    if not overwrite:
+        raise InvalidArgumentError(
+            f"save to {directory}: it exists; give a new path, or pass overwrite=True"
+        )
+    store = DiskStore(directory, clock)
+    try:
+        read_run_record(store, str(directory))
+        is_one_shot = attempt_numbers(store) == [SAVED.attempt] and [*list_checkpoints(store)] == [
+            SAVED
+        ]
+    except HoldfastError:
+        is_one_shot = False
+    if not is_one_shot or directory.is_symlink():
+        raise InvalidArgumentError(
+            f"save to {directory}: expected what an earlier save made, found something else, which "
+            "is not overwritten; remove it, or give a new path"
+        )
+
+
+def _snapshot(framework: Framework, tree: object) -> Snapshot:
+    """Return `tree`, fixed, as one process's own.
+
+    Raises:
+        InvalidArgumentError: some of an array is on other processes alone.
+    """
+    snapshot = framework.snapshot(tree)
+    outline = snapshot.outline
+    if any(ranks != (0,) for array in outline.arrays for ranks in array.placement.holders):
+        rank = framework.processes().rank
+        arrays = tuple(_as_own(array, rank) for array in outline.arrays)
+        snapshot.outline = Outline(
+            arrays=arrays, containers=outline.containers, process_values=outline.process_values
+        )
+    return snapshot
+
+
+def _as_own(array: ArrayOutline, rank: int) -> ArrayOutline:
+    placed = array.placement
+    if any(rank not in ranks and ranks != (0,) for ranks in placed.holders):
+        raise InvalidArgumentError(
+            f"save {'/'.join(map(str, array.path))}: expected an array that this process holds "
+            "whole, found one that is sharded over several processes; save it with a "
+            "CheckpointManager, or gather it before"
+        )
+    return replace(array, placement=replace(placed, holders=((0,),) * len(placed.holders)))
+
+
+def _write(
+    store: DiskStore,
+    directory: Path,
+    snapshot: Snapshot,
+    metrics: Mapping[str, float] | None,
+    clock: Clock,
+) -> None:
+    """Write a whole run to `store`, whose directory will be renamed to `directory`."""
+    built = place_of(store.directory)
+    # A rename keeps the inode; with the path it will have, the run is where its record says.
+    place = RunPlace(inode=built.inode, path=str(directory)) if built is not None else None
+    record = create_run(store, str(directory), clock.token(), clock.now(), place)
+    start = AttemptStart(
+        run_id=record.run_id, origin=None, host=host_name(), pid=os.getpid(), time=clock.now()
+    )
+    begin_attempt(store, SAVED.attempt, start)
+    plan = Planner(record.run_id, rank=0, count=1).plan(
+        snapshot, Taking(id=SAVED, time=clock.now(), metrics=metrics)
+    )
+    write_part(store, plan, snapshot.chunk_bytes)
+    commit(store, SAVED, 1)
+
+
+def _put_in_place(building: Path, directory: Path, overwrite: bool) -> None:
+    try:
+        rename_to_new(building, directory)
+    except FileExistsError as error:
+        if not overwrite:
+            raise InvalidArgumentError(
+                f"save to {directory}: another process made it meanwhile; give a new path, or pass "
+                "overwrite=True"
+            ) from error
+        exchange(building, directory)
+    fd = os.open(directory.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        LOCAL.sync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,129 @@
+"""`save` and `load`: one state in one directory, whole or not there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import holdfast
+from holdfast import errors
+from holdfast.store import renames
+from tests.hosts import Host
+
+SCRIPT = Path(__file__).with_name("crashing_save.py")
+
+
+class Loader:
+    """An object that keeps a state."""
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+
+    def get_state(self) -> int:
+        return self.position
+
+    def set_state(self, position: int) -> None:
+        self.position = position
+
+
+def test_a_jax_tree_comes_back_in_its_sharding_and_without_jax_as_numpy(tmp_path: Path) -> None:
+    tree = {
+        "w": jnp.arange(8.0),
+        "half": jnp.ones((2, 2), jnp.bfloat16),
+        "key": jax.random.key(3),
+        "data": Loader(41),
+        "n": None,
+    }
+    holdfast.save(tmp_path / "a", tree, metrics={"loss": 0.5})
+    plain = holdfast.load(tmp_path / "a")
+    assert type(plain["w"]) is np.ndarray
+    assert plain["data"] == 41
+    assert plain["half"].dtype == jnp.bfloat16
+    like = {**tree, "data": Loader(0)}
+    found = holdfast.load(tmp_path / "a", like=like)
+    assert isinstance(found["w"], jax.Array)
+    assert found["w"].sharding == tree["w"].sharding
+    assert jnp.array_equal(jax.random.key_data(found["key"]), jax.random.key_data(tree["key"]))
+    assert like["data"].position == 41
+    with holdfast.open_run(tmp_path / "a") as run:
+        assert run.all_steps() == [0]
+        assert run.metadata(0).metrics == {"loss": 0.5}
+
+
+def test_what_exists_is_replaced_only_where_a_save_made_it(tmp_path: Path, one_host: Host) -> None:
+    place = tmp_path / "a"
+    holdfast.save(place, {"n": 1})
+    before = os.stat(place).st_ino
+    with pytest.raises(errors.InvalidArgumentError, match="overwrite=True"):
+        holdfast.save(place, {"n": 2})
+    assert (os.stat(place).st_ino, holdfast.load(place)) == (before, {"n": 1})
+    with pytest.raises(errors.UnsupportedLeafError):
+        holdfast.save(place, {"n": object()}, overwrite=True)
+    assert holdfast.load(place) == {"n": 1}
+    holdfast.save(place, {"n": 2}, overwrite=True)
+    assert holdfast.load(place) == {"n": 2}
+    holdfast.save(tmp_path / "new", {"n": 3}, overwrite=True)
+    assert sorted(os.listdir(tmp_path)) == ["a", "new"]
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "one.jpg").write_text("x")
+    (tmp_path / "link").symlink_to(place)
+    with holdfast.CheckpointManager(tmp_path / "run") as training:
+        training.save(0, {"n": 0}, force=True)
+        training.save(1, {"n": 1}, force=True)
+    for other in ("photos", "run", "link"):
+        with pytest.raises(errors.InvalidArgumentError, match="is not overwritten"):
+            holdfast.save(tmp_path / other, {"n": 2}, overwrite=True)
+    with pytest.raises(errors.InvalidArgumentError, match=r"directory .*/no to make it in"):
+        holdfast.save(tmp_path / "no" / "a", {"n": 2})
+    assert sorted(os.listdir(tmp_path)) == ["a", "link", "new", "photos", "run"]
+
+
+def test_a_training_run_goes_on_from_what_was_saved(tmp_path: Path, one_host: Host) -> None:
+    holdfast.save(tmp_path / "a", {"w": np.ones(3)})
+    with holdfast.CheckpointManager(tmp_path / "a") as training:
+        start, state = training.resume({"w": np.zeros(3)})
+        assert (start, state["w"].tolist()) == (1, [1.0] * 3)
+        training.save(1, {"w": np.full(3, 2.0)}, force=True)
+    assert holdfast.load(tmp_path / "a")["w"].tolist() == [2.0] * 3
+
+
+@pytest.mark.parametrize("mode", ["once", "over"])
+def test_a_crash_at_any_call_leaves_the_old_state_or_the_new_one(
+    tmp_path: Path, one_host: Host, mode: str
+) -> None:
+    process = one_host.start(SCRIPT, tmp_path / "saved", mode)
+    output, errors_text = process.communicate(timeout=100)
+    assert process.returncode == 0, errors_text
+    *states, last = output.split()
+    old = "1" if mode == "over" else "none"
+    assert last == "done"
+    assert len(states) > 10
+    # First only the old state is found, and from the rename on only the new one.
+    assert states == [old] * states.count(old) + ["2"] * states.count("2")
+    assert states.count(old) > 10
+
+
+def test_a_rename_to_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.mkdir()
+    other.mkdir()
+    with pytest.raises(FileExistsError):
+        renames.rename_to_new(one, other)
+    renames.rename_to_new(one, tmp_path / "third")
+    assert sorted(os.listdir(tmp_path)) == ["other", "third"]
+
+
+def test_two_directories_are_exchanged(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    renames.exchange(tmp_path / "one", tmp_path / "other")
+    assert os.listdir(tmp_path / "one") == ["other"]
+    assert os.listdir(tmp_path / "other") == ["one"]
+    with pytest.raises(FileNotFoundError):
+        renames.exchange(tmp_path / "one", tmp_path / "missing")

@@ -1,0 +1,216 @@
+"""`open_run`: what a read-only handle answers, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import holdfast
+from holdfast import errors, preservation_policy, save_decision_policy
+from holdfast.adapt.contract import EVERYTHING, RestoreRequest
+from holdfast.adapt.nested import NestedRestoration
+from holdfast.adapt.numpy_state import NumpyFramework
+from holdfast.clock import SystemClock
+from holdfast.engine.lifecycle.catalog import list_checkpoints
+from holdfast.engine.lifecycle.commit import remove
+from holdfast.engine.reading.run import ReadableRun
+from holdfast.engine.reading.view import View, find_newest_sound, find_sound
+from holdfast.format.records import CheckpointSpec
+from holdfast.job.run_reading import read_only
+from holdfast.manager.restoring import (
+    RestoredState,
+    outside_rounds,
+    restore_newest,
+    restore_step,
+)
+from tests.hosts import Host
+
+
+def training(directory: Path) -> holdfast.CheckpointManager:
+    return holdfast.CheckpointManager(
+        directory,
+        save_decision_policy=save_decision_policy.FixedIntervalPolicy(1),
+        preservation_policy=preservation_policy.LatestN(None),
+    )
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"w": np.full(1000, step), "n": step}
+
+
+@pytest.fixture
+def run_directory(one_host: Host, tmp_path: Path) -> Path:
+    with training(tmp_path / "run") as manager:
+        for step in (1, 2, 3):
+            manager.save(step, state(step), metrics={"loss": 1 / step})
+            manager.wait_until_finished()
+    return tmp_path / "run"
+
+
+def test_a_run_is_read_as_its_manager_reads_it(run_directory: Path, one_host: Host) -> None:
+    with holdfast.open_run(str(run_directory)) as run:
+        assert run.directory == run_directory
+        assert run.run_id == json.loads((run_directory / "holdfast.json").read_text())["run_id"]
+        assert (run.latest_step(), run.all_steps()) == (3, [1, 2, 3])
+        assert run.restore(2)["n"] == 2
+        assert run.restore(like=state(0))["w"].tolist() == [3] * 1000
+        with training(run_directory) as manager:
+            assert run.metadata(2) == manager.metadata(2)
+            assert run.process_values(2) == manager.process_values(2) == {}
+        with pytest.raises(errors.StepNotFoundError, match="find step 7"):
+            run.restore(7)
+        with pytest.raises(errors.StepNotFoundError):
+            run.metadata(7)
+        with pytest.raises(errors.InvalidArgumentError, match=r"step 1\.5"):
+            run.restore(1.5)  # type: ignore[arg-type]
+    for call in (run.latest_step, run.all_steps, run.restore, run.wait_for_step):
+        with pytest.raises(errors.InvalidArgumentError, match="is closed"):
+            call()
+
+
+def test_what_is_in_ram_alone_is_read_too(one_host: Host, tmp_path: Path) -> None:
+    with holdfast.CheckpointManager(
+        tmp_path / "run", save_decision_policy=save_decision_policy.FixedIntervalPolicy(10**9)
+    ) as manager:
+        manager.save(0, state(0))
+        manager.wait_until_finished()
+        run = holdfast.open_run(tmp_path / "run")
+        assert run.restore()["n"] == 0
+        assert run.last_restore is not None
+        assert run.last_restore.sources == {"ram": 8000}
+
+
+def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(errors.NotARunError):
+        holdfast.open_run(tmp_path)
+    with pytest.raises(errors.NotARunError):
+        holdfast.load(tmp_path / "missing")
+    with pytest.raises(errors.InvalidArgumentError):
+        holdfast.open_run("")
+
+
+def test_waiting_returns_the_newest_step_or_ends_in_time(run_directory: Path) -> None:
+    with holdfast.open_run(run_directory) as run:
+        assert run.wait_for_step() == 3
+        assert run.wait_for_step(after=1, timeout_secs=0) == 3
+        started = time.monotonic()
+        with pytest.raises(errors.WaitTimeoutError, match=r"a step after 3 .* newest one is 3"):
+            run.wait_for_step(after=3, timeout_secs=0.2)
+        assert 0.2 <= time.monotonic() - started < 20
+        found: list[int] = []
+        waiter = threading.Thread(
+            target=lambda: found.append(run.wait_for_step(after=3, timeout_secs=60))
+        )
+        waiter.start()
+        with training(run_directory) as manager:
+            manager.save(9, state(9), force=True)
+            manager.wait_until_finished()
+        waiter.join(60)
+        assert found == [9]
+
+
+class DeletingRun:
+    """A run whose newest checkpoint of the moment is deleted right after each of some listings."""
+
+    def __init__(self, run: ReadableRun, count: int) -> None:
+        self._run, self._left = run, count
+
+    def load_view(self) -> View:
+        view = self._run.load_view()
+        if self._left and view.timeline:
+            self._left -= 1
+            newest = view.timeline[-1]
+            remove(self._run.durable, newest, list_checkpoints(self._run.durable)[newest])
+        return view
+
+
+def without_ram(directory: Path) -> ReadableRun:
+    run = read_only(directory)
+    return ReadableRun(directory=run.directory, run_id=run.run_id, durable=run.durable)
+
+
+class OvertakenRun:
+    """A run that is listed first when it has its oldest checkpoint alone, which is deleted then."""
+
+    def __init__(self, run: ReadableRun) -> None:
+        self._run, self._is_first = run, True
+
+    def load_view(self) -> View:
+        view = self._run.load_view()
+        if not self._is_first:
+            return view
+        self._is_first = False
+        oldest = view.timeline[0]
+        remove(self._run.durable, oldest, list_checkpoints(self._run.durable)[oldest])
+        listings = {name: {oldest: held[oldest]} for name, held in view.listings.items()}
+        return replace(view, listings=listings, timeline=(oldest,))
+
+
+def test_a_checkpoint_that_is_deleted_after_it_was_listed_is_not_the_newest(
+    run_directory: Path,
+) -> None:
+    newest = find_newest_sound(DeletingRun(without_ram(run_directory), 1).load_view)
+    assert newest is not None
+    assert newest.step == 2
+    newest = find_newest_sound(OvertakenRun(without_ram(run_directory)).load_view)
+    assert newest is not None
+    assert newest.step == 2
+
+
+def test_a_run_that_deletes_all_that_was_listed_is_listed_again(run_directory: Path) -> None:
+    assert [c.step for c in find_sound(OvertakenRun(without_ram(run_directory)).load_view)] == [
+        2,
+        3,
+    ]
+    found = restored(OvertakenRun(without_ram(run_directory)))
+    assert found is not None
+    assert found.report.step == 3
+
+
+def restored(deleting: DeletingRun | OvertakenRun, step: int | None = None) -> RestoredState | None:
+    look, framework, rounds = deleting.load_view, NumpyFramework(), outside_rounds()
+    if step is None:
+        return restore_newest(look, framework, EVERYTHING, rounds, SystemClock())
+    return restore_step(look, step, framework, EVERYTHING, rounds, SystemClock())
+
+
+def test_a_restore_goes_on_to_the_newest_that_is_left(run_directory: Path) -> None:
+    found = restored(DeletingRun(without_ram(run_directory), 1))
+    assert found is not None
+    assert (found.report.step, found.report.skipped) == (2, ())
+    with pytest.raises(errors.StepNotFoundError, match="find step 2"):
+        restored(DeletingRun(without_ram(run_directory), 1), step=2)
+    assert restored(DeletingRun(without_ram(run_directory), 9)) is None
+
+
+class BorrowingFramework(NumpyFramework):
+    """Takes memory that a store lends, and counts how often it did."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: list[np.ndarray] = []
+
+    def restoration(self, spec: CheckpointSpec, request: RestoreRequest) -> NestedRestoration:
+        made = NestedRestoration(spec, request)
+        made.targets = [replace(target, take=self.taken.append) for target in made.targets]
+        return made
+
+
+def test_memory_of_the_run_is_copied_and_not_borrowed(run_directory: Path) -> None:
+    look = read_only(run_directory).load_view
+    framework = BorrowingFramework()
+    found = restore_newest(look, framework, EVERYTHING, outside_rounds(), SystemClock())
+    assert found is not None
+    assert found.report.sources == {"ram": 8000}
+    assert not framework.taken
+    # A process of the job borrows it.
+    own = replace(outside_rounds(), is_outside=False)
+    assert restore_newest(look, framework, EVERYTHING, own, SystemClock()) is not None
+    assert len(framework.taken) == 1
