@@ -1,20 +1,20 @@
 """Holdfast keeps a training run from losing work: continuous checkpoints, off the training thread.
 
-The whole public interface is on this page. `CheckpointManager` is loaded on first use, so that the
-host's agent, which is a part of this package too, starts without any framework.
+The whole public interface is on this page. Each name is loaded on first use. The host's agent,
+which is a part of this package too, therefore starts without any framework, and a program that
+imports Holdfast pays for what it uses alone.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast import errors as errors
-from holdfast.policy import preservation_policy as preservation_policy
-from holdfast.policy import save_decision_policy as save_decision_policy
-
 if TYPE_CHECKING:
+    from holdfast import errors as errors
     from holdfast.manager import CheckpointManager as CheckpointManager
     from holdfast.manager import RamTier as RamTier
+    from holdfast.policy import preservation_policy as preservation_policy
+    from holdfast.policy import save_decision_policy as save_decision_policy
 
 __version__ = "0.1.0"
 
@@ -29,8 +29,20 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name in ("CheckpointManager", "RamTier"):
-        from holdfast import manager
+    if name not in __all__:
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    import importlib
 
-        return getattr(manager, name)
-    raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    if name == "errors":
+        found: object = importlib.import_module("holdfast.errors")
+    elif name.endswith("_policy"):
+        found = importlib.import_module(f"holdfast.policy.{name}")
+    else:
+        found = getattr(importlib.import_module("holdfast.manager"), name)
+    # The next access finds the name in the module and does not come here.
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from holdfast.adapt.contract import Processes
 from holdfast.agent.agent_directory import host_name
@@ -25,12 +26,13 @@ from holdfast.job.rendezvous import Rendezvous
 from holdfast.job.topology import MEET_SECS, JobHosts, meet, place_of
 from holdfast.manager.agent_session import AgentSession
 from holdfast.manager.planning import NO_REPLICAS, Replicas
-from holdfast.peers.client import PeerAccess
+from holdfast.peers.address import PeerAddress, parsed_addresses
 from holdfast.peers.config import PeerConfig, make_token, read_token
-from holdfast.peers.connection import PeerAddress, parsed_addresses
-from holdfast.peers.store import PeerStore
 from holdfast.store.contract import Store
 from holdfast.store.disk import DiskStore
+
+if TYPE_CHECKING:
+    from holdfast.peers.store import PeerStore
 
 TOKEN_FILE = "agents-{}.token"
 
@@ -226,6 +228,10 @@ def _job_peers(
 
     Each host begins with those whose names come after its own, so that not all ask the same first.
     """
+    # Only a job of several hosts needs an HTTP client.
+    from holdfast.peers.client import PeerAccess
+    from holdfast.peers.store import PeerStore
+
     assert config.peers is not None
     tls, token = config.peers.tls, read_token(config.peers.token_file)
     (own,) = (host for host in hosts.hosts if host.name == config.host)

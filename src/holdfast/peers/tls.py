@@ -7,11 +7,14 @@ besides.
 
 from __future__ import annotations
 
-import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from holdfast.errors import StorageError
+
+if TYPE_CHECKING:
+    import ssl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +32,7 @@ def serving_context(tls: PeerTls) -> ssl.SSLContext:
     Raises:
         StorageError: a file is missing, or is not what it should be.
     """
-    return _context(ssl.PROTOCOL_TLS_SERVER, tls)
+    return _context(tls, serves=True)
 
 
 def asking_context(tls: PeerTls) -> ssl.SSLContext:
@@ -38,11 +41,14 @@ def asking_context(tls: PeerTls) -> ssl.SSLContext:
     Raises:
         StorageError: as `serving_context`.
     """
-    return _context(ssl.PROTOCOL_TLS_CLIENT, tls)
+    return _context(tls, serves=False)
 
 
-def _context(protocol: int, tls: PeerTls) -> ssl.SSLContext:
-    context = ssl.SSLContext(protocol)
+def _context(tls: PeerTls, *, serves: bool) -> ssl.SSLContext:
+    # Loaded here, so that programs without TLS start without OpenSSL.
+    import ssl
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if serves else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     for path in (tls.certificate, tls.key, tls.authority):
