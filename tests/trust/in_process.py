@@ -45,7 +45,7 @@ from tests.engine.reusing import images_keeping, link_images
 RUN_ID = "0123456789abcdef0123456789abcdef"
 TICKS_MAX = 1000
 POLL_SECS = 0.02
-STARTING = ("Storing.list_durable", "Storing.begin")
+STARTING = ("StorageWorker.list_durable", "StorageWorker.begin")
 ARRAY_SIZE = 700
 
 T = TypeVar("T")
