@@ -74,7 +74,7 @@ class ModelHost(InProcessHost):
         # One that was wanted by an attempt that is over by now is refused, and others come later.
         for _ in range(SETTLE_COUNT):
             self.clock.sleep(RETRY_SECS)
-            while self.call(self._act(TICKS_MAX, until="Storing.commit")):
+            while self.call(self._act(TICKS_MAX, until="StorageWorker.commit")):
                 assert self.service is not None
                 self.service._storage_worker._committing.submit(int).result()
                 if self.committed_on_disk() != before:

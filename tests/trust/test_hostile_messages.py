@@ -68,7 +68,7 @@ async def _answered(agent: InProcessHost, name: str, data: bytes) -> str:
     handlers = {"slot": "want_slot", "request": "request_save"}
     handler = getattr(agent.service, handlers.get(name, name))
     try:
-        message = decoded(f"/{name}", data, type(MESSAGES[name]))
+        message = decoded(name, data, type(MESSAGES[name]))
         group = agent.state.group
         if name == "branch" and group is not None and message.rank not in group.members:
             return "left out"
