@@ -203,9 +203,7 @@ class Processes(Protocol):
 
 
 class Framework(Protocol):
-    """A framework: how it holds states, and who its processes are."""
-
-    def processes(self) -> Processes: ...
+    """A framework: how it holds states."""
 
     def snapshot(self, state: object) -> Snapshot:
         """Fixes `state`. Called on the training thread, and costs it as little as can be.

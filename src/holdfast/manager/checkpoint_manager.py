@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from holdfast.adapt.contract import Framework
+from holdfast.adapt.contract import Framework, Processes
 from holdfast.agent import protocol
 from holdfast.agent.control_block import ATTEMPT, TARGET_DURABLE, TARGET_PREEMPTION, TARGET_RAM
 from holdfast.clock import Clock, SystemClock
@@ -99,8 +99,7 @@ class CheckpointManager:
         self.last_restore = None
         self._ends_well = True
         self._clock: Clock = SystemClock()
-        self._framework = _framework()
-        self._processes = self._framework.processes()
+        self._processes = _processes()
         self._rendezvous = Rendezvous(self._processes, self._clock)
         replace_open(directory)
         self._run = run = open_run(directory, self._rendezvous, self._clock)
@@ -109,7 +108,10 @@ class CheckpointManager:
         self._own: UserPolicyThread | None = None
         self._votes = Votes(self._rendezvous)
         with self._rendezvous.propagating_errors("join the host's agent"):
-            self._session = self._job.join(self._clock, self._on_notice, self._on_new_agent)
+            start = self._job.begin_agent()
+            # Loading the adapter takes as long as a part of the agent's start, so both go on.
+            self._framework = _framework()
+            self._session = self._job.join(start, self._clock, self._on_notice, self._on_new_agent)
         self._steps = SaveSchedule(self._session.place.origin, self._options, self._processes.count)
         held = HeldResources(job=self._job, progress=self._progress, session=self._session)
         self._lifetime = Lifetime(run.directory, held, self._steps.stop)
@@ -491,6 +493,13 @@ class CheckpointManager:
             lambda: (self._progress.outstanding() > 0, self._is_stopping_alone()),
             self._progress.report_error,
         )
+
+
+def _processes() -> Processes:
+    # Not by way of `_framework`, whose modules load while the agent starts.
+    from holdfast.adapt.jax.processes import JaxProcesses
+
+    return JaxProcesses()
 
 
 def _framework() -> Framework:

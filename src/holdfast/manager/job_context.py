@@ -15,7 +15,7 @@ from holdfast.adapt.contract import Processes
 from holdfast.agent.agent_directory import host_name
 from holdfast.agent.client import AgentClient
 from holdfast.agent.config import AgentConfig
-from holdfast.agent.launch import ensure_agent
+from holdfast.agent.launch import AgentStart, begin_start, ensure_agent
 from holdfast.agent.protocol import AgentStatus, Attach, Empty, Notice, PeerAddresses
 from holdfast.clock import Clock
 from holdfast.engine.reading.view import RamTiers, View, look
@@ -92,12 +92,21 @@ class JobContext:
     peers: JobPeers
     durable: DiskStore
 
+    def begin_agent(self) -> AgentStart:
+        """Start this host's agent where there is none, and do not wait for it; `join` does."""
+        return begin_start(self.config)
+
     def join(
-        self, clock: Clock, on_notice: Callable[[Notice], None], on_return: Callable[[], None]
+        self,
+        start: AgentStart,
+        clock: Clock,
+        on_notice: Callable[[Notice], None],
+        on_return: Callable[[], None],
     ) -> AgentSession:
-        """Joins this host's agent, which is started where there is none."""
-        directory = self.durable.directory
-        return AgentSession(self.config, self.attach, clock, on_notice, on_return, directory)
+        """Joins this host's agent, which `begin_agent` has found or started."""
+        return AgentSession(
+            self.config, self.attach, clock, on_notice, on_return, self.durable.directory, start
+        )
 
     def load_view(self, session: AgentSession, clock: Clock) -> View:
         """What can be read now: of this host's RAM, the other hosts' and the durable tier."""

@@ -19,13 +19,11 @@ from holdfast.adapt.contract import (
     Mark,
     Outline,
     Pinning,
-    Processes,
     Restoration,
     Snapshot,
 )
 from holdfast.adapt.jax import arrays as jax_arrays
 from holdfast.adapt.jax.devices import JaxDevices
-from holdfast.adapt.jax.processes import JaxProcesses
 from holdfast.adapt.jax.restore import LikeRestoration
 from holdfast.adapt.jax.tree import Structure, flatten
 from holdfast.adapt.nested import NestedRestoration
@@ -46,9 +44,6 @@ class JaxFramework:
     def __init__(self) -> None:
         self._outlines: dict[Any, Outline] = {}
         self._devices = JaxDevices()
-
-    def processes(self) -> Processes:
-        return JaxProcesses()
 
     def snapshot(self, state: object) -> Snapshot:
         with _nothing_collected():
