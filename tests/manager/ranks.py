@@ -33,23 +33,23 @@ class MemoryWords:
 
     def put_if_absent(self, key: str, value: str) -> bool:
         self.asked["put_if_absent"] += 1
-        return self.control.setdefault(key, value) is value
+        return self.words.setdefault(key, value) is value
 
     def get(self, key: str) -> str | None:
         self.asked["get"] += 1
-        return self.control.get(key)
+        return self.words.get(key)
 
     def below(self, folder: str) -> dict[str, str]:
         self.asked["below"] += 1
         start = f"{folder}/"
-        found = dict(self.control)
+        found = dict(self.words)
         return {k.removeprefix(start): v for k, v in found.items() if k.startswith(start)}
 
     def delete(self, folder: str) -> None:
         self.asked["delete"] += 1
-        for key in list(self.control):
+        for key in list(self.words):
             if key.startswith(f"{folder}/"):
-                del self.control[key]
+                del self.words[key]
 
 
 @contextlib.contextmanager
@@ -85,7 +85,7 @@ class RankOf:
     slice_index: int | None = None
 
     def key_values(self) -> KeyValues:
-        return self.control
+        return self.words
 
 
 def ranks(

@@ -104,6 +104,11 @@ class AgentSession:
         self._watcher = threading.Thread(target=self._watch, name="holdfast-watch", daemon=True)
 
     @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called; an interrupted call counts."""
+        return self._is_closed
+
+    @property
     def group(self) -> str:
         """The word that the processes of this start share."""
         return self._attach.group

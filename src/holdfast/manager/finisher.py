@@ -163,6 +163,9 @@ class Finisher:
 
     def close(self, *, warns: bool) -> None:
         """Warn, where `warns`, if the run ends well and leaves its last step behind."""
+        if self._restorer.session.is_closed:
+            # An earlier `close` was interrupted after it had warned; the cells may be unmapped.
+            return
         place, steps = self._restorer.session.place, self._restorer.steps
         is_preempted = steps.preempted_at is not None or place.control.cells[place.notice_cell]
         if warns and not is_preempted and self._restorer.session.rank == 0:
