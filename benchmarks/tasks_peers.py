@@ -21,9 +21,9 @@ from holdfast.engine.transfer.fetch import fetch_part
 from holdfast.format.layout import image_layout
 from holdfast.format.names import CHECKPOINTS, CheckpointId, image_key, part_key
 from holdfast.format.records import ArraySpec, CheckpointSpec
+from holdfast.peers.address import PeerAddress
 from holdfast.peers.client import PeerAccess
 from holdfast.peers.config import LOOPBACK, listen
-from holdfast.peers.connection import PeerAddress
 from holdfast.peers.server import PeerServer, ServedRun
 from holdfast.peers.store import PeerStore
 from holdfast.store.ram import RamStore

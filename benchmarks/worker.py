@@ -23,6 +23,7 @@ TASKS = {
     "open_many": "benchmarks.tasks_restoring",
     "frozen": "benchmarks.tasks_saving",
     "pull": "benchmarks.tasks_peers",
+    "start": "benchmarks.tasks_start",
     "steps_between": "benchmarks.tasks_hosts",
 }
 

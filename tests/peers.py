@@ -17,9 +17,10 @@ from pathlib import Path
 
 from holdfast.clock import SystemClock
 from holdfast.format.buffers import Buffer
+from holdfast.peers.address import PeerAddress
 from holdfast.peers.client import PeerAccess
 from holdfast.peers.config import LOOPBACK, listen
-from holdfast.peers.connection import PeerAddress, PeerBounds
+from holdfast.peers.connection import PeerBounds
 from holdfast.peers.server import PeerServer, ServedRun
 from holdfast.peers.server_connections import PeerLimits
 from holdfast.peers.store import PeerStore

@@ -1,25 +1,24 @@
 """Checkpoint a training run continuously, off the training thread.
 
-This module lists the whole public interface. Everything but errors and policies is imported on
-first use, so that the host's agent, which is part of this package, starts quickly. No framework is
-imported that the program does not import.
+This module lists the whole public interface. Each name is imported on first use, so that the host's
+agent, which is part of this package, starts quickly. No framework is imported that the program does
+not import.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast import errors as errors
-from holdfast.policy import preservation_policy as preservation_policy
-from holdfast.policy import save_decision_policy as save_decision_policy
-
 if TYPE_CHECKING:
+    from holdfast import errors as errors
     from holdfast.manager import CheckpointManager as CheckpointManager
     from holdfast.manager import RamTier as RamTier
     from holdfast.manager import Run as Run
     from holdfast.manager import load as load
     from holdfast.manager import open_run as open_run
     from holdfast.manager import save as save
+    from holdfast.policy import preservation_policy as preservation_policy
+    from holdfast.policy import save_decision_policy as save_decision_policy
 
 __version__ = "0.1.0"
 
@@ -40,8 +39,20 @@ _OF_MANAGER = ("CheckpointManager", "RamTier", "Run", "load", "open_run", "save"
 
 
 def __getattr__(name: str) -> object:
-    if name in _OF_MANAGER:
-        from holdfast import manager
+    if name not in __all__:
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    import importlib
 
-        return getattr(manager, name)
-    raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    if name == "errors":
+        found: object = importlib.import_module("holdfast.errors")
+    elif name.endswith("_policy"):
+        found = importlib.import_module(f"holdfast.policy.{name}")
+    else:
+        found = getattr(importlib.import_module("holdfast.manager"), name)
+    # The next access finds the name in the module and does not come here.
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -10,7 +10,7 @@ import pytest
 from holdfast.agent.coordinator import Coordinator
 from holdfast.errors import InvalidArgumentError
 from holdfast.manager.job_context import JobPeers
-from holdfast.peers.connection import PeerAddress, parse_address
+from holdfast.peers.address import PeerAddress, parse_address
 from holdfast.peers.store import PeerStore
 from holdfast.peers.wire import HOSTS_SIZE_MAX_BYTES, hosts_text, parse_hosts
 from tests.peers import reaching

@@ -24,8 +24,8 @@ from holdfast.coordination.messages import (
     WhoHolds,
     encode_message,
 )
+from holdfast.peers.address import PeerAddress
 from holdfast.peers.config import LOOPBACK, listen
-from holdfast.peers.connection import PeerAddress
 from holdfast.peers.sender import WAITING_MAX, MessageSender, Sender
 from holdfast.peers.server import PeerServer, ServedRun
 from holdfast.peers.tls import PeerTls, client_context, server_context

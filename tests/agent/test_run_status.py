@@ -26,8 +26,8 @@ from holdfast.coordination.messages import Held
 from holdfast.coordination.survivability import HostSeen, Known, Lead
 from holdfast.errors import InvalidArgumentError
 from holdfast.format.names import CheckpointId
+from holdfast.peers.address import PeerAddress
 from holdfast.peers.config import LOOPBACK, listen
-from holdfast.peers.connection import PeerAddress
 from holdfast.peers.directory import PeerDirectory
 from holdfast.peers.server import PeerServer, ServedRun
 from tests.engine.making import memory_folder

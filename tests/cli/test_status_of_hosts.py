@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.peers.connection import parse_address
+from holdfast.peers.address import parse_address
 from tests.cli.command_line import answer, holdfast
 from tests.hosts import Host, events, host, wait_until
 from tests.manager.job import lose, start_job

@@ -27,7 +27,8 @@ from holdfast.format.digests import BLOCK_SIZE_BYTES
 from holdfast.format.names import CHECKPOINTS, image_key, part_key
 from holdfast.format.records import PartRecord
 from holdfast.format.sealed import seal
-from holdfast.peers.connection import PeerAddress, PeerBounds
+from holdfast.peers.address import PeerAddress
+from holdfast.peers.connection import PeerBounds
 from holdfast.peers.store import PeerStore
 from holdfast.store.ram import RamStore
 from holdfast.store.slots import SlotPool

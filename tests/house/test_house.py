@@ -28,6 +28,9 @@ ROOT = Path(__file__).parents[2]
 # tops of processes and threads, which report what they caught.
 OPERATION = "whatever an operation in the stores met is reported to the node as its outcome"
 BROAD_EXCEPTS: dict[str, str] = {
+    "src/holdfast/agent/socket_server.py:SocketServer._answered": (
+        "the top of a connection's task; the call fails with status 500, and the defect is logged"
+    ),
     "src/holdfast/agent/storage_worker.py:StorageWorker.begin": OPERATION,
     "src/holdfast/agent/storage_worker.py:StorageWorker.commit": OPERATION,
     "src/holdfast/agent/storage_worker.py:StorageWorker.list_durable": OPERATION,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.peers.connection import parse_address
+from holdfast.peers.address import parse_address
 from tests import network
 from tests.hosts import Host, events, stop, wait_until
 from tests.manager.job import (

@@ -14,9 +14,9 @@ import pytest
 
 from holdfast.clock import SystemClock
 from holdfast.errors import StorageError
+from holdfast.peers.address import parse_address
 from holdfast.peers.client import PeerAccess
 from holdfast.peers.config import read_token
-from holdfast.peers.connection import parse_address
 from holdfast.peers.store import PeerStore
 from tests.hosts import Host, events, stop, wait_until
 from tests.manager.job import Job, check_went_on, is_committed, start_job

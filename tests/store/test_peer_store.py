@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import InvalidArgumentError, ObjectNotFoundError, StorageError
+from holdfast.peers.address import PeerAddress
 from holdfast.peers.client import PeerAccess
 from holdfast.peers.config import LOOPBACK
-from holdfast.peers.connection import PeerAddress, PeerBounds
+from holdfast.peers.connection import PeerBounds
 from holdfast.peers.server_connections import PeerLimits
 from holdfast.peers.store import PeerStore
 from holdfast.store.contract import Store

@@ -19,13 +19,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from aiohttp import web
 
 import holdfast
 from holdfast.agent import protocol
 from holdfast.agent.agent_directory import GROUP, SOCKET, WORDS, socket_address
 from holdfast.agent.client import AgentClient, AgentGoneError
-from holdfast.agent.server import BODY_SIZE_MAX_BYTES, application, decoded
+from holdfast.agent.http_format import BODY_SIZE_MAX_BYTES
+from holdfast.agent.server import call_server, decoded
 from holdfast.errors import HoldfastError, InvalidArgumentError
 from tests.engine.making import memory_folder
 from tests.hosts import host, is_running, wait_until
@@ -68,7 +68,7 @@ async def _answered(agent: InProcessHost, name: str, data: bytes) -> str:
     handlers = {"slot": "want_slot", "request": "request_save"}
     handler = getattr(agent.service, handlers.get(name, name))
     try:
-        message = decoded(f"/{name}", data, type(MESSAGES[name]))
+        message = decoded(name, data, type(MESSAGES[name]))
         group = agent.state.group
         if name == "branch" and group is not None and message.rank not in group.members:
             return "left out"
@@ -217,15 +217,15 @@ async def serving(agent: InProcessHost, body_secs: float) -> AsyncIterator[Path]
     """The agent's routes on a Unix socket, and where that is."""
     assert agent.service is not None
     path = agent.folder / "test.sock"
-    runner = web.AppRunner(
-        application(agent.service, body_secs), access_log=None, shutdown_timeout=0.2
-    )
-    await runner.setup()
+    server = call_server(agent.service, body_secs)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    await server.start(listener)
     try:
-        await web.UnixSite(runner, str(path)).start()
         yield path
     finally:
-        await runner.cleanup()
+        await server.close(grace_secs=0.2)
+        path.unlink()
 
 
 async def exchange(path: Path, data: bytes, secs: float = ANSWER_SECS) -> bytes:

@@ -22,8 +22,8 @@ from holdfast.engine.saving.part_layouts import PartLayouts
 from holdfast.engine.transfer.fetch import fetch_part
 from holdfast.errors import StorageError
 from holdfast.format.names import CHECKPOINTS
+from holdfast.peers.address import PeerAddress, parse_address
 from holdfast.peers.config import LOOPBACK, PeerConfig
-from holdfast.peers.connection import PeerAddress, parse_address
 from holdfast.peers.tls import PeerTls
 from tests.engine.making import Made, random_array
 from tests.engine.stores import ram

@@ -17,8 +17,8 @@ import pytest
 
 from holdfast.clock import SystemClock
 from holdfast.errors import InvalidArgumentError, StorageError
+from holdfast.peers.address import PeerAddress
 from holdfast.peers.config import LOOPBACK, listen, read_token
-from holdfast.peers.connection import PeerAddress
 from holdfast.peers.server import PeerServer
 from holdfast.peers.server_connections import PeerLimits
 from holdfast.store.ram import RamStore

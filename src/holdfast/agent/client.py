@@ -8,7 +8,6 @@ A call to a running agent ends after `CALL_SECS`, which storage may need.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import logging
 import math
 import os
@@ -22,11 +21,19 @@ import msgspec
 from holdfast import errors
 from holdfast.agent import protocol
 from holdfast.agent.agent_directory import peer, socket_address
+from holdfast.agent.http_format import (
+    HEAD_END,
+    HEAD_SIZE_MAX_BYTES,
+    HttpFormatError,
+    parse_answer,
+    request,
+)
 from holdfast.format.json_codec import decode
 
 PULSE_SECS = 10.0
 CALL_SECS = 600.0
 LONG_CALL_SECS = 3660.0
+PIECE_SIZE_BYTES = 64 * 1024
 LONG_CALLS = frozenset({"attach", "delete", "judged", "sealed"})
 """Calls that wait for whole images to be written; `attach` waits for other hosts and for a lease.
 
@@ -42,28 +49,69 @@ class AgentGoneError(Exception):
     """The agent does not answer; the caller decides whether to start another."""
 
 
-class _UnixConnection(http.client.HTTPConnection):
+class _UnixConnection:
+    """One connection; `sock` is None until the first request, and after `close`."""
+
     def __init__(self, folder: Path, timeout_secs: float) -> None:
-        super().__init__("agent", timeout=min(timeout_secs, PULSE_SECS))
+        self.sock: socket.socket | None = None
+        self._timeout_secs = min(timeout_secs, PULSE_SECS)
         self._folder = folder
 
-    def connect(self) -> None:
+    def send(self, name: str, body: bytes) -> None:
+        """Send a request; connect first where there is no connection."""
+        sock = self.sock if self.sock is not None else self._connect()
+        sock.sendall(request(name, body))
+
+    def receive(self) -> tuple[int, bytes]:
+        """Receive the answer: its status and its body.
+
+        Raises:
+            OSError: the connection broke, or no byte came within the timeout.
+            HttpFormatError: what came is no answer.
+        """
+        data = bytearray()
+        while (end := data.find(HEAD_END)) < 0:
+            if len(data) > HEAD_SIZE_MAX_BYTES:
+                raise HttpFormatError("the answer's header does not end")
+            data += self._receive_some()
+        head = parse_answer(bytes(data[:end]))
+        del data[: end + len(HEAD_END)]
+        while len(data) < head.size_bytes:
+            data += self._receive_some()
+        if not head.keeps_open:
+            self.close()
+        return head.status, bytes(data)
+
+    def close(self) -> None:
+        """Close the connection; the next request opens another one."""
+        sock, self.sock = self.sock, None
+        if sock is not None:
+            sock.close()
+
+    def _receive_some(self) -> bytes:
+        found = _socket(self).recv(PIECE_SIZE_BYTES)
+        if not found:
+            raise ConnectionResetError("the connection ended before the answer")
+        return found
+
+    def _connect(self) -> socket.socket:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         # Through a descriptor: the path of a Unix socket has at most 107 bytes.
         folder_fd = os.open(self._folder, flags)
         try:
-            self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self.sock.settimeout(self.timeout)
-            self.sock.connect(socket_address(folder_fd))
+            sock = self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            sock.settimeout(self._timeout_secs)
+            sock.connect(socket_address(folder_fd))
         finally:
             os.close(folder_fd)
-        _, uid = peer(self.sock)
+        _, uid = peer(sock)
         if uid != os.geteuid():
             # Send nothing to another user's process.
             self.close()
             raise PermissionError(
                 f"the socket in {self._folder} is of user {uid}, expected user {os.geteuid()}"
             )
+        return sock
 
 
 class AgentClient:
@@ -88,23 +136,17 @@ class AgentClient:
         """
         is_answered = False
         try:
-            self._connection.request("POST", f"/{name}", msgspec.json.encode(message))
+            self._connection.send(name, msgspec.json.encode(message))
             self._await_answer(name)
-            response = self._connection.getresponse()
-            body = response.read()
-            # Left to its finalizer, in which Python loses a Ctrl-C, if it is not closed here.
-            response.close()
+            status, body = self._connection.receive()
             is_answered = True
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, HttpFormatError) as error:
             raise AgentGoneError(f"{name}: {type(error).__name__}: {error}") from error
         finally:
             if not is_answered:
-                # Also after a Ctrl-C: otherwise the next call would send the rest of this request,
-                # or read its answer. A closed connection object that is reused keeps its unsent
-                # bytes, so it is replaced.
+                # Also after a Ctrl-C: the next call would otherwise read the answer to this one.
                 self._connection.close()
-                self._connection = self._new_connection()
-        if response.status == 200:
+        if status == 200:
             return decode(body, kind)
         raise _failure(body)
 
@@ -148,8 +190,8 @@ class AgentClient:
                 found.shutdown(socket.SHUT_RDWR)
 
 
-def _socket(connection: http.client.HTTPConnection) -> socket.socket:
-    found: socket.socket | None = connection.sock
+def _socket(connection: _UnixConnection) -> socket.socket:
+    found = connection.sock
     if found is None:
         raise ConnectionError("the connection was closed")
     return found

@@ -16,7 +16,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.agent import control_block
 from holdfast.agent.agent_directory import GROUP
@@ -29,10 +29,12 @@ from holdfast.coordination.node import Node
 from holdfast.coordination.rank_runs import ranks_in
 from holdfast.coordination.settings import Settings
 from holdfast.coordination.turn import AgentIdentity
-from holdfast.peers.connection import PeerAddress
+from holdfast.peers.address import PeerAddress
 from holdfast.peers.directory import PeerDirectory
-from holdfast.peers.sender import MessageSender
-from holdfast.peers.store import PeerStore
+
+if TYPE_CHECKING:
+    from holdfast.peers.sender import MessageSender
+    from holdfast.peers.store import PeerStore
 
 log = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ import fcntl
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,8 @@ from holdfast.errors import AgentUnavailableError
 from holdfast.format.names import EVENTS
 
 START_SECS = 60.0
-POLL_SECS = 0.02
+POLL_SECS = 0.005
+LEAVING_POLL_SECS = 0.1
 REAP_SECS = 10.0
 ENDED_COUNT_MAX = 5
 """How many agents in a row may exit before they answer: one may be killed while it starts."""
@@ -32,8 +34,36 @@ def find_agent(run_id: str, host: str) -> Path | None:
     return next((f for f in agent_folders(run_id, host) if answers(f)), None)
 
 
-def ensure_agent(config: AgentConfig, clock: Clock) -> tuple[Path, str | None]:
-    """Return the folder of the run's agent; start the agent if none answers.
+@dataclass(frozen=True, slots=True)
+class AgentStart:
+    """An agent that was found or is starting; `process` is None where this process started none."""
+
+    folder: Path
+    reason: str | None
+    process: subprocess.Popen[bytes] | None
+
+
+def begin_start(config: AgentConfig) -> AgentStart:
+    """Start the run's agent where none answers, and do not wait for it.
+
+    `ensure_agent` has to follow: it waits for the agent, and reaps the process.
+
+    Raises:
+        AgentUnavailableError: no folder takes the agent's files.
+    """
+    found = find_agent(config.run_id, config.host)
+    return AgentStart(found, None, None) if found is not None else _start(config)
+
+
+def ensure_agent(
+    config: AgentConfig, clock: Clock, start: AgentStart | None = None
+) -> tuple[Path, str | None]:
+    """Return the folder of the run's agent, which is started where none answers.
+
+    Args:
+        config: the agent that is wanted.
+        clock: the time.
+        start: what `begin_start` returned for the same agent, where it was called before.
 
     Returns:
         The folder, and the reason why it is not on the RAM tier's root, or None if it is.
@@ -41,34 +71,31 @@ def ensure_agent(config: AgentConfig, clock: Clock) -> tuple[Path, str | None]:
     Raises:
         AgentUnavailableError: the agent does not start; the message names its log.
     """
-    found = find_agent(config.run_id, config.host)
-    if found is not None:
-        return found, None
+    start = start or begin_start(config)
     deadline = clock.monotonic() + START_SECS
     ended_count = 0
-    folder, reason, process = _start(config)
     while clock.monotonic() < deadline and ended_count < ENDED_COUNT_MAX:
-        if answers(folder):
-            _reap(process)
-            return folder, reason
-        code = process.poll() if process is not None else ALREADY_RUNNING
+        if answers(start.folder):
+            _reap(start.process)
+            return start.folder, start.reason
+        code = start.process.poll() if start.process is not None else ALREADY_RUNNING
         if code == ALREADY_RUNNING:
-            # An agent that exits held the lock or removed the folder, or another one was just
-            # started.
-            clock.sleep(POLL_SECS * 5)
-            folder, reason, process = _start(config)
-        elif code is not None and not is_locked(folder):
-            # It exited before it answered, with or without having the lock.
+            # One on its way out held the lock or took the folder along, or one was just started.
+            clock.sleep(LEAVING_POLL_SECS)
+            start = _start(config)
+        elif code is not None and not is_locked(start.folder):
+            # It ended before it answered, with its place or without it.
             ended_count += 1
             if ended_count < ENDED_COUNT_MAX:
-                folder, reason, process = _start(config)
+                start = _start(config)
         clock.sleep(POLL_SECS)
-    _reap(process)
+    _reap(start.process)
     log = Path(config.run) / EVENTS / f"agent-{config.host}.log"
     raise AgentUnavailableError(
-        f"start the agent of {config.run} in {folder}: none answered within {START_SECS:.0f} s "
-        f"({ended_count} exited before that; exit code "
-        f"{process.returncode if process else None}): {_last_line(folder)}; see {log}"
+        f"start the agent of {config.run} in {start.folder}: none answered within "
+        f"{START_SECS:.0f} s ({ended_count} ended before they did; exit code "
+        f"{start.process.returncode if start.process else None}): "
+        f"{_last_line(start.folder)}; see {log}"
     )
 
 
@@ -128,13 +155,13 @@ def _choose_folder(config: AgentConfig) -> tuple[Path, str | None]:
     )
 
 
-def _start(config: AgentConfig) -> tuple[Path, str | None, subprocess.Popen[bytes] | None]:
+def _start(config: AgentConfig) -> AgentStart:
     folder, reason = _choose_folder(config)
     try:
         process = _spawn(msgspec.structs.replace(config, folder=str(folder)))
     except FileNotFoundError:
         process = None
-    return folder, reason, process
+    return AgentStart(folder, reason, process)
 
 
 def _spawn(config: AgentConfig) -> subprocess.Popen[bytes]:

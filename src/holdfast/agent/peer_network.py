@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from holdfast.agent.coordinator import Coordinator
 from holdfast.agent.run_status import HostStatus, encode_status
@@ -13,14 +14,16 @@ from holdfast.agent.state import AgentState
 from holdfast.coordination.inputs import Received
 from holdfast.coordination.messages import AnyMessage
 from holdfast.errors import HoldfastError
+from holdfast.peers.address import PeerAddress
 from holdfast.peers.config import PeerConfig, listen, read_token
-from holdfast.peers.connection import PeerAddress
 from holdfast.peers.directory import PeerDirectory
-from holdfast.peers.sender import MessageSender, Sender
-from holdfast.peers.server import PeerServer, ServedRun
 from holdfast.peers.tls import client_context, server_context
 from holdfast.store.file_system import FileSystem
 from holdfast.store.ram import RamStore
+
+if TYPE_CHECKING:
+    from holdfast.peers.sender import MessageSender
+    from holdfast.peers.server import PeerServer
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +66,10 @@ class PeerNetwork:
         config: PeerConfig,
         token: str,
     ) -> None:
+        # aiohttp is loaded only where peers are served: a third of an agent's start without peers.
+        from holdfast.peers.sender import MessageSender, Sender
+        from holdfast.peers.server import PeerServer, ServedRun
+
         state = self._state
         loop = asyncio.get_running_loop()
 

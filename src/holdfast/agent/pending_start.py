@@ -17,7 +17,7 @@ from holdfast.agent.state import AgentState, Policies
 from holdfast.agent.trainer_group import TrainerGroup
 from holdfast.coordination.settings import Settings
 from holdfast.errors import HoldfastError
-from holdfast.peers.connection import PeerAddress, parsed_addresses
+from holdfast.peers.address import PeerAddress, parsed_addresses
 from holdfast.policy import preservation_policy, save_decision_policy
 
 

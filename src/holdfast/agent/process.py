@@ -21,15 +21,13 @@ import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
-from aiohttp import web
-
 from holdfast.agent.agent_directory import LOCK, SOCKET, check_private, socket_address
 from holdfast.agent.config import ALREADY_RUNNING, AgentConfig
 from holdfast.agent.log_file import logging_into
 from holdfast.agent.peer_network import PeerNetwork
-from holdfast.agent.server import application
+from holdfast.agent.server import call_server
 from holdfast.agent.service import Service
+from holdfast.agent.socket_server import SocketServer
 from holdfast.agent.state import open_state
 from holdfast.clock import SystemClock
 from holdfast.errors import StorageError
@@ -105,7 +103,7 @@ def _remove_left_behind(folder: Path) -> None:
     """Remove the folders of earlier agents that were killed while they removed them."""
     for left in folder.parent.glob(f".{folder.name}.*"):
         pid = left.suffix[1:]
-        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+        if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
             shutil.rmtree(left, ignore_errors=True)
 
 
@@ -142,6 +140,8 @@ def _lower_priority() -> None:
     Where the kernel divides the processor by session (autogroup), the agent's share is its
     session's, whatever its niceness; see docs/performance.md.
     """
+    import psutil
+
     os.nice(NICENESS)
     psutil.Process().ionice(psutil.IOPRIO_CLASS_BE, 7)
 
@@ -156,16 +156,15 @@ async def _serve(config: AgentConfig, files: FileSystem, has_place: Callable[[],
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, service.leave_soon)
     state.events.write("agent_started", pid=os.getpid())
-    runner = web.AppRunner(application(service), handle_signals=False, access_log=None)
-    await runner.setup()
+    server = call_server(service)
     try:
         await service.adopt()
         network.open(service.coordinator, service.own_status)
-        await _listen(runner, state.folder)
+        await _listen(server, state.folder)
         await service.run()
     finally:
         await network.close()
-        await asyncio.wait_for(runner.cleanup(), SHUTDOWN_SECS * 50)
+        await asyncio.wait_for(server.close(SHUTDOWN_SECS), SHUTDOWN_SECS * 50)
         state.events.write("agent_left", pid=os.getpid())
         service.close()
         state.events.close()
@@ -174,7 +173,7 @@ async def _serve(config: AgentConfig, files: FileSystem, has_place: Callable[[],
     return service.is_all_durable
 
 
-async def _listen(runner: web.AppRunner, folder: Path) -> None:
+async def _listen(server: SocketServer, folder: Path) -> None:
     (folder / SOCKET).unlink(missing_ok=True)
     folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -183,4 +182,4 @@ async def _listen(runner: web.AppRunner, folder: Path) -> None:
     finally:
         os.close(folder_fd)
     (folder / SOCKET).chmod(0o600)
-    await web.SockSite(runner, listener, shutdown_timeout=SHUTDOWN_SECS).start()
+    await server.start(listener)

@@ -9,11 +9,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-import ssl
 from collections.abc import Mapping
-from importlib import metadata
+from typing import TYPE_CHECKING
 
-import aiohttp
 import msgspec
 
 from holdfast.coordination.messages import MESSAGE_BYTES_MAX, Held, Name, check_held
@@ -29,10 +27,15 @@ from holdfast.coordination.survivability import (
 )
 from holdfast.errors import InvalidArgumentError
 from holdfast.format.json_codec import decode
-from holdfast.peers.connection import PeerAddress
+from holdfast.peers.address import PeerAddress
 from holdfast.peers.directory import PeerDirectory
 from holdfast.peers.tls import client_context
 from holdfast.peers.wire import STATUS, HttpRefusal, target_of
+
+if TYPE_CHECKING:
+    import ssl
+
+    import aiohttp
 
 ANSWER_SECS = 3.0
 CONNECTIONS_MAX = 256
@@ -127,6 +130,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
 @functools.cache
 def installed_version() -> str:
     """Return the version of Holdfast that this agent runs."""
+    from importlib import metadata
+
     try:
         return metadata.version("holdfast-checkpoint")
     except metadata.PackageNotFoundError:
@@ -166,6 +171,8 @@ async def ask_hosts(peers: PeerDirectory, own_host: str) -> dict[str, HostStatus
     known = peers.addresses()
     if not known or peers.token is None:
         return {}
+    import aiohttp
+
     connector = aiohttp.TCPConnector(limit=CONNECTIONS_MAX)
     headers = {"Authorization": f"Bearer {peers.token}"}
     tls = client_context(peers.tls) if peers.tls is not None else None
@@ -190,6 +197,8 @@ async def _ask(
     target: str,
     tls: ssl.SSLContext | None,
 ) -> HostStatus | str:
+    import aiohttp
+
     scheme = "https" if tls is not None else "http"
     try:
         async with session.get(

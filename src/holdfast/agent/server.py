@@ -1,22 +1,18 @@
-"""Serve the agent's HTTP routes on a Unix socket, for its own user alone."""
+"""Serve the agent's calls on a Unix socket, for its own user alone."""
 
 from __future__ import annotations
 
-import asyncio
-import os
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import msgspec
-from aiohttp import web
 
 from holdfast.agent import protocol
-from holdfast.agent.agent_directory import peer
 from holdfast.agent.service import Service
+from holdfast.agent.socket_server import SocketServer
 from holdfast.errors import HoldfastError, InvalidArgumentError
 from holdfast.format.json_codec import decode
 
-BODY_SIZE_MAX_BYTES = 64 * 1024 * 1024
 BODY_SECS = 30.0
 
 Handler = Callable[[Any, int], Awaitable[msgspec.Struct]]
@@ -24,13 +20,13 @@ Handler = Callable[[Any, int], Awaitable[msgspec.Struct]]
 T = TypeVar("T")
 
 
-def application(service: Service, body_secs: float = BODY_SECS) -> web.Application:
-    """Return the routes of one agent.
+def call_server(service: Service, body_secs: float = BODY_SECS) -> SocketServer:
+    """Return the server of one agent.
 
-    Each takes one struct, whose body has to arrive within `body_secs`, and answers with one.
+    Each call takes one struct, whose head and body each arrive within `body_secs`, and answers with
+    one struct.
     """
-    app = web.Application(client_max_size=BODY_SIZE_MAX_BYTES, middlewares=[_own_user_alone])
-    routes: dict[str, tuple[type[msgspec.Struct], Handler]] = {
+    calls: dict[str, tuple[type[msgspec.Struct], Handler]] = {
         "attach": (protocol.Attach, service.attach),
         "branch": (protocol.Branch, service.branch),
         "slot": (protocol.WantSlot, service.want_slot),
@@ -50,33 +46,24 @@ def application(service: Service, body_secs: float = BODY_SECS) -> web.Applicati
         "job": (protocol.Empty, service.job),
         "stop": (protocol.Stop, service.stop),
     }
-    for name, (kind, handler) in routes.items():
-        app.router.add_post(f"/{name}", _route(kind, handler, body_secs))
-    return app
 
-
-def _route(
-    kind: type[msgspec.Struct], handler: Handler, body_secs: float
-) -> Callable[[web.Request], Awaitable[web.Response]]:
-    async def respond(request: web.Request) -> web.Response:
+    async def respond(name: str, body: bytes, pid: int) -> tuple[int, bytes]:
+        kind, handler = calls[name]
         try:
-            try:
-                async with asyncio.timeout(body_secs):
-                    body = await request.read()
-            except TimeoutError as error:
-                raise InvalidArgumentError(
-                    f"{request.path}: its body did not arrive within {body_secs} s"
-                ) from error
-            answer = await handler(decoded(request.path, body, kind), _peer(request)[0])
+            result = await handler(decoded(name, body, kind), pid)
         except HoldfastError as error:
-            failure = protocol.ErrorAnswer(error=type(error).__name__, message=str(error))
-            return web.Response(status=400, body=msgspec.json.encode(failure))
-        return web.Response(body=msgspec.json.encode(answer))
+            return 400, _refusal(type(error).__name__, str(error))
+        return 200, msgspec.json.encode(result)
 
-    return respond
+    return SocketServer(
+        frozenset(calls),
+        respond,
+        lambda reason: _refusal(InvalidArgumentError.__name__, reason),
+        body_secs,
+    )
 
 
-def decoded(path: str, body: bytes, kind: type[T]) -> T:
+def decoded(name: str, body: bytes, kind: type[T]) -> T:
     """Return the message of a request.
 
     Raises:
@@ -85,20 +72,8 @@ def decoded(path: str, body: bytes, kind: type[T]) -> T:
     try:
         return decode(body, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidArgumentError(f"{path}: not a {kind.__name__}: {error}") from error
+        raise InvalidArgumentError(f"/{name}: not a {kind.__name__}: {error}") from error
 
 
-def _peer(request: web.Request) -> tuple[int, int]:
-    """Return (pid, uid) of the process that connected."""
-    assert request.transport is not None
-    return peer(request.transport.get_extra_info("socket"))
-
-
-@web.middleware
-async def _own_user_alone(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    _, uid = _peer(request)
-    if uid != os.geteuid():
-        raise web.HTTPForbidden(text=f"this agent serves user {os.geteuid()}, not user {uid}")
-    return await handler(request)
+def _refusal(error: str, message: str) -> bytes:
+    return msgspec.json.encode(protocol.ErrorAnswer(error=error, message=message))

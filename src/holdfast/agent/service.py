@@ -29,7 +29,7 @@ from holdfast.coordination.settings import Settings
 from holdfast.errors import FencedError, InvalidArgumentError, RunBusyError, WaitTimeoutError
 from holdfast.format.names import CheckpointId
 from holdfast.format.records import Manifest
-from holdfast.peers.connection import parse_address, parsed_addresses
+from holdfast.peers.address import parse_address, parsed_addresses
 from holdfast.peers.directory import PeerDirectory
 
 ASK_SECS = 0.02

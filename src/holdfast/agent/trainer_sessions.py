@@ -36,7 +36,7 @@ from holdfast.errors import (
     StepNotFoundError,
 )
 from holdfast.format.names import CheckpointId
-from holdfast.peers.connection import parsed_addresses
+from holdfast.peers.address import parsed_addresses
 
 log = logging.getLogger(__name__)
 

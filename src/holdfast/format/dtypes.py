@@ -7,8 +7,11 @@ byte, as ml_dtypes holds them in memory; with one more axis, of the item's size,
 
 from __future__ import annotations
 
-import ml_dtypes
-import numpy as np
+import functools
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _SAFETENSORS = {
     "bool": "BOOL",
@@ -37,19 +40,25 @@ _ML_DTYPES = (
     *("float8_e5m2fnuz", "float8_e8m0fnu"),
 )
 
-_BY_NAME: dict[str, np.dtype] = {
-    name: np.dtype(name) for name in [*_SAFETENSORS, "complex128"] if name not in _ML_DTYPES
-} | {name: np.dtype(getattr(ml_dtypes, name)) for name in _ML_DTYPES if hasattr(ml_dtypes, name)}
+
+@functools.cache
+def _by_name() -> dict[str, np.dtype]:
+    """Return the dtypes by name; NumPy is loaded by the first call, not by the import."""
+    import ml_dtypes
+    import numpy as np
+
+    known = {n: np.dtype(n) for n in [*_SAFETENSORS, "complex128"] if n not in _ML_DTYPES}
+    return known | {n: np.dtype(getattr(ml_dtypes, n)) for n in _ML_DTYPES if hasattr(ml_dtypes, n)}
 
 
 def dtype_name(dtype: np.dtype) -> str | None:
     """Return the name of `dtype`, without byte order, or None if Holdfast cannot store it."""
-    return dtype.name if _BY_NAME.get(dtype.name) == dtype.newbyteorder("=") else None
+    return dtype.name if _by_name().get(dtype.name) == dtype.newbyteorder("=") else None
 
 
 def numpy_dtype(name: str) -> np.dtype | None:
     """Return the NumPy dtype of that name, little-endian in files, or None for an unknown name."""
-    return _BY_NAME.get(name)
+    return _by_name().get(name)
 
 
 def item_size_bytes(name: str) -> int:

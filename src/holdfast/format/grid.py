@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 Shape = tuple[int, ...]
 Region = tuple[tuple[int, ...], tuple[int, ...]]
@@ -43,6 +45,8 @@ def chunk_region(shape: Shape, chunk_shape: Shape, index: int) -> Region:
 
 def chunk_sizes(shape: Shape, chunk_shape: Shape) -> np.ndarray:
     """Return the number of elements of each chunk, in C order, as an int64 array."""
+    import numpy as np
+
     sizes = np.ones(1, np.int64)
     if math.prod(shape) == 0:
         return sizes * 0

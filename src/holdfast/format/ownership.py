@@ -10,13 +10,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from holdfast.format.digests import BLOCK_SIZE_BYTES
 from holdfast.format.dtypes import item_size_bytes
 from holdfast.format.grid import chunk_sizes
 from holdfast.format.records import ArraySpec, owners_of
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +52,15 @@ class Ownership:
         known = self._runs_of_rank.get(key)
         if known is None:
             found = self._runs(index)
-            (at,) = np.nonzero(found.ranks == rank)
+            (at,) = (found.ranks == rank).nonzero()
             pairs = zip(found.starts[at].tolist(), found.stops[at].tolist(), strict=True)
             known = self._runs_of_rank[key] = [range(start, stop) for start, stop in pairs]
         return known
 
     def owner(self, index: int, chunk: int) -> int:
         """Return the rank that owns a chunk of array `index`."""
+        import numpy as np
+
         found = self._runs(index)
         return int(found.ranks[np.searchsorted(found.stops, chunk, side="right")])
 
@@ -71,6 +75,8 @@ class Ownership:
     @cached_property
     def sizes(self) -> PartSizes:
         """The totals of all chunks. Visits every chunk: check `block_count_min` before."""
+        import numpy as np
+
         data_bytes, block_counts = np.zeros((2, self._rank_count), np.int64)
         for index, spec in enumerate(self._arrays):
             found = self._runs(index)
@@ -89,6 +95,8 @@ class Ownership:
         return self._counted([i for i, spec in enumerate(self._arrays) if math.prod(spec.shape)])
 
     def _counted(self, indices: Sequence[int]) -> np.ndarray:
+        import numpy as np
+
         counts = np.zeros(self._rank_count, np.int64)
         times: dict[int, int] = {}
         for index in indices:
@@ -111,6 +119,8 @@ class Ownership:
     def _runs(self, index: int) -> _Runs:
         at = self._written_at(index)
         if at not in self._all_runs:
+            import numpy as np
+
             ranks, counts = np.array(owners_of(self._arrays, index), np.int64).T
             stops = np.cumsum(counts)
             self._all_runs[at] = _Runs(ranks, stops - counts, stops)

@@ -25,7 +25,7 @@ from holdfast.agent.agent_directory import WORDS
 from holdfast.agent.client import AgentClient, AgentGoneError
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.control_block import ControlBlock, cost_cell, notice_cell, step_cell
-from holdfast.agent.launch import ensure_agent
+from holdfast.agent.launch import AgentStart, ensure_agent
 from holdfast.clock import Clock
 from holdfast.errors import (
     AgentUnavailableError,
@@ -102,6 +102,7 @@ class AgentSession:
         on_notice: Callable[[protocol.Notice], None],
         on_return: Callable[[], None],
         directory: RunDirectory,
+        start: AgentStart | None = None,
     ) -> None:
         self._config = config
         self._directory = directory
@@ -120,8 +121,13 @@ class AgentSession:
         self._lost: AgentUnavailableError | None = None
         self._watch_client: AgentClient | None = None
         self._pending: Callable[[], tuple[protocol.Id, ...]] = tuple
-        self.place = self._join()
+        self.place = self._join(start)
         self._watcher = threading.Thread(target=self._watch, name="holdfast-watch", daemon=True)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called; an interrupted call counts."""
+        return self._is_closed
 
     @property
     def group(self) -> str:
@@ -272,7 +278,7 @@ class AgentSession:
         place = self.place
         return msgspec.structs.replace(self._attach, attempt=place.attempt, origin=place.origin)
 
-    def _join(self) -> AgentPlace:
+    def _join(self, start: AgentStart | None = None) -> AgentPlace:
         for _ in range(TRIES_MAX):
             # Raises if the directory was removed: no agent is started for a replacement at its
             # path.
@@ -281,7 +287,8 @@ class AgentSession:
             self._attach = msgspec.structs.replace(
                 self._attach, run=str(path), directory=self._directory.identity_text
             )
-            folder, reason = ensure_agent(self._config, self._clock)
+            folder, reason = ensure_agent(self._config, self._clock, start)
+            start = None
             if reason is not None:
                 log.warning("the agent, and RAM checkpoints with it, are in %s: %s", folder, reason)
             client = AgentClient(folder)

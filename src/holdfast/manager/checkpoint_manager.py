@@ -126,7 +126,8 @@ class CheckpointManager:
         self._own: UserPolicyThread | None = None
         self._votes = Votes(self._rendezvous)
         with self._rendezvous.propagating_errors("join the host's agent"):
-            self._session = self._job.join(self._clock, self._on_notice, self._on_new_agent)
+            start = self._job.begin_agent()
+            self._session = self._job.join(start, self._clock, self._on_notice, self._on_new_agent)
         self._steps = SaveSchedule(self._session.place.origin, self._options, self._processes.count)
         held = HeldResources(job=self._job, progress=self._progress, session=self._session)
         self._lifetime = Lifetime(run.directory, held, self._steps.stop)

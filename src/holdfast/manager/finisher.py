@@ -169,6 +169,9 @@ class Finisher:
 
     def close(self, *, warns: bool) -> None:
         """Warn that the last step was not saved, if `warns` and the run was not preempted."""
+        if self._restorer.session.is_closed:
+            # An earlier `close` was interrupted after it had warned; the cells may be unmapped.
+            return
         place, steps = self._restorer.session.place, self._restorer.steps
         is_preempted = steps.preempted_at is not None or place.control.cells[place.notice_cell]
         if warns and not is_preempted and self._restorer.session.rank == 0:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from holdfast.adapt.contract import Processes
 from holdfast.agent.agent_directory import host_name
 from holdfast.agent.client import AgentClient
 from holdfast.agent.config import AgentConfig
-from holdfast.agent.launch import ensure_agent
+from holdfast.agent.launch import AgentStart, begin_start, ensure_agent
 from holdfast.agent.protocol import AgentStatus, Attach, Empty, Notice, PeerAddresses
 from holdfast.clock import Clock
 from holdfast.engine.reading.view import RamTiers, View, view_of
@@ -25,12 +26,13 @@ from holdfast.job.rendezvous import Rendezvous
 from holdfast.job.topology import MEET_SECS, JobHosts, meet, place_of
 from holdfast.manager.agent_session import AgentSession
 from holdfast.manager.planning import NO_REPLICAS, Replicas
-from holdfast.peers.client import PeerAccess
+from holdfast.peers.address import PeerAddress, parsed_addresses
 from holdfast.peers.config import PeerConfig, make_token, read_token
-from holdfast.peers.connection import PeerAddress, parsed_addresses
-from holdfast.peers.store import PeerStore
 from holdfast.store.contract import Store
 from holdfast.store.disk import DiskStore
+
+if TYPE_CHECKING:
+    from holdfast.peers.store import PeerStore
 
 TOKEN_FILE = "agents-{}.token"
 
@@ -95,17 +97,26 @@ class JobContext:
     peers: JobPeers
     durable: DiskStore
 
+    def begin_agent(self) -> AgentStart:
+        """Start this host's agent where there is none, and do not wait for it; `join` does."""
+        return begin_start(self.config)
+
     def join(
-        self, clock: Clock, on_notice: Callable[[Notice], None], on_return: Callable[[], None]
+        self,
+        start: AgentStart,
+        clock: Clock,
+        on_notice: Callable[[Notice], None],
+        on_return: Callable[[], None],
     ) -> AgentSession:
-        """Join this host's agent, which is started if none runs.
+        """Join this host's agent, which `begin_agent` has found or started.
 
         Raises:
             AgentUnavailableError: No agent can be started or joined.
             HoldfastError: The agent refuses this process.
         """
-        directory = self.durable.directory
-        return AgentSession(self.config, self.attach, clock, on_notice, on_return, directory)
+        return AgentSession(
+            self.config, self.attach, clock, on_notice, on_return, self.durable.directory, start
+        )
 
     def load_view(self, session: AgentSession, clock: Clock) -> View:
         """List what can be read now in this host's RAM, other hosts' RAM and the durable tier."""
@@ -237,6 +248,10 @@ def _job_peers(
     Within each group a host starts with the names that sort after its own, so that not all hosts
     contact the same one first.
     """
+    # Only a job of several hosts needs an HTTP client.
+    from holdfast.peers.client import PeerAccess
+    from holdfast.peers.store import PeerStore
+
     assert config.peers is not None
     tls, token = config.peers.tls, read_token(config.peers.token_file)
     (own,) = (host for host in hosts.hosts if host.name == config.host)

@@ -19,7 +19,8 @@ import msgspec
 from holdfast.clock import Clock
 from holdfast.errors import ObjectNotFoundError, StorageError
 from holdfast.format.json_codec import decode
-from holdfast.peers.connection import BadAnswerError, PeerAddress, PeerBounds, PeerConnection
+from holdfast.peers.address import PeerAddress
+from holdfast.peers.connection import BadAnswerError, PeerBounds, PeerConnection
 from holdfast.peers.tls import PeerTls, client_context
 from holdfast.peers.wire import ATTEMPT_HEADER, ERROR_HEADER, HttpRefusal, check_token
 

@@ -12,7 +12,6 @@ import os
 import socket
 
 import msgspec
-import psutil
 
 from holdfast.errors import InvalidArgumentError, StorageError
 from holdfast.peers.tls import PeerTls
@@ -110,6 +109,8 @@ def _host(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
                 f"serve peers at {address}: that is every interface; name one address or interface"
             )
         return host
+    import psutil
+
     interfaces = psutil.net_if_addrs()
     families = (socket.AF_INET, socket.AF_INET6)
     found = [a for a in interfaces.get(address, ()) if a.family in families]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import io
-import re
 import socket
 import ssl
 from collections.abc import Mapping
@@ -18,39 +17,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from holdfast.clock import Clock
-from holdfast.errors import InvalidArgumentError
+from holdfast.peers.address import PeerAddress
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-_ADDRESS = re.compile(
-    r"(?:\[([0-9A-Fa-f:.%]{2,100})\]|([^\[\]:/\s]{1,255})):([0-9]{1,5})(?: since ([0-9]{1,18}))?"
-)
-
 PIECE_SIZE_BYTES = 1024 * 1024
 LARGE_SIZE_BYTES = 64 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class PeerAddress:
-    """The address at which a peer serves; `host` is an address or a name.
-
-    `since` orders the addresses of a host: when its agent began to serve there, in milliseconds; 0
-    if unknown.
-    """
-
-    host: str
-    port: int
-    since: int = 0
-
-    @property
-    def authority(self) -> str:
-        """The address as in a URL."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
-
-    def __str__(self) -> str:
-        return f"{self.authority} since {self.since}" if self.since else self.authority
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,25 +38,6 @@ class PeerBounds:
     stall_secs: float = 10.0
     rate_min_bytes: int = 4 * 1024 * 1024
     rest_secs: float = 30.0
-
-
-def parse_address(text: str) -> PeerAddress:
-    """Return the address of which `text` is the `str`.
-
-    Raises:
-        InvalidArgumentError: it is no address.
-    """
-    match = _ADDRESS.fullmatch(text)
-    if match is None or not 0 < int(match[3]) < 1 << 16:
-        raise InvalidArgumentError(
-            f"address {text[:200]!r}: expected HOST:PORT, with [] around an IPv6 address"
-        )
-    return PeerAddress(match[1] or match[2], int(match[3]), int(match[4] or 0))
-
-
-def parsed_addresses(texts: Mapping[str, str]) -> dict[str, PeerAddress]:
-    """Return the addresses of hosts from the `str` of each; raises as `parse_address`."""
-    return {host: parse_address(text) for host, text in texts.items()}
 
 
 class BadAnswerError(Exception):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from holdfast.clock import Clock
 from holdfast.errors import StorageError
-from holdfast.peers.client import PeerAccess
-from holdfast.peers.connection import PeerAddress
-from holdfast.peers.store import PeerStore
+from holdfast.peers.address import PeerAddress
 from holdfast.peers.tls import PeerTls
 from holdfast.peers.wire import hosts_text
+
+if TYPE_CHECKING:
+    from holdfast.peers.store import PeerStore
 
 
 class PeerDirectory:
@@ -88,6 +90,10 @@ class PeerDirectory:
         Raises:
             StorageError: the host's address is not known, or this host has no peers.
         """
+        # Loaded with the first peer: a host alone needs no HTTP client.
+        from holdfast.peers.client import PeerAccess
+        from holdfast.peers.store import PeerStore
+
         with self._lock:
             found, address = self._stores.get(host), self._addresses.get(host)
             if found is None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import aiohttp
 
 from holdfast.coordination.messages import AnyMessage, Orders, Report, encode_message
-from holdfast.peers.connection import PeerAddress
+from holdfast.peers.address import PeerAddress
 from holdfast.peers.wire import ADDRESS_HEADER, HOSTS_HEADER, MESSAGES, target_of
 
 SEND_SECS = 5.0

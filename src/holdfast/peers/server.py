@@ -34,7 +34,7 @@ from holdfast.errors import (
     ObjectNotFoundError,
     StorageError,
 )
-from holdfast.peers.connection import PeerAddress, parse_address
+from holdfast.peers.address import PeerAddress, parse_address
 from holdfast.peers.server_connections import (
     Opened,
     PeerConnections,

@@ -7,11 +7,14 @@ addition.
 
 from __future__ import annotations
 
-import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from holdfast.errors import StorageError
+
+if TYPE_CHECKING:
+    import ssl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +32,7 @@ def server_context(tls: PeerTls) -> ssl.SSLContext:
     Raises:
         StorageError: a file is missing or invalid.
     """
-    return _context(ssl.PROTOCOL_TLS_SERVER, tls)
+    return _context(tls, serves=True)
 
 
 def client_context(tls: PeerTls) -> ssl.SSLContext:
@@ -38,11 +41,14 @@ def client_context(tls: PeerTls) -> ssl.SSLContext:
     Raises:
         StorageError: as `server_context`.
     """
-    return _context(ssl.PROTOCOL_TLS_CLIENT, tls)
+    return _context(tls, serves=False)
 
 
-def _context(protocol: int, tls: PeerTls) -> ssl.SSLContext:
-    context = ssl.SSLContext(protocol)
+def _context(tls: PeerTls, *, serves: bool) -> ssl.SSLContext:
+    # Loaded here, so that programs without TLS start without OpenSSL.
+    import ssl
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if serves else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     for path in (tls.certificate, tls.key, tls.authority):

@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from holdfast.errors import InvalidArgumentError
-from holdfast.peers.connection import PeerAddress, parse_address
+from holdfast.peers.address import PeerAddress, parse_address
 from holdfast.store.contract import check_key
 
 OBJECTS = "objects"

@@ -11,6 +11,7 @@ all of them. So the engine may evaluate it any number of times, and stop between
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Collection, Sequence
 from typing import Literal, NamedTuple, Protocol, final
@@ -229,7 +230,12 @@ class _AnyPreservationMessage(codec.BuiltIn, frozen=True, tag="AnyPreservationPo
 
 
 _Message = _ByAgent | _AnyPreservationMessage
-_DECODER: msgspec.json.Decoder[_Message] = msgspec.json.Decoder(_Message)
+
+
+@functools.cache
+def _decoder() -> msgspec.json.Decoder[_Message]:
+    """Return the decoder; made when first needed, which trainers never do."""
+    return msgspec.json.Decoder(_Message)
 
 
 def kept(
@@ -284,7 +290,7 @@ def decode(data: bytes) -> PreservationPolicy:
     Raises:
         InvalidArgumentError: `data` is not the JSON of a built-in policy.
     """
-    message = codec.decode(data, _DECODER)
+    message = codec.decode(data, _decoder())
     return (
         AnyPreservationPolicy(message.policies)
         if isinstance(message, _AnyPreservationMessage)

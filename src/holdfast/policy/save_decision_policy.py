@@ -8,6 +8,7 @@ leader's agent the other built-in ones, and rank 0's trainer the user's own.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol, final
 
@@ -198,7 +199,12 @@ class _AnySaveMessage(codec.BuiltIn, frozen=True, tag="AnySavePolicy"):
 
 
 _Message = _ByStep | _ByAgent | _AnySaveMessage
-_DECODER: msgspec.json.Decoder[_Message] = msgspec.json.Decoder(_Message)
+
+
+@functools.cache
+def _decoder() -> msgspec.json.Decoder[_Message]:
+    """Return the decoder; made when first needed, which trainers never do."""
+    return msgspec.json.Decoder(_Message)
 
 
 def due(
@@ -248,7 +254,7 @@ def decode(data: bytes) -> SaveDecisionPolicy:
     Raises:
         InvalidArgumentError: `data` is not the JSON of a built-in policy.
     """
-    message = codec.decode(data, _DECODER)
+    message = codec.decode(data, _decoder())
     return AnySavePolicy(message.policies) if isinstance(message, _AnySaveMessage) else message
 
 

@@ -13,8 +13,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
 from holdfast.store.file_system import FileSystem
 from holdfast.store.object_folder import FileReader, translated
 
@@ -85,6 +83,8 @@ class DirectReader(FileReader):
         return done
 
     def _staged(self, offset_bytes: int, target: memoryview) -> int:
+        import numpy as np
+
         buffer = self._staging.acquire()
         try:
             done = 0
@@ -107,6 +107,8 @@ class DirectReader(FileReader):
 
 def address(view: memoryview) -> int:
     """Return the address of the first byte."""
+    import numpy as np
+
     return int(np.frombuffer(view, np.uint8).ctypes.data)
 
 

@@ -227,7 +227,9 @@ def _write_direct(folder: ObjectFolder, fd: int, blocks: Iterable[Buffer]) -> in
         rest = memoryview(block).cast("B")
         written += len(rest)
         while len(rest):
-            if staged == 0 and address(rest) % ALIGNMENT_BYTES == 0:
+            # A block of less than one alignment never goes directly; most records are such blocks.
+            is_long = len(rest) >= ALIGNMENT_BYTES
+            if staged == 0 and is_long and address(rest) % ALIGNMENT_BYTES == 0:
                 whole = len(rest) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
                 folder.write_all(fd, rest[:whole])
                 rest = rest[whole:]

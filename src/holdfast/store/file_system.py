@@ -16,8 +16,6 @@ import os
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-
 RELEASE_SIZE_BYTES = 128 * 1024
 
 
@@ -93,6 +91,9 @@ class LocalFileSystem:
         if len(data) < RELEASE_SIZE_BYTES:
             pages[offset_bytes : offset_bytes + len(data)] = data
             return
+        # Imported here, so that an agent that has nothing to copy yet starts without it.
+        import numpy as np
+
         # NumPy's copy releases the GIL, so other threads run meanwhile.
         target = np.frombuffer(pages, np.uint8, len(data), offset_bytes)
         np.copyto(target, np.frombuffer(data, np.uint8))

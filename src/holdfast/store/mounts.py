@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import psutil
-
 _WITH_LASTING_INODES = frozenset(
     (
         *("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "bcachefs"),
@@ -18,6 +16,8 @@ _WITH_LASTING_INODES = frozenset(
 
 def file_system_type(path: Path) -> str:
     """Return the type of the file system that holds `path`, such as `ext4`; empty if unknown."""
+    import psutil
+
     real = Path(os.path.realpath(path))
     found, depth = "", -1
     for mount in psutil.disk_partitions(all=True):
