@@ -49,7 +49,7 @@ def test_a_trainer_of_another_directory_is_refused_by_name(tmp_path: Path) -> No
         trainer = host.attach()
         other = Path(shutil.copytree(host.run, tmp_path / "other"))
         with pytest.raises(AgentUnavailableError, match=rf"open {other}: .*{host.run}, found"):
-            host.call(host.service.attach(request(other, RunDirectory(other).word), 1))
+            host.call(host.service.attach(request(other, RunDirectory(other).identity_text), 1))
         assert [member.pid for member in host.state.group.present] == [trainer.process.pid]
 
 
@@ -73,7 +73,7 @@ def test_an_agent_leaves_once_its_directory_was_deleted(tmp_path: Path) -> None:
         trainer = host.attach()
         host.save(trainer, 1)
         assert not look(host).is_lost
-        word = RunDirectory(host.run).word
+        word = RunDirectory(host.run).identity_text
         shutil.rmtree(host.run)
         with pytest.raises(StorageError, match=f"{host.run}: it was deleted"):
             host.call(host.service.attach(request(host.run, word), 1))
@@ -93,7 +93,7 @@ def test_an_agent_whose_directory_was_replaced_makes_way_for_another_one(tmp_pat
         shutil.copytree(tmp_path / "gone", host.run)
         shutil.rmtree(tmp_path / "gone")
         # It answers nothing any more: the caller finds it gone, and starts the next one.
-        attaching = host.service.attach(request(host.run, RunDirectory(host.run).word), 1)
+        attaching = host.service.attach(request(host.run, RunDirectory(host.run).identity_text), 1)
         with pytest.raises(TimeoutError):
             host.call(asyncio.wait_for(attaching, 0.5))
         assert host.service._directory.is_lost
