@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.agent.protocol import Notice, Sealed
+from holdfast.agent.protocol import SKIPPED, Notice, Sealed
 from holdfast.errors import SaveFailedError
 from holdfast.format.names import CheckpointId
-from holdfast.manager.drops import DROPPED_SECS, GATHER_SECS
+from holdfast.manager.drops import DROPPED_SECS, GATHER_SECS, POSTPONED_SECS
 from holdfast.manager.progress import Progress
 from tests.trust.in_process import StepClock
 
@@ -213,3 +213,37 @@ def test_only_saves_that_the_agent_has_acknowledged_are_asked_for(
     progress.reported(second)
     notice(progress, first, "committed", "")
     assert progress.pending() == ((12, 1),)
+
+
+def test_a_drop_waits_while_a_newer_save_is_in_progress_but_not_for_ever(
+    progress: Progress, accept: Accept, clock: StepClock
+) -> None:
+    notice(progress, accept(10), "dropped", "the ranks did not meet at one step")
+    accept(20)
+    for _ in range(int(POSTPONED_SECS / DROPPED_SECS) - 1):
+        clock.secs += DROPPED_SECS
+        assert failure(progress) is None
+    clock.secs += 2 * DROPPED_SECS
+    error = failure(progress)
+    assert error is not None
+    assert error.steps == (10,)
+
+
+def test_a_save_in_ram_in_progress_postpones_no_durable_one(
+    progress: Progress, accept: Accept, clock: StepClock
+) -> None:
+    notice(progress, accept(10), "dropped", "the ranks did not meet at one step")
+    accept(20, durable=False)
+    clock.secs += DROPPED_SECS
+    assert failure(progress) is not None
+
+
+def test_a_step_that_another_rank_skipped_is_replaced_by_a_newer_one(
+    progress: Progress, accept: Accept, clock: StepClock
+) -> None:
+    notice(progress, accept(10, by_step=True), "dropped", f"rank 1 {SKIPPED}")
+    clock.secs += 2 * GATHER_SECS
+    assert failure(progress) is None
+    notice(progress, accept(20, by_step=True), "committed", "")
+    clock.secs += DROPPED_SECS
+    assert failure(progress, at_end=True) is None

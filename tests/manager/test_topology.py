@@ -173,4 +173,4 @@ def test_processes_of_two_hosts_meet_through_jax() -> None:
 def test_processes_of_one_host_that_name_two_domains_are_told_through_jax() -> None:
     said = job_of("error", ("a", "rack-1", ""), ("a", "rack-2", ""))
     assert [each["error"] for each in said] == ["InvalidArgumentError"] * 2
-    assert all("='rack-1') and rank 1 says 'rack-2'" in each["message"] for each in said)
+    assert all("='rack-1') and rank 1 has 'rack-2'" in each["message"] for each in said)

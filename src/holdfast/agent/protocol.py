@@ -24,6 +24,9 @@ PATH_CHARS_MAX = 8192
 COPIES_MAX = 64
 """The most parts of which one rank makes copies."""
 
+SKIPPED = "skipped it, because earlier ones are still being saved"
+"""The end of the reason for a checkpoint that is dropped because a rank had no room for it."""
+
 WATCHED_MAX = 64
 """The pending checkpoints that one `Watch` names, the oldest ones first."""
 

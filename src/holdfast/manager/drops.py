@@ -9,7 +9,10 @@ was decided:
   drop is a failure.
 - A save for a target is replaced by a newer checkpoint that is secured: protected, or committed if
   the save was for the durable tier. It is a failure `DROPPED_SECS` after the drop, or when all
-  saving ends, if no newer one is secured by then.
+  saving ends, if no newer one is secured by then. While a newer one is in progress, which may take
+  long on slow storage, the failure is postponed, for at most `POSTPONED_SECS`.
+- A rank skips a step that it has no room for, and the part of a rank that did not skip it is
+  dropped. That counts as a drop of a save for a target.
 
 Each rank tracks only the saves that it accepted. Not thread-safe: `Progress` holds its lock around
 each call.
@@ -18,13 +21,19 @@ each call.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
+from holdfast.agent.protocol import SKIPPED
 from holdfast.errors import SaveFailedError
 from holdfast.format.names import CheckpointId
 
 DROPPED_SECS = 30.0
 """How long after a drop a newer checkpoint can replace it."""
+POSTPONED_SECS = 600.0
+"""How long after a drop a newer checkpoint in progress can still replace it."""
+RECHECK_SECS = 5.0
+"""How long a failure is postponed at a time."""
 GATHER_SECS = 2.0
 """Drops often arrive in groups: one error names all that arrive within this time."""
 NAMED_MAX = 10
@@ -40,6 +49,7 @@ class _Drop:
     is_durable: bool
     is_by_step: bool
     at_secs: float
+    due_secs: float
 
 
 class Drops:
@@ -70,7 +80,14 @@ class Drops:
             is_durable: The save was for the durable tier.
             is_by_step: The save was for exactly this step, so no newer one replaces it.
         """
-        drop = _Drop(reason=reason, is_durable=is_durable, is_by_step=is_by_step, at_secs=now_secs)
+        is_by_step = is_by_step and not reason.endswith(SKIPPED)
+        drop = _Drop(
+            reason=reason,
+            is_durable=is_durable,
+            is_by_step=is_by_step,
+            at_secs=now_secs,
+            due_secs=now_secs + (GATHER_SECS if is_by_step else DROPPED_SECS),
+        )
         if not self._is_replaced(_age(checkpoint), drop):
             self._drops[_age(checkpoint)] = drop
             self._count()
@@ -90,11 +107,14 @@ class Drops:
         self._drops.clear()
         self._count()
 
-    def take_failure(self, now_secs: float, *, is_final: bool) -> SaveFailedError | None:
+    def take_failure(
+        self, now_secs: float, pending: Mapping[CheckpointId, bool], *, is_final: bool
+    ) -> SaveFailedError | None:
         """Remove the drops that have become failures and return one error for all of them.
 
         Args:
             now_secs: The time, on the clock of `add`.
+            pending: The saves in progress, each with whether it is for the durable tier.
             is_final: No save is in progress any more that could replace one of them.
 
         Returns:
@@ -102,11 +122,30 @@ class Drops:
         """
         if not self._drops or not (is_final or now_secs >= self.due_at_secs):
             return None
-        late = {d.is_by_step for d in self._drops.values() if is_final or now_secs >= _due_at(d)}
+        if not is_final:
+            self._postpone(now_secs, pending)
+        late = {d.is_by_step for d in self._drops.values() if is_final or now_secs >= d.due_secs}
+        if not late:
+            return None
         failed = {a: d for a, d in self._drops.items() if d.is_by_step in late}
         self._drops = {a: d for a, d in self._drops.items() if d.is_by_step not in late}
         self._count()
         return self._failure(failed)
+
+    def _postpone(self, now_secs: float, pending: Mapping[CheckpointId, bool]) -> None:
+        """Postpone the failures that a save in progress may still prevent."""
+        newest = {
+            is_durable: max(
+                (_age(c) for c, due in pending.items() if due or not is_durable), default=None
+            )
+            for is_durable in (False, True)
+        }
+        for age, drop in self._drops.items():
+            newer = newest[drop.is_durable]
+            can_wait = not drop.is_by_step and now_secs < drop.at_secs + POSTPONED_SECS
+            if can_wait and newer is not None and age < newer and now_secs >= drop.due_secs:
+                self._drops[age] = replace(drop, due_secs=now_secs + RECHECK_SECS)
+        self._count()
 
     def _failure(self, failed: dict[Age, _Drop]) -> SaveFailedError:
         ages = sorted(failed)
@@ -131,11 +170,7 @@ class Drops:
         return not drop.is_by_step and secured is not None and age < secured
 
     def _count(self) -> None:
-        self.due_at_secs = min(map(_due_at, self._drops.values()), default=math.inf)
-
-
-def _due_at(drop: _Drop) -> float:
-    return drop.at_secs + (GATHER_SECS if drop.is_by_step else DROPPED_SECS)
+        self.due_at_secs = min((d.due_secs for d in self._drops.values()), default=math.inf)
 
 
 def _age(checkpoint: CheckpointId) -> Age:

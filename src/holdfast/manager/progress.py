@@ -296,7 +296,8 @@ class Progress:
             SaveFailedError: Accepted saves were dropped.
         """
         with self._changed:
-            error = self._drops.take_failure(self._clock.monotonic(), is_final=False)
+            now_secs = self._clock.monotonic()
+            error = self._drops.take_failure(now_secs, self._in_progress(), is_final=False)
         is_saved = False
         try:
             yield
@@ -346,10 +347,15 @@ class Progress:
             reason = f"other hosts did not confirm it within {CONFIRM_SECS:.0f} s"
             self.drop(checkpoint, reason)
         with self._changed:
-            dropped = self._drops.take_failure(self._clock.monotonic(), is_final=True)
+            dropped = self._drops.take_failure(self._clock.monotonic(), {}, is_final=True)
             if dropped is not None:
                 self._failures.append(dropped)
         self.raise_failure()
+
+    def _in_progress(self) -> dict[CheckpointId, bool]:
+        """Return the saves in progress, each with whether it is for the durable tier."""
+        saves = (*self._saves.items(), *self._sealed.items())
+        return {checkpoint: save.is_durable_due for checkpoint, save in saves}
 
     def outstanding(self) -> int:
         """Return how many saves for the durable tier are in progress."""

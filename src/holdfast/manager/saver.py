@@ -534,7 +534,7 @@ class Saver:
         self._session.report_event("ram_unavailable", reason=reason)
 
     def _report_skipped(self, checkpoint: CheckpointId) -> None:
-        reason = f"rank {self._session.rank} skipped it, because earlier ones are still being saved"
+        reason = f"rank {self._session.rank} {protocol.SKIPPED}"
         with contextlib.suppress(HoldfastError):
             self._abandon(checkpoint, reason, is_skipped=True)
 
