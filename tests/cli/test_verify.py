@@ -122,7 +122,7 @@ def test_a_part_record_that_was_not_the_committed_one_is_bad(shared_host: Host, 
     path.write_bytes(seal(msgspec.structs.replace(part, values=())))
     (problem,) = answer(shared_host, "verify", run, code=1)["problems"]
     assert problem["file"] == str(path)
-    assert "not the record that was committed" in problem["problem"]
+    assert "this is not the committed record" in problem["problem"]
 
 
 def test_only_the_given_step_is_read(shared_host: Host, run: Path) -> None:

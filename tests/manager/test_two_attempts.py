@@ -150,5 +150,5 @@ def is_refused(host: Host, run: Path, attempt: int) -> bool:
         try:
             list(peer.list("checkpoints"))
         except StorageError as error:
-            return f"no newer attempt than {attempt} is served" in str(error)
+            return f"attempt {attempt} is not served any more" in str(error)
     return False
