@@ -119,7 +119,7 @@ class SocketServer:
             async with asyncio.timeout(self._body_secs):
                 body = await reader.readexactly(head.size_bytes)
         except TimeoutError:
-            reason = f"/{head.name}: its body did not come within {self._body_secs} s"
+            reason = f"/{head.name}: its body did not arrive within {self._body_secs} s"
             await self._refuse(reader, writer, 400, reason)
             return False
         self._busy.add(task)
