@@ -24,7 +24,7 @@ demo: $(STAMP) ## train, be interrupted, and lose nothing
 	$(BIN)/python -m holdfast demo
 
 test: $(STAMP) ## run all tests but the soak tests
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=10
 
 check: $(STAMP) ## format, lint, types, layers and house rules
 	$(BIN)/ruff format --check .
