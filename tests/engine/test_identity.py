@@ -146,7 +146,8 @@ def _open(path: Path, barrier: object, found: object) -> None:
 
 def test_of_many_processes_that_open_a_copy_at_once_all_get_one_id(tmp_path: Path) -> None:
     run = made(tmp_path / "run")
-    context = multiprocessing.get_context("fork")
+    # Not by fork: a process of the suite may have loaded JAX, whose threads do not survive it.
+    context = multiprocessing.get_context("spawn")
     for number in range(2):
         copy = copied(run, tmp_path / f"copy-{number}")
         barrier, found = context.Barrier(COUNT), context.Queue()
