@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable
@@ -145,3 +146,22 @@ def test_no_descriptor_outlives_its_directory(run: Path) -> None:
     assert opened() == [str(run)]
     del directory
     assert opened() == []
+
+
+def test_a_released_directory_holds_no_descriptor_and_is_bound_again_when_used(
+    tmp_path: Path,
+) -> None:
+    def open_here() -> list[str]:
+        links = []
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                links.append(os.readlink(f"/proc/self/fd/{name}"))
+        return [link for link in links if link == str(tmp_path)]
+
+    directory = RunDirectory(tmp_path)
+    assert directory.current() == tmp_path
+    assert len(open_here()) == 1
+    directory.release()
+    directory.release()
+    assert not open_here()
+    assert directory.current() == tmp_path

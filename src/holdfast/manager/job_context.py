@@ -132,8 +132,9 @@ class JobContext:
         return [*tiers.stores(), self.durable]
 
     def close(self) -> None:
-        """Close the connections to other hosts."""
+        """Close the connections to other hosts, and release the run's directory."""
         self.peers.close()
+        self.durable.directory.release()
 
 
 def find_job(

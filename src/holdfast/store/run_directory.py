@@ -19,6 +19,7 @@ import logging
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.errors import StorageError
@@ -36,6 +37,7 @@ class RunDirectory:
         self._path = path
         self._lock = threading.Lock()
         self._fd: int | None = None
+        self._close: Callable[[], object] | None = None
         self._state: os.stat_result | None = None
 
     def __repr__(self) -> str:
@@ -98,6 +100,14 @@ class RunDirectory:
         state = self._bound()
         return state is not None and _is_at(path, state)
 
+    def release(self) -> None:
+        """Close the descriptor; a later use binds the directory at the path where it was last."""
+        with self._lock:
+            close, self._close = self._close, None
+            self._fd = self._state = None
+            if close is not None:
+                close()
+
     def _bound(self) -> os.stat_result | None:
         if self._state is None:
             with self._lock:
@@ -112,7 +122,7 @@ class RunDirectory:
             if error.errno in _MISSING:
                 return
             raise _cannot_read(self._path, error) from error
-        weakref.finalize(self, os.close, fd)
+        self._close = weakref.finalize(self, os.close, fd)
         self._fd, self._state = fd, os.fstat(fd)
 
     def _link(self) -> str:
