@@ -397,7 +397,7 @@ def test_a_start_on_another_host_is_refused_while_the_first_trains_and_names_it(
     assert f"attempt 1 is live on host host-a (process {first.pid})" in told
     assert "30 s after the last renewal" in told
     (log,) = (run / "events").glob("agent-host-b.log")
-    assert "attempt 1 of host host-a may live" in log.read_text()
+    assert "attempt 1 of host host-a may be live" in log.read_text()
     first.stdout.readline()
     assert first.poll() is None
     assert [e["host"] for e in events(run, "attempt_started")] == ["host-a"]
@@ -430,4 +430,4 @@ def test_a_run_that_was_closed_is_opened_on_another_host_without_a_wait(
     assert not list(run.glob("leases/*"))
     finished(two_hosts[1].start(TRAINER, run, 5, json.dumps({})))
     assert [e["host"] for e in events(run, "attempt_started")] == ["host-a", "host-b"]
-    assert "may live" not in (run / "events" / "agent-host-b.log").read_text()
+    assert "may be live" not in (run / "events" / "agent-host-b.log").read_text()

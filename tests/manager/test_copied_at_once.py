@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -27,8 +28,13 @@ def test_a_target_is_met_at_the_step_at_which_a_slot_is_free(
     begun: list[tuple[int, bool]] = []
     begin = PartWriter.begin
 
-    def noted(self: PartWriter, plan: PartPlan, snapshot: Snapshot) -> FilledPart | None:
-        filled = begin(self, plan, snapshot)
+    def noted(
+        self: PartWriter,
+        plan: PartPlan,
+        snapshot: Snapshot,
+        held: contextlib.ExitStack | None = None,
+    ) -> FilledPart | None:
+        filled = begin(self, plan, snapshot, held)
         begun.append((plan.id.step, filled is not None))
         return filled
 

@@ -149,6 +149,8 @@ def test_a_copy_that_is_interrupted_is_made_by_the_background_thread(
         taking = Taking(id=CheckpointId(0, 1), time=saving._clock.now(), metrics=None)
         plan = saving._planner.plan(snapshot, taking)
         with pytest.raises(KeyboardInterrupt):
-            saving._saver.submit(SaveRequest(plan=plan, snapshot=snapshot, is_durable_due=True))
+            saving._saver.submit(
+                SaveRequest(plan=plan, snapshot=snapshot, is_durable_due=True, is_by_step=True)
+            )
         saving.wait_until_finished()
         assert (np.asarray(saving.restore(0)["w"]) == 7.0).all()

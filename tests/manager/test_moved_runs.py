@@ -194,6 +194,7 @@ def test_an_agent_that_lingers_gives_its_ram_back_once_the_directory_is_gone(
     train(run, 0)
     pid = one_host.agent().pid
     assert list(one_host.folder.iterdir())
+    wait_until(lambda: not (run / "leases").exists())
     shutil.rmtree(run)
     wait_until(lambda: not is_running(pid))
     assert list(one_host.folder.iterdir()) == []

@@ -81,7 +81,7 @@ def test_a_save_behind_the_newest_step_after_a_look_tells_how_to_go_back(
     # One that has looked at nothing is told as well.
     with manager(run) as fresh:
         with pytest.raises(
-            errors.StepOrderError, match=r"is at step 21; .*resume\(state, step=N\)"
+            errors.StepOrderError, match=r"expected a step after 21, .*resume\(state, step=N\)"
         ):
             fresh.save(15, state(15))
         with pytest.raises(errors.StepExistsError, match="force=True"):
