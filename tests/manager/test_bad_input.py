@@ -233,6 +233,8 @@ def fill_up(folder: Path) -> None:
 def test_an_open_of_a_full_run_changes_nothing(one_host: Host, mounted: Path) -> None:
     with manager(mounted / "run") as saving:
         saving.save(0, {"w": np.zeros(10)})
+    # The agent releases its lease after the last trainer has left.
+    wait_until(lambda: not (mounted / "run" / "leases").exists())
     one_host.kill_agent()
     fill_up(mounted)
     before = {k: v for k, v in contents(mounted).items() if "events" not in k}

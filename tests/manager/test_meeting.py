@@ -55,7 +55,8 @@ class Ranks:
 
     def told(self) -> list[tuple[str, CheckpointId]]:
         found = self.host.state.notices._notices
-        return [(n.kind, CheckpointId(*n.id)) for n in found if n.id is not None]
+        ends = (n for n in found if n.kind not in ("protected", "preserved"))
+        return [(n.kind, CheckpointId(*n.id)) for n in ends if n.id is not None]
 
     @property
     def target(self) -> int:

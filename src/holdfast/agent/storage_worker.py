@@ -370,7 +370,12 @@ class StorageWorker:
         # The lease is written first, so that another start that finds the record finds a fresh
         # lease.
         self._lease_writer.write(self._lease(wanted.attempt, 0, 0))
-        is_begun = begin_attempt(durable, wanted.attempt, start) is not None
+        try:
+            is_begun = begin_attempt(durable, wanted.attempt, start) is not None
+        except StorageError:
+            # A start that fails leaves no lease; one that tries again writes another.
+            self._lease_writer.remove(wanted.attempt)
+            raise
         if is_begun:
             # The attempt has begun; leases of earlier ones are only leftovers.
             with contextlib.suppress(StorageError):
