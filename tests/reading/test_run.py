@@ -23,7 +23,7 @@ from holdfast.engine.lifecycle.commit import remove
 from holdfast.engine.reading.run import ReadableRun
 from holdfast.engine.reading.view import View, find_newest_sound, find_sound
 from holdfast.format.records import CheckpointSpec
-from holdfast.job.run_reading import read_only
+from holdfast.job.run_access import read_only
 from holdfast.manager.restoring import (
     RestoredState,
     outside_rounds,

@@ -24,7 +24,7 @@ from holdfast.agent.launch import find_agent
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.run import create_run
 from holdfast.engine.reading.restore import fill_targets
-from holdfast.job.run_reading import read_only
+from holdfast.job.run_access import read_only
 from holdfast.store.disk import DiskStore
 from tests.hosts import WAIT_SECS, Host, events, wait_until
 from tests.said import Said

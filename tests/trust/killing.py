@@ -15,7 +15,7 @@ from pathlib import Path
 from holdfast.agent.agent_directory import LOCK, SOCKET
 from holdfast.agent.client import AgentClient, AgentGoneError
 from holdfast.agent.protocol import AgentStatus, Empty
-from holdfast.job.run_reading import read_only
+from holdfast.job.run_access import read_only
 from tests.hosts import WAIT_SECS, Host, events, is_running, wait_until
 from tests.said import Said
 

@@ -28,7 +28,7 @@ from holdfast.engine.lifecycle.run import read_run
 from holdfast.engine.reading.run import ReadableRun
 from holdfast.engine.reading.view import view_of
 from holdfast.format.names import CheckpointId
-from holdfast.job.run_reading import read_damaged
+from holdfast.job.run_access import read_damaged
 from holdfast.manager.restoring import Rounds, restore_newest
 from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LocalFileSystem

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from holdfast.adapt import leaves
-from holdfast.adapt.casting import can_cast, converted
+from holdfast.adapt.casts import can_cast, converted
 from holdfast.adapt.contract import RestoreRequest
 from holdfast.adapt.nested import check_prefixes
 from holdfast.errors import StructureMismatchError

@@ -29,7 +29,7 @@ from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.errors import AgentUnavailableError, HoldfastError
 from holdfast.format.json_codec import decode
 from holdfast.format.names import EVENTS
-from holdfast.job.run_reading import ram_store
+from holdfast.job.run_access import ram_store
 from holdfast.store.disk import DiskStore
 
 POLL_SECS = 0.1

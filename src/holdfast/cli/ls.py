@@ -11,7 +11,7 @@ from holdfast.cli import output
 from holdfast.cli.output import Column, counted, secs_text, size_text
 from holdfast.clock import SystemClock
 from holdfast.engine.reading.inventory import Inventory, Row, State, take_inventory
-from holdfast.job.run_reading import read_only
+from holdfast.job.run_access import read_only
 
 _STYLES = {
     State.COMMITTED: "green",

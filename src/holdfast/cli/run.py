@@ -17,7 +17,7 @@ from holdfast.cli import output
 from holdfast.cli.child import Child, CommandNotRunError, Signals
 from holdfast.cli.drain import AgentOfRun, Agents
 from holdfast.clock import Clock, SystemClock
-from holdfast.job.run_reading import open_or_create
+from holdfast.job.run_access import open_or_create
 
 RESTART_VARIABLE = "HOLDFAST_RESTART_COUNT"
 NOTICE_SECS = 0.25

@@ -15,7 +15,7 @@ from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.reading.run import ReadableRun
 from holdfast.errors import AgentUnavailableError, SaveFailedError, WaitTimeoutError
 from holdfast.format.names import CheckpointId
-from holdfast.job.run_reading import read_only
+from holdfast.job.run_access import read_only
 
 POLL_SECS = 0.1
 LOOK_SECS = 1.0

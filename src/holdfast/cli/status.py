@@ -16,7 +16,7 @@ from holdfast.cli import output
 from holdfast.cli.agents import agent_folders_here, living, run_of
 from holdfast.cli.jobs import jobs_of, print_job
 from holdfast.cli.output import Column, counted, secs_text, size_text
-from holdfast.job.run_reading import read_only
+from holdfast.job.run_access import read_only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from holdfast.errors import (
     WaitTimeoutError,
 )
 from holdfast.format.names import CheckpointId
-from holdfast.job.run_reading import read_only
+from holdfast.job.run_access import read_only
 from holdfast.store.disk import DiskStore
 
 POLL_SECS = 0.05

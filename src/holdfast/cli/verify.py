@@ -18,7 +18,7 @@ from holdfast.engine.reading.run import ReadableRun
 from holdfast.engine.reading.verify import BlockCheck
 from holdfast.errors import HoldfastError
 from holdfast.format.names import RUN_FILE
-from holdfast.job.run_reading import read_damaged
+from holdfast.job.run_access import read_damaged
 
 
 @dataclass(slots=True)

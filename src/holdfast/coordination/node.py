@@ -18,7 +18,7 @@ from holdfast.coordination.inputs import Input, Published
 from holdfast.coordination.leader import Leader
 from holdfast.coordination.leadership import Leadership
 from holdfast.coordination.lease import LeaseRenewal
-from holdfast.coordination.message_routing import receive
+from holdfast.coordination.message_dispatch import receive
 from holdfast.coordination.messages import CheckpointStatus, Held, TargetKind
 from holdfast.coordination.roles import HostRoles
 from holdfast.coordination.survivability import Lead, survey

@@ -22,7 +22,7 @@ from holdfast.engine.reading.process_values import process_values_of
 from holdfast.engine.reading.sources import CheckpointSources
 from holdfast.engine.reading.view import find_newest_sound, find_sound
 from holdfast.errors import InvalidArgumentError, ObjectNotFoundError, WaitTimeoutError
-from holdfast.job.run_reading import read_only
+from holdfast.job.run_access import read_only
 from holdfast.manager import arguments
 from holdfast.manager.restoring import (
     RestoreReport,
