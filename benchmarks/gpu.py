@@ -31,7 +31,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -297,12 +296,14 @@ def holdfast_section(options: argparse.Namespace) -> State:
 
 def sealed_at(run: Path, step: int) -> float:
     """When the agent wrote that a step is complete in RAM."""
+    from holdfast.events.reader import read_events
+    from holdfast.events.schema import CheckpointSealed
+
     deadline = time.monotonic() + SECTION_SECS / 2
     while time.monotonic() < deadline:
-        lines = [x for p in (run / "events").glob("*.jsonl") for x in p.read_text().splitlines()]
-        for line in lines:
-            if '"event":"sealed"' in line and f'"step":{step},' in line:
-                return datetime.fromisoformat(json.loads(line)["time"]).timestamp()
+        for event in read_events(run, CheckpointSealed):
+            if event.step == step:
+                return event.time.timestamp()
         time.sleep(0.005)
     raise RuntimeError(f"step {step} was not sealed in time")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -79,7 +78,7 @@ class Holdfast:
         self.manager.wait_until_finished()
 
     def sealed_at(self, step: int) -> float:
-        return _wait_for(lambda: _event_time(self._directory, "sealed", step))
+        return _wait_for(lambda: _sealed_time(self._directory, step))
 
     def restore(self, like: State) -> State:
         restored: State = self.manager.restore(like=like)
@@ -151,14 +150,12 @@ def committed(system: str, directory: Path) -> dict[int, float]:
     return times
 
 
-def _event_time(directory: Path, event: str, step: int) -> float | None:
-    from datetime import datetime
+def _sealed_time(directory: Path, step: int) -> float | None:
+    from holdfast.events.reader import read_events
+    from holdfast.events.schema import CheckpointSealed
 
-    for path in (directory / "events").glob("*.jsonl"):
-        for line in path.read_text().splitlines():
-            if f'"event":"{event}"' in line and f'"step":{step},' in line:
-                return datetime.fromisoformat(json.loads(line)["time"]).timestamp()
-    return None
+    found = (event for event in read_events(directory, CheckpointSealed) if event.step == step)
+    return next((event.time.timestamp() for event in found), None)
 
 
 def _wait_for(look: Callable[[], float | None], secs: float = 120.0) -> float:

@@ -15,11 +15,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from holdfast.agent import protocol
 from holdfast.agent.agent_directory import LOCK, SOCKET
 from holdfast.agent.client import AgentClient, AgentGoneError
+from holdfast.events.reader import read_events
+from holdfast.events.schema import Event
 
 WAIT_SECS = 60.0
 
@@ -143,13 +146,9 @@ def wait_until(is_true, secs: float = WAIT_SECS) -> None:
 
 def events(run: Path, *names: str) -> list[dict]:
     """The run's events of these names, in the order of their time; a line cut short is no event."""
-    found = []
-    for path in sorted((run / "events").glob("*.jsonl")):
-        for line in path.read_text().splitlines():
-            with contextlib.suppress(json.JSONDecodeError):
-                found.append(json.loads(line))
-    found.sort(key=lambda event: event["time"])
-    return [event for event in found if not names or event["event"] in names]
+    found: list[Event] = read_events(run, Event)
+    decoded = [json.loads(msgspec.json.encode(event)) for event in found]
+    return [event for event in decoded if not names or event["event"] in names]
 
 
 def finished(process: subprocess.Popen[str], secs: float = WAIT_SECS) -> str:

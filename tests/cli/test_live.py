@@ -12,7 +12,7 @@ from tests.cli.command_line import (
     start_training,
     train,
 )
-from tests.hosts import Host, is_running, wait_until
+from tests.hosts import Host, events, is_running, wait_until
 
 
 def test_status_tells_of_two_agents(one_host: Host, tmp_path: Path) -> None:
@@ -120,4 +120,4 @@ def _await_request(run: Path) -> None:
 
 
 def _requests(run: Path) -> int:
-    return sum(path.read_text().count("save_requested") for path in run.glob("events/*.jsonl"))
+    return len(events(run, "save_requested"))

@@ -18,6 +18,7 @@ from holdfast.demo.report import (
     read_ram_troubles,
 )
 from holdfast.demo.table import describe_sources, print_report, verdict
+from holdfast.events.schema import CheckpointCommitted, CheckpointSealed, RamUnavailable
 from tests.demo.made_up import (
     STEPS,
     finished,
@@ -26,6 +27,7 @@ from tests.demo.made_up import (
     uninterrupted_run,
     uninterrupted_run_of_two_hosts,
 )
+from tests.events.written import at, written
 
 
 def test_each_failure_is_charged_what_it_cost() -> None:
@@ -65,28 +67,17 @@ def test_percentiles_interpolate() -> None:
     assert percentile([], 50) is None
 
 
-def test_commits_are_read_from_all_events_but_torn_lines_and_recoveries(tmp_path: Path) -> None:
-    (tmp_path / "events").mkdir()
-    (tmp_path / "events" / "000000002-a.jsonl").write_text(
-        '{"time":"2026-11-20T10:00:05Z","event":"committed","step":9,"attempt":2}\n'
-        '{"time":"2026-11-20T10:00:01Z","event":"committed","step":5,"attempt":1,"by":"recovery"}\n'
-        '{"time":"2026-11-20T10:00:06Z","event":"comm'
-    )
-    (tmp_path / "events" / "000000001-a.jsonl").write_text(
-        '{"time":"2026-11-20T10:00:00.5Z","event":"sealed","step":4,"attempt":1}\n'
-        '{"time":"2026-11-20T10:00:01.5Z","event":"committed","step":4,"attempt":1}\n'
-    )
-    commits = read_commits(tmp_path)
-    assert [attempt for attempt, _ in commits] == [1, 2]
-    assert commits[1][1] - commits[0][1] == 3.5
+def test_commits_of_recoveries_are_left_out(tmp_path: Path) -> None:
+    written(tmp_path, CheckpointCommitted(time=at(10), step=9, attempt=2))
+    written(tmp_path, CheckpointCommitted(time=at(2), step=5, attempt=1, by="recovery"))
+    written(tmp_path, CheckpointCommitted(time=at(5), step=4, attempt=1), host="b")
+    written(tmp_path, CheckpointSealed(time=at(4), step=4, attempt=1, tier="ram"), host="b")
+    assert read_commits(tmp_path) == [(1, at(5).timestamp()), (2, at(10).timestamp())]
 
 
 def test_each_reason_why_ram_was_not_used_is_read_once(tmp_path: Path) -> None:
-    (tmp_path / "events").mkdir()
-    line = '{"time":"2026-11-20T10:00:05Z","event":"ram_unavailable","reason":"%s"}\n'
-    for host, reasons in (("a", ["full", "gone"]), ("b", ["full"])):
-        path = tmp_path / "events" / f"000000001-{host}.jsonl"
-        path.write_text("".join(line % reason for reason in reasons))
+    for host, reason in (("a", "full"), ("b", "full"), ("a", "gone")):
+        written(tmp_path, RamUnavailable(reason=reason), host=host)
     assert read_ram_troubles(tmp_path) == ["full", "gone"]
 
 

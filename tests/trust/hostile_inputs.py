@@ -13,6 +13,7 @@ from typing import Any
 import xxhash
 
 from holdfast.agent import protocol
+from holdfast.events.schema import StateRestored
 from holdfast.format.sealed import seal
 from holdfast.format.values import encode_value
 from holdfast.policy import preservation_policy, save_decision_policy
@@ -233,7 +234,9 @@ MESSAGES: dict[str, Any] = {
     "judged": protocol.Judged(keep=((1, 1),)),
     "request": protocol.RequestSave(),
     "delete": protocol.Delete(ids=((1, 1),)),
-    "report": protocol.EventReport(event="restored", data={"step": 1, "attempt": 1, "secs": 0.5}),
+    "report": protocol.EventReport(
+        event=StateRestored(step=1, attempt=1, rank=0, sources={"ram": 8}, secs=0.5)
+    ),
     "detach": protocol.Detach(group="g", rank=0),
     "status": protocol.Empty(),
     "job": protocol.Empty(),

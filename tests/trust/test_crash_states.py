@@ -7,7 +7,6 @@ contents follow from the marks in the record (`crash_oracle`), not from Holdfast
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import stat
@@ -33,6 +32,7 @@ from holdfast.testing.crash_states import (
 )
 from holdfast.testing.recording import Log, Mark, RecordingFileSystem, Sync
 from tests.engine.making import memory_folder
+from tests.hosts import events
 from tests.trust.crash_oracle import Expectation, Id, Outcome, PowerLost, Seen, check
 from tests.trust.crash_scenarios import (
     SCENARIOS,
@@ -134,12 +134,10 @@ def _id(one: CheckpointId) -> Id:
 
 def failures(run: Path, adopted: Seen) -> Iterator[str]:
     """Return the events that report a failure, without those of fenced data off the timeline."""
-    for path in (run / "events").glob("*.jsonl"):
-        for line in path.read_text().splitlines():
-            event = json.loads(line)
-            one = Id(event.get("step", -1), event.get("attempt", 0))
-            if event["event"] in BAD_EVENTS and (one.step < 0 or one in adopted.timeline):
-                yield line
+    for event in events(run, *BAD_EVENTS):
+        one = Id(event.get("step", -1), event.get("attempt", 0))
+        if one.step < 0 or one in adopted.timeline:
+            yield str(event)
 
 
 def left_over(root: Path) -> Iterator[str]:

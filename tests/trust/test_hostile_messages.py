@@ -115,6 +115,7 @@ def test_spoilt_messages_are_refused_and_the_agent_serves_on(
     assert_serves(agent)
 
 
+READ = {"event": "read", "step": 1, "attempt": 1, "rank": 0, "sources": {}, "secs": 0.1}
 BOUNDS = {
     "a negative rank": ("slot", {"rank": -1}),
     "a rank that no job has": ("slot", {"rank": 10**6}),
@@ -132,9 +133,10 @@ BOUNDS = {
     "a time that is no number": ("attach", {"linger_secs": "nan"}),
     "a policy that is none": ("attach", {"durable": {"save": "{", "preserve": None}}),
     "a cursor that overflows": ("watch", {"cursor": 2**64}),
-    "a name that events use": ("report", {"data": {"event": "x"}}),
-    "a place that events use": ("report", {"data": {"self": "x"}}),
-    "a step that is no number": ("report", {"data": {"step": "x", "attempt": []}}),
+    "an event that there is not": ("report", {"event": {"event": "x"}}),
+    "an event of the agent": ("report", {"event": {"event": "trainer_lost", "rank": 0, "pid": 1}}),
+    "a step that is no number": ("report", {"event": READ | {"step": "x"}}),
+    "bytes that are negative": ("report", {"event": READ | {"sources": {"ram": -1}}}),
     "an id of a file": ("delete", {"ids": [["../../x", 1]]}),
 }
 

@@ -231,8 +231,8 @@ def a_log_that_is_a_pipe_holds_nobody_up(two: Users) -> None:
 def events_that_are_links_are_not_written_through(two: Users) -> None:
     precious = two.make_file(two.place / "precious", OWNER)
     events = two.make_folder(two.run / "events", OWNER)
-    for attempt in (0, 1):
-        two.make_link(events / f"{attempt:09d}-{HOST}.jsonl", precious, STRANGER)
+    for series in ("run", "saves"):
+        two.make_link(events / f"{HOST}-{series}.000000001.jsonl", precious, STRANGER)
     said = two.trainer("save", two.run)
     assert said["told"] == "committed", said
     assert precious.read_text() == "precious\n"

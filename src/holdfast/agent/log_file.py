@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from holdfast.events.writer import open_event_file
+from holdfast.events.segments import open_event_file
 from holdfast.format.names import EVENTS
 from holdfast.store.object_folder import translated
 

@@ -14,6 +14,7 @@ from holdfast.agent.state import AgentState
 from holdfast.coordination.inputs import Received
 from holdfast.coordination.messages import AnyMessage
 from holdfast.errors import HoldfastError
+from holdfast.events.schema import PeersUnavailable
 from holdfast.peers.address import PeerAddress
 from holdfast.peers.config import PeerConfig, listen, read_token
 from holdfast.peers.directory import PeerDirectory
@@ -132,4 +133,4 @@ class PeerNetwork:
 
     def _report(self, error: HoldfastError) -> None:
         log.warning("cannot serve peers: %s", error)
-        self._state.events.write("peers_unavailable", reason=str(error))
+        self._state.events.write(PeersUnavailable(reason=str(error)))

@@ -31,6 +31,7 @@ from holdfast.agent.socket_server import SocketServer
 from holdfast.agent.state import open_state
 from holdfast.clock import SystemClock
 from holdfast.errors import StorageError
+from holdfast.events.schema import AgentLeft, AgentStarted
 from holdfast.format.json_codec import decode
 from holdfast.store.file_system import LOCAL, FileSystem
 from holdfast.store.run_directory import RunDirectory
@@ -155,7 +156,7 @@ async def _serve(config: AgentConfig, files: FileSystem, has_place: Callable[[],
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, service.leave_soon)
-    state.events.write("agent_started", pid=os.getpid())
+    state.events.write(AgentStarted(pid=os.getpid()))
     server = call_server(service)
     try:
         await service.adopt()
@@ -165,7 +166,7 @@ async def _serve(config: AgentConfig, files: FileSystem, has_place: Callable[[],
     finally:
         await network.close()
         await asyncio.wait_for(server.close(SHUTDOWN_SECS), SHUTDOWN_SECS * 50)
-        state.events.write("agent_left", pid=os.getpid())
+        state.events.write(AgentLeft(pid=os.getpid()))
         service.close()
         state.events.close()
         state.control.close()

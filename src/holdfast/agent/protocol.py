@@ -13,9 +13,10 @@ import msgspec
 
 from holdfast.coordination.messages import NAME_CHARS_MAX
 from holdfast.coordination.settings import Settings, heartbeat_for
+from holdfast.events.schema import TrainerEvent
 from holdfast.format.names import ATTEMPT_MAX, PART_COUNT_MAX, STEP_MAX
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 PENDING_COUNT_MIN = 3
 PENDING_COUNT_MAX = 32
@@ -41,9 +42,6 @@ Host = Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX)]
 Ranks = Annotated[tuple[Rank, ...], msgspec.Meta(max_length=COPIES_MAX)]
 Id = tuple[Step, Attempt]
 """(step, attempt)."""
-
-# Fields that `events` adds to each line itself.
-_RESERVED = frozenset(("self", "event", "checkpoint", "time", "host"))
 
 
 def pending_limit(image_size_bytes: int) -> int:
@@ -271,17 +269,9 @@ class Delete(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Add a trainer's line to the run's events."""
+    """Add a trainer's event to the run's events."""
 
-    event: str
-    data: dict[str, Any]
-
-    def __post_init__(self) -> None:
-        reserved = _RESERVED & self.data.keys()
-        if reserved:
-            raise ValueError(f"{sorted(reserved)} are reserved for the agent; use other names")
-        if {"step", "attempt"} <= self.data.keys():
-            msgspec.convert([self.data["step"], self.data["attempt"]], Id)
+    event: TrainerEvent
 
 
 class Detach(msgspec.Struct, frozen=True, kw_only=True):

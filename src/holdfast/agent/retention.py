@@ -30,6 +30,15 @@ from holdfast.engine.lifecycle.identity import place_of
 from holdfast.engine.lifecycle.recovery import recover
 from holdfast.engine.lifecycle.retention import Branches, branches, to_drop
 from holdfast.errors import FencedError, HoldfastError, StorageError, WaitTimeoutError
+from holdfast.events.schema import (
+    CheckpointCleared,
+    CheckpointCommitted,
+    CheckpointDeleted,
+    DurableUnreadable,
+    PreservationFailed,
+    RecordMended,
+    RecoveryFailed,
+)
 from holdfast.format.check import check_manifest
 from holdfast.format.names import CHECKPOINTS, CheckpointId, manifest_key
 from holdfast.format.records import Manifest, decode_metrics, encode_metrics
@@ -109,14 +118,15 @@ class Retention:
                 recover, state.durable, in_care, attempt, place
             )
         except HoldfastError as error:
-            state.events.write("recovery_failed", reason=str(error))
+            state.events.write(RecoveryFailed(reason=str(error)))
         else:
-            for checkpoint in recovery.committed:
-                state.events.write("committed", checkpoint, by="recovery")
-            for checkpoint in recovery.cleared:
-                state.events.write("cleared", checkpoint)
+            for one in recovery.committed:
+                state.events.write(
+                    CheckpointCommitted(step=one.step, attempt=one.attempt, by="recovery")
+                )
+            self._report_cleared(recovery.cleared)
             for key in recovery.mended:
-                state.events.write("mended", key=key)
+                state.events.write(RecordMended(key=key))
 
     def clear_ram(self, *, is_alone: bool) -> None:
         """Remove incomplete checkpoints of trainers that are gone from RAM.
@@ -139,14 +149,21 @@ class Retention:
         try:
             state.events.attempt = await self._storage_worker.query(newest_attempt, state.durable)
         except StorageError as error:
-            state.events.write("durable_unreadable", reason=str(error))
+            state.events.write(DurableUnreadable(reason=str(error)))
 
     def committed(self, manifest: Manifest, secs: float) -> None:
         """Report a manifest that was written here, and remove what the policies do not keep."""
         checkpoint = CheckpointId(manifest.step, manifest.attempt)
         self._infos[checkpoint] = _info(manifest)
         size_bytes = sum(part.image_size_bytes for part in manifest.parts)
-        self._state.events.write("committed", checkpoint, bytes=size_bytes, secs=round(secs, 4))
+        self._state.events.write(
+            CheckpointCommitted(
+                step=checkpoint.step,
+                attempt=checkpoint.attempt,
+                bytes=size_bytes,
+                secs=round(secs, 4),
+            )
+        )
         self._begin(self._preserve_after(checkpoint))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
@@ -275,7 +292,7 @@ class Retention:
                 lambda tidied: self._remove_unkept(tidied, newest, pending, policies)
             )
         except HoldfastError as error:
-            self._state.events.write("preservation_failed", reason=str(error))
+            self._state.events.write(PreservationFailed(reason=str(error)))
             self._state.notices.post(Notice(kind="warning", reason=str(error)))
             return
         if tidied.drops:
@@ -290,10 +307,13 @@ class Retention:
         try:
             await self._storage_worker.write(work, tidied)
         finally:
-            for checkpoint in tidied.cleared:
-                self._state.events.write("cleared", checkpoint)
+            self._report_cleared(tidied.cleared)
             self._report_removed(tidied.removed, "preservation")
         return tidied
+
+    def _report_cleared(self, checkpoints: Iterable[CheckpointId]) -> None:
+        for one in checkpoints:
+            self._state.events.write(CheckpointCleared(step=one.step, attempt=one.attempt))
 
     def _report_removed(self, checkpoints: Iterable[CheckpointId], reason: str) -> None:
         """Report removals to the events and to the coordination.
@@ -303,7 +323,9 @@ class Retention:
         for checkpoint in checkpoints:
             self._infos.pop(checkpoint, None)
             self._coordinator.submit(inputs.Deleted(checkpoint))
-            self._state.events.write("deleted", checkpoint, reason=reason)
+            self._state.events.write(
+                CheckpointDeleted(step=checkpoint.step, attempt=checkpoint.attempt, reason=reason)
+            )
 
     # On the writing thread.
 

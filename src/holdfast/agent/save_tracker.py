@@ -16,6 +16,7 @@ from holdfast.agent.state import AgentState
 from holdfast.agent.storage_worker import StorageWorker
 from holdfast.coordination import inputs
 from holdfast.errors import FencedError, InvalidArgumentError, OutOfSpaceError, StorageError
+from holdfast.events.schema import CheckpointFailed
 from holdfast.format.names import CheckpointId
 
 
@@ -132,7 +133,14 @@ class SaveTracker:
         assert group is not None
         if not request.skipped:
             self._ended(request.rank)
-            state.events.write("failed", checkpoint, reason=request.reason, rank=request.rank)
+            state.events.write(
+                CheckpointFailed(
+                    step=checkpoint.step,
+                    attempt=checkpoint.attempt,
+                    rank=request.rank,
+                    reason=request.reason,
+                )
+            )
         self._coordinator.submit(
             inputs.PartAbandoned(request.rank, checkpoint, group.count, request.reason)
         )

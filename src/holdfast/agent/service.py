@@ -27,6 +27,14 @@ from holdfast.coordination.messages import COMPLETE_STATUSES, CheckpointStatus, 
 from holdfast.coordination.rank_runs import ranks_in
 from holdfast.coordination.settings import Settings
 from holdfast.errors import FencedError, InvalidArgumentError, RunBusyError, WaitTimeoutError
+from holdfast.events.schema import (
+    CheckpointDropped,
+    CheckpointFailed,
+    CheckpointProtected,
+    CheckpointSealed,
+    RamAdopted,
+    SaveRequested,
+)
 from holdfast.format.names import CheckpointId
 from holdfast.format.records import Manifest
 from holdfast.peers.address import parse_address, parsed_addresses
@@ -92,7 +100,7 @@ class Service:
         self._trainer_sessions.adopt(group)
         found = found_again(state, self._storage_worker, record, group)
         if found.ram:
-            state.events.write("adopted", checkpoints=[str(c) for c in sorted(found.ram)])
+            state.events.write(RamAdopted(checkpoints=tuple(map(str, sorted(found.ram)))))
         domain, settings = self._coordinator.domain, self._coordinator.settings
         if record is not None:
             domain = record.domain or domain
@@ -190,13 +198,17 @@ class Service:
                 self._reached(effect)
 
     def _reached(self, effect: effects.Reached) -> None:
-        events = self._state.events
-        if effect.status is CheckpointStatus.COMPLETE:
-            events.write("sealed", effect.id, tier=self._coordinator.node.tier_of(effect.id))
-        elif effect.status is CheckpointStatus.PROTECTED and self._coordinator.node.has_copies:
-            events.write("protected", effect.id)
-        elif effect.status in (CheckpointStatus.FAILED, CheckpointStatus.DROPPED):
-            events.write(effect.status.value, effect.id, reason=effect.reason)
+        events, step, attempt = self._state.events, effect.id.step, effect.id.attempt
+        match effect.status:
+            case CheckpointStatus.COMPLETE:
+                tier = self._coordinator.node.tier_of(effect.id)
+                events.write(CheckpointSealed(step=step, attempt=attempt, tier=tier))
+            case CheckpointStatus.PROTECTED if self._coordinator.node.has_copies:
+                events.write(CheckpointProtected(step=step, attempt=attempt))
+            case CheckpointStatus.FAILED:
+                events.write(CheckpointFailed(step=step, attempt=attempt, reason=effect.reason))
+            case CheckpointStatus.DROPPED:
+                events.write(CheckpointDropped(step=step, attempt=attempt, reason=effect.reason))
         self._save_scheduler.reached(effect)
 
     def _committed(self, manifest: Manifest, secs: float) -> None:
@@ -296,7 +308,7 @@ class Service:
                     f"within {TARGET_SECS:.0f} s; they save once they agree"
                 )
             await asyncio.sleep(ASK_SECS)
-        self._state.events.write("save_requested", target_step=target, reason=request.reason)
+        self._state.events.write(SaveRequested(target_step=target, reason=request.reason))
         return protocol.Requested(target=target)
 
     async def delete(self, request: protocol.Delete, pid: int) -> protocol.Empty:
@@ -315,11 +327,7 @@ class Service:
         return protocol.PeerAddresses(addresses={host: str(known[host]) for host in sorted(known)})
 
     async def report(self, request: protocol.EventReport, pid: int) -> protocol.Empty:
-        data = {k: v for k, v in request.data.items() if k not in ("step", "attempt")}
-        checkpoint = None
-        if {"step", "attempt"} <= request.data.keys():
-            checkpoint = CheckpointId(request.data["step"], request.data["attempt"])
-        self._state.events.write(request.event, checkpoint, **data)
+        self._state.events.write(request.event)
         return protocol.Empty()
 
     async def detach(self, request: protocol.Detach, pid: int) -> protocol.Empty:

@@ -39,6 +39,7 @@ from holdfast.errors import (
     ObjectNotFoundError,
     StorageError,
 )
+from holdfast.events.schema import CopyFailed, RamUnavailable
 from holdfast.format.names import CheckpointId, part_key
 from holdfast.format.records import CheckpointSpec, Manifest
 from holdfast.format.timeline import last_steps
@@ -243,7 +244,7 @@ class StorageWorker:
         """Report once that an operation on the RAM tier fails."""
         if not self._has_reported_ram:
             self._has_reported_ram = True
-            self._state.events.write("ram_unavailable", reason=str(error))
+            self._state.events.write(RamUnavailable(reason=str(error)))
 
     def _may_be_recycled(self, wanted: effects.Pull, error: Exception) -> bool:
         """Return whether the part may have been recycled at its source during the pull: no problem.
@@ -264,11 +265,13 @@ class StorageWorker:
         if self._bad_sources.get(wanted.source) is not type(error):
             self._bad_sources[wanted.source] = type(error)
             self._state.events.write(
-                "copy_failed",
-                wanted.id,
-                rank=wanted.rank,
-                source=wanted.source,
-                reason=_reason(error),
+                CopyFailed(
+                    step=wanted.id.step,
+                    attempt=wanted.id.attempt,
+                    rank=wanted.rank,
+                    source=wanted.source,
+                    reason=_reason(error),
+                )
             )
 
     # On the threads.

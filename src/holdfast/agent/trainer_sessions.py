@@ -35,6 +35,7 @@ from holdfast.errors import (
     RunBusyError,
     StepNotFoundError,
 )
+from holdfast.events.schema import AttemptFenced, AttemptStarted, CheckpointGivenUp, TrainerLost
 from holdfast.format.names import CheckpointId
 from holdfast.peers.address import parsed_addresses
 
@@ -198,8 +199,15 @@ class TrainerSessions:
         state.events.attempt = effect.attempt
         state.control.cells[control_block.ATTEMPT] = effect.attempt
         if start is not None and 0 in group.members:
-            first = group.members[0]
-            state.events.write("attempt_started", pid=first.pid, processes=group.count)
+            origin = effect.origin
+            state.events.write(
+                AttemptStarted(
+                    pid=group.members[0].pid,
+                    processes=group.count,
+                    origin_step=origin.step if origin is not None else None,
+                    origin_attempt=origin.attempt if origin is not None else None,
+                )
+            )
         branching, self._branching = self._branching, None
         for waiting in (start, branching):
             if waiting is not None:
@@ -226,7 +234,12 @@ class TrainerSessions:
         text = f"step {effect.id.step} of attempt {effect.id.attempt} was {effect.status.value}"
         log.warning("%s, and is abandoned: %s", text, effect.reason)
         self._state.events.write(
-            "given_up", effect.id, status=effect.status.value, reason=effect.reason
+            CheckpointGivenUp(
+                step=effect.id.step,
+                attempt=effect.id.attempt,
+                status=effect.status.value,
+                reason=effect.reason,
+            )
         )
         self._abandoned.append(f"{text}, and the run continues without it: {effect.reason}")
 
@@ -254,7 +267,7 @@ class TrainerSessions:
             f"attempt {group.attempt} ({effect.reason}); stop this process"
         )
         state.notices.post(Notice(kind="fenced", reason=reason, data=group.group))
-        state.events.write("fenced", by_attempt=effect.attempt, reason=effect.reason)
+        state.events.write(AttemptFenced(by_attempt=effect.attempt, reason=effect.reason))
         if self._branching is not None:
             branching, self._branching = self._branching, None
             branching.end(FencedError(f"branch: {effect.reason}; stop this process"))
@@ -490,7 +503,7 @@ class TrainerSessions:
             if member.rank in group.left | group.lost:
                 continue
             group.lost.add(member.rank)
-            self._state.events.write("trainer_lost", rank=member.rank, pid=member.pid)
+            self._state.events.write(TrainerLost(rank=member.rank, pid=member.pid))
             # The coordination assumes that sealed parts are reported before the end of their rank.
             self._submit_sealed(group)
             self._member_ended(group, member.rank, inputs.RankLost(group.group, member.rank))

@@ -8,13 +8,11 @@ failures after that, and those of trainers that never closed their manager.
 from __future__ import annotations
 
 import contextlib
-import glob
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-import msgspec
 import psutil
 
 from holdfast.agent.agent_directory import agent_folders
@@ -27,8 +25,14 @@ from holdfast.cli.agents import living, status_of
 from holdfast.clock import Clock
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.errors import AgentUnavailableError, HoldfastError
-from holdfast.format.json_codec import decode
-from holdfast.format.names import EVENTS
+from holdfast.events.reader import read_events
+from holdfast.events.schema import (
+    AttemptStarted,
+    CheckpointCommitted,
+    CheckpointFailed,
+    Event,
+    TrainerLost,
+)
 from holdfast.job.run_access import ram_store
 from holdfast.store.disk import DiskStore
 
@@ -48,16 +52,6 @@ class AgentOfRun:
     run: str
     run_id: str
     host: str
-
-
-class _Event(msgspec.Struct, frozen=True):
-    time: datetime
-    event: str
-    step: int | None = None
-    attempt: int | None = None
-    rank: int | None = None
-    reason: str = ""
-    file_attempt: int = 0
 
 
 class Agents:
@@ -222,32 +216,22 @@ def _unreported(served: AgentOfRun, since: datetime) -> list[str]:
     Only attempts in which a trainer did not close its manager count: closing raises the failures. A
     part that a trainer could not write (`rank` is set) was raised by that trainer.
     """
-    events = [e for e in _events(served) if e.time >= since]
-    begun = [e.file_attempt for e in events if e.event == "attempt_started"]
-    if not begun or all(e.event != "trainer_lost" for e in events):
+    kinds = AttemptStarted, TrainerLost, CheckpointCommitted, CheckpointFailed
+    found: list[Event] = read_events(Path(served.run), *kinds)
+    events = [event for event in found if event.host == served.host and event.time >= since]
+    begun = [event.run_attempt for event in events if isinstance(event, AttemptStarted)]
+    if not begun or not any(isinstance(event, TrainerLost) for event in events):
         return []
-    durable = {(e.step, e.attempt) for e in events if e.event == "committed"}
+    durable = {event.id for event in events if isinstance(event, CheckpointCommitted)}
     failed = {
-        (e.step, e.attempt): e.reason
-        for e in events
-        if e.event == "failed" and e.rank is None and (e.attempt or 0) >= min(begun)
+        event.id: event.reason
+        for event in events
+        if isinstance(event, CheckpointFailed)
+        and event.rank is None
+        and event.attempt >= min(begun)
     }
     return [
-        f"step {step} (attempt {attempt}) of {served.run} did not become durable: {reason}"
-        for (step, attempt), reason in failed.items()
-        if (step, attempt) not in durable
+        f"step {one.step} (attempt {one.attempt}) of {served.run} did not become durable: {reason}"
+        for one, reason in failed.items()
+        if one not in durable
     ]
-
-
-def _events(served: AgentOfRun) -> list[_Event]:
-    found = []
-    pattern = "[0-9]" * 9 + f"-{glob.escape(served.host)}.jsonl"
-    for path in sorted((Path(served.run) / EVENTS).glob(pattern)):
-        number = path.name.partition("-")[0]
-        with contextlib.suppress(OSError):
-            for line in path.read_bytes().splitlines():
-                # The last line may be truncated by a crash or a full disk.
-                with contextlib.suppress(msgspec.DecodeError):
-                    event = decode(line, _Event)
-                    found.append(msgspec.structs.replace(event, file_attempt=int(number)))
-    return found

@@ -13,6 +13,7 @@ import click
 
 from holdfast import __version__
 from holdfast.cli.demo import demo
+from holdfast.cli.events import events
 from holdfast.cli.ls import ls
 from holdfast.cli.output import print_error
 from holdfast.cli.run import run
@@ -39,7 +40,7 @@ def commands() -> None:
     """Checkpoint training runs continuously, off the training thread."""
 
 
-for _command in (ls, show, verify, save, status, stop, run, demo):
+for _command in (ls, show, verify, events, save, status, stop, run, demo):
     commands.add_command(_command)
 
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from holdfast.demo import journal
 from holdfast.demo.failures import FailureKind
 from holdfast.demo.runner import RunLog, Strike
+from holdfast.events.reader import read_events
+from holdfast.events.schema import CheckpointCommitted, RamUnavailable
 
 _LAST_STEPS = 16
 
@@ -151,25 +151,16 @@ def read_commits(run: Path) -> list[tuple[int, float]]:
     Commits by a later recovery are left out: their times do not reflect the interval of saving.
     """
     commits = [
-        (int(event["attempt"]), datetime.fromisoformat(event["time"]).timestamp())
-        for event in _events(run, "committed")
-        if event.get("by") != "recovery"
+        (event.attempt, event.time.timestamp())
+        for event in read_events(run, CheckpointCommitted)
+        if event.by != "recovery"
     ]
     return sorted(commits, key=lambda commit: commit[1])
 
 
 def read_ram_troubles(run: Path) -> list[str]:
     """Return why the hosts could not store checkpoints in RAM, each reason once."""
-    return sorted({str(event["reason"]) for event in _events(run, "ram_unavailable")})
-
-
-def _events(run: Path, name: str) -> Iterator[dict[str, Any]]:
-    for path in sorted((run / "events").glob("*.jsonl")):
-        for line in path.read_bytes().splitlines(keepends=True):
-            # A process killed during a write leaves a line without its end.
-            event = json.loads(line) if line.endswith(b"\n") else {}
-            if event.get("event") == name:
-                yield event
+    return sorted({event.reason for event in read_events(run, RamUnavailable)})
 
 
 def intervals_secs(commits: Iterable[tuple[int, float]]) -> list[float]:

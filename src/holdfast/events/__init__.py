@@ -1,1 +1,1 @@
-"""Write the events of a run."""
+"""The events of a run: their schema, and one writer and one reader of their files."""

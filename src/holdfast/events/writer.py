@@ -1,86 +1,213 @@
-"""Record the events of a run as JSON lines in its `events/` folder, one file per host and attempt.
+"""Write the events of a run as JSON lines, from a thread of its own.
 
-Writing never delays the agent, and a full disk loses event lines and nothing else. No link is
-followed: a user with write access to the run's folder must not choose which other files the agent
-writes to.
+Writing never delays the agent. Storage that fails or hangs loses event lines and nothing else: the
+queue is bounded, and the next line that can be written says how many were lost. The total size is
+bounded as well: a full segment is followed by the next one, and the oldest ones are removed.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
-import stat
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from holdfast.clock import Clock
 from holdfast.errors import StorageError
-from holdfast.format.names import EVENTS, CheckpointId
+from holdfast.events.schema import UNSTAMPED, Event, EventsLost, event_name
+from holdfast.events.segments import (
+    RUN,
+    SAVES,
+    SEGMENT_COUNT_MAX,
+    SEGMENT_SIZE_BYTES,
+    Segment,
+    list_segments,
+    open_event_file,
+    open_folder,
+)
+from holdfast.format.names import EVENTS
 from holdfast.store.run_directory import RunDirectory
+
+QUEUE_LINES_MAX = 10_000
+CLOSE_SECS = 5.0
+"""How long `close` waits for storage, which may hang."""
+STAMPED = ("version", "time", "uptime_secs", "host", "run_attempt")
 
 log = logging.getLogger(__name__)
 
 
-def open_event_file(run: Path, name: str) -> int:
-    """Return a descriptor that appends to the file `name` in the run's `events/`.
-
-    The folder and the file are created if missing.
-
-    Raises:
-        OSError: one of them is a symbolic link or no plain file, or takes no bytes.
-    """
-    folder = run / EVENTS
-    folder.mkdir(exist_ok=True)
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    folder_fd = os.open(folder, flags)
-    try:
-        # Non-blocking: opening a pipe of that name would wait for a reader.
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-        fd = os.open(name, flags | os.O_CLOEXEC, 0o666, dir_fd=folder_fd)
-    finally:
-        os.close(folder_fd)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "not a plain file", str(folder / name))
-    return fd
-
-
 class EventWriter:
-    """Appends events to the file of `attempt`, as set when the event is written."""
+    """Appends events to this host's segments, stamped with `attempt` as set when each is written.
+
+    `write` and `close` are called on one thread, which owns `attempt`.
+    """
 
     def __init__(self, run: RunDirectory, host: str, clock: Clock) -> None:
-        self._run = run
         self._host = host
         self._clock = clock
-        self._pool = ThreadPoolExecutor(1, "holdfast-events")
+        self._series = {name: SegmentSeries(run, host, name) for name in (RUN, SAVES)}
+        self._changed = threading.Condition()
+        self._lines: deque[tuple[str, bytes]] = deque()
+        self._is_closed = False
+        self._lost_count = 0
+        self._lost_reason = ""
         self._has_failed = False
+        self._thread: threading.Thread | None = None
         self.attempt = 0
 
-    def write(self, event: str, checkpoint: CheckpointId | None = None, **data: Any) -> None:
-        """Queue one line: the time, the event, its checkpoint, and `data`."""
-        line: dict[str, Any] = {"time": self._clock.now(), "event": event, "host": self._host}
-        if checkpoint is not None:
-            line |= {"step": checkpoint.step, "attempt": checkpoint.attempt}
-        line |= data
-        log.info("%s %s", event, {k: v for k, v in line.items() if k not in ("time", "event")})
-        name = f"{self.attempt:09d}-{self._host}.jsonl"
-        self._pool.submit(self._append, name, msgspec.json.encode(line) + b"\n")
-
-    def _append(self, name: str, line: bytes) -> None:
-        # A failure is logged once until a write succeeds: storage may fail for hours.
-        try:
-            with open(open_event_file(self._run.current(), name), "ab") as file:
-                file.write(line)
-            self._has_failed = False
-        except (OSError, StorageError) as error:
-            if not self._has_failed:
-                log.warning("events: cannot write to %s in %s: %s", name, self._run.path, error)
-            self._has_failed = True
+    def write(self, event: Event) -> None:
+        """Queue one event; its time is now, unless it has one."""
+        stamped = self._stamp(event)
+        level = logging.DEBUG if event.is_of_saves else logging.INFO
+        if log.isEnabledFor(level):
+            members = msgspec.structs.asdict(event)
+            shown = {k: v for k, v in members.items() if k not in STAMPED}
+            log.log(level, "%s %s", event_name(event), shown)
+        line = _line(stamped)
+        with self._changed:
+            if len(self._lines) >= QUEUE_LINES_MAX:
+                self._lose(1, "storage was too slow")
+                return
+            self._lines.append((SAVES if event.is_of_saves else RUN, line))
+            self._changed.notify_all()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="holdfast-events", daemon=True)
+            self._thread.start()
 
     def close(self) -> None:
-        """Write the queued lines, and end the thread."""
-        self._pool.shutdown()
+        """Write the queued lines and end the thread; wait at most `CLOSE_SECS` for storage."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(CLOSE_SECS)
+
+    def _stamp(self, event: Event) -> Event:
+        return msgspec.structs.replace(
+            event,
+            time=self._clock.now() if event.time == UNSTAMPED else event.time,
+            uptime_secs=max(0.0, round(self._clock.monotonic(), 3)),
+            host=self._host,
+            run_attempt=self.attempt,
+        )
+
+    def _lose(self, count: int, reason: str) -> None:
+        self._lost_count += count
+        self._lost_reason = reason
+
+    # On the thread.
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._lines or self._is_closed)
+                taken = list(self._lines)
+                self._lines.clear()
+                is_last = self._is_closed
+            for name in self._series:
+                lines = [line for series, line in taken if series == name]
+                if lines:
+                    self._append(name, lines)
+            self._report_lost()
+            if is_last:
+                return
+
+    def _append(self, series: str, lines: Sequence[bytes]) -> None:
+        written_count, error = self._series[series].append_lines(lines)
+        if error is not None:
+            # A failure is logged once until a write succeeds: storage may fail for hours.
+            if not self._has_failed:
+                log.warning("events: cannot write: %s", error)
+            with self._changed:
+                self._lose(len(lines) - written_count, str(error))
+        self._has_failed = error is not None
+
+    def _report_lost(self) -> None:
+        with self._changed:
+            lost = EventsLost(count=self._lost_count, reason=self._lost_reason)
+        if lost.count and not self._has_failed:
+            written_count, _ = self._series[RUN].append_lines([_line(self._stamp(lost))])
+            with self._changed:
+                self._lost_count -= lost.count * written_count
+
+
+class SegmentSeries:
+    """One series of this host's segments; owned by the writer's thread."""
+
+    def __init__(self, run: RunDirectory, host: str, name: str) -> None:
+        self._run = run
+        self._segment = Segment(host, name, 0)
+        self._is_listed = False
+
+    def append_lines(self, lines: Sequence[bytes]) -> tuple[int, Exception | None]:
+        """Append lines; return how many were written, and why the others were not."""
+        left = list(lines)
+        try:
+            while left:
+                left = left[self._append_some(left) :]
+        except (OSError, StorageError) as error:
+            return len(lines) - len(left), error
+        return len(lines), None
+
+    def _append_some(self, lines: Sequence[bytes]) -> int:
+        """Append lines to the newest segment while it has room; return how many."""
+        # The directory may be moved at any time, and the folder be removed.
+        run = self._run.current()
+        if not self._is_listed:
+            (run / EVENTS).mkdir(exist_ok=True)
+            self._segment = self._newest(run) or self._next(run)
+            self._is_listed = True
+        fd = open_event_file(run, self._segment.name)
+        try:
+            size_bytes = os.fstat(fd).st_size
+            if size_bytes >= SEGMENT_SIZE_BYTES:
+                self._segment = self._next(run)
+                return 0
+            # A crash or a full disk has cut the last line off.
+            is_cut = size_bytes > 0 and os.pread(fd, 1, size_bytes - 1) != b"\n"
+            data = bytearray(b"\n" if is_cut else b"")
+            count = 0
+            for line in lines:
+                data += line
+                count += 1
+                if size_bytes + len(data) >= SEGMENT_SIZE_BYTES:
+                    break
+            _write_whole(fd, data)
+            return count
+        finally:
+            os.close(fd)
+
+    def _newest(self, run: Path) -> Segment | None:
+        own = self._listed(run)
+        return own[-1] if own else None
+
+    def _next(self, run: Path) -> Segment:
+        """Return the segment after the newest one, and remove those that are too old."""
+        own = self._listed(run)
+        number = 1 + max(self._segment.number, own[-1].number if own else 0)
+        with open_folder(run) as folder_fd:
+            for segment in own:
+                if segment.number <= number - SEGMENT_COUNT_MAX:
+                    os.unlink(segment.name, dir_fd=folder_fd)
+        return replace(self._segment, number=number)
+
+    def _listed(self, run: Path) -> list[Segment]:
+        with open_folder(run) as folder_fd:
+            found = list_segments(folder_fd)
+        host, series = self._segment.host, self._segment.series
+        return [one for one in found if (one.host, one.series) == (host, series)]
+
+
+def _line(event: Event) -> bytes:
+    return msgspec.json.encode(event) + b"\n"
+
+
+def _write_whole(fd: int, data: bytearray) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

@@ -33,6 +33,7 @@ from holdfast.errors import (
     HoldfastError,
     StepNotFoundError,
 )
+from holdfast.events.schema import TrainerEvent
 from holdfast.store.run_directory import RunDirectory
 
 TRIES_MAX = 5
@@ -232,9 +233,9 @@ class AgentSession:
         self._branching = None
         return place
 
-    def report_event(self, event: str, **data: object) -> None:
-        """Append a line to the run's events."""
-        self.call("report", protocol.EventReport(event=event, data=data), protocol.Empty)
+    def report_event(self, event: TrainerEvent) -> None:
+        """Add an event of this trainer to the run's events."""
+        self.call("report", protocol.EventReport(event=event), protocol.Empty)
 
     def close(self) -> None:
         """Detach from the agent, end the watcher's thread and close all connections.

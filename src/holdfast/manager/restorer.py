@@ -13,12 +13,13 @@ from holdfast.adapt.contract import Framework, RestoreRequest
 from holdfast.clock import Clock
 from holdfast.engine.reading.view import View
 from holdfast.errors import StepExistsError
+from holdfast.events.schema import SHOWN_MAX, StateRead, StateRestored
 from holdfast.manager.agent_session import AgentSession
 from holdfast.manager.arguments import raise_step_order
 from holdfast.manager.overhead import OverheadMeter
 from holdfast.manager.progress import Progress
 from holdfast.manager.restore_votes import Votes
-from holdfast.manager.restoring import RestoredState, event_of, restore_newest, restore_step
+from holdfast.manager.restoring import RestoredState, restore_newest, restore_step
 from holdfast.manager.save_schedule import SaveSchedule
 from holdfast.manager.saver import Saver
 
@@ -68,7 +69,7 @@ class Restorer:
     def note_read(self, restored: RestoredState) -> None:
         """Record a restore that does not move the run."""
         self.steps.read = restored.id.step
-        self._report("read", restored)
+        self._report(StateRead, restored)
 
     def go_on_from(self, restored: RestoredState) -> None:
         """Move the run to the restored checkpoint: a new attempt, unless it is the newest one."""
@@ -82,7 +83,7 @@ class Restorer:
             self.session.branch((found.step, found.attempt))
         # Last, because an exception before this must leave the training's position unchanged.
         self.steps.went_back(found.step)
-        self._report("restored", restored)
+        self._report(StateRestored, restored)
 
     def check_order(self, step: int, *, force: bool) -> int:
         """Check that `step` may be saved now; with `force`, begin a branch if that is needed.
@@ -125,5 +126,16 @@ class Restorer:
         self.session.finish_branch()
         self.progress.wait(lambda sealed, finished: finished, SETTLE_SECS)
 
-    def _report(self, event: str, restored: RestoredState) -> None:
-        self.session.report_event(event, rank=self.session.rank, **event_of(restored.report))
+    def _report(self, kind: type[StateRead | StateRestored], restored: RestoredState) -> None:
+        report = restored.report
+        self.session.report_event(
+            kind(
+                step=report.step,
+                attempt=report.attempt,
+                rank=self.session.rank,
+                sources=report.sources,
+                secs=report.seconds,
+                skipped=report.skipped[:SHOWN_MAX],
+                passed_over=report.passed_over[:SHOWN_MAX],
+            )
+        )

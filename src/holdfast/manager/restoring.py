@@ -14,7 +14,6 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from holdfast.adapt.contract import Framework, Restoration, RestoreRequest
 from holdfast.clock import Clock
@@ -65,18 +64,6 @@ class RestoreReport:
     left_out: tuple[str, ...]
     kept: tuple[str, ...]
     seconds: float
-
-
-def event_of(report: RestoreReport) -> dict[str, Any]:
-    """Return the data of a restore for the run's events."""
-    return {
-        "step": report.step,
-        "attempt": report.attempt,
-        "sources": report.sources,
-        "skipped": report.skipped,
-        "passed_over": report.passed_over,
-        "secs": report.seconds,
-    }
 
 
 @dataclass(slots=True)

@@ -25,6 +25,7 @@ from holdfast.clock import Clock
 from holdfast.conditions import Condition
 from holdfast.engine.saving.part import ChunkBytes, PartImages, write_part
 from holdfast.errors import AgentUnavailableError, HoldfastError, StorageError
+from holdfast.events.schema import RamUnavailable
 from holdfast.format.names import CheckpointId
 from holdfast.manager.agent_session import AgentSession
 from holdfast.manager.part_writer import FilledPart, PartWriter
@@ -531,7 +532,7 @@ class Saver:
             return
         self._has_warned_no_ram = True
         log.warning("no RAM for checkpoints; writing them directly to the durable tier: %s", reason)
-        self._session.report_event("ram_unavailable", reason=reason)
+        self._session.report_event(RamUnavailable(rank=self._session.rank, reason=reason))
 
     def _report_skipped(self, checkpoint: CheckpointId) -> None:
         reason = f"rank {self._session.rank} {protocol.SKIPPED}"

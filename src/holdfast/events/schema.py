@@ -1,0 +1,517 @@
+"""Define the events of a run: one message per event, tagged by name and versioned.
+
+Each line of an event file is one event as a JSON object. `docs/events.md` lists all of them; a test
+compares its table with this module.
+
+Invariants:
+- An event is complete by itself: durations and bytes are measured where they occur, and no reader
+  has to subtract the times of two hosts.
+- A changed meaning of a member needs a new `VERSION`. A new member with a default value, and a new
+  event, do not: readers ignore members that they do not know, and report events that they do not
+  know.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, ClassVar
+
+import msgspec
+
+from holdfast.format.names import ATTEMPT_MAX, PART_COUNT_MAX, STEP_MAX, CheckpointId
+
+VERSION = 1
+UNSTAMPED = datetime.min.replace(tzinfo=UTC)
+"""The time of an event that was not written yet; the writer replaces it."""
+SHOWN_MAX = 20
+"""How many skipped checkpoints and bad copies an event lists."""
+
+Step = Annotated[int, msgspec.Meta(ge=0, le=STEP_MAX)]
+AttemptNumber = Annotated[int, msgspec.Meta(ge=0, le=ATTEMPT_MAX)]
+RankNumber = Annotated[int, msgspec.Meta(ge=0, lt=PART_COUNT_MAX)]
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+Secs = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+Time = Annotated[datetime, msgspec.Meta(tz=True)]
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
+    """What every event has.
+
+    Attributes:
+        version: the version of the schema.
+        time: when it happened, by the host's clock.
+        uptime_secs: the same moment on the host's monotonic clock, which is never set back and
+            begins again when the host is restarted.
+        host: the host that wrote it.
+        run_attempt: the newest attempt that the host knew; 0 before the first.
+    """
+
+    is_of_saves: ClassVar[bool] = False
+    """Whether it occurs with every save. Such events have files and a size limit of their own, so
+    that they never displace the others."""
+
+    version: int = VERSION
+    time: Time = UNSTAMPED
+    uptime_secs: Secs = 0.0
+    host: str = ""
+    run_attempt: AttemptNumber = 0
+
+
+class CheckpointEvent(Event, frozen=True, kw_only=True):
+    """An event about the checkpoint of `step` that `attempt` saved."""
+
+    step: Step
+    attempt: AttemptNumber
+
+    @property
+    def id(self) -> CheckpointId:
+        """The checkpoint."""
+        return CheckpointId(self.step, self.attempt)
+
+
+class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """The durations of some steps.
+
+    Attributes:
+        steps: how many.
+        secs: their duration together.
+        median_secs: the median duration of one.
+    """
+
+    steps: Count = 0
+    secs: Secs = 0.0
+    median_secs: Secs = 0.0
+
+
+class RankPosition(msgspec.Struct, frozen=True, kw_only=True):
+    """The position of one rank.
+
+    Attributes:
+        step: the last step passed to `save`.
+        blocked_secs: how long `save` and `finish` have blocked the training thread, since the
+            manager was opened.
+    """
+
+    step: Step
+    blocked_secs: Secs = 0.0
+
+
+# The agent, the attempt and its processes.
+
+
+class AgentStarted(Event, frozen=True, kw_only=True, tag="agent_started"):
+    """The agent's process begins."""
+
+    pid: int
+
+
+class AgentLeft(Event, frozen=True, kw_only=True, tag="agent_left"):
+    """The agent's process ends."""
+
+    pid: int
+
+
+class RamAdopted(Event, frozen=True, kw_only=True, tag="adopted"):
+    """A new agent found checkpoints in RAM."""
+
+    checkpoints: tuple[str, ...]
+
+
+class AttemptStarted(Event, frozen=True, kw_only=True, tag="attempt_started"):
+    """An attempt has begun; written on the host of rank 0.
+
+    Attributes:
+        pid: the process of rank 0.
+        processes: the number of processes of the job.
+        origin_step: the step of the checkpoint from which it continues; null: from none.
+        origin_attempt: the attempt that saved that checkpoint.
+    """
+
+    pid: int
+    processes: Count
+    origin_step: Step | None = None
+    origin_attempt: AttemptNumber | None = None
+
+
+class AttemptBranched(Event, frozen=True, kw_only=True, tag="attempt_branched"):
+    """The same processes begin another attempt from an older checkpoint; written on each host.
+
+    Attributes:
+        origin_step: as in `attempt_started`.
+        origin_attempt: as in `attempt_started`.
+    """
+
+    origin_step: Step | None = None
+    origin_attempt: AttemptNumber | None = None
+
+
+class ManagerOpened(Event, frozen=True, kw_only=True, tag="manager_opened"):
+    """A trainer has opened its manager.
+
+    Attributes:
+        rank: its rank.
+        pid: its process.
+        process_secs: the age of the process when it began to open the manager.
+        secs: how long opening took.
+    """
+
+    rank: RankNumber
+    pid: int
+    process_secs: Secs
+    secs: Secs
+
+
+class FirstStep(Event, frozen=True, kw_only=True, tag="first_step"):
+    """A trainer called `save` for the first time after opening or resuming.
+
+    Attributes:
+        rank: its rank.
+        step: the step.
+    """
+
+    rank: RankNumber
+    step: Step
+
+
+class StepProgress(Event, frozen=True, kw_only=True, tag="progress"):
+    """How far the host's trainers are, every 10 s.
+
+    Attributes:
+        ranks: the position of each rank of this host.
+        quiet: the steps since the last `progress` during which no checkpoint was taken or written.
+        sealing: the steps during which a checkpoint was taken.
+        writing: the other steps, during which one was written to the durable tier.
+    """
+
+    ranks: dict[RankNumber, RankPosition]
+    quiet: StepTimes = StepTimes()
+    sealing: StepTimes = StepTimes()
+    writing: StepTimes = StepTimes()
+
+
+class PreemptionNoticed(Event, frozen=True, kw_only=True, tag="preempted"):
+    """A trainer received a signal that announces a preemption.
+
+    Attributes:
+        rank: its rank.
+        last_step: the last step passed to `save`; null: none.
+    """
+
+    rank: RankNumber
+    last_step: Step | None = None
+
+
+class TrainerLeft(Event, frozen=True, kw_only=True, tag="trainer_left"):
+    """A trainer closed its manager.
+
+    Attributes:
+        rank: its rank.
+        pid: its process.
+        last_step: the last step passed to `save`; null: none.
+        blocked_secs: as in `progress`.
+    """
+
+    rank: RankNumber
+    pid: int
+    last_step: Step | None = None
+    blocked_secs: Secs = 0.0
+
+
+class TrainerLost(Event, frozen=True, kw_only=True, tag="trainer_lost"):
+    """A trainer's process ended without closing its manager.
+
+    Attributes:
+        rank: its rank.
+        pid: its process.
+        last_step: the last step passed to `save`; null: none.
+        blocked_secs: as in `progress`.
+    """
+
+    rank: RankNumber
+    pid: int
+    last_step: Step | None = None
+    blocked_secs: Secs = 0.0
+
+
+class RanksLost(Event, frozen=True, kw_only=True, tag="ranks_lost"):
+    """Trainers of another host ended, or the host is lost.
+
+    Attributes:
+        of_host: that host.
+        ranks: the ranks.
+        closed: whether they closed their managers.
+    """
+
+    of_host: str
+    ranks: tuple[RankNumber, ...]
+    closed: bool
+
+
+class AttemptFenced(Event, frozen=True, kw_only=True, tag="fenced"):
+    """A newer attempt has taken the run over."""
+
+    by_attempt: AttemptNumber
+    reason: str
+
+
+# Checkpoints.
+
+
+class SaveRequested(Event, frozen=True, kw_only=True, tag="save_requested"):
+    """A save was requested and its target step was set."""
+
+    target_step: Step
+    reason: str
+
+
+class PartSaved(CheckpointEvent, frozen=True, kw_only=True, tag="part_saved"):
+    """A rank has sealed its part.
+
+    Attributes:
+        rank: the rank.
+        tier: where the part is (`ram`, `durable`).
+        blocked_secs: how long the call of `save` blocked the training thread.
+        secs: the time from that call to the sealed part.
+        bytes: the bytes that were written.
+        reused_bytes: the bytes of images that were written for earlier checkpoints.
+    """
+
+    is_of_saves = True
+
+    rank: RankNumber
+    tier: str
+    blocked_secs: Secs
+    secs: Secs
+    bytes: Bytes
+    reused_bytes: Bytes = 0
+
+
+class CheckpointSealed(CheckpointEvent, frozen=True, kw_only=True, tag="sealed"):
+    """Every part is sealed: the checkpoint is complete.
+
+    Attributes:
+        tier: where its last part is.
+    """
+
+    is_of_saves = True
+
+    tier: str
+
+
+class CheckpointProtected(CheckpointEvent, frozen=True, kw_only=True, tag="protected"):
+    """Each part is in enough failure domains; of several hosts only."""
+
+    is_of_saves = True
+
+
+class CheckpointCommitted(CheckpointEvent, frozen=True, kw_only=True, tag="committed"):
+    """It is durable.
+
+    Attributes:
+        by: `save`, or `recovery` of what an interrupted attempt left.
+        bytes: the size of its images; null after a recovery.
+        secs: how long writing took; null after a recovery.
+    """
+
+    is_of_saves = True
+
+    by: str = "save"
+    bytes: Bytes | None = None
+    secs: Secs | None = None
+
+
+class CheckpointFailed(CheckpointEvent, frozen=True, kw_only=True, tag="failed"):
+    """It could not be taken or made durable.
+
+    Attributes:
+        rank: the rank whose part is missing; null: none.
+        reason: why.
+    """
+
+    rank: RankNumber | None = None
+    reason: str
+
+
+class CheckpointDropped(CheckpointEvent, frozen=True, kw_only=True, tag="dropped"):
+    """It was dropped before it was complete."""
+
+    is_of_saves = True
+
+    reason: str
+
+
+class CheckpointDeleted(CheckpointEvent, frozen=True, kw_only=True, tag="deleted"):
+    """It was removed.
+
+    Attributes:
+        reason: `preservation`, or `asked`: by a call.
+    """
+
+    is_of_saves = True
+
+    reason: str
+
+
+class CheckpointCleared(CheckpointEvent, frozen=True, kw_only=True, tag="cleared"):
+    """The remains of an interrupted save were removed."""
+
+    is_of_saves = True
+
+
+class CheckpointGivenUp(CheckpointEvent, frozen=True, kw_only=True, tag="given_up"):
+    """An attempt has begun from an older checkpoint than this one, which was complete.
+
+    Attributes:
+        status: what this one was.
+        reason: why it is not used.
+    """
+
+    status: str
+    reason: str
+
+
+class CopyFailed(CheckpointEvent, frozen=True, kw_only=True, tag="copy_failed"):
+    """A part could not be pulled from another host; repeats are reported only after a success.
+
+    Attributes:
+        rank: the part's rank.
+        source: the other host.
+        reason: why.
+    """
+
+    rank: RankNumber
+    source: str
+    reason: str
+
+
+# Restores.
+
+
+class StateEvent(CheckpointEvent, frozen=True, kw_only=True):
+    """An event about a state that a trainer has read from a checkpoint.
+
+    Attributes:
+        rank: the trainer's rank.
+        sources: the bytes read, by tier: `ram` of this host, `peer`, `durable`.
+        secs: the time from the call to the state.
+        skipped: (step, attempt, reason) of newer checkpoints that could not be read; 20 at most.
+        passed_over: bad copies in whose place others were read; 20 at most.
+    """
+
+    rank: RankNumber
+    sources: dict[str, Bytes]
+    secs: Secs
+    skipped: tuple[tuple[Step, AttemptNumber, str], ...] = ()
+    passed_over: tuple[str, ...] = ()
+
+
+class StateRead(StateEvent, frozen=True, kw_only=True, tag="read"):
+    """A trainer has read a checkpoint without moving the run."""
+
+
+class StateRestored(StateEvent, frozen=True, kw_only=True, tag="restored"):
+    """A trainer continues from a checkpoint."""
+
+
+# Problems.
+
+
+class RamUnavailable(Event, frozen=True, kw_only=True, tag="ram_unavailable"):
+    """RAM fails: checkpoints go straight to the durable tier, or its room is not freed.
+
+    Attributes:
+        rank: the rank that saw it; null: the agent.
+        reason: why.
+    """
+
+    rank: RankNumber | None = None
+    reason: str
+
+
+class RecordMended(Event, frozen=True, kw_only=True, tag="mended"):
+    """A damaged record of the run or of an attempt was repaired from its copy."""
+
+    key: str
+
+
+class PeersUnavailable(Event, frozen=True, kw_only=True, tag="peers_unavailable"):
+    """The agent cannot serve its peers; it continues without."""
+
+    reason: str
+
+
+class RecoveryFailed(Event, frozen=True, kw_only=True, tag="recovery_failed"):
+    """The durable tier refused to finish what an interrupted attempt left."""
+
+    reason: str
+
+
+class PreservationFailed(Event, frozen=True, kw_only=True, tag="preservation_failed"):
+    """The durable tier refused a removal."""
+
+    reason: str
+
+
+class DurableUnreadable(Event, frozen=True, kw_only=True, tag="durable_unreadable"):
+    """The durable tier refused to list the attempts."""
+
+    reason: str
+
+
+class EventsLost(Event, frozen=True, kw_only=True, tag="events_lost"):
+    """Events of this host were not written, because storage failed or was too slow.
+
+    Attributes:
+        count: how many.
+        reason: the last failure.
+    """
+
+    count: Count
+    reason: str
+
+
+EVENTS: tuple[type[Event], ...] = (
+    AgentStarted,
+    RamAdopted,
+    AttemptStarted,
+    AttemptBranched,
+    ManagerOpened,
+    StateRestored,
+    StateRead,
+    FirstStep,
+    StepProgress,
+    PreemptionNoticed,
+    TrainerLeft,
+    TrainerLost,
+    RanksLost,
+    AttemptFenced,
+    AgentLeft,
+    SaveRequested,
+    PartSaved,
+    CheckpointSealed,
+    CheckpointProtected,
+    CheckpointCommitted,
+    CheckpointFailed,
+    CheckpointDropped,
+    CheckpointDeleted,
+    CheckpointCleared,
+    CheckpointGivenUp,
+    CopyFailed,
+    RamUnavailable,
+    RecordMended,
+    PeersUnavailable,
+    RecoveryFailed,
+    PreservationFailed,
+    DurableUnreadable,
+    EventsLost,
+)
+"""All events, in the order of their documentation."""
+
+TrainerEvent = ManagerOpened | StateRestored | StateRead | RamUnavailable
+"""The events that trainers report through their agent."""
+
+
+def event_name(kind: type[Event] | Event) -> str:
+    """Return the name of an event, which tags its lines."""
+    return str(kind.__struct_config__.tag)
