@@ -126,7 +126,7 @@ class _Interrupting:
         self.outline = snapshot.outline
         self.values, self.process_values = snapshot.values, snapshot.process_values
         self.marks, self.pin = snapshot.marks, snapshot.pin
-        self.is_on_host, self.is_borrowed = True, False
+        self.hold, self.on_devices = snapshot.hold, snapshot.on_devices
 
     def chunk_bytes(self, chunk: Chunk) -> memoryview:
         if not self.is_interrupted:

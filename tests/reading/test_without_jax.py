@@ -12,9 +12,12 @@ import pytest
 
 import holdfast
 from holdfast import errors
+from holdfast.adapt.contract import Hold
 from holdfast.adapt.detect import find_framework
 from holdfast.adapt.jax.state import JaxFramework
 from holdfast.adapt.numpy_state import NumpyFramework
+from holdfast.format.layout import image_layout
+from holdfast.format.records import ArraySpec
 from tests.hosts import Host
 
 SCRIPT = Path(__file__).with_name("without_jax.py")
@@ -58,12 +61,26 @@ def test_an_array_of_jax_is_refused_by_path_where_numpy_was_chosen(call: str) ->
         getattr(NumpyFramework(), call)({"a": [jnp.ones(2)]})
 
 
-def test_a_numpy_snapshot_does_not_change_with_its_state() -> None:
+def test_a_numpy_snapshot_borrows_its_arrays_until_it_is_secured() -> None:
     framework, array = NumpyFramework(), np.arange(6).reshape(2, 3).T
     snapshot = framework.snapshot({"w": array, "n": 1})
     assert framework.snapshot({"w": array, "n": 2}).outline is snapshot.outline
     assert framework.snapshot({"w": array[:2], "n": 2}).outline is not snapshot.outline
+    assert snapshot.hold is Hold.BORROWED
+    snapshot.secure()
+    assert snapshot.hold is Hold.HOST
     array[:] = 0
-    assert not snapshot.is_borrowed
     (outline,) = snapshot.outline.arrays
     assert outline.placement.chunk_shape == (3, 2)
+    spec = ArraySpec(
+        path=("w",),
+        shape=(3, 2),
+        dtype="int64",
+        chunk_shape=(3, 2),
+        owners=((0, 1),),
+        prng_impl=None,
+        scalar=False,
+    )
+    (chunk,) = image_layout([spec], 0).chunks
+    found = np.frombuffer(snapshot.chunk_bytes(chunk), np.int64)
+    np.testing.assert_array_equal(found, [0, 3, 1, 4, 2, 5])

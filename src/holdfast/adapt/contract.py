@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Protocol
 
 from holdfast.errors import DeviceError
@@ -91,47 +92,83 @@ Pinning = Callable[[memoryview], PinnedMemory | None]
 """Registers host memory for devices; returns None if no device needs that or it fails."""
 
 
+class Hold(Enum):
+    """Where the bytes of a snapshot are, and for how long they stay as they are."""
+
+    HOST = "host bytes"
+    """All are in the host's memory, and unchanged until the snapshot is released."""
+    DEVICE = "device bytes"
+    """Some are in devices' memory; all are unchanged until the snapshot is released."""
+    BORROWED = "borrowed"
+    """Some belong to the training: copy or secure them before it passes the fence."""
+
+
 class Snapshot(Protocol):
-    """A fixed state: later changes by the training thread do not affect it."""
+    """A fixed state: later changes by the training thread do not affect it.
+
+    The fence of a borrowed state is the point up to which the training leaves the bytes unchanged.
+    It is the end of the call that takes the snapshot, or a later one; see `at_fence`. Threads may
+    use a snapshot one after another.
+
+    Attributes:
+        outline: the state without its bytes.
+        values: the plain Python values.
+        process_values: the states of stateful objects.
+        marks: one mark per array of the outline; the same object has the same bytes again.
+        hold: what the snapshot guarantees at present; `secure` changes it.
+        on_devices: the arrays, by their index in the outline, that were in a device's memory when
+            the snapshot was taken. Comparing them by digest would need a copy to the host.
+        pin: registers memory that this state, or one like it, will be copied into.
+    """
 
     outline: Outline
     values: tuple[SavedValue, ...]
     process_values: tuple[SavedValue, ...]
     marks: tuple[Mark, ...]
-    """One mark per array of the outline; the same object has the same bytes again."""
-    is_on_host: bool
-    """Whether all bytes are in the host's memory, so that copying does not wait for a device."""
+    on_devices: frozenset[int]
     pin: Pinning
-    """Registers memory that this state, or one like it, will be copied into."""
 
     @property
-    def is_borrowed(self) -> bool:
-        """Whether some bytes belong to the training and must be copied before it continues."""
-        ...
+    def hold(self) -> Hold: ...
 
     def chunk_bytes(self, chunk: Chunk) -> memoryview:
-        """Return the bytes of a chunk that this process holds: C order, little-endian."""
+        """Return the bytes of a chunk that this process holds: C order, little-endian.
+
+        For an array in a device's memory this waits for a copy to the host.
+        """
         ...
 
     def device_ranges(self, chunks: Sequence[Chunk]) -> dict[Chunk, DeviceRange]:
         """Return the device ranges of those `chunks` that a device can copy unchanged.
 
-        Waits until the device has computed them.
+        Waits until the device has computed them: streams that wait for no other stream may read
+        the ranges from then on, until the snapshot is released or the fence is passed.
 
         Raises:
             DeviceError: the device failed to compute them.
         """
         ...
 
-    def bring_to_host(self) -> None:
-        """Copy all device arrays into the host's memory; afterwards nothing is borrowed.
+    def secure(self) -> None:
+        """Copy what is borrowed into host memory of the snapshot's own; then nothing is borrowed.
 
         A failed device is reported by `chunk_bytes`.
         """
         ...
 
+    def at_fence(self, finish: Callable[[], None]) -> bool:
+        """Call `finish` on the training thread before it passes the fence of a borrowed state.
+
+        `finish` returns when the state is copied or secured, perhaps by another thread.
+
+        Returns:
+            False if there is no fence after the end of the call that took the snapshot; `finish`
+            is not called then.
+        """
+        ...
+
     def release(self) -> None:
-        """Release the memory that the snapshot holds."""
+        """Release the memory that the snapshot holds. Idempotent."""
         ...
 
 

@@ -1,14 +1,25 @@
-"""Leaves that belong to no framework: NumPy arrays, Python values, stateful objects."""
+"""Leaves that belong to no framework: NumPy arrays, Python values, stateful objects.
+
+A framework adds its own arrays: it gives their outlines to `Outlines` and keeps them itself.
+"""
 
 from __future__ import annotations
 
-from typing import TypeGuard
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeGuard
 
 import numpy as np
 
+from holdfast.adapt.contract import ArrayOutline, Outline
 from holdfast.errors import UnsupportedLeafError
 from holdfast.format.dtypes import dtype_name
 from holdfast.format.paths import Path, path_name
+from holdfast.format.placement import Placement
+from holdfast.format.records import Container, SavedValue
+from holdfast.format.values import encode_value
+
+OUTLINES_MAX = 8
+"""A run has few structures; a state whose shape keeps changing must not fill the cache."""
 
 _VALUE_TYPES = (type(None), bool, int, float, str, bytes)
 
@@ -78,3 +89,121 @@ def owned_copy(leaf: np.ndarray | np.generic) -> np.ndarray:
 def bytes_of(array: np.ndarray) -> memoryview:
     """Return the bytes of `array` in C order, without a copy if it is contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def host_array(leaf: np.ndarray | np.generic) -> np.ndarray:
+    """Return the array of a NumPy leaf, little-endian; a view of the leaf's memory if possible."""
+    return np.asarray(leaf, dtype=leaf.dtype.newbyteorder("<"))
+
+
+class Outlines:
+    """The outlines of a framework's states: the same object for each structure.
+
+    Args:
+        of_array: returns the outline of a leaf that is the framework's own array, None for another
+            leaf. It may raise UnsupportedLeafError.
+        signature: returns what the outline of such a leaf depends on, None for another leaf.
+    """
+
+    def __init__(
+        self,
+        of_array: Callable[[Any, Path], ArrayOutline | None],
+        signature: Callable[[Any], Hashable | None],
+    ) -> None:
+        self._of_array = of_array
+        self._signature = signature
+        self._known: dict[Hashable, Outline] = {}
+
+    def find(
+        self,
+        leaves: Sequence[Any],
+        paths: Sequence[Path],
+        containers: tuple[Container, ...],
+        structure: Hashable,
+    ) -> Outline:
+        """Return the outline of a state.
+
+        Args:
+            leaves: the leaves of the state.
+            paths: their paths, in the same order.
+            containers: the inner nodes.
+            structure: equal for two states if paths and containers are equal.
+
+        Raises:
+            UnsupportedLeafError: a leaf cannot be saved.
+        """
+        signature = self._signature
+        signatures = tuple([signature(leaf) or _host_signature(leaf) for leaf in leaves])
+        key = structure, signatures
+        known = self._known.get(key)
+        if known is None:
+            known = self._made(leaves, paths, containers)
+            if len(self._known) >= OUTLINES_MAX:
+                self._known.clear()
+            self._known[key] = known
+        return known
+
+    def _made(
+        self, leaves: Sequence[Any], paths: Sequence[Path], containers: tuple[Container, ...]
+    ) -> Outline:
+        arrays, process_values = [], []
+        for path, leaf in zip(paths, leaves, strict=True):
+            own = self._of_array(leaf, path)
+            if own is not None:
+                arrays.append(own)
+            elif is_numpy(leaf):
+                arrays.append(_numpy_outline(leaf, path))
+            elif keeps_state(leaf):
+                process_values.append(path)
+            elif not is_value(leaf):
+                encode_value(leaf, path_name(path))
+                raise UnsupportedLeafError(
+                    f"save {path_name(path)}: {type(leaf).__qualname__} cannot be a leaf of a "
+                    "state; save its contents"
+                )
+        return Outline(
+            arrays=tuple(arrays), containers=containers, process_values=tuple(process_values)
+        )
+
+
+def _host_signature(leaf: Any) -> Any:
+    if is_numpy(leaf):
+        return leaf.shape, leaf.dtype.str, leaf.dtype.name, type(leaf)
+    return type(leaf)
+
+
+def _numpy_outline(leaf: np.ndarray | np.generic, path: Path) -> ArrayOutline:
+    placed = Placement(
+        shape=leaf.shape,
+        dtype=numpy_dtype_name(leaf, path),
+        chunk_shape=leaf.shape,
+        holders=((0,),),
+    )
+    scalar = isinstance(leaf, np.generic)
+    return ArrayOutline(path=path, placement=placed, prng_impl=None, scalar=scalar)
+
+
+class SavedValues:
+    """The leaves of a state that are no arrays, encoded: their owners may change them later."""
+
+    def __init__(self) -> None:
+        self._values: list[SavedValue] = []
+        self._process_values: list[SavedValue] = []
+
+    def add(self, leaf: object, path: Path) -> None:
+        """Encode a plain value, or the state of a stateful object."""
+        if is_value(leaf):
+            self._values.append(SavedValue(path=path, value=encode_value(leaf, path_name(path))))
+        else:
+            state = encode_value(state_of(leaf), path_name(path))
+            self._process_values.append(SavedValue(path=path, value=state))
+
+    @property
+    def values(self) -> tuple[SavedValue, ...]:
+        """The plain values."""
+        return tuple(self._values)
+
+    @property
+    def process_values(self) -> tuple[SavedValue, ...]:
+        """The states of stateful objects."""
+        return tuple(self._process_values)

@@ -1,20 +1,20 @@
 """States of NumPy arrays and Python values: snapshots and restores without a framework.
 
 A program of this kind is a job of one process: there is no service by which several could find
-each other. The arrays may change as soon as `save` returns, so a snapshot copies them.
+each other. The arrays may change as soon as `save` returns, so a snapshot borrows them until then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from holdfast.adapt import leaves
 from holdfast.adapt.contract import (
-    ArrayOutline,
     DeviceRange,
+    Hold,
     KeyValues,
     Mark,
     Outline,
@@ -31,12 +31,9 @@ from holdfast.adapt.numpy_tree import Tree, flatten
 from holdfast.errors import UnsupportedLeafError
 from holdfast.format.grid import Region, slices_within
 from holdfast.format.layout import Chunk
-from holdfast.format.paths import path_name
-from holdfast.format.placement import Placement
-from holdfast.format.records import ArraySpec, CheckpointSpec, SavedValue
-from holdfast.format.values import encode_value
+from holdfast.format.paths import Path, path_name
+from holdfast.format.records import ArraySpec, CheckpointSpec
 
-OUTLINES_MAX = 8
 FOREIGN = "holdfast.CheckpointManager(..., framework='jax')"
 
 
@@ -44,7 +41,7 @@ class NumpyFramework:
     """Trees of dicts, lists, tuples and namedtuples of NumPy arrays, values and objects."""
 
     def __init__(self) -> None:
-        self._outlines: dict[Any, Outline] = {}
+        self._outlines = leaves.Outlines(_no_outline, lambda leaf: None)
 
     def processes(self) -> Processes:
         return OwnProcess()
@@ -66,16 +63,8 @@ class NumpyFramework:
         return LikeRestoration(spec, like, request, NoArrayLeaves())
 
     def _outline(self, tree: Tree) -> Outline:
-        # The same structure gives the same object, so that a run is planned once.
         kinds = tuple((container.path, container.kind) for container in tree.containers)
-        key = (tree.paths, kinds, tuple(map(_signature, tree.leaves)))
-        known = self._outlines.get(key)
-        if known is None:
-            known = _make_outline(tree)
-            if len(self._outlines) >= OUTLINES_MAX:
-                self._outlines.clear()
-            self._outlines[key] = known
-        return known
+        return self._outlines.find(tree.leaves, tree.paths, tree.containers, (tree.paths, kinds))
 
 
 class OwnProcess:
@@ -106,26 +95,22 @@ class NoArrayLeaves:
 
 
 class _NumpySnapshot:
-    """A copy of a state's arrays, values and states of objects."""
+    """A state whose arrays are borrowed until the call that takes the snapshot ends."""
 
-    is_on_host = True
-    is_borrowed = False
+    on_devices: frozenset[int] = frozenset()
 
     def __init__(self, tree: Tree, outline: Outline) -> None:
         self.outline = outline
+        self.hold = Hold.BORROWED
         self.pin: Pinning = _not_pinned
-        values, process_values = [], []
+        others = leaves.SavedValues()
         self._arrays: list[np.ndarray] = []
         for path, leaf in zip(tree.paths, tree.leaves, strict=True):
             if leaves.is_numpy(leaf):
-                self._arrays.append(leaves.owned_copy(leaf))
-            elif leaves.is_value(leaf):
-                values.append(SavedValue(path=path, value=encode_value(leaf, path_name(path))))
+                self._arrays.append(leaves.host_array(leaf))
             else:
-                state = encode_value(leaves.state_of(leaf), path_name(path))
-                process_values.append(SavedValue(path=path, value=state))
-        self.values = tuple(values)
-        self.process_values = tuple(process_values)
+                others.add(leaf, path)
+        self.values, self.process_values = others.values, others.process_values
         self.marks: tuple[Mark, ...] = (None,) * len(self._arrays)
 
     def chunk_bytes(self, chunk: Chunk) -> memoryview:
@@ -136,47 +121,25 @@ class _NumpySnapshot:
     def device_ranges(self, chunks: Sequence[Chunk]) -> dict[Chunk, DeviceRange]:
         return {}
 
-    def bring_to_host(self) -> None:
-        """Do nothing: all bytes are in the host's memory."""
+    def secure(self) -> None:
+        self._arrays = [leaves.owned_copy(array) for array in self._arrays]
+        self.hold = Hold.HOST
+
+    def at_fence(self, finish: Callable[[], None]) -> bool:
+        # Nothing reports that a program is about to write to an array.
+        return False
 
     def release(self) -> None:
         self._arrays = []
+        self.hold = Hold.HOST
 
 
 def _not_pinned(memory: memoryview) -> PinnedMemory | None:
     return None
 
 
-def _signature(leaf: Any) -> Any:
-    if leaves.is_numpy(leaf):
-        return leaf.shape, leaf.dtype.str, leaf.dtype.name, type(leaf)
-    return type(leaf)
-
-
-def _make_outline(tree: Tree) -> Outline:
-    arrays, process_values = [], []
-    for path, leaf in zip(tree.paths, tree.leaves, strict=True):
-        _refuse_foreign(leaf, "save", path_name(path))
-        if leaves.is_numpy(leaf):
-            placed = Placement(
-                shape=leaf.shape,
-                dtype=leaves.numpy_dtype_name(leaf, path),
-                chunk_shape=leaf.shape,
-                holders=((0,),),
-            )
-            scalar = isinstance(leaf, np.generic)
-            arrays.append(ArrayOutline(path=path, placement=placed, prng_impl=None, scalar=scalar))
-        elif leaves.keeps_state(leaf):
-            process_values.append(path)
-        elif not leaves.is_value(leaf):
-            encode_value(leaf, path_name(path))
-            raise UnsupportedLeafError(
-                f"save {path_name(path)}: {type(leaf).__qualname__} cannot be a leaf of a state "
-                "of NumPy arrays; save what it holds"
-            )
-    return Outline(
-        arrays=tuple(arrays), containers=tree.containers, process_values=tuple(process_values)
-    )
+def _no_outline(leaf: Any, path: Path) -> None:
+    _refuse_foreign(leaf, "save", path_name(path))
 
 
 def _refuse_foreign(leaf: Any, call: str, name: str) -> None:

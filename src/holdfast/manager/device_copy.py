@@ -12,7 +12,7 @@ import contextlib
 import logging
 from types import TracebackType
 
-from holdfast.adapt.contract import Snapshot, Transfer
+from holdfast.adapt.contract import Hold, Snapshot, Transfer
 from holdfast.clock import Clock
 from holdfast.engine.saving.slots import fill_chunks, fill_slot
 from holdfast.errors import DeviceError, StorageError
@@ -151,7 +151,7 @@ def fill_from(
     Raises:
         StorageError, DeviceError: The slot does not hold the whole state.
     """
-    if not snapshot.is_borrowed:
+    if not snapshot.on_devices or snapshot.hold is Hold.HOST:
         return fill_slot(filling, layout, snapshot.chunk_bytes, digesting=digesting)
     with DeviceCopy(filling, layout, snapshot, clock, keep=True) as arriving:
         arriving.wait(layout.size_bytes)

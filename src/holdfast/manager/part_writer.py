@@ -14,7 +14,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
-from holdfast.adapt.contract import Snapshot
+from holdfast.adapt.contract import Hold, Snapshot
 from holdfast.clock import Clock
 from holdfast.engine.saving.incremental import (
     SealedPart,
@@ -95,8 +95,8 @@ class FilledPart:
         except (StorageError, DeviceError) as error:
             step = self.draft.plan.id.step
             log.warning("the slot for step %d cannot be filled: %s", step, error)
-            if snapshot.is_borrowed:
-                snapshot.bring_to_host()
+            if snapshot.hold is Hold.BORROWED:
+                snapshot.secure()
         finally:
             self.end()
 
@@ -173,7 +173,7 @@ class PartWriter:
             The part, to be filled at once. None if no prepared slot fits, and if devices hold the
             state: the saver's thread waits for their copy.
         """
-        if not (snapshot.is_on_host or snapshot.is_borrowed) or not self._slots.has_ready:
+        if snapshot.hold is Hold.DEVICE or not self._slots.has_ready:
             return None
         last = self._last_in("ram")
         images = self._choose(plan, snapshot, last)
@@ -289,7 +289,7 @@ class PartWriter:
 
     def _choose(self, plan: PartPlan, snapshot: Snapshot, last: SealedPart | None) -> PartImages:
         # Chunks on a device are not compared by digest: that would need a copy to the host.
-        chunk_bytes = snapshot.chunk_bytes if snapshot.is_on_host else None
+        chunk_bytes = None if snapshot.on_devices else snapshot.chunk_bytes
         return choose(plan, last, snapshot.marks, chunk_bytes)
 
     def _sealed(self, draft: PartDraft, record: PartRecord, snapshot: Snapshot) -> None:
@@ -301,5 +301,5 @@ class PartWriter:
             draft.images,
             snapshot.marks,
             self._last,
-            is_readable=snapshot.is_on_host,
+            is_readable=not snapshot.on_devices,
         )

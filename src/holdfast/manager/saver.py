@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import msgspec
 
-from holdfast.adapt.contract import Pinning
+from holdfast.adapt.contract import Hold, Pinning
 from holdfast.agent import protocol
 from holdfast.clock import Clock
 from holdfast.conditions import Condition
@@ -99,8 +99,8 @@ class Saver:
         )
         self._patience.note_taken()
         request.filled = filled = self._parts.begin(request.plan, snapshot, request.held)
-        if filled is None and snapshot.is_borrowed:
-            snapshot.bring_to_host()
+        if filled is None and snapshot.hold is Hold.BORROWED:
+            snapshot.secure()
         if filled is not None and not filled.draft.images.reused:
             request.copied = self._copier.begin(request.copies, request.held)
         # The saver's thread reports the save to the agent while this thread copies.
@@ -118,7 +118,7 @@ class Saver:
         The interrupted call may have completed any of its steps in part.
         """
         if request.is_handed_over:
-            if request.snapshot.is_borrowed:
+            if request.snapshot.hold is Hold.BORROWED:
                 # The training continues and may change a borrowed state, so only a copy that is
                 # already whole can be saved.
                 request.interruption = reason
@@ -366,7 +366,7 @@ class Saver:
             if request.interruption is not None:
                 self._fail(request, request.interruption, is_lost=False)
                 return None
-        if not request.snapshot.is_on_host and self._session.place.ram_folder is not None:
+        if request.snapshot.hold is not Hold.HOST and self._session.place.ram_folder is not None:
             return self._fill_from_devices(request)
         self._slots.release_ready()
         if self._session.place.ram_folder is None:

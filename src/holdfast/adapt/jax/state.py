@@ -6,7 +6,7 @@ import contextlib
 import gc
 import logging
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from holdfast.adapt import leaves
 from holdfast.adapt.contract import (
     ArrayOutline,
     DeviceRange,
+    Hold,
     Mark,
     Outline,
     Pinning,
@@ -30,13 +31,11 @@ from holdfast.adapt.jax.processes import JaxProcesses
 from holdfast.adapt.jax.restore import like_restoration
 from holdfast.adapt.jax.tree import Structure, flatten
 from holdfast.adapt.nested import NestedRestoration
-from holdfast.errors import DeviceError, UnsupportedLeafError
+from holdfast.errors import DeviceError
 from holdfast.format.grid import Region, enclosing_chunk, slices_within
 from holdfast.format.layout import Chunk
-from holdfast.format.paths import Path, path_name
-from holdfast.format.placement import Placement
-from holdfast.format.records import CheckpointSpec, SavedValue
-from holdfast.format.values import encode_value
+from holdfast.format.paths import Path
+from holdfast.format.records import CheckpointSpec
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +44,7 @@ class JaxFramework:
     """JAX as a framework: any pytree of arrays, values and stateful objects."""
 
     def __init__(self) -> None:
-        self._outlines: dict[Any, Outline] = {}
+        self._outlines = leaves.Outlines(_array_outline, _signature)
         self._devices = JaxDevices()
 
     def processes(self) -> Processes:
@@ -73,15 +72,7 @@ class JaxFramework:
         return like_restoration(spec, request)
 
     def _outline(self, found: list[Any], structure: Structure) -> Outline:
-        key = (structure.treedef, tuple(map(_signature, found)))
-        known = self._outlines.get(key)
-        if known is None:
-            known = _make_outline(found, structure)
-            # A run has few structures; a state whose shape keeps changing must not fill the cache.
-            if len(self._outlines) >= 8:
-                self._outlines.clear()
-            self._outlines[key] = known
-        return known
+        return self._outlines.find(found, structure.paths, structure.containers, structure.treedef)
 
 
 @contextlib.contextmanager
@@ -101,48 +92,16 @@ def _nothing_collected() -> Iterator[None]:
 
 
 def _signature(leaf: Any) -> Any:
-    if isinstance(leaf, jax.Array):
-        return leaf.shape, leaf.dtype, leaf.sharding
-    if leaves.is_numpy(leaf):
-        return leaf.shape, leaf.dtype.str, leaf.dtype.name, type(leaf)
-    return type(leaf)
+    return (leaf.shape, leaf.dtype, leaf.sharding) if isinstance(leaf, jax.Array) else None
 
 
-def _make_outline(found: list[Any], structure: Structure) -> Outline:
-    arrays, process_values = [], []
-    for path, leaf in zip(structure.paths, found, strict=True):
-        if isinstance(leaf, jax.Array):
-            stored = jax.random.key_data(leaf) if jax_arrays.is_key(leaf) else leaf
-            impl = jax_arrays.key_impl_name(leaf) if stored is not leaf else None
-            placed = jax_arrays.placement(stored, path)
-            outline = ArrayOutline(path=path, placement=placed, prng_impl=impl, scalar=False)
-            arrays.append(outline)
-        elif leaves.is_numpy(leaf):
-            arrays.append(_numpy_outline(leaf, path))
-        elif leaves.keeps_state(leaf):
-            process_values.append(path)
-        elif not leaves.is_value(leaf):
-            encode_value(leaf, path_name(path))
-            raise UnsupportedLeafError(
-                f"save {path_name(path)}: {type(leaf).__qualname__} cannot be a leaf of a state; "
-                "save its contents"
-            )
-    return Outline(
-        arrays=tuple(arrays),
-        containers=structure.containers,
-        process_values=tuple(process_values),
-    )
-
-
-def _numpy_outline(leaf: np.ndarray | np.generic, path: Path) -> ArrayOutline:
-    placed = Placement(
-        shape=leaf.shape,
-        dtype=leaves.numpy_dtype_name(leaf, path),
-        chunk_shape=leaf.shape,
-        holders=((0,),),
-    )
-    scalar = isinstance(leaf, np.generic)
-    return ArrayOutline(path=path, placement=placed, prng_impl=None, scalar=scalar)
+def _array_outline(leaf: Any, path: Path) -> ArrayOutline | None:
+    if not isinstance(leaf, jax.Array):
+        return None
+    stored = jax.random.key_data(leaf) if jax_arrays.is_key(leaf) else leaf
+    impl = jax_arrays.key_impl_name(leaf) if stored is not leaf else None
+    placed = jax_arrays.placement(stored, path)
+    return ArrayOutline(path=path, placement=placed, prng_impl=impl, scalar=False)
 
 
 class _JaxSnapshot:
@@ -157,7 +116,7 @@ class _JaxSnapshot:
     ) -> None:
         self.outline = outline
         self._pieces: list[dict[Region, np.ndarray] | memoryview] = []
-        values, process_values = [], []
+        others = leaves.SavedValues()
         arrays: list[Any] = []
         marks: list[Mark] = []
         for path, leaf in zip(structure.paths, found, strict=True):
@@ -167,13 +126,9 @@ class _JaxSnapshot:
             elif leaves.is_numpy(leaf):
                 arrays.append(leaves.owned_copy(leaf))
                 marks.append(None)
-            elif leaves.is_value(leaf):
-                values.append(SavedValue(path=path, value=encode_value(leaf, path_name(path))))
             else:
-                state = encode_value(leaves.state_of(leaf), path_name(path))
-                process_values.append(SavedValue(path=path, value=state))
-        self.values = tuple(values)
-        self.process_values = tuple(process_values)
+                others.add(leaf, path)
+        self.values, self.process_values = others.values, others.process_values
         self.marks = tuple(marks)
         self._hold(arrays, devices)
 
@@ -181,10 +136,11 @@ class _JaxSnapshot:
         of_jax = {i: array for i, array in enumerate(arrays) if isinstance(array, jax.Array)}
         self._on_devices = devices.hold(of_jax)
         self.pin: Pinning = devices.pin
-        elsewhere = set(self._on_devices.keys())
+        self.on_devices = frozenset(self._on_devices.keys())
+        self._is_host_alone = not self.on_devices
         self._pieces = []
         for i, array in enumerate(arrays):
-            if i in elsewhere:
+            if i in self.on_devices:
                 self._pieces.append({})
             elif i in of_jax:
                 # A view holds the array's memory, so nothing is copied here.
@@ -192,11 +148,12 @@ class _JaxSnapshot:
                 self._pieces.append(jax_arrays.host_views(array) if memory is None else memory)
             else:
                 self._pieces.append({jax_arrays.whole(array): array})
-        self.is_on_host = not elsewhere
 
     @property
-    def is_borrowed(self) -> bool:
-        return self._on_devices.is_borrowed
+    def hold(self) -> Hold:
+        if self._on_devices.is_borrowed:
+            return Hold.BORROWED
+        return Hold.HOST if self._is_host_alone else Hold.DEVICE
 
     def chunk_bytes(self, chunk: Chunk) -> memoryview:
         pieces = self._pieces[chunk.array_index]
@@ -236,7 +193,11 @@ class _JaxSnapshot:
         placed = self.outline.arrays[chunk.array_index].placement
         return enclosing_chunk(placed.shape, placed.chunk_shape, chunk.start)
 
-    def bring_to_host(self) -> None:
+    def at_fence(self, finish: Callable[[], None]) -> bool:
+        # JAX reports no donation, so nothing is borrowed for longer than a call.
+        return False
+
+    def secure(self) -> None:
         try:
             for i in self._on_devices.keys():  # noqa: SIM118 - not a mapping
                 self._pieces[i] = self._on_devices.views(i)
@@ -246,7 +207,7 @@ class _JaxSnapshot:
             self._on_devices.is_borrowed = False
             return
         self._on_devices.release()
-        self.is_on_host = True
+        self._is_host_alone = True
 
     def release(self) -> None:
         self._pieces = []
