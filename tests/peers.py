@@ -9,7 +9,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -25,7 +25,7 @@ from holdfast.peers.server import PeerServer, ServedRun
 from holdfast.peers.server_connections import PeerLimits
 from holdfast.peers.store import PeerStore
 from holdfast.peers.tls import PeerTls, server_context
-from holdfast.store.contract import Reader, Store, StoredObject
+from holdfast.store.contract import Reader, Source, Store, StoredObject
 from tests.engine.stores import ram
 
 RUN = "0123456789abcdef0123456789abcdef"
@@ -74,8 +74,8 @@ class ReadThroughPeer:
         self._own = own
         self._peer = peer
 
-    def put(self, key: str, size_bytes: int, blocks: Iterable[Buffer]) -> None:
-        self._own.put(key, size_bytes, blocks)
+    def put(self, key: str, source: Source | Buffer) -> None:
+        self._own.put(key, source)
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         return self._own.put_if_absent(key, data)

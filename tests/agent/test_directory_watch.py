@@ -120,7 +120,7 @@ def test_nothing_is_committed_or_begun_where_the_record_names_another_run(tmp_pa
         trainer = host.attach()
         host.save(trainer, 1)
         data = seal(RunRecord(run_id="another", time=host.clock.now()))
-        host.state.durable.put(RUN_FILE, len(data), [data])
+        host.state.durable.put(RUN_FILE, data)
         host.settle()
         assert not list(host.run.glob("checkpoints/*/manifest.json"))
         with pytest.raises(StorageError, match=r"expected run .*, found run another"):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from holdfast.clock import SystemClock
 from holdfast.format.buffers import Buffer
-from holdfast.store.contract import Reader, Store, StoredObject
+from holdfast.store.contract import Reader, Source, Store, StoredObject, source_of
 from holdfast.store.ram import RamStore
 from holdfast.store.slots import SlotPool
 
@@ -44,15 +44,10 @@ class DyingStore:
         self._calls_left = calls_left
         self._point = point
 
-    def put(self, key: str, size_bytes: int, blocks: Iterable[Buffer]) -> None:
-        def some() -> Iterator[Buffer]:
-            for block in blocks:
-                yield block
-                self._die()
-
-        dies_midway = self._calls_left == 0 and self._point == "midway"
-        given = some() if dies_midway else blocks
-        self._change(lambda: self._inner.put(key, size_bytes, given))
+    def put(self, key: str, source: Source | Buffer) -> None:
+        if self._calls_left == 0 and self._point == "midway":
+            source = _DyingSource(source_of(source), self._die)
+        self._change(lambda: self._inner.put(key, source))
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         return self._change(lambda: self._inner.put_if_absent(key, data))
@@ -91,6 +86,21 @@ class DyingStore:
         raise DiedError
 
 
+class _DyingSource:
+    """A source whose store dies once it has written the first block of a range."""
+
+    def __init__(self, inner: Source, die: Callable[[], None]) -> None:
+        self.is_lasting = False
+        self.size_bytes = inner.size_bytes
+        self._inner = inner
+        self._die = die
+
+    def blocks(self, start_bytes: int, stop_bytes: int) -> Iterator[Buffer]:
+        for block in self._inner.blocks(start_bytes, stop_bytes):
+            yield block
+            self._die()
+
+
 class WatchingStore:
     """Records every range read, and reads of closed objects; can delay reads."""
 
@@ -115,8 +125,8 @@ class WatchingStore:
                 self.closing.set()
                 self.closed_during_reads += watching.under_way
 
-    def put(self, key: str, size_bytes: int, blocks: Iterable[Buffer]) -> None:
-        self._inner.put(key, size_bytes, blocks)
+    def put(self, key: str, source: Source | Buffer) -> None:
+        self._inner.put(key, source)
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         return self._inner.put_if_absent(key, data)

@@ -65,7 +65,7 @@ def test_no_two_starts_get_one_number(durable: DiskStore) -> None:
 def test_other_files_beside_the_attempts_are_ignored(durable: DiskStore) -> None:
     begin(durable, None)
     for name in ("2.json", "000000002.json.bak", "000000000.json", "notes.txt", "a/000000003.json"):
-        durable.put(f"attempts/{name}", 1, [b"x"])
+        durable.put(f"attempts/{name}", b"x")
     assert attempt_numbers(durable) == [1]
 
 
@@ -119,7 +119,7 @@ def test_a_record_under_another_attempts_name_is_damaged(durable: DiskStore) -> 
     begin(durable, None, (7, 1))
     data = durable.get(attempt_keys(1)[0])
     for key in attempt_keys(2):
-        durable.put(key, len(data), [data])
+        durable.put(key, data)
     with pytest.raises(CheckpointDamagedError, match=r"attempts/000000002\.json"):
         read_attempts(durable)
 
@@ -147,7 +147,7 @@ def test_of_many_who_create_a_run_all_get_the_same(durable: DiskStore) -> None:
 
 
 def test_a_folder_without_the_runs_record_is_no_run(durable: DiskStore) -> None:
-    durable.put("checkpoints/a", 1, [b"x"])
+    durable.put("checkpoints/a", b"x")
     with pytest.raises(NotARunError, match=r"^open here: expected a run.*; check the path"):
         read_run(durable, "here")
 
@@ -175,6 +175,6 @@ def test_the_attempts_tell_the_run_whose_record_is_bad(
 
 def test_a_newer_runs_record_is_told_as_newer(durable: DiskStore) -> None:
     data = seal(RunRecord(format_version=2, run_id=RUN_ID, time=TIME))
-    durable.put(RUN_FILE, len(data), [data])
+    durable.put(RUN_FILE, data)
     with pytest.raises(NewerFormatError, match="upgrade"):
         read_run(durable, "here")

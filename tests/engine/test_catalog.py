@@ -26,7 +26,7 @@ JUNK = [
 
 def _put(store: DiskStore, *keys: str) -> None:
     for key in keys:
-        store.put(key, 3, [b"abc"])
+        store.put(key, b"abc")
 
 
 def test_names_that_are_no_checkpoints_are_ignored(durable: DiskStore) -> None:
@@ -107,5 +107,5 @@ def test_parts_are_whole_when_each_rank_of_one_count_is_there(parts: dict, whole
 
 
 def test_a_file_in_place_of_the_folder_holds_no_checkpoints(durable: DiskStore) -> None:
-    durable.put("checkpoints", 1, [b"x"])
+    durable.put("checkpoints", b"x")
     assert list_checkpoints(durable) == {}

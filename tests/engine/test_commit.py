@@ -94,7 +94,7 @@ def test_a_part_record_of_another_checkpoint_is_not_committed(durable: DiskStore
     made.write(durable)
     other.write(durable)
     data = durable.get(part_key(other.id, 1, RANKS))
-    durable.put(part_key(made.id, 1, RANKS), len(data), [data])
+    durable.put(part_key(made.id, 1, RANKS), data)
     with pytest.raises(CheckpointDamagedError, match=r"part 1 of 2 of 000000020\.1"):
         commit(durable, made.id, RANKS)
     assert manifest_key(made.id) not in objects(durable, made)

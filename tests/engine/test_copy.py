@@ -7,19 +7,14 @@ from pathlib import Path
 import pytest
 
 from holdfast.engine.saving.part_layouts import PartLayouts
-from holdfast.engine.transfer.copy import (
-    FIRST_SIZE_BYTES,
-    PIECE_SIZE_BYTES,
-    SEEN_SIZE_BYTES,
-    copy_part,
-)
+from holdfast.engine.transfer.copy import copy_part
 from holdfast.errors import CheckpointDamagedError
 from holdfast.format.names import image_key, part_key
-from holdfast.store.disk import DiskStore
+from holdfast.store.disk import FIRST_SIZE_BYTES, PIECE_SIZE_BYTES, DiskStore
 from holdfast.store.ram import RamStore
 from tests.engine.making import Made, disk, flip_bit, random_array
 
-SIZE_BYTES = 2 * SEEN_SIZE_BYTES + 3
+SIZE_BYTES = 2 * PIECE_SIZE_BYTES + 3
 HEADER_BYTES = 4096
 """The first block stands behind it, so blocks reach over the ends of pieces."""
 
@@ -58,10 +53,9 @@ def test_all_pieces_arrive(made: Made, source: DiskStore | RamStore, tmp_path: P
         HEADER_BYTES,
         FIRST_SIZE_BYTES - 1,
         FIRST_SIZE_BYTES,
+        PIECE_SIZE_BYTES - 1,
         PIECE_SIZE_BYTES,
-        SEEN_SIZE_BYTES - 1,
-        SEEN_SIZE_BYTES,
-        FIRST_SIZE_BYTES + SEEN_SIZE_BYTES,
+        FIRST_SIZE_BYTES + PIECE_SIZE_BYTES,
         HEADER_BYTES + SIZE_BYTES - 1,
     ],
 )

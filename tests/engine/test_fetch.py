@@ -190,7 +190,7 @@ def _flip_record(pair: Pair) -> None:
 def _other_record(pair: Pair) -> None:
     other = msgspec.structs.replace(pair.part, blocks=("0" * 32, *pair.part.blocks[1:]))
     data = seal(other)
-    pair.theirs.put(part_key(pair.made.id, 0, 1), len(data), [data])
+    pair.theirs.put(part_key(pair.made.id, 0, 1), data)
 
 
 SPOILT: dict[str, tuple[Callable[[Pair], None], type[Exception]]] = {

@@ -91,7 +91,7 @@ def lengthen(store: DiskStore, made: Made, rank: int) -> None:
     key = part_key(made.id, rank, made.part_count)
     part = unseal(store.get(key), PartRecord, key)
     longer = msgspec.structs.replace(part, image_size_bytes=part.image_size_bytes + 4096)
-    store.put(key, len(seal(longer)), [seal(longer)])
+    store.put(key, seal(longer))
     path = store.root / image_key(made.id, rank, made.part_count)
     path.write_bytes(path.read_bytes() + bytes(4096))
 
@@ -120,7 +120,7 @@ def test_an_image_that_cannot_hold_its_chunks_is_refused_whoever_reads(
     part = unseal(durable.get(key), PartRecord, key)
     size_bytes = part.image_size_bytes + change_bytes
     data = seal(msgspec.structs.replace(part, image_size_bytes=size_bytes))
-    durable.put(key, len(data), [data])
+    durable.put(key, data)
     path = durable.root / image_key(made.id, 1, 3)
     path.write_bytes(path.read_bytes() + bytes(4096))
     with pytest.raises(CheckpointDamagedError, match="a header of a multiple of 4096"):

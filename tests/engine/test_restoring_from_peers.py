@@ -129,7 +129,7 @@ def test_a_peers_copy_of_a_newer_format_is_passed_over_and_told_once(
         record = unseal(hosts.a.get(key), PartRecord, key)
         data = seal(msgspec.structs.replace(record, format_version=FORMAT_VERSION + 1))
         hosts.a.delete(key)
-        hosts.a.put(key, len(data), [data])
+        hosts.a.put(key, data)
     with (
         serving(hosts.a.root) as a,
         serving(hosts.b.root) as b,
@@ -256,7 +256,7 @@ def test_a_durable_tier_that_cannot_be_listed_is_an_error_still(root: Path) -> N
 
 
 def test_a_manifest_at_a_peer_neither_commits_nor_hides_the_durable_one(hosts: Hosts) -> None:
-    hosts.a.put(manifest_key(hosts.made.id), 5, [b"wrong"])
+    hosts.a.put(manifest_key(hosts.made.id), b"wrong")
     with serving(hosts.a.root) as a, reaching(a.address) as near:
         tally = restored(hosts.made, hosts.own, near, hosts.durable)
         assert {*tally.bytes_by_tier} == {"peer"}

@@ -176,10 +176,10 @@ def test_only_the_very_image_is_linked(chain: Chain, memory: RamStore, durable: 
     # Something of the same name and length, as of a save that was tried twice, is not it.
     first, second = chain.made[:2]
     size = (memory.root / image_key(first.id, 0, 1)).stat().st_size
-    durable.put(image_key(first.id, 0, 1), size, [bytes(size)])
+    durable.put(image_key(first.id, 0, 1), bytes(size))
     persist(memory, durable, second)
     assert_reads(second, durable)
-    durable.put(image_key(first.id, 0, 1), 5, [b"other"])
+    durable.put(image_key(first.id, 0, 1), b"other")
     persist(memory, durable, chain.made[2])
     assert_reads(chain.made[2], durable)
 
@@ -291,7 +291,7 @@ def _resealed(store: DiskStore, made: Made, reused: tuple[ReusedImage, ...]) -> 
     key = part_key(made.id, 0, 1)
     part = msgspec.structs.replace(unseal(store.get(key), PartRecord, key), reused=reused)
     data = seal(part)
-    store.put(key, len(data), [data])
+    store.put(key, data)
     manifest = unseal(store.get(manifest_key(made.id)), Manifest, "")
     reference = msgspec.structs.replace(
         manifest.parts[0],
@@ -299,7 +299,7 @@ def _resealed(store: DiskStore, made: Made, reused: tuple[ReusedImage, ...]) -> 
         reused_size_bytes=sum(image.image_size_bytes for image in reused),
     )
     data = seal(msgspec.structs.replace(manifest, parts=(reference,)))
-    store.put(manifest_key(made.id), len(data), [data])
+    store.put(manifest_key(made.id), data)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def assert_readable(made: Made, *stores: Store) -> None:
 def rewrite(store: DiskStore, key: str, kind: type, **changes: object) -> None:
     """Changes a record and seals it again, as a broken writer would."""
     data = seal(msgspec.structs.replace(unseal(store.get(key), kind, key), **changes))
-    store.put(key, len(data), [data])
+    store.put(key, data)
 
 
 def test_copies_are_in_the_order_of_nearness(
@@ -126,7 +126,7 @@ def test_a_manifest_of_another_checkpoint_is_damaged(made: Made, durable: DiskSt
     other = Made(id=CheckpointId(20, 1), part_count=2, arrays=made.arrays, specs=made.specs)
     other.save(durable)
     data = durable.get(manifest_key(other.id))
-    durable.put(manifest_key(made.id), len(data), [data])
+    durable.put(manifest_key(made.id), data)
     with pytest.raises(CheckpointDamagedError, match=r"the manifest of 000000020\.1"):
         sources_of(made.id, durable)
 

@@ -62,7 +62,7 @@ def _memory(size_bytes: int, before: int) -> memoryview:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    open_disk(tmp_path).put(KEY, SIZE, [DATA])
+    open_disk(tmp_path).put(KEY, DATA)
     with open_disk_directly(tmp_path).open(KEY) as reader:
         if not isinstance(reader, DirectReader):
             pytest.skip("the file system of the tests' folder takes no direct reads")
@@ -103,7 +103,7 @@ def test_any_large_range_is_read_into_any_memory(
 def test_nothing_of_it_stays_in_the_page_cache(root: Path) -> None:
     def is_cached(key: str, *stores: DiskStore) -> bool:
         """Whether the object is in the page cache after these have read it; asking brings it in."""
-        open_disk(root).put(key, SIZE, [DATA])
+        open_disk(root).put(key, DATA)
         for store in stores:
             with store.open(key) as reader:
                 reader.read_into(0, _memory(SIZE, 0))
@@ -133,7 +133,7 @@ def test_small_ranges_are_read_through_the_page_cache(root: Path) -> None:
 
 def test_small_objects_are_not_opened_twice(tmp_path: Path) -> None:
     store = open_disk_directly(tmp_path)
-    store.put(KEY, 10, [bytes(10)])
+    store.put(KEY, bytes(10))
     with store.open(KEY) as reader:
         assert not isinstance(reader, DirectReader)
     assert not _open_below(tmp_path)
@@ -156,7 +156,7 @@ def test_where_direct_reads_are_refused_the_system_s_own_way_is_taken(
 def test_a_file_system_without_direct_reads_serves_all_the_same(tmp_path: Path) -> None:
     with mounted("ramfs", tmp_path / "ramfs") as folder:
         store = open_disk_directly(folder)
-        store.put(KEY, SIZE, [DATA])
+        store.put(KEY, DATA)
         target = _memory(SIZE, 0)
         with store.open(KEY) as reader:
             assert not isinstance(reader, DirectReader)

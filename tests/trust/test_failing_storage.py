@@ -27,6 +27,7 @@ from holdfast.format.names import CheckpointId
 from holdfast.manager.restoring import RestoredState, Rounds, restore_newest
 from holdfast.policy.preservation_policy import LatestN
 from holdfast.store.disk import STAGING_SIZE_BYTES, DiskStore
+from holdfast.testing.block_source import BlockSource
 from holdfast.testing.failing import FailingFileSystem, FailurePlan, Fault, nothing
 from tests.engine.making import memory_folder, same_bits
 from tests.trust.failing_calls import CASES, NEW, OLD, Case, Noted, Place, clear, made, place_for
@@ -55,14 +56,14 @@ def test_the_file_system_fails_what_its_plan_says_and_nothing_else(tmp_path: Pat
     store = DiskStore(tmp_path, SystemClock(), files)
     blocks = [bytes(STAGING_SIZE_BYTES)] * 4
     for key in ("other", "image-0"):
-        store.put(key, 1, [b"x"])
+        store.put(key, b"x")
     with pytest.raises(OutOfSpaceError, match="ENOSPC on purpose"):
-        store.put("image-1", 4 * STAGING_SIZE_BYTES, blocks)
+        store.put("image-1", BlockSource(blocks))
     assert [hit.name for hit in plan.hits] == ["write"]
     assert files.open_descriptors() == {}
     assert sorted(stored.name for stored in tmp_path.iterdir()) == ["image-0", "other"]
     files.plan = short = FailurePlan(SHORT, until=math.inf, operations={"read", "write"})
-    store.put("image-1", 4 * STAGING_SIZE_BYTES, blocks)
+    store.put("image-1", BlockSource(blocks))
     assert store.get("image-1") == b"".join(blocks)
     assert len(short.hits) >= 2 * 4 * STAGING_SIZE_BYTES // 4096
 

@@ -215,7 +215,7 @@ def test_a_delete_through_a_link_touches_nothing(run: DamagedRun) -> None:
     outside.mkdir()
     (outside / "manifest.json").write_bytes(b"mine")
     (run.run / "checkpoints/000000070.3").symlink_to(outside)
-    for call in (run.durable.delete, lambda key: run.durable.put(key, 0, [])):
+    for call in (run.durable.delete, lambda key: run.durable.put(key, b"")):
         with pytest.raises(HoldfastError):
             call("checkpoints/000000070.3/manifest.json")
     assert (outside / "manifest.json").read_bytes() == b"mine"

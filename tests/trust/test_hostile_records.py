@@ -277,7 +277,7 @@ def test_no_key_leaves_the_folder_of_its_store(run: DamagedRun, key: str) -> Non
         check_key,
         run.durable.get,
         run.durable.delete,
-        lambda k: run.durable.put(k, 0, []),
+        lambda k: run.durable.put(k, b""),
     ):
         with pytest.raises(HoldfastError):
             call(key)

@@ -46,8 +46,8 @@ def root() -> Iterator[Path]:
 def own(root: Path) -> Iterator[RamStore]:
     """A RAM tier with an image and a record, and files beside it that must not be served."""
     with contextlib.closing(ram(root)) as store:
-        store.put(IMAGE, SIZE, [content(SIZE, 1)])
-        store.put(RECORD, 6, [b"record"])
+        store.put(IMAGE, content(SIZE, 1))
+        store.put(RECORD, b"record")
         (root.parent / "agent.json").write_text("secret")
         (root / ".hidden").write_text("secret")
         (root / "checkpoints" / "link").symlink_to(root.parent)
@@ -213,7 +213,7 @@ def test_a_path_outside_is_refused_however_it_is_written(server: PeerServer, key
 def test_a_name_is_decoded_once(server: PeerServer, own: RamStore) -> None:
     names = ["a%62", "a%2562", "ab", "a b", "a?b", "a#b", "a+b", "ä"]
     for number, name in enumerate(names):
-        own.put(f"checkpoints/{name}", 1, [b"%d" % number])
+        own.put(f"checkpoints/{name}", b"%d" % number)
     with reaching(server.address) as peer:
         for number, name in enumerate(names):
             assert peer.get(f"checkpoints/{name}") == b"%d" % number
@@ -371,14 +371,14 @@ def test_what_is_on_its_way_stays_as_it_is_whatever_happens_to_the_slot(
     """What `sendfile` sent are the slot's own pages, also when the server has done with them."""
     size = 100_000
     key = "checkpoints/000000011.1/image-00000-of-00001.safetensors"
-    own.put(key, size, [content(size, 3)])
+    own.put(key, content(size, 3))
     with serving(root, PeerLimits(idle_secs=60.0)) as server, connected(server) as made:
         made.sendall(request(objects(key)).replace(b"Connection: close\r\n", b""))
         # All of it is in the socket's buffers, and nothing of it was read.
         wait_until(lambda: _unread(made) >= size)
         own.delete(key)
         for number in range(3):
-            own.put(f"{key}.{number}.safetensors", size, [content(size, 4)])
+            own.put(f"{key}.{number}.safetensors", content(size, 4))
         got = b""
         while not body_of(got) or len(body_of(got)) < size:
             got += made.recv(1 << 16)

@@ -60,7 +60,7 @@ def root() -> Iterator[Path]:
 @pytest.fixture
 def own(root: Path) -> Iterator[RamStore]:
     with contextlib.closing(ram(root / "theirs")) as store:
-        store.put(KEY, 5, [b"hello"])
+        store.put(KEY, b"hello")
         yield store
 
 
@@ -210,7 +210,7 @@ def test_a_client_that_stops_reading_is_cut_off_and_its_slot_is_free(
     server: PeerServer, tls: PeerTls, own: RamStore
 ) -> None:
     key = f"{CHECKPOINTS}/b.safetensors"
-    own.put(key, 16 << 20, [bytes(16 << 20)])
+    own.put(key, bytes(16 << 20))
     raw = socket.create_connection((LOOPBACK, server.address.port), timeout=20)
     with client_context(tls).wrap_socket(raw, server_hostname=LOOPBACK) as made:
         target = f"GET /{server._served.run_id}/objects/{key} HTTP/1.1\r\nHost: a\r\n"

@@ -44,7 +44,7 @@ from holdfast.format.names import CheckpointId, part_key
 from holdfast.format.records import CheckpointSpec, Manifest
 from holdfast.format.timeline import last_steps
 from holdfast.peers.directory import PeerDirectory
-from holdfast.store.contract import Store
+from holdfast.store.contract import ReadableStore
 from holdfast.store.ram import RamStore
 
 log = logging.getLogger(__name__)
@@ -323,7 +323,7 @@ class StorageWorker:
         state = self._state
         problems: list[str] = []
         is_missing = True
-        stores: list[Store] = [state.ram, *self._peers.leading_stores(), state.durable]
+        stores: list[ReadableStore] = [state.ram, *self._peers.leading_stores(), state.durable]
         for store in stores:
             try:
                 first = read_part(store, checkpoint, 0, part_count)

@@ -29,14 +29,14 @@ from holdfast.format.names import (
 )
 from holdfast.format.records import CheckpointSpec, Manifest, PartRecord
 from holdfast.format.sealed import record_digest, unseal
-from holdfast.store.contract import Store
+from holdfast.store.contract import ReadableStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
     """One checkpoint in one tier, with its listing."""
 
-    store: Store
+    store: ReadableStore
     id: CheckpointId
     listing: Listing
 
@@ -90,7 +90,7 @@ def is_gone(copy: Copy) -> bool:
     return not (left.is_committed if copy.listing.is_committed else left.sizes_bytes)
 
 
-def bad_record(store: Store, key: str, error: HoldfastError | str) -> BlockCheck:
+def bad_record(store: ReadableStore, key: str, error: HoldfastError | str) -> BlockCheck:
     """Return the result for a damaged or missing record, whose range is the whole file."""
     try:
         size_bytes = len(store.get(key))

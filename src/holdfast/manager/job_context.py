@@ -28,7 +28,7 @@ from holdfast.manager.agent_session import AgentSession
 from holdfast.manager.planning import NO_REPLICAS, Replicas
 from holdfast.peers.address import PeerAddress, parsed_addresses
 from holdfast.peers.config import PeerConfig, make_token, read_token
-from holdfast.store.contract import Store
+from holdfast.store.contract import ReadableStore
 from holdfast.store.disk import DiskStore
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class JobContext:
             view = view_of(self._stores(session, clock), self.durable)
         return view
 
-    def _stores(self, session: AgentSession, clock: Clock) -> list[Store]:
+    def _stores(self, session: AgentSession, clock: Clock) -> list[ReadableStore]:
         tiers = RamTiers(session.place.ram_folder, self.peers.stores(), clock)
         return [*tiers.stores(), self.durable]
 

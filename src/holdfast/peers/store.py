@@ -13,14 +13,12 @@ from __future__ import annotations
 import contextlib
 import http.client
 import itertools
-from collections.abc import Iterable, Iterator
-from typing import NoReturn
+from collections.abc import Iterator
 
 import msgspec
 
 from holdfast.clock import Clock
 from holdfast.errors import InvalidArgumentError, StorageError
-from holdfast.format.buffers import Buffer
 from holdfast.format.json_codec import decode
 from holdfast.format.sealed import RECORD_SIZE_MAX_BYTES
 from holdfast.peers.client import Connections, Peer, PeerAccess
@@ -37,7 +35,7 @@ from holdfast.store.contract import Reader, StoredObject, check_key
 
 
 class PeerStore:
-    """The reading half of the store contract over a peer's RAM tier; thread-safe.
+    """The readable store of a peer's RAM tier; thread-safe.
 
     Raises:
         InvalidArgumentError: the token cannot be one.
@@ -76,25 +74,6 @@ class PeerStore:
     def close(self) -> None:
         """Close the idle connections; readers close their own."""
         self._connections.close()
-
-    def put(self, key: str, size_bytes: int, blocks: Iterable[Buffer]) -> None:
-        self._refuse("put", key)
-
-    def put_if_absent(self, key: str, data: bytes) -> bool:
-        self._refuse("put", key)
-
-    def link(self, source_key: str, key: str) -> None:
-        self._refuse("link", key)
-
-    def delete(self, *keys: str) -> None:
-        self._refuse("delete", *keys)
-
-    def discard_unfinished(self, prefix: str) -> None:
-        self._refuse("clean up", prefix)
-
-    def _refuse(self, action: str, *keys: str) -> NoReturn:
-        named = ", ".join(map(check_key, keys))
-        raise StorageError(f"{action} {named} at {self.name}: a peer's memory is read-only")
 
 
 class _PeerReader:

@@ -10,13 +10,13 @@ dot. Guarantees of a store:
 - Errors are `StorageError`s. Any failed call may be retried. `put` and `delete` are idempotent;
   `put_if_absent` is not: a retry may find its own object.
 
-Every store passes `holdfast.testing.store_suite`. The RAM of a peer is read-only: that store
-implements the reading half and refuses the rest.
+Every store passes `holdfast.testing.store_suite`. A store that can only be read, such as the RAM of
+a peer, is a `ReadableStore`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
@@ -29,6 +29,50 @@ class StoredObject(NamedTuple):
 
     key: str
     size_bytes: int
+
+
+class Source(Protocol):
+    """The bytes of an object to be put, at random access.
+
+    A store may request any ranges, in any order, several at once from several threads, and a range
+    again after a failure.
+    """
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the object."""
+        ...
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether blocks keep their bytes until the put ends.
+
+        If not, a block keeps them until the iterator that yielded it is advanced.
+        """
+        ...
+
+    def blocks(self, start_bytes: int, stop_bytes: int) -> Iterator[Buffer]:
+        """Yield the bytes [start, stop) in order, in blocks of any size.
+
+        Every error passes through `put`, which then leaves the key unchanged.
+        """
+        ...
+
+
+class InMemory:
+    """A `Source` of bytes in memory."""
+
+    is_lasting = True
+
+    def __init__(self, data: Buffer) -> None:
+        self._data = memoryview(data).cast("B")
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self._data)
+
+    def blocks(self, start_bytes: int, stop_bytes: int) -> Iterator[Buffer]:
+        yield self._data[start_bytes:stop_bytes]
 
 
 class Reader(Protocol):
@@ -65,8 +109,8 @@ class Reader(Protocol):
         ...
 
 
-class Store(Protocol):
-    """A write-once object store; see the module for its guarantees."""
+class ReadableStore(Protocol):
+    """The reading half of a store; see the module for its guarantees."""
 
     tier: str
     """The tier's name in reports: `ram`, `peer`, `durable`."""
@@ -74,14 +118,38 @@ class Store(Protocol):
     name: str
     """A name unique among the stores that a checkpoint is read from: the tier, or the peer."""
 
-    def put(self, key: str, size_bytes: int, blocks: Iterable[Buffer]) -> None:
-        """Write an object of `size_bytes`, the concatenation of `blocks`; replace an old one.
+    def get(self, key: str) -> bytes:
+        """Return all bytes of a small object.
 
-        Each block is consumed before the next one is requested, so a caller may reuse its buffer.
+        Raises:
+            ObjectNotFoundError: the key has no object.
+        """
+        ...
+
+    def open(self, key: str) -> AbstractContextManager[Reader]:
+        """Open an object for ranged reads.
+
+        Raises:
+            ObjectNotFoundError: the key has no object.
+        """
+        ...
+
+    def list(self, prefix: str) -> Iterator[StoredObject]:
+        """Yield all objects whose key begins with `prefix` and a slash, sorted by key."""
+        ...
+
+
+class Store(ReadableStore, Protocol):
+    """A write-once object store; see the module for its guarantees."""
+
+    def put(self, key: str, source: Source | Buffer) -> None:
+        """Write an object of the bytes of `source`; replace an old one.
 
         Raises:
             OutOfSpaceError: there is no room. The key is unchanged.
             StorageError: the object could not be written. The key is unchanged.
+            InvalidArgumentError: the source yielded another number of bytes than requested. The key
+                is unchanged.
         """
         ...
 
@@ -107,26 +175,6 @@ class Store(Protocol):
         """
         ...
 
-    def get(self, key: str) -> bytes:
-        """Return all bytes of a small object.
-
-        Raises:
-            ObjectNotFoundError: the key has no object.
-        """
-        ...
-
-    def open(self, key: str) -> AbstractContextManager[Reader]:
-        """Open an object for ranged reads.
-
-        Raises:
-            ObjectNotFoundError: the key has no object.
-        """
-        ...
-
-    def list(self, prefix: str) -> Iterator[StoredObject]:
-        """Yield all objects whose key begins with `prefix` and a slash, sorted by key."""
-        ...
-
     def delete(self, *keys: str) -> None:
         """Remove objects; a missing object is not an error.
 
@@ -141,6 +189,31 @@ class Store(Protocol):
         that exists already.
         """
         ...
+
+
+def source_of(source: Source | Buffer) -> Source:
+    """Return the source of a call of `put`."""
+    return InMemory(source) if isinstance(source, Buffer) else source
+
+
+def exact_blocks(source: Source, start_bytes: int, stop_bytes: int) -> Iterator[memoryview]:
+    """Yield the bytes [start, stop) of a source, and check that it yields as many.
+
+    Raises:
+        InvalidArgumentError: it yields more or fewer.
+    """
+    left_bytes = stop_bytes - start_bytes
+    for block in source.blocks(start_bytes, stop_bytes):
+        view = memoryview(block).cast("B")
+        left_bytes -= len(view)
+        if left_bytes < 0:
+            break
+        yield view
+    if left_bytes:
+        raise InvalidArgumentError(
+            f"put bytes [{start_bytes}, {stop_bytes}): expected a source of as many, it yields "
+            f"{'more' if left_bytes < 0 else f'{left_bytes} fewer'}"
+        )
 
 
 def check_key(key: str) -> str:

@@ -15,13 +15,15 @@ import errno
 import logging
 import mmap
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 from holdfast.clock import Clock
-from holdfast.errors import InvalidArgumentError, StorageError
+from holdfast.errors import StorageError
 from holdfast.format.buffers import Buffer
-from holdfast.store.contract import Reader, StoredObject
+from holdfast.store.contract import Reader, Source, StoredObject, exact_blocks, source_of
 from holdfast.store.direct_io import (
     ALIGNMENT_BYTES,
     DIRECT_SIZE_MIN_BYTES,
@@ -35,6 +37,9 @@ from holdfast.store.object_folder import ObjectFolder
 from holdfast.store.run_directory import RunDirectory
 
 STAGING_SIZE_BYTES = 4 * 1024 * 1024
+PIECE_SIZE_BYTES = 32 * 1024 * 1024
+FIRST_SIZE_BYTES = 4 * 1024 * 1024
+"""The first piece is smaller: nothing is written while the source prepares it."""
 LISTINGS_MAX = 3
 # No hard links on this file system, too many links, a mount in between, another owner's file.
 _CANNOT_LINK = (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.EXDEV)
@@ -104,19 +109,16 @@ class DiskStore:
                     f"write to {folder.root}: it was moved to {self.root} meanwhile; try again"
                 )
 
-    def put(self, key: str, size_bytes: int, blocks: Iterable[Buffer]) -> None:
+    def put(self, key: str, source: Source | Buffer) -> None:
+        source = source_of(source)
         with self._writing() as folder, folder.writing(folder.path(key)) as unfinished:
             fd, is_direct = _create(folder, unfinished)
             try:
                 write = _write_direct if is_direct else _write_plain
-                written = write(folder, fd, blocks)
-                if written != size_bytes:
-                    raise InvalidArgumentError(
-                        f"put {key}: expected blocks of {size_bytes} bytes together, found "
-                        f"{written}"
-                    )
+                with contextlib.closing(_blocks_ahead(source)) as blocks:
+                    write(folder, fd, blocks)
                 # A direct write is padded to a multiple of the alignment; cut the file to its size.
-                self._files.truncate(fd, size_bytes)
+                self._files.truncate(fd, source.size_bytes)
                 self._files.sync(fd)
             finally:
                 self._files.close(fd)
@@ -140,16 +142,8 @@ class DiskStore:
 
     def _copy(self, source_key: str, key: str) -> None:
         """Write a copy of the object of `source_key`."""
-        with self.open(source_key) as source:
-            pages = memoryview(mmap.mmap(-1, STAGING_SIZE_BYTES))
-
-            def pieces() -> Iterator[Buffer]:
-                for start in range(0, source.size_bytes, STAGING_SIZE_BYTES):
-                    piece = pages[: min(STAGING_SIZE_BYTES, source.size_bytes - start)]
-                    source.read_into(start, piece)
-                    yield piece
-
-            self.put(key, source.size_bytes, pieces())
+        with self.open(source_key) as reader:
+            self.put(key, _Copied(reader))
 
     def get(self, key: str) -> bytes:
         with self._reading() as folder:
@@ -205,27 +199,54 @@ def _create(folder: ObjectFolder, path: Path) -> tuple[int, bool]:
     return folder.create(path, 0), False
 
 
-def _write_plain(folder: ObjectFolder, fd: int, blocks: Iterable[Buffer]) -> int:
-    written = 0
+class _Copied:
+    """The bytes of an open object, read by way of a buffer."""
+
+    is_lasting = False
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self.size_bytes = reader.size_bytes
+
+    def blocks(self, start_bytes: int, stop_bytes: int) -> Iterator[Buffer]:
+        pages = memoryview(mmap.mmap(-1, STAGING_SIZE_BYTES))
+        for start in range(start_bytes, stop_bytes, STAGING_SIZE_BYTES):
+            piece = pages[: min(STAGING_SIZE_BYTES, stop_bytes - start)]
+            self._reader.read_into(start, piece)
+            yield piece
+
+
+def _blocks_ahead(source: Source) -> Generator[memoryview]:
+    """Yield the bytes of `source`; a thread requests each piece while the one before is written."""
+    starts = (0, *range(FIRST_SIZE_BYTES, source.size_bytes, PIECE_SIZE_BYTES))
+    pieces = [*pairwise((*starts, source.size_bytes))]
+    if len(pieces) == 1 or not source.is_lasting:
+        for start, stop in pieces:
+            yield from exact_blocks(source, start, stop)
+        return
+    with ThreadPoolExecutor(1, "holdfast-put") as pool:
+        ahead: list[memoryview] = []
+        for start, stop in pieces:
+            reading = pool.submit(list, exact_blocks(source, start, stop))
+            yield from ahead
+            ahead = reading.result()
+        yield from ahead
+
+
+def _write_plain(folder: ObjectFolder, fd: int, blocks: Iterable[memoryview]) -> None:
     for block in blocks:
-        view = memoryview(block).cast("B")
-        folder.write_all(fd, view)
-        written += len(view)
-    return written
+        folder.write_all(fd, block)
 
 
-def _write_direct(folder: ObjectFolder, fd: int, blocks: Iterable[Buffer]) -> int:
+def _write_direct(folder: ObjectFolder, fd: int, blocks: Iterable[memoryview]) -> None:
     """Write with O_DIRECT; data that is not aligned in memory or size is staged in a buffer.
 
-    Returns:
-        The number of bytes in the blocks; the file may be longer by less than one alignment.
+    Afterwards the file may be too long, by less than one alignment.
     """
-    written = staged = 0
+    staged = 0
     # Freed by reference count, not closed: after an error, the frames hold slices of it.
     buffer = memoryview(mmap.mmap(-1, STAGING_SIZE_BYTES))
-    for block in blocks:
-        rest = memoryview(block).cast("B")
-        written += len(rest)
+    for rest in blocks:
         while len(rest):
             # A block of less than one alignment never goes directly; most records are such blocks.
             is_long = len(rest) >= ALIGNMENT_BYTES
@@ -242,4 +263,3 @@ def _write_direct(folder: ObjectFolder, fd: int, blocks: Iterable[Buffer]) -> in
     if staged:
         padded = -(-staged // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         folder.write_all(fd, buffer[:padded])
-    return written

@@ -13,7 +13,7 @@ import functools
 import mmap
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol, TypeVar, cast
@@ -21,7 +21,7 @@ from typing import Protocol, TypeVar, cast
 from holdfast.clock import Clock
 from holdfast.errors import InvalidArgumentError, StorageError
 from holdfast.format.buffers import Buffer
-from holdfast.store.contract import StoredObject
+from holdfast.store.contract import Source, StoredObject, exact_blocks, source_of
 from holdfast.store.file_system import LOCAL, FileSystem
 from holdfast.store.mappings import ReadMappings
 from holdfast.store.object_folder import FileReader, ObjectFolder, translated
@@ -78,12 +78,13 @@ class RamStore:
     def __repr__(self) -> str:
         return f"RamStore({self.root})"
 
-    def put(self, key: str, size_bytes: int, blocks: Iterable[Buffer]) -> None:
+    def put(self, key: str, source: Source | Buffer) -> None:
+        source = source_of(source)
         with self._folder.writing(self._folder.path(key)) as unfinished:
-            if key.endswith(IMAGE_SUFFIX) and size_bytes:
-                self._fill_slot(unfinished, size_bytes, blocks)
+            if key.endswith(IMAGE_SUFFIX) and source.size_bytes:
+                self._fill_slot(unfinished, source)
             else:
-                self._write_file(unfinished, size_bytes, blocks)
+                self._write_file(unfinished, source)
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         return self._folder.put_if_absent(key, data)
@@ -130,32 +131,23 @@ class RamStore:
             slot.lock(self._clock)
         return SlotWriter(self._folder, path, slot)
 
-    def _fill_slot(self, unfinished: Path, size_bytes: int, blocks: Iterable[Buffer]) -> None:
+    def _fill_slot(self, unfinished: Path, source: Source) -> None:
         # Unlocked before the final name is visible: the unfinished name is a second link already,
         # so the slot does not look free in between.
-        with contextlib.closing(self.begin(size_bytes)) as filling:
+        with contextlib.closing(self.begin(source.size_bytes)) as filling:
             offset = 0
-            for block in blocks:
-                view = memoryview(block).cast("B")
-                filling.write(offset, view)
-                offset += len(view)
+            for block in exact_blocks(source, 0, source.size_bytes):
+                filling.write(offset, block)
+                offset += len(block)
             filling.link(unfinished, offset)
 
-    def _write_file(self, unfinished: Path, size_bytes: int, blocks: Iterable[Buffer]) -> None:
+    def _write_file(self, unfinished: Path, source: Source) -> None:
         fd = self._folder.create(unfinished, 0)
-        written = 0
         try:
-            for block in blocks:
-                view = memoryview(block).cast("B")
-                self._folder.write_all(fd, view)
-                written += len(view)
+            for block in exact_blocks(source, 0, source.size_bytes):
+                self._folder.write_all(fd, block)
         finally:
             self._folder.files.close(fd)
-        if written != size_bytes:
-            raise InvalidArgumentError(
-                f"write {unfinished}: expected blocks of {size_bytes} bytes together, found "
-                f"{written}"
-            )
 
     @contextlib.contextmanager
     def _open_pinned(self, key: str) -> Iterator[SlotReader]:

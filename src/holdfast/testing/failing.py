@@ -6,7 +6,7 @@ It wraps a store's file system, and calls its plan before each operation:
     files = FailingFileSystem(plan)
     store = DiskStore(root, SystemClock(), files)   # RamStore, SlotPool and the agent take it too
     with pytest.raises(OutOfSpaceError):
-        store.put(key, len(data), [data])           # its third write to an image fails
+        store.put(key, data)           # its third write to an image fails
     assert plan.hits and not files.open_descriptors()
 
 To fail each operation of a call in turn, run the call once with `FailurePlan(None)`, which only

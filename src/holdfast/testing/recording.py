@@ -10,7 +10,7 @@ Example, for a store of your own that takes a `holdfast.store.file_system.FileSy
     recorder = RecordingFileSystem({"disk": root})
     recorder.make_folder(root / "run")
     store = MyStore(root / "run", files=recorder)
-    store.put("a", 1, [b"x"])
+    store.put("a", b"x")
     recorder.add_mark("put a")
     for state in power_losses(recorder.log, ["disk"]):
         with tempfile.TemporaryDirectory() as fresh:

@@ -8,27 +8,24 @@ from __future__ import annotations
 import mmap
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 import pytest
 
-from holdfast.errors import HoldfastError, ObjectNotFoundError, StorageError
+from holdfast.errors import InvalidArgumentError, ObjectNotFoundError, StorageError
 from holdfast.format.buffers import Buffer
 from holdfast.store.contract import Store
 from holdfast.store.direct_io import ALIGNMENT_BYTES as ALIGNMENT
-from holdfast.store.disk import STAGING_SIZE_BYTES
+from holdfast.store.disk import FIRST_SIZE_BYTES, PIECE_SIZE_BYTES, STAGING_SIZE_BYTES
+from holdfast.testing.block_source import BlockSource, SourceFailedError, fail
 
 STAGING = STAGING_SIZE_BYTES
 SIZES = [
     *(0, 1, ALIGNMENT - 1, ALIGNMENT, ALIGNMENT + 1, 3 * ALIGNMENT),
     *(STAGING - 1, STAGING, STAGING + 1, STAGING + ALIGNMENT, 2 * STAGING + 5),
 ]
-
-
-class SourceFailedError(Exception):
-    """The error that a test's source of blocks raises."""
 
 
 def content(size_bytes: int, seed: int) -> bytes:
@@ -115,85 +112,72 @@ class StoreBytesSuite:
         key = self.key("a/b")
         for number, (name, cut) in enumerate(CUTS.items()):
             data = content(size, number)
-            store.put(key, size, cut(data))
+            store.put(key, BlockSource(cut(data)))
             assert store.get(key) == data, name
             assert read_all(store, key) == data, name
 
-    def test_a_block_is_used_before_the_next_one_is_asked_for_and_not_after(
-        self, store: Store
-    ) -> None:
-        data = content(3 * STAGING // 2, 1)
-        scratch = bytearray(10_000)
-        has_ended = False
-
-        def blocks() -> Iterator[Buffer]:
-            nonlocal has_ended
-            for start in range(0, len(data), len(scratch)):
-                piece = data[start : start + len(scratch)]
-                scratch[: len(piece)] = piece
-                yield memoryview(scratch)[: len(piece)]
-                scratch[:] = b"\xff" * len(scratch)
-            has_ended = True
-
-        store.put(self.key("a"), len(data), blocks())
-        assert store.get(self.key("a")) == data
+    @pytest.mark.parametrize("is_lasting", [True, False])
+    def test_every_byte_of_a_large_source_arrives(self, store: Store, is_lasting: bool) -> None:
+        data = content(FIRST_SIZE_BYTES + PIECE_SIZE_BYTES + 5, 1)
+        has_ended = threading.Event()
+        source = BlockSource(
+            _in_pieces(memoryview(data), 3 * STAGING, 10_000),
+            is_lasting=is_lasting,
+            on_end=has_ended.set,
+        )
+        store.put(self.key("a"), source)
+        assert read_all(store, self.key("a")) == data
         # Callers that digest blocks as they pass rely on this.
-        assert has_ended
+        assert has_ended.is_set()
 
     def test_an_object_is_seen_by_nobody_before_put_returns(
         self, store: Store, opener: Callable[[], Store]
     ) -> None:
         other, key = opener(), self.key("a/b")
+        seen = []
 
-        def blocks() -> Iterator[Buffer]:
-            for _ in range(3):
-                yield bytes(ALIGNMENT)
-                with pytest.raises(ObjectNotFoundError):
-                    other.get(key)
-                with pytest.raises(ObjectNotFoundError), other.open(key):
-                    pass
-                assert list(other.list("a")) == []
+        def look(offset_bytes: int) -> None:
+            with pytest.raises(ObjectNotFoundError):
+                other.get(key)
+            with pytest.raises(ObjectNotFoundError), other.open(key):
+                pass
+            assert list(other.list("a")) == []
+            seen.append(offset_bytes)
 
-        store.put(key, 3 * ALIGNMENT, blocks())
+        store.put(key, BlockSource([bytes(ALIGNMENT)] * 3, on_block=look))
+        assert seen == [0, ALIGNMENT, 2 * ALIGNMENT]
         assert len(other.get(key)) == 3 * ALIGNMENT
 
     def test_the_old_object_is_seen_until_the_new_one_is_whole(
         self, store: Store, opener: Callable[[], Store]
     ) -> None:
-        other, key = opener(), self.key("a/b")
-        for number, size in enumerate([5000, 5000, 100, 9000, 5000]):
-            if number == 0:
-                store.put(key, size, [content(size, 0)])
-                old = content(size, 0)
-                continue
+        other, key, old = opener(), self.key("a/b"), content(5000, 0)
+        store.put(key, old)
+        for number, size in enumerate([5000, 100, 9000, 5000], 1):
+            new = content(size, number)
 
-            def blocks(
-                number: int = number, size: int = size, old: bytes = old
-            ) -> Iterator[Buffer]:
-                new = content(size, number)
-                yield new[: size // 2]
+            def look(offset_bytes: int, old: bytes = old) -> None:
                 assert other.get(key) == read_all(other, key) == old
-                yield new[size // 2 :]
                 assert [s.size_bytes for s in other.list("a")] == [len(old)]
 
-            store.put(key, size, blocks())
-            old = content(size, number)
+            store.put(key, BlockSource([new[: size // 2], new[size // 2 :]], on_block=look))
+            old = new
             assert other.get(key) == read_all(other, key) == old
 
-    @pytest.mark.parametrize("blocks_before", [0, 1, 2])
-    def test_a_put_whose_blocks_fail_leaves_what_was_there(
-        self, store: Store, blocks_before: int
+    @pytest.mark.parametrize("at_bytes", [0, ALIGNMENT + 1, FIRST_SIZE_BYTES])
+    def test_a_put_whose_source_fails_leaves_what_was_there(
+        self, store: Store, at_bytes: int
     ) -> None:
-        def failing() -> Iterator[Buffer]:
-            for _ in range(blocks_before):
-                yield bytes(ALIGNMENT + 1)
-            raise SourceFailedError
+        def fail_there(offset_bytes: int) -> None:
+            if offset_bytes >= at_bytes:
+                fail(offset_bytes)
 
         old, new = self.key("a/old"), self.key("a/new")
-        store.put(old, 3, [b"old"])
+        store.put(old, b"old")
+        pieces = [bytes(ALIGNMENT + 1)] * 2 + [bytes(FIRST_SIZE_BYTES)] * 2
         for key in (old, new):
             with pytest.raises(SourceFailedError):
-                store.put(key, 2 * (ALIGNMENT + 1), failing())
+                store.put(key, BlockSource(pieces, on_block=fail_there))
         assert [s.key for s in store.list("a")] == [old]
         assert store.get(old) == b"old"
 
@@ -204,20 +188,20 @@ class StoreBytesSuite:
             *((STAGING + 1, STAGING), (STAGING, 2 * STAGING)),
         ],
     )
-    def test_blocks_of_another_size_are_refused_and_leave_what_was_there(
+    def test_a_source_of_another_size_is_refused_and_leaves_what_was_there(
         self, store: Store, size: int, given: int
     ) -> None:
         old, new = self.key("a/old"), self.key("a/new")
-        store.put(old, 3, [b"old"])
+        store.put(old, b"old")
         for key in (old, new):
-            with pytest.raises(HoldfastError):
-                store.put(key, size, [bytes(given)] if given else [])
+            with pytest.raises(InvalidArgumentError):
+                store.put(key, BlockSource([bytes(given)], size_bytes=size))
         assert [s.key for s in store.list("a")] == [old]
         assert store.get(old) == b"old"
 
     def test_ranges_are_read_as_they_are(self, store: Store) -> None:
         data, chance = content(100_000, 3), random.Random(4)
-        store.put(self.key("a"), len(data), [data])
+        store.put(self.key("a"), data)
         with store.open(self.key("a")) as reader:
             assert reader.size_bytes == len(data)
             ranges = [(0, 0), (0, 1), (0, len(data)), (len(data), len(data)), (4095, 4097)]
@@ -229,13 +213,13 @@ class StoreBytesSuite:
 
     @pytest.mark.parametrize(("start", "count"), [(0, 101), (99, 2), (100, 1), (101, 1), (5000, 9)])
     def test_a_range_past_the_end_is_an_error(self, store: Store, start: int, count: int) -> None:
-        store.put(self.key("a"), 100, [bytes(100)])
+        store.put(self.key("a"), bytes(100))
         with store.open(self.key("a")) as reader, pytest.raises(StorageError):
             reader.read_into(start, memoryview(bytearray(count)))
 
     def test_threads_may_share_a_reader(self, store: Store) -> None:
         data = content(200_000, 5)
-        store.put(self.key("a"), len(data), [data])
+        store.put(self.key("a"), data)
         barrier = threading.Barrier(8, timeout=60)
 
         def read(number: int) -> bool:
@@ -257,14 +241,14 @@ class StoreBytesSuite:
     ) -> None:
         key = self.key("a/b")
         contents = [content(size, number) for number in range(4)]
-        store.put(key, size, [contents[0]])
+        store.put(key, contents[0])
         with store.open(key) as first:
-            store.put(key, size, [contents[1]])
+            store.put(key, contents[1])
             with store.open(key) as second:
                 store.delete(key)
                 # These two might be written to slots that are free now.
-                store.put(key, size, [contents[2]])
-                store.put(self.key("a/c"), size, [contents[3]])
+                store.put(key, contents[2])
+                store.put(self.key("a/c"), contents[3])
                 for reader, expected in ((first, contents[0]), (second, contents[1])):
                     target = bytearray(size)
                     reader.read_into(0, memoryview(target))

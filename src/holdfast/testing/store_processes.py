@@ -7,10 +7,11 @@ so it must be picklable.
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 
 from holdfast.store.contract import Store
+from holdfast.testing.block_source import BlockSource
 
 WAIT_SECS = 60.0
 
@@ -66,13 +67,15 @@ def _put_each(opener: Opener, keys: Sequence[str], number: int, pipe: Connection
 
 
 def _put_half(opener: Opener, key: str, data: bytes, pipe: Connection) -> None:
-    def blocks() -> Iterator[bytes]:
-        yield data[: len(data) // 2]
-        pipe.send("midway")
-        # Never answered: the process is killed here.
-        pipe.recv()
+    middle = len(data) // 2
 
-    opener().put(key, len(data), blocks())
+    def stop_midway(offset_bytes: int) -> None:
+        if offset_bytes >= middle:
+            pipe.send("midway")
+            # Never answered: the process is killed here.
+            pipe.recv()
+
+    opener().put(key, BlockSource([data[:middle], data[middle:]], on_block=stop_midway))
 
 
 def _answer(pipe: Connection) -> list[bool]:

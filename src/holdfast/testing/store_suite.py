@@ -15,15 +15,17 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from holdfast.errors import InvalidArgumentError, ObjectNotFoundError, StorageError
 from holdfast.store.contract import Store, StoredObject
+from holdfast.store.disk import FIRST_SIZE_BYTES
 from holdfast.testing import store_processes
-from holdfast.testing.store_bytes import SourceFailedError, StoreBytesSuite, content, read_all
+from holdfast.testing.block_source import BlockSource, SourceFailedError, fail
+from holdfast.testing.store_bytes import StoreBytesSuite, content, read_all
 
 RACE_ROUNDS = 200
 WALK_STEPS = 100
@@ -53,7 +55,7 @@ class StoreSuite(StoreBytesSuite):
         self, store: Store, opener: Callable[[], Store]
     ) -> None:
         key = self.key("a/b")
-        store.put(key, 5, [b"hello"])
+        store.put(key, b"hello")
         assert opener().get(key) == b"hello"
         assert list(opener().list("a")) == [StoredObject(key, 5)]
         store.delete(key)
@@ -63,18 +65,18 @@ class StoreSuite(StoreBytesSuite):
     def test_delete_is_idempotent(self, store: Store) -> None:
         key = self.key("a/b")
         store.delete(key)
-        store.put(key, 1, [b"x"])
+        store.put(key, b"x")
         for _ in range(3):
             store.delete(key)
             assert list(store.list("a")) == []
-        store.put(key, 1, [b"y"])
+        store.put(key, b"y")
         assert store.get(key) == b"y"
 
     def test_several_are_deleted_in_one_call(self, store: Store) -> None:
         keys = [self.key(k) for k in ("a/b/1", "a/b/2", "a/3", "a/never", "never/4")]
         others = [self.key(k) for k in ("a/b/5", "a/6")]
         for key in (*keys[:3], *others):
-            store.put(key, 1, [b"x"])
+            store.put(key, b"x")
         for _ in range(2):
             store.delete(*keys)
             assert [stored.key for stored in store.list("a")] == sorted(others)
@@ -82,7 +84,7 @@ class StoreSuite(StoreBytesSuite):
 
     def test_a_bad_key_among_several_deletes_none(self, store: Store) -> None:
         key = self.key("a/b")
-        store.put(key, 1, [b"x"])
+        store.put(key, b"x")
         with pytest.raises(InvalidArgumentError):
             store.delete(key, "../b")
         assert store.get(key) == b"x"
@@ -90,16 +92,16 @@ class StoreSuite(StoreBytesSuite):
     def test_delete_removes_nothing_else(self, store: Store) -> None:
         others = [self.key(k) for k in ("a/b/d", "a/bc", "a/b.c", "b", "ab/c")]
         for key in others:
-            store.put(key, 1, [b"x"])
+            store.put(key, b"x")
         for _ in range(2):
-            store.put(self.key("a/b/c"), 1, [b"x"])
+            store.put(self.key("a/b/c"), b"x")
             store.delete(self.key("a/b/c"))
             store.delete(self.key("a/b/never"))
         assert [store.get(key) for key in others] == [b"x"] * len(others)
 
     def test_a_prefix_is_no_object(self, store: Store) -> None:
         key = self.key("a/b/c")
-        store.put(key, 1, [b"x"])
+        store.put(key, b"x")
         for prefix in ("a", "a/b"):
             store.delete(prefix)
             with pytest.raises(ObjectNotFoundError):
@@ -110,7 +112,7 @@ class StoreSuite(StoreBytesSuite):
 
     def test_an_object_is_no_prefix(self, store: Store) -> None:
         key = self.key("a/b")
-        store.put(key, 1, [b"x"])
+        store.put(key, b"x")
         assert list(store.list(key)) == []
         store.delete(f"{key}/c")
         with pytest.raises(ObjectNotFoundError):
@@ -122,7 +124,7 @@ class StoreSuite(StoreBytesSuite):
         names = ["b", "a-", "a.b", "a/z", "a/b/c", "a/b-", "a0", "B", "é", "~", "a/10", "a/9"]
         keys = [self.key(f"p/{name}") for name in names]
         for size, key in enumerate(keys):
-            store.put(key, size, [bytes(size)])
+            store.put(key, bytes(size))
         listed = list(store.list("p"))
         assert [stored.key for stored in listed] == sorted(keys)
         assert {s.key: s.size_bytes for s in listed} == {k: i for i, k in enumerate(keys)}
@@ -131,7 +133,7 @@ class StoreSuite(StoreBytesSuite):
         self, store: Store
     ) -> None:
         for key in ("a/1", "a/b/2", "ab/3", "a.b/4", "b/a/5"):
-            store.put(self.key(key), 1, [b"x"])
+            store.put(self.key(key), b"x")
         assert [s.key for s in store.list("a")] == [self.key("a/1"), self.key("a/b/2")]
         assert [s.key for s in store.list("a/b")] == [self.key("a/b/2")]
         assert list(store.list("c")) == []
@@ -139,7 +141,7 @@ class StoreSuite(StoreBytesSuite):
     def test_objects_may_be_deleted_while_they_are_listed(self, store: Store) -> None:
         keys = [self.key(f"a/{i % 3}/{i}") for i in range(12)]
         for key in keys:
-            store.put(key, 1, [b"x"])
+            store.put(key, b"x")
         seen = []
         for stored in store.list("a"):
             seen.append(stored.key)
@@ -153,7 +155,7 @@ class StoreSuite(StoreBytesSuite):
                 pass
 
         calls: dict[str, Callable[[str], object]] = {
-            "put": lambda key: store.put(key, 1, [b"x"]),
+            "put": lambda key: store.put(key, b"x"),
             "put_if_absent": lambda key: store.put_if_absent(key, b"x"),
             "get": store.get,
             "open": opened,
@@ -178,7 +180,7 @@ class StoreSuite(StoreBytesSuite):
     ) -> None:
         for first, second in [("a/1", "b/c/1"), ("a/2", "a/0")]:
             first, second, data = self.key(first), self.key(second), content(5000, 1)
-            store.put(first, len(data), [data])
+            store.put(first, data)
             store.link(first, second)
             for opened in (store, opener()):
                 assert opened.get(first) == opened.get(second) == data
@@ -199,14 +201,14 @@ class StoreSuite(StoreBytesSuite):
         self, store: Store
     ) -> None:
         one, other = self.key("a/1"), self.key("b/1")
-        store.put(one, 3, [b"old"])
+        store.put(one, b"old")
         store.link(one, other)
-        store.put(one, 5, [b"newer"])
+        store.put(one, b"newer")
         assert (store.get(one), store.get(other)) == (b"newer", b"old")
 
     def test_only_an_object_can_be_linked(self, store: Store) -> None:
         key, linked = self.key("a/b/c"), self.key("z/linked")
-        store.put(key, 1, [b"x"])
+        store.put(key, b"x")
         for source in ("a/never", "a/b", "never/a/b", f"{key}/d"):
             with pytest.raises(ObjectNotFoundError):
                 store.link(self.key(source), linked)
@@ -214,8 +216,8 @@ class StoreSuite(StoreBytesSuite):
 
     def test_a_link_replaces_nothing(self, store: Store) -> None:
         one, other = self.key("a/1"), self.key("a/2")
-        store.put(one, 1, [b"x"])
-        store.put(other, 1, [b"y"])
+        store.put(one, b"x")
+        store.put(other, b"y")
         with pytest.raises(StorageError, match="another"):
             store.link(one, other)
         assert (store.get(one), store.get(other)) == (b"x", b"y")
@@ -229,7 +231,7 @@ class StoreSuite(StoreBytesSuite):
     ) -> None:
         stores = [opener() for _ in range(2)]
         source = self.key("s/x")
-        store.put(source, 1, [b"x"])
+        store.put(source, b"x")
         keys = [self.key(k) for k in ("a/b/0/x", "a/b/1/x")]
 
         def link_and_delete(index: int) -> None:
@@ -247,7 +249,7 @@ class StoreSuite(StoreBytesSuite):
         assert store.put_if_absent("a/b", b"first")
         assert not store.put_if_absent("a/b", b"second, and longer")
         assert store.get("a/b") == b"first"
-        store.put("a/b", 5, [b"third"])
+        store.put("a/b", b"third")
         assert not store.put_if_absent("a/b", b"fourth")
         assert store.get("a/b") == b"third"
         store.delete("a/b")
@@ -287,10 +289,10 @@ class StoreSuite(StoreBytesSuite):
     def test_a_put_whose_process_is_killed_leaves_the_old_object(
         self, store: Store, opener: Callable[[], Store]
     ) -> None:
-        size = 1 << 20
+        size = 3 * FIRST_SIZE_BYTES
         kept, torn = self.key("a/kept"), self.key("a/b/torn")
         old, new = content(size, 1), content(size, 2)
-        store.put(kept, size, [old])
+        store.put(kept, old)
         for key in (kept, torn):
             store_processes.kill_midway_through_put(opener, key, new)
             assert store.get(kept) == old
@@ -299,14 +301,14 @@ class StoreSuite(StoreBytesSuite):
                 store.get(torn)
         store.discard_unfinished("a")
         assert list(store.list("a")) == [StoredObject(kept, size)]
-        store.put(torn, size, [new])
+        store.put(torn, new)
         assert (store.get(kept), store.get(torn)) == (old, new)
 
     def test_discarding_what_is_unfinished_leaves_whole_objects(self, store: Store) -> None:
         store.discard_unfinished("never")
         keys = [self.key(k) for k in ("a/b", "a/b.unfinished", "a/c/d", "b/e")]
         for key in keys:
-            store.put(key, 1, [b"x"])
+            store.put(key, b"x")
         store.discard_unfinished("a")
         assert [store.get(key) for key in keys] == [b"x"] * 4
 
@@ -318,7 +320,7 @@ class StoreSuite(StoreBytesSuite):
 
         def put_and_delete(index: int) -> None:
             for _ in range(RACE_ROUNDS):
-                stores[index].put(key.format(index), 1, [b"x"])
+                stores[index].put(key.format(index), b"x")
                 stores[index].delete(key.format(index))
 
         _in_threads(put_and_delete, 2)
@@ -336,7 +338,7 @@ class StoreSuite(StoreBytesSuite):
             data = chance.randbytes(chance.choice([0, 1, 100, 4096, 5000]))
             match chance.choice(["put", "put", "if absent", "link", "delete", "fail", "look"]):
                 case "put":
-                    store.put(key, len(data), [data])
+                    store.put(key, data)
                     model[key] = data
                 case "if absent":
                     assert store.put_if_absent(key, data) == (key not in model)
@@ -348,13 +350,8 @@ class StoreSuite(StoreBytesSuite):
                     model.pop(key, None)
                 case "fail":
                     with pytest.raises(SourceFailedError):
-                        store.put(key, len(data) + 1, _failing(data))
+                        store.put(key, BlockSource([data], on_block=fail))
             _assert_same(store, model, keys)
-
-
-def _failing(data: bytes) -> Iterator[bytes]:
-    yield data
-    raise SourceFailedError
 
 
 def _link(store: Store, source_key: str, key: str, model: dict[str, bytes]) -> None:

@@ -21,7 +21,7 @@ from holdfast.format.names import (
 )
 from holdfast.format.records import AttemptRecord
 from holdfast.format.sealed import seal, unseal
-from holdfast.store.contract import Store
+from holdfast.store.contract import ReadableStore, Store
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class AttemptStart:
     time: datetime
 
 
-def attempt_numbers(store: Store) -> list[int]:
+def attempt_numbers(store: ReadableStore) -> list[int]:
     """Return the numbers of all attempts, ascending."""
     numbers = set()
     for stored in store.list(ATTEMPTS):
@@ -47,12 +47,12 @@ def attempt_numbers(store: Store) -> list[int]:
     return sorted(numbers)
 
 
-def newest_attempt(store: Store) -> int:
+def newest_attempt(store: ReadableStore) -> int:
     """Return the number of the newest attempt; 0 if there is none."""
     return max(attempt_numbers(store), default=0)
 
 
-def read_attempts(store: Store) -> dict[int, AttemptRecord]:
+def read_attempts(store: ReadableStore) -> dict[int, AttemptRecord]:
     """Return the records of the newest attempt and of the attempts it continues from, by number.
 
     Raises:
@@ -71,7 +71,7 @@ def read_attempts(store: Store) -> dict[int, AttemptRecord]:
     return found
 
 
-def read_attempt(store: Store, attempt: int) -> AttemptRecord:
+def read_attempt(store: ReadableStore, attempt: int) -> AttemptRecord:
     """Return an attempt's record, or its copy if the record is damaged.
 
     Raises:
@@ -92,7 +92,7 @@ def read_attempt(store: Store, attempt: int) -> AttemptRecord:
     raise next((e for e in problems if not isinstance(e, ObjectNotFoundError)), problems[0])
 
 
-def read_attempt_at(store: Store, key: str, attempt: int) -> AttemptRecord:
+def read_attempt_at(store: ReadableStore, key: str, attempt: int) -> AttemptRecord:
     """Return the record of an attempt, or its copy, from `key`.
 
     Raises:
@@ -124,7 +124,7 @@ def _mend_attempt(store: Store, number: int) -> Iterator[str]:
             bad.append(key)
     if good and bad:
         data = store.get(good[0])
-        store.put(bad[0], len(data), [data])
+        store.put(bad[0], data)
         yield bad[0]
 
 
@@ -158,5 +158,5 @@ def begin_attempt(store: Store, number: int, start: AttemptStart) -> AttemptReco
     data = seal(record)
     if not store.put_if_absent(key, data):
         return None
-    store.put(copy_key, len(data), [data])
+    store.put(copy_key, data)
     return record

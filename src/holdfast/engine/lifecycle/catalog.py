@@ -18,7 +18,7 @@ from holdfast.format.names import (
     parse_part_name,
     parse_reused_image_name,
 )
-from holdfast.store.contract import Store
+from holdfast.store.contract import ReadableStore
 
 PEER = "peer"
 PEERS_AT_ONCE = 16
@@ -69,7 +69,9 @@ Listings = Mapping[str, Mapping[CheckpointId, Listing]]
 
 
 def list_stores(
-    stores: Sequence[Store], peers_secs: float = PEERS_SECS, peers_at_once: int = PEERS_AT_ONCE
+    stores: Sequence[ReadableStore],
+    peers_secs: float = PEERS_SECS,
+    peers_at_once: int = PEERS_AT_ONCE,
 ) -> tuple[Listings, tuple[str, ...]]:
     """List all stores, peers concurrently.
 
@@ -113,7 +115,7 @@ def has_all_parts(parts: Mapping[int, int]) -> bool:
     return len(counts) == 1 and counts == {len(parts)}
 
 
-def list_checkpoints(store: Store) -> dict[CheckpointId, Listing]:
+def list_checkpoints(store: ReadableStore) -> dict[CheckpointId, Listing]:
     """Return the listings of all checkpoints in a store, by ascending step, then attempt."""
     found: dict[CheckpointId, Listing] = {}
     last_folder, sizes_bytes = "", None

@@ -19,10 +19,12 @@ from holdfast.format.names import CheckpointId, checkpoint_folder, manifest_key,
 from holdfast.format.records import Manifest, PartRecord, PartReference
 from holdfast.format.sealed import record_digest, seal, unseal
 from holdfast.format.timeline import last_steps
-from holdfast.store.contract import Store
+from holdfast.store.contract import ReadableStore, Store
 
 
-def read_part(store: Store, checkpoint: CheckpointId, rank: int, part_count: int) -> PartRecord:
+def read_part(
+    store: ReadableStore, checkpoint: CheckpointId, rank: int, part_count: int
+) -> PartRecord:
     """Return one part's record, checked on its own.
 
     Raises:
@@ -87,7 +89,7 @@ def commit(durable: Store, checkpoint: CheckpointId, part_count: int) -> Manifes
     return manifest
 
 
-def check_not_fenced(durable: Store, checkpoint: CheckpointId) -> None:
+def check_not_fenced(durable: ReadableStore, checkpoint: CheckpointId) -> None:
     """Check that `checkpoint` is on the current timeline.
 
     Raises:

@@ -110,7 +110,7 @@ def settle(store: DiskStore, record: RunRecord, clock: Clock) -> RunRecord:
             settled.run_id,
         )
     data = seal(settled)
-    store.put(RUN_FILE, len(data), [data])
+    store.put(RUN_FILE, data)
     return settled
 
 

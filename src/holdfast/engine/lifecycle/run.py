@@ -14,12 +14,12 @@ from holdfast.errors import CheckpointDamagedError, NotARunError, ObjectNotFound
 from holdfast.format.names import RUN_FILE
 from holdfast.format.records import RunPlace, RunRecord
 from holdfast.format.sealed import seal, unseal
-from holdfast.store.contract import Store
+from holdfast.store.contract import ReadableStore, Store
 
 log = logging.getLogger(__name__)
 
 
-def read_run(store: Store, where: str) -> RunRecord:
+def read_run(store: ReadableStore, where: str) -> RunRecord:
     """Return the record of the run in `store`; `where` is its location, for messages.
 
     A damaged or missing record is reconstructed from the attempts, which contain the same fields.
@@ -41,7 +41,7 @@ def read_run(store: Store, where: str) -> RunRecord:
     return found
 
 
-def read_run_record(store: Store, where: str) -> RunRecord:
+def read_run_record(store: ReadableStore, where: str) -> RunRecord:
     """Return the run's record, without reconstruction.
 
     Raises:
@@ -61,11 +61,11 @@ def mend_run(store: Store, place: RunPlace | None = None) -> Iterator[str]:
         found = _as_attempts_say(store)
         if found is not None:
             data = seal(msgspec.structs.replace(found, place=place))
-            store.put(RUN_FILE, len(data), [data])
+            store.put(RUN_FILE, data)
             yield RUN_FILE
 
 
-def _as_attempts_say(store: Store) -> RunRecord | None:
+def _as_attempts_say(store: ReadableStore) -> RunRecord | None:
     """Return the run's record, reconstructed: the newest readable attempt's id, the oldest's time.
 
     In a run that began as a copy, the copied attempts have the original's id.
@@ -88,7 +88,7 @@ def create_run(
     return read_run(store, where)
 
 
-def check_run(store: Store, where: str, run_id: str) -> None:
+def check_run(store: ReadableStore, where: str, run_id: str) -> None:
     """Check that the store still belongs to that run, before a lasting write.
 
     Raises:

@@ -28,7 +28,7 @@ from holdfast.format.names import (
 from holdfast.format.records import PartReference, Time
 from holdfast.format.sealed import FORMAT_VERSION, unseal
 from holdfast.format.timeline import on_timeline
-from holdfast.store.contract import Store
+from holdfast.store.contract import ReadableStore
 
 
 class State(enum.Enum):
@@ -132,7 +132,7 @@ def _latest_step(rows: Iterable[Row], timeline: set[CheckpointId] | None) -> int
 
 def _row(
     checkpoint: CheckpointId,
-    held: Mapping[Store, Listing],
+    held: Mapping[ReadableStore, Listing],
     is_complete: bool,
     timeline: set[CheckpointId] | None,
 ) -> Row | None:
@@ -175,7 +175,7 @@ def _is_on(
 
 
 def _read_head(
-    checkpoint: CheckpointId, held: Mapping[Store, Listing], committed: Store | None
+    checkpoint: CheckpointId, held: Mapping[ReadableStore, Listing], committed: ReadableStore | None
 ) -> _Head | None:
     if committed is not None:
         key = manifest_key(checkpoint)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.engine.reading.view import View, view_of
-from holdfast.store.contract import Store
+from holdfast.store.contract import ReadableStore
 from holdfast.store.disk import DiskStore
 from holdfast.store.ram import RamStore
 
@@ -41,7 +41,7 @@ class ReadableRun:
         return "" if self.is_copy else self.run_id
 
     @property
-    def stores(self) -> list[Store]:
+    def stores(self) -> list[ReadableStore]:
         """The tiers as they are now, the nearest first."""
         ram = self.find_ram()
         return [ram, self.durable] if ram is not None else [self.durable]

@@ -27,7 +27,7 @@ from holdfast.format.part_layout import PartLayout, image_keys, image_sizes_byte
 from holdfast.format.paths import path_name
 from holdfast.format.records import CheckpointSpec, Manifest, PartRecord
 from holdfast.format.sealed import record_digest, unseal
-from holdfast.store.contract import Store
+from holdfast.store.contract import ReadableStore
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ _newer_peers: set[str] = set()
 class PartSource:
     """One copy of one part. `layouts` are the layouts of the checkpoint's parts."""
 
-    store: Store
+    store: ReadableStore
     part: PartRecord
     layouts: PartLayouts
 
@@ -78,7 +78,7 @@ class CheckpointSources:
 
 
 def find_sources(
-    checkpoint: CheckpointId, stores: Sequence[Store], listings: Listings
+    checkpoint: CheckpointId, stores: Sequence[ReadableStore], listings: Listings
 ) -> CheckpointSources:
     """Find and read the records of `checkpoint`; `stores` from the nearest to the durable one.
 
@@ -141,7 +141,7 @@ def find_sources(
     )
 
 
-def _warn_of_newer(store: Store, error: NewerFormatError) -> None:
+def _warn_of_newer(store: ReadableStore, error: NewerFormatError) -> None:
     if store.name not in _newer_peers:
         _newer_peers.add(store.name)
         log.warning(
@@ -150,7 +150,7 @@ def _warn_of_newer(store: Store, error: NewerFormatError) -> None:
 
 
 def part_source(
-    store: Store, part: PartRecord, spec: CheckpointSpec, layouts: PartLayouts
+    store: ReadableStore, part: PartRecord, spec: CheckpointSpec, layouts: PartLayouts
 ) -> PartSource:
     """Return a copy of a single part, checked against `spec`; `layouts` are those of `spec`.
 
@@ -183,7 +183,7 @@ def _sizes_bytes(part: PartRecord, listing: Listing) -> list[tuple[str, int, int
     return list(zip(keys, found, image_sizes_bytes(part), strict=True))
 
 
-def _check_length(copies: Sequence[tuple[Store, PartRecord]], listings: Listings) -> None:
+def _check_length(copies: Sequence[tuple[ReadableStore, PartRecord]], listings: Listings) -> None:
     """Check that the images of one copy are long enough, before memory is allocated."""
     problems: list[str] = []
     for store, part in copies:
@@ -218,7 +218,7 @@ def _no_copy(checkpoint: CheckpointId, rank: int, part_count: int, seen: Sequenc
 
 
 def _read_manifest(
-    checkpoint: CheckpointId, listed: Sequence[tuple[Store, Listing]]
+    checkpoint: CheckpointId, listed: Sequence[tuple[ReadableStore, Listing]]
 ) -> Manifest | None:
     for store, listing in listed:
         if listing.is_committed:
@@ -231,7 +231,7 @@ def _read_manifest(
     return None
 
 
-def _part_count(checkpoint: CheckpointId, listed: Sequence[tuple[Store, Listing]]) -> int:
+def _part_count(checkpoint: CheckpointId, listed: Sequence[tuple[ReadableStore, Listing]]) -> int:
     together: dict[int, int] = {}
     for _, listing in listed:
         together |= listing.parts
@@ -245,7 +245,11 @@ def _part_count(checkpoint: CheckpointId, listed: Sequence[tuple[Store, Listing]
 
 
 def _read_part(
-    checkpoint: CheckpointId, rank: int, part_count: int, store: Store, manifest: Manifest | None
+    checkpoint: CheckpointId,
+    rank: int,
+    part_count: int,
+    store: ReadableStore,
+    manifest: Manifest | None,
 ) -> PartRecord:
     key = part_key(checkpoint, rank, part_count)
     data = store.get(key)
@@ -283,7 +287,7 @@ def readable(listings: Listings) -> list[CheckpointId]:
     return found
 
 
-def is_sound(checkpoint: CheckpointId, stores: Sequence[Store], listings: Listings) -> bool:
+def is_sound(checkpoint: CheckpointId, stores: Sequence[ReadableStore], listings: Listings) -> bool:
     """Return whether its records are intact and its images long enough; reads no image."""
     try:
         sources = find_sources(checkpoint, stores, listings)

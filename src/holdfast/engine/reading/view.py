@@ -13,7 +13,7 @@ from holdfast.engine.reading.sources import CheckpointSources, find_sources, is_
 from holdfast.errors import StepNotFoundError, StepUncommittedError
 from holdfast.format.names import CheckpointId
 from holdfast.format.timeline import last_steps, on_timeline
-from holdfast.store.contract import Store
+from holdfast.store.contract import ReadableStore
 from holdfast.store.ram import RamStore
 
 LISTINGS_MAX = 20
@@ -27,7 +27,7 @@ class View:
     `unlisted` are the reasons why peers could not be listed.
     """
 
-    stores: tuple[Store, ...]
+    stores: tuple[ReadableStore, ...]
     listings: Listings
     timeline: tuple[CheckpointId, ...]
     limits: dict[int, int]
@@ -76,10 +76,10 @@ class RamTiers:
     """The RAM tiers that can be read from here: this host's, if any, and its peers'."""
 
     folder: Path | None
-    peers: Sequence[Store]
+    peers: Sequence[ReadableStore]
     clock: Clock
 
-    def stores(self) -> list[Store]:
+    def stores(self) -> list[ReadableStore]:
         """Return the stores, the nearest first."""
         own = [RamStore(self.folder, _reads_only, self.clock)] if self.folder is not None else []
         return [*own, *self.peers]
@@ -89,7 +89,7 @@ def _reads_only(size_bytes: int) -> str:
     raise AssertionError("a view of the RAM tier does not write")
 
 
-def view_of(stores: Sequence[Store], durable: Store) -> View:
+def view_of(stores: Sequence[ReadableStore], durable: ReadableStore) -> View:
     """Return a view of the stores now; the timeline is read from `durable`."""
     listings, unlisted = list_stores(stores)
     attempts = read_attempts(durable)

@@ -6,9 +6,10 @@ images of earlier checkpoints are linked before (`holdfast.engine.saving.increme
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import accumulate, islice
 
 from holdfast.errors import CheckpointDamagedError
 from holdfast.format.buffers import Buffer
@@ -68,10 +69,9 @@ def write_part(
         OutOfSpaceError, StorageError: no part is visible.
     """
     images = images or without_reuse(plan)
-    blocks: list[str] = []
-    key = image_key(plan.id, plan.rank, plan.part_count)
-    store.put(key, images.own.size_bytes, _image_blocks(images.own, chunk_bytes, blocks))
-    return put_record(store, plan, images, blocks)
+    image = ImageSource(images.own, chunk_bytes)
+    store.put(image_key(plan.id, plan.rank, plan.part_count), image)
+    return put_record(store, plan, images, image.digests)
 
 
 def put_record(
@@ -98,8 +98,7 @@ def put_record(
         checkpoint=plan.spec if plan.rank == 0 else None,
     )
     # Last, so that the record proves that the images are complete.
-    data = seal(record)
-    store.put(part_key(plan.id, plan.rank, plan.part_count), len(data), [data])
+    store.put(part_key(plan.id, plan.rank, plan.part_count), seal(record))
     return record
 
 
@@ -117,18 +116,52 @@ def _all_blocks(
     return tuple(found)
 
 
-def _image_blocks(
-    layout: ImageLayout, chunk_bytes: ChunkBytes, digests: list[str]
-) -> Iterator[Buffer]:
-    yield layout.header
-    for chunk in layout.chunks:
-        if chunk.size_bytes:
-            data = chunk_bytes(chunk)
-            for start, stop in block_ranges(chunk.size_bytes):
-                block = data[start:stop]
-                yield block
-                # The store has just read the block, so it is in the processor's cache.
-                digests.append(digest(block))
+class ImageSource:
+    """The bytes of an image, from its chunks, which are digested on the way.
+
+    `digests` holds the digests of the image's blocks once all bytes were requested.
+    """
+
+    is_lasting = True
+
+    def __init__(self, layout: ImageLayout, chunk_bytes: ChunkBytes) -> None:
+        self._layout = layout
+        self._chunk_bytes = chunk_bytes
+        self._stops = [chunk.offset_bytes + chunk.size_bytes for chunk in layout.chunks]
+        counts = [block_count(chunk.size_bytes) for chunk in layout.chunks]
+        self._first_blocks = [*accumulate(counts, initial=0)]
+        # Ranges of one chunk follow each other, and its bytes may be a copy made for the call.
+        self._last: tuple[Chunk | None, memoryview] = (None, memoryview(b""))
+        self.digests = [""] * layout.block_count
+
+    @property
+    def size_bytes(self) -> int:
+        return self._layout.size_bytes
+
+    def blocks(self, start_bytes: int, stop_bytes: int) -> Iterator[Buffer]:
+        if start_bytes < len(self._layout.header):
+            yield self._layout.header[start_bytes:stop_bytes]
+        for index in range(bisect_right(self._stops, start_bytes), len(self._stops)):
+            chunk = self._layout.chunks[index]
+            if chunk.offset_bytes >= stop_bytes:
+                return
+            if chunk.size_bytes:
+                start = max(0, start_bytes - chunk.offset_bytes)
+                yield from self._blocks_of(index, start, stop_bytes - chunk.offset_bytes)
+
+    def _blocks_of(self, index: int, start: int, stop: int) -> Iterator[Buffer]:
+        """Yield the bytes [start, stop) of a chunk, as far as it has them."""
+        chunk, (known, data) = self._layout.chunks[index], self._last
+        if known is not chunk:
+            data = self._chunk_bytes(chunk)
+            self._last = chunk, data
+        ranges = block_ranges(chunk.size_bytes)
+        for number, (first, last) in enumerate(ranges, self._first_blocks[index]):
+            if first < stop and last > start:
+                yield data[max(first, start) : min(last, stop)]
+                if last <= stop:
+                    # The store has just read the block, so it is in the processor's cache.
+                    self.digests[number] = digest(data[first:last])
 
 
 def check_layout(part: PartRecord, layout: PartLayout) -> None:

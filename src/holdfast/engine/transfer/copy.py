@@ -1,39 +1,31 @@
 """Copy of a sealed part from one store to another, with every digest checked on the way.
 
-The bytes are the same in every tier, so the image is read from its start in aligned pieces of one
-size, each while the previous piece is being written. A block may span pieces; its digest is
-computed across them. If a block turns out damaged after some of it was passed to the target, the
-target's object never becomes visible, since objects are visible whole or not at all.
+The bytes are the same in every tier. If a block turns out damaged after some of the image was
+passed to the target, the target's object never becomes visible, since objects are visible whole or
+not at all.
 """
 
 from __future__ import annotations
 
 import logging
-import mmap
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from itertools import islice
 
 from holdfast.engine.saving.part import check_digest
 from holdfast.engine.saving.part_layouts import PartLayouts
 from holdfast.errors import StorageError
 from holdfast.format.buffers import Buffer
-from holdfast.format.digests import RunningDigest, digest
+from holdfast.format.digests import digest
 from holdfast.format.names import CHECKPOINTS, image_key, part_key
 from holdfast.format.part_layout import PartLayout, expected_digests, image_keys
 from holdfast.format.records import PartRecord, ReusedImage
-from holdfast.store.contract import Reader, Store
-
-PIECE_SIZE_BYTES = 8 * 1024 * 1024
-SEEN_SIZE_BYTES = 32 * 1024 * 1024
-"""The piece size when the source is mapped: no buffers are needed, so pieces can be larger."""
-FIRST_SIZE_BYTES = 4 * 1024 * 1024
-"""The first piece is smaller: its digests are checked before anything is written."""
+from holdfast.store.contract import ReadableStore, Reader, Store
 
 log = logging.getLogger(__name__)
 
 
-def copy_part(source: Store, target: Store, part: PartRecord, layouts: PartLayouts) -> None:
+def copy_part(source: ReadableStore, target: Store, part: PartRecord, layouts: PartLayouts) -> None:
     """Copy a sealed part to another store, its images first.
 
     A reused image that the target has already is linked there, not copied.
@@ -51,20 +43,18 @@ def copy_part(source: Store, target: Store, part: PartRecord, layouts: PartLayou
             expected = expected_digests(part, layout, number)
             _copy_image(source, target, key, expected, layout.images[number].size_bytes)
     record_key = part_key(part.id, part.rank, part.part_count)
-    data = source.get(record_key)
-    target.put(record_key, len(data), [data])
+    target.put(record_key, source.get(record_key))
 
 
 def _copy_image(
-    source: Store,
+    source: ReadableStore,
     target: Store,
     key: str,
     expected: Iterable[tuple[int, int, str]],
     size_bytes: int,
 ) -> None:
-    with source.open(key) as image, ThreadPoolExecutor(1, "holdfast-copy") as pool:
-        pieces = _CheckedPieces(image, key, without_holes(expected, size_bytes))
-        target.put(key, size_bytes, pieces.read_ahead(pool, size_bytes))
+    with source.open(key) as image:
+        target.put(key, _CheckedImage(image, key, expected, size_bytes))
 
 
 def without_holes(
@@ -125,60 +115,48 @@ class ReusedElsewhere:
             return digest(header) == image.header_digest
 
 
-class _CheckedPieces:
-    """Reads an image in pieces; checks each digest after its last byte was read."""
+class _CheckedImage:
+    """The bytes of an open image; a block is checked before its last byte is passed on."""
 
-    def __init__(self, image: Reader, key: str, expected: Iterator[tuple[int, int, str]]) -> None:
+    def __init__(
+        self,
+        image: Reader,
+        key: str,
+        expected: Iterable[tuple[int, int, str]],
+        size_bytes: int,
+    ) -> None:
         self._image = image
         self._key = key
-        self._expected = expected
-        self._range = next(expected)
-        self._digest = RunningDigest()
+        self._expected = [*without_holes(expected, size_bytes)]
+        self.size_bytes = size_bytes
+        self.is_lasting = image.view() is not None
 
-    def read_ahead(self, pool: ThreadPoolExecutor, size_bytes: int) -> Iterator[Buffer]:
-        """Yield the pieces in order; each is valid until the next but one is requested."""
-        is_seen = self._image.view() is not None
-        piece_bytes = SEEN_SIZE_BYTES if is_seen else PIECE_SIZE_BYTES
-        pages: list[memoryview] = []
-        ahead = None
-        starts = (0, *range(FIRST_SIZE_BYTES, size_bytes, piece_bytes))
-        for number, (start, upto) in enumerate(pairwise((*starts, size_bytes))):
-            reading = pool.submit(self._read, start, upto, pages, number)
-            if ahead is not None:
-                yield ahead
-            ahead = reading.result()
-        if ahead is not None:
-            yield ahead
-
-    def _read(self, start: int, upto: int, pages: list[memoryview], number: int) -> memoryview:
+    def blocks(self, start_bytes: int, stop_bytes: int) -> Iterator[Buffer]:
+        # A mapping does not change while the image is open, so it is passed on directly.
         view = self._image.view()
         if view is not None:
-            # Written directly from the mapping, which does not change while the image is open.
-            piece = view[start:upto]
-        else:
-            if not pages:
-                # Mapped pages are aligned, so a store can write them with O_DIRECT.
-                pages += [memoryview(mmap.mmap(-1, PIECE_SIZE_BYTES)) for _ in range(2)]
-            piece = pages[number % 2][: upto - start]
-            self._image.read_into(start, piece)
-        self._check(start, piece)
-        return piece
+            for first, last, right in self._overlapping(start_bytes, stop_bytes):
+                if right and last <= stop_bytes:
+                    check_digest(digest(view[first:last]), (first, last, right), self._key)
+            yield view[start_bytes:stop_bytes]
+            return
+        for first, last, right in self._overlapping(start_bytes, stop_bytes):
+            start, stop = max(first, start_bytes), min(last, stop_bytes)
+            if not right:
+                first, last = start, stop
+            block = memoryview(bytearray(last - first))
+            self._image.read_into(first, block)
+            if right:
+                check_digest(digest(block), (first, last, right), self._key)
+            yield block[start - first : stop - first]
 
-    def _check(self, start: int, piece: memoryview) -> None:
-        done, stop = start, start + len(piece)
-        while done < stop:
-            first, last, right = self._range
-            upto = min(stop, last)
-            data = piece[done - start : upto - start]
-            is_whole = (done, upto) == (first, last)
-            if not is_whole:
-                self._digest.update(data)
-            if upto == last:
-                # Chunks that this part does not use have no digest in its record.
-                if right:
-                    found = digest(data) if is_whole else self._digest.hexdigest()
-                    check_digest(found, self._range, self._key)
-                if not is_whole:
-                    self._digest = RunningDigest()
-                self._range = next(self._expected, (stop, stop, ""))
-            done = upto
+    def _overlapping(self, start_bytes: int, stop_bytes: int) -> Iterator[tuple[int, int, str]]:
+        index = bisect_right(self._expected, start_bytes, key=_stop_bytes)
+        for found in islice(self._expected, index, None):
+            if found[0] >= stop_bytes:
+                return
+            yield found
+
+
+def _stop_bytes(expected: tuple[int, int, str]) -> int:
+    return expected[1]

@@ -24,7 +24,7 @@ from holdfast.format.names import part_key
 from holdfast.format.part_layout import PartLayout, expected_digests, image_keys
 from holdfast.format.records import PartRecord
 from holdfast.format.sealed import unseal
-from holdfast.store.contract import Reader, Store
+from holdfast.store.contract import ReadableStore, Reader
 from holdfast.store.ram import RamStore, SlotWriter
 
 STREAM_COUNT = 4
@@ -35,7 +35,7 @@ Digests = Sequence[tuple[int, int, str]]
 
 
 def fetch_part(
-    source: Store,
+    source: ReadableStore,
     target: RamStore,
     part: PartRecord,
     layouts: PartLayouts,
@@ -63,7 +63,7 @@ def fetch_part(
         raise CheckpointDamagedError(f"read {source.name}: {record_key}: it is another part's")
     try:
         pulled_bytes = _pull_images(source, target, part, layout, is_filled)
-        target.put(record_key, len(record), [record])
+        target.put(record_key, record)
     except HoldfastError:
         # An image without a record would hold memory that is never released.
         for key in image_keys(part):
@@ -74,7 +74,7 @@ def fetch_part(
 
 
 def _pull_images(
-    source: Store, target: RamStore, part: PartRecord, layout: PartLayout, is_filled: bool
+    source: ReadableStore, target: RamStore, part: PartRecord, layout: PartLayout, is_filled: bool
 ) -> int:
     there = ReusedElsewhere(target, part)
     pulled_bytes = 0
