@@ -28,7 +28,14 @@ from holdfast.engine.saving.part import PartPlan, write_part
 from holdfast.format.layout import Chunk, image_layout
 from holdfast.format.names import CheckpointId
 from holdfast.format.placement import Placement
-from holdfast.format.records import ArraySpec, CheckpointSpec, Owners, PartRecord, SavedValue
+from holdfast.format.records import (
+    Alias,
+    ArraySpec,
+    CheckpointSpec,
+    Owners,
+    PartRecord,
+    SavedValue,
+)
 from holdfast.store.contract import Store
 from holdfast.store.disk import DiskStore
 
@@ -45,17 +52,23 @@ ML_DTYPES = [
     *("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz"),
     *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
 ]
-DTYPES = NUMPY_DTYPES + ML_DTYPES
+RECORD_DTYPES = {
+    "complex32": np.dtype([("real", "<f2"), ("imag", "<f2")]),
+    "float4_e2m1fn_x2": np.dtype([("two", "u1")]),
+}
+DTYPES = [*NUMPY_DTYPES, *ML_DTYPES, *RECORD_DTYPES]
 
 
 def numpy_type(name: str) -> np.dtype:
     """Return the NumPy dtype of that name, without using Holdfast."""
+    if name in RECORD_DTYPES:
+        return RECORD_DTYPES[name]
     return np.dtype(getattr(ml_dtypes, name) if name in ML_DTYPES else name)
 
 
-def random_array(shape: Sequence[int], dtype: str, seed: int) -> np.ndarray:
+def random_array(shape: Sequence[int], dtype: str | np.dtype, seed: int) -> np.ndarray:
     """An array of random bits."""
-    kind = numpy_type(dtype)
+    kind = numpy_type(dtype) if isinstance(dtype, str) else dtype
     bits = np.random.default_rng(seed).bytes(math.prod(shape) * kind.itemsize)
     if dtype == "bool":
         bits = bytes(b & 1 for b in bits)
@@ -78,12 +91,13 @@ class Made:
     arrays: dict[tuple, np.ndarray] = field(default_factory=dict)
     specs: list[ArraySpec] = field(default_factory=list)
     values: dict[tuple, Any] = field(default_factory=dict)
+    aliases: tuple[Alias, ...] = ()
 
     def add(
         self,
         path: tuple,
         array: np.ndarray,
-        chunk_shape: Sequence[int] | None = None,
+        chunk_shape: Sequence[int | tuple[int, ...]] | None = None,
         owners: Sequence[tuple[int, int]] = ((0, 1),),
     ) -> None:
         """Adds an array; without more it is one chunk of rank 0."""
@@ -92,7 +106,10 @@ class Made:
             ArraySpec(
                 path=path,
                 shape=array.shape,
-                dtype=array.dtype.name,
+                dtype=next(
+                    (n for n, of_name in RECORD_DTYPES.items() if of_name == array.dtype),
+                    array.dtype.name,
+                ),
                 chunk_shape=tuple(array.shape if chunk_shape is None else chunk_shape),
                 owners=tuple(owners),
             )
@@ -111,6 +128,7 @@ class Made:
             time=TIME,
             metrics=None,
             arrays=arrays,
+            aliases=self.aliases,
             containers=(),
             values=tuple(SavedValue(path=p, value=v) for p, v in self.values.items()),
             process_values=(),
@@ -208,10 +226,18 @@ def shapes(axes_max: int = 4, extent_max: int = 7) -> st.SearchStrategy[tuple[in
 @st.composite
 def grids(
     draw: Callable, axes_max: int = 4, extent_max: int = 7
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(shape, chunk shape)."""
+) -> tuple[tuple[int, ...], tuple[int | tuple[int, ...], ...]]:
+    """(shape, chunk shape), with cells of one extent or of listed ones."""
     shape = draw(shapes(axes_max, extent_max))
-    return shape, tuple(draw(st.integers(min(d, 1), d)) for d in shape)
+    return shape, tuple(draw(st.integers(min(d, 1), d) | listed_extents(d)) for d in shape)
+
+
+def listed_extents(extent: int) -> st.SearchStrategy[tuple[int, ...]]:
+    """Return extents of one or more cells that add up to `extent`; none for an axis of 0."""
+    if extent == 0:
+        return st.nothing()
+    cuts = st.sets(st.integers(1, extent - 1)) if extent > 1 else st.just(set())
+    return cuts.map(lambda found: tuple(np.diff([0, *sorted(found), extent]).tolist()))
 
 
 @st.composite
@@ -236,17 +262,19 @@ def owner_runs(draw: Callable, chunk_count: int, part_count: int) -> tuple[tuple
     return tuple(runs)
 
 
-def cells(shape: Sequence[int], chunk_shape: Sequence[int]) -> Iterator[tuple[slice, ...]]:
+def cells(
+    shape: Sequence[int], chunk_shape: Sequence[int | tuple[int, ...]]
+) -> Iterator[tuple[slice, ...]]:
     """Return the chunks in C order as slices, by plain loops, without Holdfast's grid."""
     if math.prod(shape) == 0:
         yield tuple(slice(0, d) for d in shape)
         return
-    counts = [math.ceil(d / c) for d, c in zip(shape, chunk_shape, strict=True)]
-    for cell in np.ndindex(*counts):
-        yield tuple(
-            slice(i * c, min(i * c + c, d))
-            for i, c, d in zip(cell, chunk_shape, shape, strict=True)
-        )
+    cuts = [
+        [*np.cumsum([0, *c]).tolist()] if isinstance(c, tuple) else [*range(0, d, c), d]
+        for d, c in zip(shape, chunk_shape, strict=True)
+    ]
+    for cell in np.ndindex(*(len(of_axis) - 1 for of_axis in cuts)):
+        yield tuple(slice(*of_axis[i : i + 2]) for i, of_axis in zip(cell, cuts, strict=True))
 
 
 @st.composite

@@ -115,4 +115,4 @@ class Chain:
 
 def _other(array: np.ndarray, seed: int) -> np.ndarray:
     """Other bits of the same shape and dtype."""
-    return random_array(array.shape, array.dtype.name, seed * 1000 + array.size)
+    return random_array(array.shape, array.dtype, seed * 1000 + array.size)

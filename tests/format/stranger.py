@@ -14,9 +14,10 @@ import xxhash
 
 BLOCK, _digest = 8 * 1024 * 1024, xxhash.xxh3_128_hexdigest
 NUMPY = "bool complex64 complex128 float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64"  # noqa: E501
-LACKING = "int1 uint1 int2 uint2 int4 uint4 float4_e2m1fn float6_e2m3fn float6_e3m2fn float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"  # noqa: E501
+LACKING = "float4_e2m1fn_x2 int1 uint1 int2 uint2 int4 uint4 float4_e2m1fn float6_e2m3fn float6_e3m2fn float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"  # noqa: E501
 DTYPES = {name: np.dtype(name).newbyteorder("<") for name in NUMPY.split()}
 DTYPES |= dict.fromkeys(LACKING.split(), np.dtype("u1")) | {"bfloat16": np.dtype("<u2")}
+DTYPES["complex32"] = np.dtype("<u4")
 
 
 class BadRunError(Exception):
@@ -71,6 +72,9 @@ def read_checkpoint(run: Path, step: int, attempt: int) -> Checkpoint:
         _read_images(folder / f"image-{ending}", part, dict(ChainMap(*owned)))
         rank_values.append({tuple(v["path"]): _value(v["value"]) for v in part["values"]})
     values = {tuple(v["path"]): _value(v["value"]) for v in held["values"]}
+    for alias in held["aliases"]:
+        arrays[_name(alias["path"])] = arrays[_name(held["arrays"][alias["alias_of"]]["path"])]
+    _need(len(arrays) == len(held["arrays"]) + len(held["aliases"]), "one name for each alias")
     return Checkpoint(step, attempt, arrays, values, rank_values)
 
 
@@ -78,13 +82,23 @@ def _chunks(specs: list, at: int, rank: int, whole: np.ndarray) -> dict[str, np.
     found, spec, runs = {}, specs[at], specs[at]["owners"]
     runs = specs[runs]["owners"] if isinstance(runs, int) else runs
     axes = list(zip(spec["chunk_shape"] if whole.size else whole.shape, whole.shape, strict=True))
-    cells = list(np.ndindex(*(-(-d // c) if c else 1 for c, d in axes)))
+    cuts = [_cuts(c, d) for c, d in axes]
+    cells = list(np.ndindex(*map(len, cuts)))
     for owner, cell in zip((o for o, n in runs for _ in range(n)), cells, strict=True):
-        cut = [slice(i * c, min(i * c + c, d)) for i, (c, d) in zip(cell, axes, strict=True)]
+        cut = [of_axis[i] for i, of_axis in zip(cell, cuts, strict=True)]
         if owner == rank:
             index = "[" + ",".join(f"{s.start}:{s.stop}" for s in cut) + "]"
             found[_name(spec["path"]) + index * (len(cells) > 1)] = whole[(*cut, ...)]
     return found
+
+
+def _cuts(cells: int | list[int], extent: int) -> list[slice]:
+    if isinstance(cells, int):
+        stops = [*range(cells, extent, cells or 1), extent]
+    else:
+        stops = [sum(cells[: i + 1]) for i in range(len(cells))]
+    _need(stops[-1:] == [extent] and sorted(stops) == stops, "cells that add up to their axis")
+    return [slice(*bounds) for bounds in zip([0, *stops], stops, strict=False)]
 
 
 def _read_images(path: Path, part: dict, chunks: dict[str, np.ndarray]) -> None:
@@ -134,7 +148,7 @@ def _value(value: Any) -> Any:
     if not isinstance(value, dict):
         return [_value(v) for v in value] if isinstance(value, list) else value
     ((kind, body),) = value.items()
-    if kind in ("array", "scalar"):
+    if kind in ("array", "scalar", "tensor"):
         data = np.frombuffer(base64.b64decode(body["data"]), DTYPES[body["dtype"]])
         return data.reshape(body["shape"])[() if kind == "scalar" else ...]
     decode: Any = {"int": lambda v: int(v, 16), "float": float, "bytes": base64.b64decode}

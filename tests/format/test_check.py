@@ -16,6 +16,7 @@ from holdfast.errors import CheckpointDamagedError
 from holdfast.format.check import check_manifest, check_part, check_spec
 from holdfast.format.layout import image_layout
 from holdfast.format.records import (
+    Alias,
     ArraySpec,
     CheckpointSpec,
     Manifest,
@@ -78,6 +79,10 @@ BAD_ARRAYS: dict[str, dict] = {
     "unknown dtype": {"dtype": "float31"},
     "safetensors' name of a dtype": {"dtype": "F32"},
     "fewer axes of chunks": {"chunk_shape": (2,)},
+    "listed extents that do not add up": {"chunk_shape": ((2, 1), 3)},
+    "no listed extents": {"chunk_shape": ((), 3)},
+    "a listed extent of 0": {"chunk_shape": ((2, 0, 2), 3)},
+    "a negative listed extent": {"chunk_shape": ((5, -1), 3)},
     "more axes of chunks": {"chunk_shape": (2, 3, 1)},
     "chunk longer than the array": {"chunk_shape": (5, 3), "owners": ((0, 2),)},
     "chunk of nothing": {"chunk_shape": (0, 3)},
@@ -106,6 +111,20 @@ BAD_ARRAYS: dict[str, dict] = {
         "owners": ((0, 2**25),),
     },
 }
+
+
+@pytest.mark.parametrize(
+    "alias",
+    [(("tied",), 3), (("tied",), -1), (("a",), 1), (("b",), 0), ((1,), 0)],
+    ids=["of nothing", "of a negative index", "at an array", "at another array", "by its name"],
+)
+def test_an_alias_that_contradicts_the_arrays_is_refused(alias: tuple) -> None:
+    path, of = alias
+    good = msgspec.structs.replace(_spec(), aliases=(Alias(path=("tied",), alias_of=2),))
+    check_spec(good, 2, "r")
+    bad = msgspec.structs.replace(_spec(), aliases=(Alias(path=path, alias_of=of),))
+    with pytest.raises(CheckpointDamagedError):
+        check_spec(bad, 2, "r")
 
 
 @pytest.mark.parametrize("changes", BAD_ARRAYS.values(), ids=BAD_ARRAYS)

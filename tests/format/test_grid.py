@@ -60,6 +60,27 @@ def test_the_chunk_around_an_element_is_the_one_that_holds_it(
     assert grid.enclosing_chunk(shape, chunk_shape, start) == one
 
 
+@given(grids())
+def test_a_grid_is_found_by_its_cells_with_lists_only_where_they_are_needed(of: tuple) -> None:
+    shape, chunk_shape = of
+    regions = [grid.chunk_region(shape, chunk_shape, i) for i in range(grid.chunk_count(*of))]
+    found = grid.chunk_shape_of(shape, [*reversed(regions), *regions])
+    assert found is not None
+    assert [grid.chunk_region(shape, found, i) for i in range(len(regions))] == regions
+    if math.prod(shape) and grid.is_regular(chunk_shape):
+        assert found == chunk_shape
+    if math.prod(shape):
+        assert grid.chunk_shape_of(shape, regions[1:]) != found
+
+
+def test_regions_that_are_no_grid_have_no_chunk_shape() -> None:
+    split = [((0, 0), (2, 2)), ((2, 0), (4, 2)), ((0, 2), (3, 4)), ((3, 2), (4, 4))]
+    assert grid.chunk_shape_of((4, 4), split) is None
+    assert grid.chunk_shape_of((4, 4), []) is None
+    rows = [((a,), (b,)) for a, b in ((0, 3), (5, 8), (3, 5), (8, 10), (10, 10))]
+    assert grid.chunk_shape_of((10,), rows) == ((3, 2, 3, 2),)
+
+
 @given(shapes(), st.data())
 def test_a_region_starts_where_its_elements_stand_together_or_has_gaps(
     shape: tuple[int, ...], data: st.DataObject

@@ -49,7 +49,7 @@ def converted(array: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
 
 def _kind(name: str) -> str | None:
     dtype = numpy_dtype(name)
-    if dtype is None or dtype.kind in "bc":
+    if dtype is None or dtype.kind in "bc" or dtype.fields is not None:
         return None
     try:
         ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]

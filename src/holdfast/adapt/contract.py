@@ -12,7 +12,7 @@ from holdfast.errors import DeviceError
 from holdfast.format.layout import Chunk
 from holdfast.format.paths import NO_PREFIXES, Path, PathPrefixes
 from holdfast.format.placement import Placement, RestoreTarget
-from holdfast.format.records import CheckpointSpec, Container, SavedValue
+from holdfast.format.records import Alias, CheckpointSpec, Container, SavedValue
 
 Mark = weakref.ReferenceType[Any] | None
 """A weak reference to an immutable array object; None for an array of a mutable kind."""
@@ -35,6 +35,7 @@ class Outline:
     arrays: tuple[ArrayOutline, ...]
     containers: tuple[Container, ...]
     process_values: tuple[Path, ...]
+    aliases: tuple[Alias, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

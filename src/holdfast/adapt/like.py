@@ -95,7 +95,7 @@ class LikeRestoration:
         }
         self.process_values: Sequence[Path] = [p for p in spec.process_values if p in restored]
         self._index = {
-            array.path: index for index, array in enumerate(spec.arrays) if array.path in restored
+            path: index for path, index in spec.array_indices().items() if path in restored
         }
         self._buffers: dict[Path, dict[Region, np.ndarray]] = {}
         targets: list[RestoreTarget] = []
@@ -177,7 +177,9 @@ class _Comparison:
         self.restored: set[Path] = set()
         self.kept: list[Path] = []
         self.casts: dict[Path, str] = {}
-        saved: dict[Path, ArrayType | str] = {a.path: _type_of_spec(a) for a in spec.arrays}
+        saved: dict[Path, ArrayType | str] = {
+            path: _type_of_spec(spec.arrays[index]) for path, index in spec.array_indices().items()
+        }
         saved |= {value.path: _type_of_value(decode_value(value.value)) for value in spec.values}
         given = dict(zip(like.paths, like.leaves, strict=True))
         # States that are not asked for are left out: a job of another number of processes, which

@@ -29,16 +29,17 @@ class NestedRestoration:
         self._spec = spec
         self.kept: Sequence[Path] = ()
         self.process_values: Sequence[Path] = [p for p in spec.process_values if request.wants(p)]
-        self._arrays = [
-            (index, array) for index, array in enumerate(spec.arrays) if request.wants(array.path)
-        ]
+        self._indices = {
+            path: index for path, index in spec.array_indices().items() if request.wants(path)
+        }
+        arrays = {index: spec.arrays[index] for index in dict.fromkeys(self._indices.values())}
         self.targets: Sequence[RestoreTarget] = [
             RestoreTarget(
                 array_index=index,
                 region=((0,) * len(array.shape), array.shape),
                 buffer=np.empty(array.shape, numpy_dtype(array.dtype)),
             )
-            for index, array in self._arrays
+            for index, array in arrays.items()
         ]
 
     def convert(self) -> None:
@@ -46,8 +47,10 @@ class NestedRestoration:
 
     def finish(self, process_values: Mapping[Path, object]) -> object:
         leaves: dict[Path, Any] = {}
-        for (_, array), target in zip(self._arrays, self.targets, strict=True):
-            leaves[array.path] = target.buffer[()] if array.scalar else target.buffer
+        buffers = {target.array_index: target.buffer for target in self.targets}
+        for path, index in self._indices.items():
+            # Tied arrays are one object again.
+            leaves[path] = buffers[index][()] if self._spec.arrays[index].scalar else buffers[index]
         for value in self._spec.values:
             if self._request.wants(value.path):
                 leaves[value.path] = decode_value(value.value)
@@ -79,7 +82,7 @@ def check_prefixes(spec: CheckpointSpec, request: RestoreRequest) -> None:
     """
     if request.only is None:
         return
-    paths = [array.path for array in spec.arrays] + [value.path for value in spec.values]
+    paths = [*spec.array_indices()] + [value.path for value in spec.values]
     paths += [container.path for container in spec.containers] + [*spec.process_values]
     missing = [
         name

@@ -142,7 +142,7 @@ def _grid(array: ArrayMetadata) -> str:
 
 
 def _bytes(array: ArrayMetadata) -> str:
-    return f"{array.size_bytes:,}"
+    return f"{array.size_bytes:,}" if array.alias_of is None else f"as {array.alias_of}"
 
 
 def _print_values(metadata: CheckpointMetadata, sources: CheckpointSources) -> None:

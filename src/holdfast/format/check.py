@@ -15,6 +15,7 @@ from holdfast.format.dtypes import numpy_dtype
 from holdfast.format.grid import chunk_count
 from holdfast.format.names import PART_COUNT_MAX
 from holdfast.format.ownership import Ownership
+from holdfast.format.paths import path_name
 from holdfast.format.ranges import are_disjoint, are_ranges, is_subset
 from holdfast.format.records import ArraySpec, CheckpointSpec, Manifest, PartRecord
 
@@ -32,6 +33,7 @@ def check_spec(spec: CheckpointSpec, part_count: int, where: str) -> None:
     """
     nodes = [*(a.path for a in spec.arrays), *(v.path for v in spec.values), *spec.process_values]
     nodes += (c.path for c in spec.containers)
+    nodes += (a.path for a in spec.aliases)
     if len(set(nodes)) != len(nodes):
         raise CheckpointDamagedError(f"read {where}: two nodes have the same path")
     for name, value in (spec.metrics or {}).items():
@@ -50,8 +52,15 @@ def check_spec(spec: CheckpointSpec, part_count: int, where: str) -> None:
             _check_owners(spec.arrays, index, part_count, where)
             count = counts[form] = chunk_count(array.shape, array.chunk_shape)
         chunks_total += count
-    if len({array.name for array in spec.arrays}) != len(spec.arrays):
+    names = [array.name for array in spec.arrays] + [path_name(a.path) for a in spec.aliases]
+    if len(set(names)) != len(names):
         raise CheckpointDamagedError(f"read {where}: two arrays have one name")
+    for alias in spec.aliases:
+        if not 0 <= alias.alias_of < len(spec.arrays):
+            raise CheckpointDamagedError(
+                f"read {where}: {path_name(alias.path)} is an alias of array {alias.alias_of}, "
+                f"expected one of {len(spec.arrays)}"
+            )
     if chunks_total > CHUNK_COUNT_MAX:
         raise CheckpointDamagedError(
             f"read {where}: {chunks_total} chunks, expected at most {CHUNK_COUNT_MAX}"
@@ -68,13 +77,18 @@ def _check_array(array: ArraySpec, where: str) -> None:
     if not len(array.shape) == len(array.chunk_shape) <= AXES_MAX:
         found = f"{len(array.shape)} axes, and {len(array.chunk_shape)} in its chunks"
         raise damaged(f"{found}; expected equal numbers, at most {AXES_MAX}")
-    if any(
-        d < 0 or c < min(d, 1) or c > d for d, c in zip(array.shape, array.chunk_shape, strict=True)
-    ):
+    if not all(map(_is_divided, array.shape, array.chunk_shape)):
         raise damaged(f"shape {array.shape} does not match chunk shape {array.chunk_shape}")
     # Axes of extent 0 count as 1: libraries limit the other axes of such a shape as well.
     if math.prod(d or 1 for d in array.shape) * dtype.itemsize > ARRAY_SIZE_MAX_BYTES:
         raise damaged(f"shape {array.shape} is larger than {ARRAY_SIZE_MAX_BYTES} bytes")
+
+
+def _is_divided(extent: int, cell: int | tuple[int, ...]) -> bool:
+    """Return whether an axis of `extent` can have such cells."""
+    if isinstance(cell, tuple):
+        return len(cell) > 0 and min(cell) > 0 and sum(cell) == extent
+    return extent >= 0 and min(extent, 1) <= cell <= extent
 
 
 def _check_owners(arrays: Sequence[ArraySpec], index: int, part_count: int, where: str) -> None:

@@ -3,6 +3,9 @@
 A dtype's name is NumPy's (`float32`) or that of the package ml_dtypes (`bfloat16`, `int4`). A dtype
 without a name in safetensors 0.8 is stored as `U8`: one byte per element for types smaller than a
 byte, as ml_dtypes holds them in memory; with one more axis, of the item's size, for larger ones.
+
+Two dtypes only PyTorch has, under its names. NumPy holds their elements as records:
+`complex32` as its real and imaginary float16, and `float4_e2m1fn_x2` as the byte of two values.
 """
 
 from __future__ import annotations
@@ -40,6 +43,11 @@ _ML_DTYPES = (
     *("float8_e5m2fnuz", "float8_e8m0fnu"),
 )
 
+_RECORDS = {
+    "complex32": [("real", "<f2"), ("imag", "<f2")],
+    "float4_e2m1fn_x2": [("two", "u1")],
+}
+
 
 @functools.cache
 def _by_name() -> dict[str, np.dtype]:
@@ -47,12 +55,15 @@ def _by_name() -> dict[str, np.dtype]:
     import ml_dtypes
     import numpy as np
 
-    known = {n: np.dtype(n) for n in [*_SAFETENSORS, "complex128"] if n not in _ML_DTYPES}
+    records = {name: np.dtype(fields) for name, fields in _RECORDS.items()}
+    known = records | {n: np.dtype(n) for n in [*_SAFETENSORS, "complex128"] if n not in _ML_DTYPES}
     return known | {n: np.dtype(getattr(ml_dtypes, n)) for n in _ML_DTYPES if hasattr(ml_dtypes, n)}
 
 
 def dtype_name(dtype: np.dtype) -> str | None:
     """Return the name of `dtype`, without byte order, or None if Holdfast cannot store it."""
+    if dtype.fields is not None:
+        return next((name for name in _RECORDS if numpy_dtype(name) == dtype), None)
     return dtype.name if _by_name().get(dtype.name) == dtype.newbyteorder("=") else None
 
 

@@ -1,49 +1,105 @@
-"""The grid of an array's chunks: regular, of one chunk shape, truncated at the upper edges.
+"""The grid of an array's chunks, in C order (the last axis runs fastest).
 
-Chunks are counted in C order (the last axis runs fastest). An array with no elements, and one with
-no axes, has exactly one chunk. Index ranges are half-open.
+Each axis is cut into cells of one extent, of which the last may be shorter, or into cells of listed
+extents, which add up to the axis: FSDP2 with tensor parallelism cuts 10 rows into 3, 2, 3 and 2. An
+array with no elements, and one with no axes, has exactly one chunk. Index ranges are half-open.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, TypeGuard
 
 if TYPE_CHECKING:
     import numpy as np
 
 Shape = tuple[int, ...]
+ChunkShape = tuple[int | tuple[int, ...], ...]
+"""The extent of the cells along each axis, or the extents of all of them."""
 Region = tuple[tuple[int, ...], tuple[int, ...]]
 """A hyper-rectangle: its start and its stop, one entry per axis."""
 
 
-def grid_shape(shape: Shape, chunk_shape: Shape) -> Shape:
+@lru_cache(maxsize=1024)
+def _cuts(extents: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the starts of the cells of an axis, and its end."""
+    return 0, *accumulate(extents)
+
+
+def _cell_count(extent: int, cell: int | tuple[int, ...]) -> int:
+    return len(cell) if isinstance(cell, tuple) else -(-extent // cell)
+
+
+def _cell_bounds(extent: int, cell: int | tuple[int, ...], position: int) -> tuple[int, int]:
+    if isinstance(cell, tuple):
+        cuts = _cuts(cell)
+        return cuts[position], cuts[position + 1]
+    return position * cell, min(position * cell + cell, extent)
+
+
+def is_regular(chunk_shape: ChunkShape) -> TypeGuard[Shape]:
+    """Return whether the cells have one extent along each axis."""
+    return not any(isinstance(cell, tuple) for cell in chunk_shape)
+
+
+def largest_chunk_shape(chunk_shape: ChunkShape) -> Shape:
+    """Return the extents that no chunk exceeds."""
+    return tuple(max(cell) if isinstance(cell, tuple) else cell for cell in chunk_shape)
+
+
+def chunk_shape_of(shape: Shape, regions: Iterable[Region]) -> ChunkShape | None:
+    """Return the chunk shape of the grid whose cells are exactly `regions`.
+
+    Returns:
+        None if the regions without elements and duplicates are no such grid. Of several forms it
+        is the one with the fewest lists. An array without elements has its shape.
+    """
+    if math.prod(shape) == 0:
+        return shape
+    cells = {region for region in regions if math.prod(region_shape(region))}
+    found: list[int | tuple[int, ...]] = []
+    for axis, extent in enumerate(shape):
+        starts = sorted({start[axis] for start, _ in cells})
+        extents = tuple(b - a for a, b in pairwise([*starts, extent]))
+        is_even = len(set(extents[:-1])) <= 1 and (extents or (0,))[-1] <= (extents or (0,))[0]
+        found.append(extents[0] if extents and is_even else extents)
+    made = tuple(found)
+    if not cells or any(cell == () for cell in made) or chunk_count(shape, made) != len(cells):
+        return None
+    if any(chunk_region(shape, made, i) not in cells for i in range(len(cells))):
+        return None
+    return made
+
+
+def grid_shape(shape: Shape, chunk_shape: ChunkShape) -> Shape:
     """Return the number of chunks along each axis."""
     if math.prod(shape) == 0:
         return (1,) * len(shape)
-    return tuple(-(-d // c) for d, c in zip(shape, chunk_shape, strict=True))
+    return tuple(_cell_count(d, c) for d, c in zip(shape, chunk_shape, strict=True))
 
 
-def chunk_count(shape: Shape, chunk_shape: Shape) -> int:
+def chunk_count(shape: Shape, chunk_shape: ChunkShape) -> int:
     """Return the number of chunks of the array; at least 1."""
     return math.prod(grid_shape(shape, chunk_shape))
 
 
-def chunk_region(shape: Shape, chunk_shape: Shape, index: int) -> Region:
+def chunk_region(shape: Shape, chunk_shape: ChunkShape, index: int) -> Region:
     """Return the region of the chunk with that index in C order."""
     if math.prod(shape) == 0:
         return (0,) * len(shape), shape
-    start = []
+    bounds = []
     for d, c in zip(reversed(shape), reversed(chunk_shape), strict=True):
-        index, position = divmod(index, -(-d // c))
-        start.append(position * c)
-    lower = tuple(reversed(start))
-    upper = tuple(min(a + c, d) for a, c, d in zip(lower, chunk_shape, shape, strict=True))
-    return lower, upper
+        index, position = divmod(index, _cell_count(d, c))
+        bounds.append(_cell_bounds(d, c, position))
+    bounds.reverse()
+    return tuple(a for a, _ in bounds), tuple(b for _, b in bounds)
 
 
-def chunk_sizes(shape: Shape, chunk_shape: Shape) -> np.ndarray:
+def chunk_sizes(shape: Shape, chunk_shape: ChunkShape) -> np.ndarray:
     """Return the number of elements of each chunk, in C order, as an int64 array."""
     import numpy as np
 
@@ -53,19 +109,27 @@ def chunk_sizes(shape: Shape, chunk_shape: Shape) -> np.ndarray:
     for extent, chunk, count in zip(
         shape, chunk_shape, grid_shape(shape, chunk_shape), strict=True
     ):
-        of_axis = np.full(count, chunk, np.int64)
-        of_axis[-1] = extent - (count - 1) * chunk
+        if isinstance(chunk, tuple):
+            of_axis = np.array(chunk, np.int64)
+        else:
+            of_axis = np.full(count, chunk, np.int64)
+            of_axis[-1] = extent - (count - 1) * chunk
         sizes = np.multiply.outer(sizes, of_axis).reshape(-1)
     return sizes
 
 
-def chunks_overlapping(shape: Shape, chunk_shape: Shape, region: Region) -> Iterator[int]:
+def chunks_overlapping(shape: Shape, chunk_shape: ChunkShape, region: Region) -> Iterator[int]:
     """Yield the indices of the chunks that share an element with `region`, ascending."""
     start, stop = region
     if any(a >= b for a, b in zip(start, stop, strict=True)):
         return
     counts = grid_shape(shape, chunk_shape)
-    spans = [range(a // c, -(-b // c)) for a, b, c in zip(start, stop, chunk_shape, strict=True)]
+    spans = [
+        range(bisect_right(_cuts(c), a) - 1, bisect_left(_cuts(c), b))
+        if isinstance(c, tuple)
+        else range(a // c, -(-b // c))
+        for a, b, c in zip(start, stop, chunk_shape, strict=True)
+    ]
 
     def walk(axis: int, index: int) -> Iterator[int]:
         if axis == len(spans):
@@ -77,13 +141,15 @@ def chunks_overlapping(shape: Shape, chunk_shape: Shape, region: Region) -> Iter
     yield from walk(0, 0)
 
 
-def enclosing_chunk(shape: Shape, chunk_shape: Shape, start: Shape) -> Region:
+def enclosing_chunk(shape: Shape, chunk_shape: ChunkShape, start: Shape) -> Region:
     """Return the region of the chunk that holds the element at `start`, or starts there."""
     if math.prod(shape) == 0:
         return (0,) * len(shape), shape
-    lower = tuple(a // c * c for a, c in zip(start, chunk_shape, strict=True))
-    upper = tuple(min(a + c, d) for a, c, d in zip(lower, chunk_shape, shape, strict=True))
-    return lower, upper
+    bounds = [
+        _cell_bounds(d, c, bisect_right(_cuts(c), a) - 1 if isinstance(c, tuple) else a // c)
+        for a, c, d in zip(start, chunk_shape, shape, strict=True)
+    ]
+    return tuple(a for a, _ in bounds), tuple(b for _, b in bounds)
 
 
 def contiguous_start(region: Region, outer: Region) -> int | None:

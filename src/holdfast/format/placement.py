@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.format.grid import Region
+from holdfast.format.grid import ChunkShape, Region
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +16,7 @@ class Placement:
 
     shape: tuple[int, ...]
     dtype: str
-    chunk_shape: tuple[int, ...]
+    chunk_shape: ChunkShape
     holders: tuple[tuple[int, ...], ...]
 
 

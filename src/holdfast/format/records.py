@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from holdfast.format.grid import ChunkShape
 from holdfast.format.names import CheckpointId
 from holdfast.format.paths import path_name
 from holdfast.format.sealed import FORMAT_VERSION
@@ -77,7 +78,7 @@ class ArraySpec(msgspec.Struct, frozen=True, kw_only=True):
     path: tuple[Key, ...]
     shape: tuple[int, ...]
     dtype: str
-    chunk_shape: tuple[int, ...]
+    chunk_shape: ChunkShape
     owners: Owners | int
     prng_impl: str | None = None
     scalar: bool = False
@@ -95,6 +96,16 @@ def owners_of(arrays: Sequence[ArraySpec], index: int) -> Owners:
         found = arrays[found].owners
         assert not isinstance(found, int), "the arrays were not checked (holdfast.format.check)"
     return found
+
+
+class Alias(msgspec.Struct, frozen=True, kw_only=True):
+    """One more place in the tree of an array: tied tensors are stored once.
+
+    `alias_of` is the index of the array.
+    """
+
+    path: tuple[Key, ...]
+    alias_of: int
 
 
 class Container(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,9 +131,15 @@ class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True):
     time: Time
     metrics: dict[str, float | str] | None
     arrays: tuple[ArraySpec, ...]
+    aliases: tuple[Alias, ...] = ()
     containers: tuple[Container, ...]
     values: tuple[SavedValue, ...]
     process_values: tuple[tuple[Key, ...], ...]
+
+    def array_indices(self) -> dict[tuple[Key, ...], int]:
+        """Return the index of the array at each path, aliases included."""
+        found = {array.path: index for index, array in enumerate(self.arrays)}
+        return found | {alias.path: alias.alias_of for alias in self.aliases}
 
 
 Ranges = tuple[tuple[int, int], ...]

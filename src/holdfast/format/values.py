@@ -3,9 +3,9 @@
 None, bool, str, ints of 64 bits and finite floats are stored as themselves and a list as an array.
 Any other value is an object with one member that names the type: `{"int": "-0x1f"}`,
 `{"float": "nan"}`, `{"bytes": base64}`, `{"tuple": [...]}`, `{"dict": [[key, value], ...]}`, and
-for the state of iterators `{"array": {"dtype", "shape", "data"}}` and `{"scalar": ...}` for NumPy
-arrays and scalars. OrderedDicts are restored as dicts and bytearrays as bytes; other subclasses are
-refused.
+for the state of iterators `{"array": {"dtype", "shape", "data"}}`, `{"scalar": ...}` for NumPy
+arrays and scalars, and `{"tensor": ...}` for tensors. OrderedDicts are restored as dicts and
+bytearrays as bytes; other subclasses are refused.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 
 DEPTH_MAX = 100
 _INT64 = range(-(2**63), 2**63)
+
+
+class TensorValue(np.ndarray):
+    """A PyTorch tensor inside a value; without PyTorch it is a NumPy array like any other."""
 
 
 def encode_value(value: object, where: str, depth: int = 0) -> Json:
@@ -99,6 +103,8 @@ def _encode_array(value: np.ndarray | np.generic, where: str) -> Json:
         "shape": list(array.shape),
         "data": base64.b64encode(stored.tobytes()).decode(),
     }
+    if isinstance(value, TensorValue):
+        return {"tensor": body}
     return {"scalar" if isinstance(value, np.generic) else "array": body}
 
 
@@ -138,9 +144,12 @@ def _decode_tagged(kind: str, body: Json, depth: int) -> object:
             if len(found) != len(body):
                 raise ValueError("two of its keys are equal")
             return found
-        case "array" | "scalar", dict():
-            array = _decode_array(body)
-            return array if kind == "array" else array[()]
+        case "array", dict():
+            return _decode_array(body)
+        case "tensor", dict():
+            return _decode_array(body).view(TensorValue)
+        case "scalar", dict():
+            return _decode_array(body)[()]
         case _:
             raise ValueError("no such kind of value")
 

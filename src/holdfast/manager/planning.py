@@ -95,6 +95,7 @@ class Planner:
             time=taking.time,
             metrics=encode_metrics(metrics),
             arrays=self._arrays,
+            aliases=outline.aliases,
             containers=outline.containers,
             values=snapshot.values,
             process_values=outline.process_values,

@@ -7,8 +7,8 @@ without copying it, and other safetensors readers see it as one tensor.
 
 Invariants:
 - A pure function that uses integers only: every rank computes the same plan on any machine.
-- The grid stays regular, and each piece lies within one shard, where it is contiguous: pieces are
-  cut along the leading axes.
+- Only regular grids are cut. They stay regular, and each piece lies within one shard, where it is
+  contiguous: pieces are cut along the leading axes.
 - There are ten to twenty pieces per rank in all, which bounds the size of the manifest.
 """
 
@@ -22,7 +22,7 @@ import numpy as np
 
 from holdfast.format.digests import BLOCK_SIZE_BYTES
 from holdfast.format.dtypes import item_size_bytes
-from holdfast.format.grid import chunk_region, grid_shape, region_shape
+from holdfast.format.grid import Shape, grid_shape, is_regular, largest_chunk_shape
 from holdfast.format.layout import CHUNK_ALIGNMENT_BYTES
 from holdfast.format.placement import Placement
 
@@ -53,15 +53,16 @@ def split_large(placements: Sequence[Placement]) -> list[Placement]:
 
 
 def _may_be_split(placement: Placement) -> bool:
-    return _size_bytes(placement) >= 2 * PIECE_SIZE_MIN_BYTES and any(
-        len(ranks) > 1 for ranks in placement.holders
+    return (
+        _size_bytes(placement) >= 2 * PIECE_SIZE_MIN_BYTES
+        and is_regular(placement.chunk_shape)
+        and any(len(ranks) > 1 for ranks in placement.holders)
     )
 
 
 def _size_bytes(placement: Placement) -> int:
-    """Return the bytes of the first chunk; no other one is larger."""
-    first = chunk_region(placement.shape, placement.chunk_shape, 0)
-    return item_size_bytes(placement.dtype) * math.prod(region_shape(first))
+    """Return a number of bytes that no chunk exceeds."""
+    return item_size_bytes(placement.dtype) * math.prod(largest_chunk_shape(placement.chunk_shape))
 
 
 class _Shares:
@@ -106,32 +107,33 @@ class _Cutter:
 
     def __call__(self, placement: Placement, limit_bytes: int) -> Placement:
         """Return `placement` in pieces of at most about `limit_bytes`."""
-        shape = _piece_shape(placement, limit_bytes)
-        if shape == placement.chunk_shape:
+        chunk_shape = largest_chunk_shape(placement.chunk_shape)
+        shape = _piece_shape(placement, chunk_shape, limit_bytes)
+        if shape == chunk_shape:
             return placement
-        chunk_of = _chunk_of_pieces(placement, shape)
+        chunk_of = _chunk_of_pieces(placement, chunk_shape, shape)
         key = id(placement.holders), chunk_of.tobytes()
         if key not in self._known:
             self._known[key] = tuple(placement.holders[chunk] for chunk in chunk_of.tolist())
         return replace(placement, chunk_shape=shape, holders=self._known[key])
 
 
-def _chunk_of_pieces(placement: Placement, piece_shape: tuple[int, ...]) -> np.ndarray:
+def _chunk_of_pieces(placement: Placement, chunk_shape: Shape, piece_shape: Shape) -> np.ndarray:
     """Return, for each piece in C order, the index of the chunk that it is cut from."""
     chunks = np.zeros(1, np.int64)
-    counts = grid_shape(placement.shape, placement.chunk_shape)
+    counts = grid_shape(placement.shape, chunk_shape)
     pieces = grid_shape(placement.shape, piece_shape)
     for axis, piece in enumerate(piece_shape):
-        position = np.arange(pieces[axis]) * piece // placement.chunk_shape[axis]
+        position = np.arange(pieces[axis]) * piece // chunk_shape[axis]
         chunks = np.add.outer(chunks * counts[axis], position).reshape(-1)
     return chunks
 
 
-def _piece_shape(placement: Placement, limit_bytes: int) -> tuple[int, ...]:
+def _piece_shape(placement: Placement, chunk_shape: Shape, limit_bytes: int) -> Shape:
     """Return the largest piece of at most about `limit_bytes`, cut along the leading axes."""
     size_bytes = _size_bytes(placement)
-    piece = list(placement.chunk_shape)
-    for axis, extent in enumerate(placement.chunk_shape):
+    piece = list(chunk_shape)
+    for axis, extent in enumerate(chunk_shape):
         if size_bytes <= limit_bytes:
             break
         row_bytes = size_bytes // extent

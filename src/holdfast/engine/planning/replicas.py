@@ -16,7 +16,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from holdfast.format.dtypes import item_size_bytes
-from holdfast.format.grid import chunk_region, region_shape
+from holdfast.format.grid import largest_chunk_shape
 from holdfast.format.placement import Placement
 from holdfast.format.records import Owners
 
@@ -121,11 +121,11 @@ def _owned(owners: Owners) -> Iterator[tuple[int, int]]:
 
 
 def _part_sizes_bytes(placements: Sequence[Placement], owners: Sequence[Owners]) -> dict[int, int]:
-    """Return the approximate size of each rank's part; edge chunks count as full chunks."""
+    """Return the approximate size of each rank's part; each chunk counts as the largest."""
     sizes: dict[int, int] = {}
     for placement, of_array in zip(placements, owners, strict=True):
-        first = chunk_region(placement.shape, placement.chunk_shape, 0)
-        size = item_size_bytes(placement.dtype) * math.prod(region_shape(first))
+        largest = largest_chunk_shape(placement.chunk_shape)
+        size = item_size_bytes(placement.dtype) * math.prod(largest)
         for rank, count in of_array:
             sizes[rank] = sizes.get(rank, 0) + size * count
     return sizes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from holdfast.engine.reading.sources import CheckpointSources
@@ -12,19 +12,23 @@ from holdfast.format.dtypes import item_size_bytes
 from holdfast.format.grid import grid_shape
 from holdfast.format.part_layout import image_sizes_bytes
 from holdfast.format.paths import path_name
-from holdfast.format.records import PartRecord, decode_metrics
+from holdfast.format.records import ArraySpec, PartRecord, decode_metrics
 from holdfast.format.values import decode_value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayMetadata:
-    """One array: `shape` and `dtype` as stored, and the number of chunks along each axis."""
+    """One array: `shape` and `dtype` as stored, and the number of chunks along each axis.
+
+    `alias_of` is the name of the array whose bytes this one shares (tied tensors); else None.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     grid: tuple[int, ...]
     size_bytes: int
     prng_impl: str | None
+    alias_of: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,21 +68,30 @@ def metadata_of(sources: CheckpointSources) -> CheckpointMetadata:
         attempt=sources.id.attempt,
         time=spec.time,
         metrics=decode_metrics(spec.metrics),
-        arrays={
-            array.name: ArrayMetadata(
-                shape=array.shape,
-                dtype=array.dtype,
-                grid=grid_shape(array.shape, array.chunk_shape),
-                size_bytes=math.prod(array.shape) * item_size_bytes(array.dtype),
-                prng_impl=array.prng_impl,
+        arrays={array.name: _array_metadata(array) for array in spec.arrays}
+        | {
+            path_name(alias.path): replace(
+                _array_metadata(spec.arrays[alias.alias_of]),
+                size_bytes=0,
+                alias_of=spec.arrays[alias.alias_of].name,
             )
-            for array in spec.arrays
+            for alias in spec.aliases
         },
         values={path_name(value.path): decode_value(value.value) for value in spec.values},
         process_count=len(sources.parts),
         size_bytes=sum(sum(image_sizes_bytes(part)) for part in parts),
         written_bytes=sum(part.image_size_bytes for part in parts),
         reused=_reused(parts),
+    )
+
+
+def _array_metadata(array: ArraySpec) -> ArrayMetadata:
+    return ArrayMetadata(
+        shape=array.shape,
+        dtype=array.dtype,
+        grid=grid_shape(array.shape, array.chunk_shape),
+        size_bytes=math.prod(array.shape) * item_size_bytes(array.dtype),
+        prng_impl=array.prng_impl,
     )
 
 
