@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -147,8 +148,19 @@ def test_the_training_thread_copies_only_what_has_changed(one_host: Host, tmp_pa
         small = saving.metadata(2).written_bytes
         slots = saving._saver._slots
         wait_until(lambda: slots.has_ready and slots.is_ready(small))
+        taken_by = []
+        acquire = slots.acquire
+
+        def recording(size_bytes: int, held: contextlib.ExitStack | None = None) -> Any:
+            writer = acquire(size_bytes, held)
+            taken_by.append((threading.get_ident(), writer is not None))
+            return writer
+
+        # The saver may prepare the next slot before `save` returns, so that `has_ready` shows
+        # nothing. Which thread took the slot is the claim.
+        slots.acquire = recording
         assert saving.save(3, state)
-        assert not slots.has_ready
+        assert taken_by[0] == (threading.get_ident(), True)
         saving.wait_until_finished()
         assert saving.metadata(3).written_bytes == small
         assert_same(restored(saving, 3), right(3))
