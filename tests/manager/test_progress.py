@@ -19,7 +19,7 @@ from holdfast.errors import FencedError, HoldfastError, SaveFailedError, WaitTim
 from holdfast.format.names import CheckpointId
 from holdfast.manager import progress as module
 from holdfast.manager.progress import Progress
-from tests.hosts import Host
+from tests.hosts import Host, wait_until
 
 FIRST, SECOND = CheckpointId(1, 1), CheckpointId(2, 1)
 HERE = {"id": (1, 1)}
@@ -203,3 +203,16 @@ def test_a_wait_that_runs_out_says_so() -> None:
     progress.accept(CheckpointId(7, 1), durable=True, by_step=True)
     assert not progress.wait_finished(0)
     assert not progress.wait_finished(0.01)
+
+
+def test_a_run_that_is_opened_again_waits_for_no_preservation_that_has_ended(
+    one_host: Host, tmp_path: Path
+) -> None:
+    """Its agent lingers, and reports the earlier commit again to one that attaches without RAM."""
+    with holdfast.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(0, {"w": np.zeros(10)}, force=True)
+        manager.wait_until_finished()
+    began = time.monotonic()
+    with holdfast.CheckpointManager(tmp_path / "run", ram=None) as manager:
+        wait_until(lambda: manager._progress._preserved, secs=module.PRESERVED_SECS / 4)
+    assert time.monotonic() - began < module.PRESERVED_SECS / 2

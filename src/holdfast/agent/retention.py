@@ -86,6 +86,8 @@ class Retention:
         self._judged: set[CheckpointId] = set()
         self._unsecured: tuple[int, int] | None = _NEVER
         """The age of the newest dropped checkpoint; None if a newer one is protected."""
+        self._unpreserved: set[CheckpointId] = set()
+        """The commits after which preservation has not ended yet."""
         self._unjudged: list[CheckpointId] = []
         """The commits for which the user's own policy has not answered yet."""
         self._preserving: set[asyncio.Task[None]] = set()
@@ -164,6 +166,7 @@ class Retention:
                 secs=round(secs, 4),
             )
         )
+        self._unpreserved.add(checkpoint)
         self._begin(self._preserve_after(checkpoint))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
@@ -212,6 +215,9 @@ class Retention:
                 data=_info_message(effect.id, info) if is_known and info is not None else None,
             )
         )
+        if is_known and effect.id not in self._unpreserved:
+            # Trainers that attached since its commit are notified of it again, and would wait.
+            self._notify_preserved(effect.id)
 
     async def delete_everywhere(self, checkpoint: CheckpointId) -> None:
         """Remove a checkpoint from both tiers, and wait until no other host holds any of it.
@@ -282,6 +288,7 @@ class Retention:
                 self._notify_preserved(newest)
 
     def _notify_preserved(self, newest: CheckpointId) -> None:
+        self._unpreserved.discard(newest)
         self._state.notices.post(Notice(kind="preserved", id=_id(newest)))
 
     async def _apply_preservation(self, newest: CheckpointId) -> None:
