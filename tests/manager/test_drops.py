@@ -247,3 +247,12 @@ def test_a_step_that_another_rank_skipped_is_replaced_by_a_newer_one(
     notice(progress, accept(20, by_step=True), "committed", "")
     clock.secs += DROPPED_SECS
     assert failure(progress, at_end=True) is None
+
+
+def test_the_first_step_that_another_rank_skipped_is_a_warning(
+    progress: Progress, accept: Accept, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (10, 20):
+        notice(progress, accept(step, by_step=True), "dropped", f"rank 1 {SKIPPED}")
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == [f"step 10 is not saved: rank 1 {SKIPPED}"]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from holdfast.agent.protocol import WATCHED_MAX, Id, Notice, Sealed
+from holdfast.agent.protocol import SKIPPED, WATCHED_MAX, Id, Notice, Sealed
 from holdfast.clock import Clock
 from holdfast.conditions import Condition
 from holdfast.errors import (
@@ -93,6 +93,7 @@ class Progress:
         self.raised_at: int | None = None
         """The step at which drops were last raised: the caller may pass it to `save` again."""
         self._has_failed = False
+        self._has_warned_skipped = False
         self._is_stopped = False
         self._unpreserved: set[CheckpointId] = set()
         self._preserved: deque[CheckpointId] = deque(maxlen=PRESERVED_MAX)
@@ -224,7 +225,7 @@ class Progress:
         with self._changed:
             save = self._saves.pop(checkpoint, None) or self._sealed.pop(checkpoint, None)
             if save is not None:
-                log.info("step %d is not saved: %s", checkpoint.step, reason)
+                self._log_drop(checkpoint, reason, save)
                 self._drops.add(
                     checkpoint,
                     reason,
@@ -233,6 +234,16 @@ class Progress:
                     is_by_step=save.is_by_step,
                 )
             self._changed.notify_all()
+
+    def _log_drop(self, checkpoint: CheckpointId, reason: str, save: _Save) -> None:
+        """Log a dropped save; the first one that another rank skipped is a warning.
+
+        The rank that skipped it warns on its own host, and here `save` has returned True.
+        """
+        is_skipped = save.is_by_step and reason.endswith(SKIPPED)
+        level = logging.WARNING if is_skipped and not self._has_warned_skipped else logging.INFO
+        self._has_warned_skipped |= is_skipped
+        log.log(level, "step %d is not saved: %s", checkpoint.step, reason)
 
     def fail(self, checkpoint: CheckpointId, reason: str) -> None:
         """End a failed save; `raise_failure` reports it once. An unknown save is ignored."""
