@@ -6,9 +6,11 @@ tests and the simulator replay from a seed.
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Protocol
 
 
@@ -30,6 +32,13 @@ class Clock(Protocol):
     def token(self) -> str:
         """Return 32 hexadecimal digits that cannot be guessed."""
         ...
+
+
+def process_age_secs() -> float:
+    """Return how long this process has run, also before Python was started."""
+    ticks = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+    started_secs = int(ticks) / os.sysconf("SC_CLK_TCK")
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started_secs)
 
 
 class SystemClock:

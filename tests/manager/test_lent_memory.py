@@ -150,7 +150,13 @@ def test_a_copy_that_is_interrupted_is_made_by_the_background_thread(
         plan = saving._planner.plan(snapshot, taking)
         with pytest.raises(KeyboardInterrupt):
             saving._saver.submit(
-                SaveRequest(plan=plan, snapshot=snapshot, is_durable_due=True, is_by_step=True)
+                SaveRequest(
+                    plan=plan,
+                    snapshot=snapshot,
+                    is_durable_due=True,
+                    is_by_step=True,
+                    asked_secs=0.0,
+                )
             )
         saving.wait_until_finished()
         assert (np.asarray(saving.restore(0)["w"]) == 7.0).all()

@@ -2,7 +2,7 @@
 
 Invariants:
 - Each cell has one writer. The agent writes the attempt and the targets; each trainer writes the
-  three cells of its own seat.
+  cells of its own seat.
 - An aligned cell is read and written whole, so no reader sees half of one.
 """
 
@@ -29,7 +29,8 @@ CELL_OF = {
     TargetKind.PREEMPTION: TARGET_PREEMPTION,
 }
 _FIRST_SEAT = 16
-_SEAT_CELLS = 3
+_SEAT_CELLS = 8
+"""Six are used; a seat is a cache line, so that no trainer's writes slow down another's."""
 SEAT_COUNT = 1016
 _SIZE_BYTES = 8 * (_FIRST_SEAT + _SEAT_CELLS * SEAT_COUNT)
 
@@ -50,6 +51,42 @@ def notice_cell(seat: int) -> int:
 def cost_cell(seat: int) -> int:
     """Return the index of the cell with a checkpoint's cost in training time there, nanoseconds."""
     return step_cell(seat) + 2
+
+
+def first_step_cell(seat: int) -> int:
+    """Return the index of the cell with the first step after opening or resuming there."""
+    return step_cell(seat) + 3
+
+
+def first_time_cell(seat: int) -> int:
+    """Return the index of the cell with the time of that step, in microseconds since 1970.
+
+    The trainer writes it before the step.
+    """
+    return step_cell(seat) + 4
+
+
+def blocked_cell(seat: int) -> int:
+    """Return the index of the cell with the nanoseconds for which saves have blocked the training.
+
+    They are counted since the manager there was opened.
+    """
+    return step_cell(seat) + 5
+
+
+def reset_seat(cells: memoryview, seat: int) -> None:
+    """Set the cells of a seat as for a trainer that has published nothing."""
+    cells[step_cell(seat)] = cells[first_step_cell(seat)] = NO_STEP
+    cells[cost_cell(seat)] = NO_COST
+    for cell in (notice_cell(seat), first_time_cell(seat), blocked_cell(seat)):
+        cells[cell] = 0
+
+
+def copy_seat(old: memoryview, old_seat: int, cells: memoryview, seat: int) -> None:
+    """Copy what a trainer has published in `old` to its seat in another control block."""
+    first, old_first = step_cell(seat), step_cell(old_seat)
+    for offset in range(_SEAT_CELLS):
+        cells[first + offset] = old[old_first + offset]
 
 
 class ControlBlock:
@@ -92,8 +129,7 @@ def create_cells(path: Path) -> ControlBlock:
         for target in (*CELL_OF.values(), PREEMPTION_CONFIRMED):
             control.cells[target] = NEVER
         for seat in range(SEAT_COUNT):
-            control.cells[step_cell(seat)] = NO_STEP
-            control.cells[cost_cell(seat)] = NO_COST
+            reset_seat(control.cells, seat)
         control.close()
         unfinished.rename(path)
     return ControlBlock(path)

@@ -36,6 +36,7 @@ Attempt = Annotated[int, msgspec.Meta(ge=1, le=ATTEMPT_MAX)]
 Rank = Annotated[int, msgspec.Meta(ge=0, lt=PART_COUNT_MAX)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=PART_COUNT_MAX)]
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
+Duration = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 Host = Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX)]
 
@@ -181,6 +182,10 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         durable: whether the checkpoint is due in the durable tier.
         again: whether the same was reported to an agent that is gone.
+        blocked_secs: how long the save has blocked the training thread.
+        secs: the time from the call of `save`.
+        written_bytes: the size of the image that was written.
+        reused_bytes: the size of the rest of the part, in images that were written before.
     """
 
     rank: Rank
@@ -189,6 +194,10 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
     tier: Annotated[str, msgspec.Meta(pattern="^(ram|durable)$")]
     durable: bool
     again: bool = False
+    blocked_secs: Duration = 0.0
+    secs: Duration = 0.0
+    written_bytes: Size = 0
+    reused_bytes: Size = 0
 
 
 class Abandoned(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from holdfast.agent.state import AgentState
 from holdfast.agent.storage_worker import StorageWorker
 from holdfast.coordination import inputs
 from holdfast.errors import FencedError, InvalidArgumentError, OutOfSpaceError, StorageError
-from holdfast.events.schema import CheckpointFailed
+from holdfast.events.schema import CheckpointFailed, PartSaved
 from holdfast.format.names import CheckpointId
 
 
@@ -104,6 +104,8 @@ class SaveTracker:
         checkpoint = self._checked(request.id)
         state = self._state
         self._ended(request.rank)
+        if not request.again:
+            self._report_part(request, checkpoint)
         # The previous agent may have committed it before it could notify the trainer.
         if request.again and await self._retention.is_committed(checkpoint):
             state.notices.post(Notice(kind="committed", id=request.id))
@@ -145,9 +147,24 @@ class SaveTracker:
             inputs.PartAbandoned(request.rank, checkpoint, group.count, request.reason)
         )
 
+    def _report_part(self, request: protocol.Sealed, checkpoint: CheckpointId) -> None:
+        self._state.events.write(
+            PartSaved(
+                step=checkpoint.step,
+                attempt=checkpoint.attempt,
+                rank=request.rank,
+                tier=request.tier,
+                blocked_secs=request.blocked_secs,
+                secs=request.secs,
+                bytes=request.written_bytes,
+                reused_bytes=request.reused_bytes,
+            )
+        )
+
     def _begun(self, rank: int, checkpoint: CheckpointId, copies: tuple[int, ...]) -> None:
         state = self._state
         state.filling[rank] = checkpoint
+        state.step_meter.note_save()
         state.slots.release(rank)
         is_held = self._coordinator.node.holds
         for unneeded in state.local_replicas.begin(rank, checkpoint, copies, is_held):

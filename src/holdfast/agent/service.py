@@ -19,6 +19,7 @@ from holdfast.agent.run_status import HostStatus, JobStatus, ask_hosts, installe
 from holdfast.agent.save_scheduler import SaveScheduler
 from holdfast.agent.save_tracker import SaveTracker
 from holdfast.agent.state import AgentState
+from holdfast.agent.step_meter import SavePhase
 from holdfast.agent.storage_worker import StorageWorker
 from holdfast.agent.trainer_group import read_record
 from holdfast.agent.trainer_sessions import TrainerSessions
@@ -168,6 +169,16 @@ class Service:
         self._check_place()
         self._coordinator.tick()
         self._save_scheduler.tick()
+        self._meter_steps()
+
+    def _meter_steps(self) -> None:
+        state = self._state
+        if state.group is not None:
+            is_writing = bool(self._coordinator.node.pending_ids())
+            phase = SavePhase.WRITING if is_writing else SavePhase.QUIET
+            state.step_meter.tick(
+                state.group.present, SavePhase.SEALING if state.filling else phase
+            )
 
     def _on_effect(self, effect: effects.Effect) -> None:
         """Carry out an effect that concerns the agent's other parts."""

@@ -15,6 +15,7 @@ from holdfast.agent.control_block import NO_STEP, ControlBlock, cost_cell, creat
 from holdfast.agent.local_replicas import LocalReplicas
 from holdfast.agent.notices import NoticeBoard
 from holdfast.agent.slot_allocator import SlotAllocator
+from holdfast.agent.step_meter import StepMeter
 from holdfast.agent.trainer_group import TrainerGroup
 from holdfast.clock import Clock
 from holdfast.coordination.inputs import Published
@@ -48,6 +49,7 @@ class AgentState:
     files: FileSystem
     control: ControlBlock
     events: EventWriter
+    step_meter: StepMeter
     durable: DiskStore
     ram: RamStore
     pool: SlotPool
@@ -107,12 +109,15 @@ def open_state(config: AgentConfig, clock: Clock, files: FileSystem) -> AgentSta
     pool = SlotPool(ram_root, None, clock, files)
     ram = RamStore(ram_root, pool.reserve, clock, files)
     pool.on_evicted = ram.release_deleted
+    control = create_cells(folder / WORDS)
+    events = EventWriter(durable.directory, config.host, clock)
     return AgentState(
         config=config,
         clock=clock,
         files=files,
-        control=create_cells(folder / WORDS),
-        events=EventWriter(durable.directory, config.host, clock),
+        control=control,
+        events=events,
+        step_meter=StepMeter(control, events, clock),
         durable=durable,
         ram=ram,
         pool=pool,

@@ -35,7 +35,15 @@ from holdfast.errors import (
     RunBusyError,
     StepNotFoundError,
 )
-from holdfast.events.schema import AttemptFenced, AttemptStarted, CheckpointGivenUp, TrainerLost
+from holdfast.events.schema import (
+    AttemptBranched,
+    AttemptFenced,
+    AttemptStarted,
+    CheckpointGivenUp,
+    RanksLost,
+    TrainerLeft,
+    TrainerLost,
+)
 from holdfast.format.names import CheckpointId
 from holdfast.peers.address import parsed_addresses
 
@@ -64,6 +72,7 @@ class TrainerSessions:
         self._state.group = group
         if group is not None:
             self._seat = max((m.seat for m in group.members.values()), default=-1) + 1
+            self._state.step_meter.adopt(group.present)
             for member in group.present:
                 self._follow(member)
             for rank in sorted(group.lost):
@@ -163,8 +172,18 @@ class TrainerSessions:
         """Detach a trainer that ends regularly; its process may continue."""
         group = self._group_of(request.group)
         if group is not None and request.rank in group.members and request.rank not in group.left:
+            member = group.members[request.rank]
             group.left.add(request.rank)
-            self._unfollow(group.members[request.rank])
+            self._unfollow(member)
+            last_step, blocked_secs = self._state.step_meter.leave(member)
+            self._state.events.write(
+                TrainerLeft(
+                    rank=member.rank,
+                    pid=member.pid,
+                    last_step=last_step,
+                    blocked_secs=blocked_secs,
+                )
+            )
             self._member_ended(group, request.rank, inputs.RankLeft(group.group, request.rank))
 
     def close(self) -> None:
@@ -208,6 +227,14 @@ class TrainerSessions:
                     origin_attempt=origin.attempt if origin is not None else None,
                 )
             )
+        elif start is None:
+            origin = effect.origin
+            state.events.write(
+                AttemptBranched(
+                    origin_step=origin.step if origin is not None else None,
+                    origin_attempt=origin.attempt if origin is not None else None,
+                )
+            )
         branching, self._branching = self._branching, None
         for waiting in (start, branching):
             if waiting is not None:
@@ -245,6 +272,9 @@ class TrainerSessions:
 
     def ended_elsewhere(self, effect: effects.RanksEnded) -> None:
         """Notify the trainers that ranks on another host have ended: they may wait for them."""
+        self._state.events.write(
+            RanksLost(of_host=effect.host, ranks=effect.ranks, closed=not effect.is_lost)
+        )
         how = "without closing the manager" if effect.is_lost else "by closing the manager"
         reason = (
             f"{ranks_text(effect.ranks)} on host {effect.host} ended {how}; stop this process and "
@@ -415,11 +445,8 @@ class TrainerSessions:
             raise FencedError(f"attach: process {pid} has ended")
         member = TrainerProcess(rank=rank, seat=self._free_seat(), pid=pid, started=started)
         self._seat = member.seat + 1
-        values = self._state.control.cells
         # The cells may still have the values of the seat's previous trainer.
-        values[control_block.step_cell(member.seat)] = control_block.NO_STEP
-        values[control_block.notice_cell(member.seat)] = 0
-        values[control_block.cost_cell(member.seat)] = control_block.NO_COST
+        control_block.reset_seat(self._state.control.cells, member.seat)
         group.members[rank] = member
         group.left.discard(rank)
         group.lost.discard(rank)
@@ -503,7 +530,15 @@ class TrainerSessions:
             if member.rank in group.left | group.lost:
                 continue
             group.lost.add(member.rank)
-            self._state.events.write(TrainerLost(rank=member.rank, pid=member.pid))
+            last_step, blocked_secs = self._state.step_meter.leave(member)
+            self._state.events.write(
+                TrainerLost(
+                    rank=member.rank,
+                    pid=member.pid,
+                    last_step=last_step,
+                    blocked_secs=blocked_secs,
+                )
+            )
             # The coordination assumes that sealed parts are reported before the end of their rank.
             self._submit_sealed(group)
             self._member_ended(group, member.rank, inputs.RankLost(group.group, member.rank))

@@ -15,6 +15,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,7 +25,16 @@ from holdfast.agent import protocol
 from holdfast.agent.agent_directory import WORDS
 from holdfast.agent.client import AgentClient, AgentGoneError
 from holdfast.agent.config import AgentConfig
-from holdfast.agent.control_block import ControlBlock, cost_cell, notice_cell, step_cell
+from holdfast.agent.control_block import (
+    ControlBlock,
+    blocked_cell,
+    copy_seat,
+    cost_cell,
+    first_step_cell,
+    first_time_cell,
+    notice_cell,
+    step_cell,
+)
 from holdfast.agent.launch import AgentStart, ensure_agent
 from holdfast.clock import Clock
 from holdfast.errors import (
@@ -74,6 +84,16 @@ class AgentPlace:
     def cost_cell(self) -> int:
         """The cell for the cost of a checkpoint, in nanoseconds."""
         return cost_cell(self.seat)
+
+    def publish_first_step(self, step: int, time: datetime) -> None:
+        """Publish the first step after opening or resuming."""
+        cells = self.control.cells
+        cells[first_time_cell(self.seat)] = int(time.timestamp() * 1e6)
+        cells[first_step_cell(self.seat)] = step
+
+    def add_blocked(self, secs: float) -> None:
+        """Add a time for which a save has blocked the training thread."""
+        self.control.cells[blocked_cell(self.seat)] += int(secs * 1e9)
 
 
 class AgentSession:
@@ -327,10 +347,7 @@ class AgentSession:
             self._lost, self._lost_at = error, self._clock.monotonic()
             raise
         # The new agent's control block may lack what this trainer published.
-        values = place.control.cells
-        values[place.step_cell] = old.control.cells[old.step_cell]
-        values[place.notice_cell] = old.control.cells[old.notice_cell]
-        values[place.cost_cell] = old.control.cells[old.cost_cell]
+        copy_seat(old.control.cells, old.seat, place.control.cells, place.seat)
         self.place, self._is_return_due = place, True
         self._generation += 1
 

@@ -12,21 +12,23 @@ the folder implement it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 from holdfast.adapt.detect import find_framework
 from holdfast.agent import protocol
 from holdfast.agent.control_block import ATTEMPT, TARGET_DURABLE, TARGET_PREEMPTION, TARGET_RAM
-from holdfast.clock import Clock, SystemClock
+from holdfast.clock import Clock, SystemClock, process_age_secs
 from holdfast.engine.reading.metadata import CheckpointMetadata, metadata_of
 from holdfast.engine.reading.process_values import process_values_of
 from holdfast.engine.reading.view import View, find_newest_sound, find_sound
 from holdfast.errors import FencedError, HoldfastError
+from holdfast.events.schema import ManagerOpened
 from holdfast.format.names import CheckpointId
 from holdfast.job.opening import open_run
 from holdfast.job.options import Options, RamTier, checked_signals
@@ -106,6 +108,8 @@ class CheckpointManager:
         framework: str | None = None,
     ) -> None:
         arguments.check_ram(ram)
+        self._clock: Clock = SystemClock()
+        process_secs, opened_secs = process_age_secs(), self._clock.monotonic()
         self._options = Options(
             save=save_decision_policy or ContinuousCheckpointingPolicy(),
             preservation=preservation_policy or LatestN(3),
@@ -115,7 +119,6 @@ class CheckpointManager:
         )
         self.last_restore = None
         self._ends_well = True
-        self._clock: Clock = SystemClock()
         self._framework = find_framework(framework)
         self._processes = self._framework.processes()
         self._rendezvous = Rendezvous(self._processes, self._clock)
@@ -133,6 +136,14 @@ class CheckpointManager:
         self._lifetime = Lifetime(run.directory, held, self._steps.stop)
         with self._lifetime.closed_on_error():
             self._begin(held)
+            self._session.report_event(
+                ManagerOpened(
+                    rank=self._processes.rank,
+                    pid=os.getpid(),
+                    process_secs=round(process_secs, 3),
+                    secs=round(self._clock.monotonic() - opened_secs, 4),
+                )
+            )
 
     def _begin(self, held: HeldResources) -> None:
         self._meter = meter_for(self._options)
@@ -232,7 +243,7 @@ class CheckpointManager:
             or steps.is_due_by_step(step)
         ):
             return False
-        with self._progress.drops_raised_after(step):
+        with self._progress.drops_raised_after(step), self._blocking():
             return self._save_if_due(step, state, metrics, force)
 
     def finish(
@@ -260,10 +271,11 @@ class CheckpointManager:
             ProcessLostError: Another process has ended.
         """
         self._lifetime.check("finish")
-        return self._finisher.finish(
-            arguments.check_step(step),
-            lambda number: self._save_if_due(number, state, metrics, force=True),
-        )
+        with self._blocking():
+            return self._finisher.finish(
+                arguments.check_step(step),
+                lambda number: self._save_if_due(number, state, metrics, force=True),
+            )
 
     def resume(
         self,
@@ -309,6 +321,7 @@ class CheckpointManager:
         if restored is not None:
             self._restorer.go_on_from(restored)
             self.last_restore, state = restored.report, restored.state
+        self._steps.await_first()
         # Raise for a leaf that cannot be saved now, rather than when the first save is due.
         layout = self._planner.layout(self._framework.outline(state))
         self._saver.expect(layout.size_bytes, self._planner.copies)
@@ -481,6 +494,15 @@ class CheckpointManager:
 
     # The internal steps of a save that may be due.
 
+    @contextlib.contextmanager
+    def _blocking(self) -> Iterator[None]:
+        """Publish the duration of the block as a time for which saves block the training."""
+        self._asked_secs = self._clock.monotonic()
+        try:
+            yield
+        finally:
+            self._session.place.add_blocked(self._clock.monotonic() - self._asked_secs)
+
     def _measure(self, meter: OverheadMeter) -> None:
         saving = self._progress.saving(meter.reach)
         cost_secs = meter.stepped(self._clock.monotonic(), saving)
@@ -490,7 +512,10 @@ class CheckpointManager:
 
     def _check_step(self, step: object, force: bool) -> int:
         self._lifetime.check("save")
-        return self._restorer.check_order(arguments.check_step(step), force=force)
+        number = self._restorer.check_order(arguments.check_step(step), force=force)
+        if self._steps.take_first():
+            self._session.place.publish_first_step(number, self._clock.now())
+        return number
 
     def _save_if_due(
         self, step: int, state: object, metrics: Mapping[str, float] | None, force: bool
@@ -534,6 +559,7 @@ class CheckpointManager:
                 is_durable_due=due.durable,
                 is_by_step=due.is_by_step,
                 copies=copies,
+                asked_secs=self._asked_secs,
             )
         )
         if due.is_preemption:

@@ -33,6 +33,9 @@ class SaveRequest:
         copied: Those of `copies` that the training thread makes.
         held: Closes the request's resources, until it is handed over.
         is_handed_over: Whether the saver's thread owns the request. Written by the training thread.
+        asked_secs: The monotonic time at which `save` was called.
+        returned_secs: When the training thread continued; None: it has not yet. Written by it.
+        written_bytes: The size of the image to write; None until it is known.
         interruption: Why the training thread left the save before its end. Written before the
             copying ends, so the saver's thread sees it after it has waited for that.
     """
@@ -46,6 +49,9 @@ class SaveRequest:
     copied: tuple[ReplicaDraft, ...] = ()
     held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     is_handed_over: bool = False
+    asked_secs: float
+    returned_secs: float | None = None
+    written_bytes: int | None = None
     interruption: str | None = None
 
     def end(self) -> None:

@@ -73,7 +73,9 @@ class SaveSchedule:
     ) -> None:
         self._is_alone = process_count == 1
         self.floor = self.last = origin[0] if origin is not None else -1
-        self.step_max = STEP_MAX
+        self.step_max = -1
+        """The highest step that needs no check: none before the first step and after the end."""
+        self._has_ended = False
         self.accepted: set[int] = set()
         self.preempted_at: int | None = None
         self.read: int | None = None
@@ -226,7 +228,18 @@ class SaveSchedule:
 
     def stop(self) -> None:
         """Send every further step through the check of the manager's state, which refuses it."""
+        self.step_max, self._has_ended = -1, True
+
+    def await_first(self) -> None:
+        """Send the next step through the check, because it is the first one after a restore."""
         self.step_max = -1
+
+    def take_first(self) -> bool:
+        """Return whether the step being checked is the first one; later ones need no check."""
+        is_first = self.step_max < 0 and not self._has_ended
+        if is_first:
+            self.step_max = STEP_MAX
+        return is_first
 
     def _selects(self, policy: SaveDecisionPolicy | None, step: int) -> bool:
         return policy is not None and policy.should_save(step, (), context=self._context)

@@ -89,6 +89,7 @@ class Saver:
             self._take(request)
             is_taken = True
         finally:
+            request.returned_secs = self._clock.monotonic()
             if not is_taken:
                 self._revoke(request, reason_of(sys.exc_info()[1]))
 
@@ -304,12 +305,18 @@ class Saver:
         if tier is None:
             self._progress.finish(request.plan.id)
             return None
+        now_secs, whole_bytes = self._clock.monotonic(), request.plan.layout.size_bytes
+        written_bytes = whole_bytes if request.written_bytes is None else request.written_bytes
         message = protocol.Sealed(
             rank=request.plan.rank,
             id=(request.plan.id.step, request.plan.id.attempt),
             part_count=request.plan.part_count,
             tier=tier,
             durable=request.is_durable_due,
+            blocked_secs=round((request.returned_secs or now_secs) - request.asked_secs, 6),
+            secs=round(now_secs - request.asked_secs, 6),
+            written_bytes=written_bytes,
+            reused_bytes=max(0, whole_bytes - written_bytes),
         )
         self._progress.seal(request.plan.id, message)
         self._ask("sealed", message, protocol.Empty)
@@ -322,6 +329,7 @@ class Saver:
         No replicas are made if this rank's own part reuses images: the others' parts probably reuse
         images too, and their agents fetch only what changed.
         """
+        request.written_bytes = images.own.size_bytes
         if not images.reused:
             self._copying = request.copies
             if request.filled is not None:
