@@ -16,7 +16,7 @@ def run(shared_host: Host, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Steps 0 to 3 of attempt 1; then 2 again, from a deliberate restore of step 1."""
     directory = tmp_path_factory.mktemp("listing") / "run"
     train(shared_host, directory, steps=4)
-    train(shared_host, directory, steps=3, restore=1)
+    train(shared_host, directory, steps=3, restore=1, linger=600, lost=True)
     return directory
 
 

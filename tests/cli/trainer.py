@@ -3,7 +3,8 @@
 It prints a line once it has opened the run and one for each step. Options: `steps`; `every`, the
 interval of durable saves; `sleep`, seconds a step; `restore`, a step to go back to first;
 `linger`, the agent's; `ram_every`; `break_storage`, after opening, for `writing` or for `listing`
-too; `leave`, without closing the manager, after so many seconds; `megabytes` of more state.
+too; `leave`, without closing the manager, after so many seconds; `lost`, without closing it, once
+its saves are durable, so that the agent lingers; `megabytes` of more state.
 """
 
 from __future__ import annotations
@@ -72,6 +73,9 @@ def main() -> None:
             break
     if options.get("leave"):
         time.sleep(options["leave"])
+        os._exit(0)
+    if options.get("lost"):
+        manager.wait_until_finished()
         os._exit(0)
     manager.close()
 

@@ -3,6 +3,9 @@
 The folder belongs to the user alone: mode 0700, owned by the user, no symbolic link. It is on the
 RAM tier's root, `HOLDFAST_RAM` or `/dev/shm/holdfast-UID`. If that root has no room for the few
 pages of the agent's own files, the folder is in the system's folder for temporary files.
+
+A root that exists keeps its mode, since other programs may use it too (`/dev/shm` itself). It
+belongs to the user, or to root with the sticky bit, so that no other user can replace a folder.
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ def roots() -> list[Path]:
     """Return the folders that may hold agents' folders, the preferred one first."""
     own = f"holdfast-{os.geteuid()}"
     chosen = os.environ.get(RAM_VARIABLE)
-    ram = Path(chosen) if chosen else Path("/dev/shm") / own
+    # The agent runs in another working directory.
+    ram = Path(os.path.abspath(chosen)) if chosen else Path("/dev/shm") / own
     return [ram, Path(tempfile.gettempdir()) / own]
 
 
@@ -54,14 +58,27 @@ def ram_folder(folder: Path) -> Path:
     return folder / RAM
 
 
-def make_private(folder: Path) -> None:
-    """Create `folder` and its missing parents, and restrict it to the user.
+def make_root(root: Path) -> None:
+    """Create the root of agents' folders and its missing parents, for the user alone.
 
     Raises:
         StorageError: it belongs to another user, or is a symbolic link.
         OSError: it cannot be created.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    state = root.lstat()
+    if not (stat.S_ISDIR(state.st_mode) and state.st_uid == 0 and state.st_mode & stat.S_ISVTX):
+        check_private(root)
+
+
+def make_private(folder: Path) -> None:
+    """Create `folder` in its parent, which exists, and restrict it to the user.
+
+    Raises:
+        StorageError: it belongs to another user, or is a symbolic link.
+        OSError: it cannot be created.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
     check_private(folder)
     folder.chmod(0o700)
 

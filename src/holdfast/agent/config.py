@@ -19,7 +19,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         run: the run's durable directory.
         folder: the agent's own folder (`agent.agent_directory`).
-        linger_secs: how long the agent stays after its last trainer has ended.
+        linger_secs: how long the agent stays after its last trainer has ended, if one died.
         peers: how it serves the run's other hosts; None: it does not serve them.
     """
 

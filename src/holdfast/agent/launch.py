@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.agent.agent_directory import LOCK, agent_folders, make_private
+from holdfast.agent.agent_directory import LOCK, agent_folders, make_private, make_root
 from holdfast.agent.client import answers
 from holdfast.agent.config import ALREADY_RUNNING, AgentConfig
 from holdfast.agent.control_block import SEAT_COUNT
@@ -133,7 +133,22 @@ def _choose_folder(config: AgentConfig) -> tuple[Path, str | None]:
     reasons: list[str] = []
     for folder in agent_folders(config.run_id, config.host):
         try:
-            make_private(folder.parent)
+            make_root(folder.parent)
+            _try_folder(folder)
+        except OSError as error:
+            reasons.append(f"{folder.parent}: {error.strerror}")
+        else:
+            return folder, "; ".join(reasons) or None
+    raise AgentUnavailableError(
+        f"start the agent of {config.run}: no folder has room for its files "
+        f"({'; '.join(reasons)}); set HOLDFAST_RAM to one that has"
+    )
+
+
+def _try_folder(folder: Path) -> None:
+    """Create an agent's folder in its root, and check that it has room for the agent's files."""
+    for is_last in (False, False, True):
+        try:
             make_private(folder)
             probe = folder / f"probe-{os.getpid()}"
             fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -143,16 +158,11 @@ def _choose_folder(config: AgentConfig) -> tuple[Path, str | None]:
                 os.close(fd)
                 probe.unlink()
         except FileNotFoundError:
-            # An exiting agent removed the folder meanwhile; it is made again at the next start.
-            return folder, "; ".join(reasons) or None
-        except OSError as error:
-            reasons.append(f"{folder.parent}: {error.strerror}")
+            # An exiting agent removed the folder meanwhile.
+            if is_last:
+                raise
         else:
-            return folder, "; ".join(reasons) or None
-    raise AgentUnavailableError(
-        f"start the agent of {config.run}: no folder has room for its files "
-        f"({'; '.join(reasons)}); set HOLDFAST_RAM to one that has"
-    )
+            return
 
 
 def _start(config: AgentConfig) -> AgentStart:

@@ -47,6 +47,9 @@ FIRST_TRAINER_SECS = 30.0
 PLACE_SECS = 1.0
 TARGET_SECS = 30.0
 UNSETTLED_SECS = 3600.0
+CLOSED_SECS = 2.0
+"""How long an agent stays once nobody needs it: for the next manager of the same process, and for
+hosts that have not received the leader's last orders."""
 STOPPING_SECS = 20.0
 """How long an agent that has to exit waits for a leader on another host, which may be gone."""
 
@@ -150,7 +153,16 @@ class Service:
     @property
     def is_all_durable(self) -> bool:
         """Whether this host's RAM is not needed any more."""
-        return self._directory.is_lost or self._coordinator.node.is_settled
+        node = self._coordinator.node
+        return self._directory.is_lost or node.is_settled or self._is_superseded
+
+    @property
+    def _is_superseded(self) -> bool:
+        """Whether another host's attempt has replaced the one here, and no other host reads here.
+
+        With peers, the leader of the newer attempt decides what this host keeps.
+        """
+        return self._state.config.peers is None and self._coordinator.node.is_superseded
 
     @property
     def is_busy(self) -> bool:
@@ -240,9 +252,9 @@ class Service:
             return self._directory.leaves_in_secs()
         if self._state.group is not None and not self._is_stopping:
             return None
-        if self.is_busy or self._coordinator.node.pending_ids():
-            return None
         node = self._coordinator.node
+        if self.is_busy or node.pending_ids() or self._trainer_sessions.is_starting:
+            return None
         if self._is_stopping:
             # Data that only this host holds has to become durable first; another host may lead and
             # decide when.
@@ -250,6 +262,9 @@ class Service:
             is_awaited = not node.is_leading and not node.is_settled
             return None if is_awaited and waited_secs < STOPPING_SECS else 0.0
         alone_secs = self._state.clock.monotonic() - self._alone_since
+        if self._is_superseded or (node.is_closed and node.is_settled):
+            # Lingering holds RAM for the restart after a failure, and there was none.
+            return max(0.0, min(self._state.linger_secs, CLOSED_SECS) - alone_secs)
         if not node.is_leading and not node.is_settled and alone_secs < UNSETTLED_SECS:
             # Another host leads, and may need this host's checkpoints.
             return None

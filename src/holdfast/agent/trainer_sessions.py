@@ -186,6 +186,11 @@ class TrainerSessions:
             )
             self._member_ended(group, request.rank, inputs.RankLeft(group.group, request.rank))
 
+    @property
+    def is_starting(self) -> bool:
+        """Whether trainers wait here for their attempt to begin."""
+        return bool(self._starts)
+
     def close(self) -> None:
         """Stop following all processes."""
         for member in list(self._followed):

@@ -90,6 +90,7 @@ class Follower:
         self._frozen_until_secs = float("-inf")
         self._is_changed = True
         self._settled = False
+        self._closed_attempt = 0
         self._deleted: dict[CheckpointId, bool] = {}
         """The checkpoints that were deleted here, and whether that was confirmed: no host has them.
         """
@@ -124,6 +125,11 @@ class Follower:
     def is_settled(self) -> bool:
         """Whether, as far as its leader knows, no checkpoint needs this host's RAM any more."""
         return self._settled or len(self.inventory) == 0
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether all ranks of the newest attempt, on all hosts, have detached."""
+        return 0 < self.attempt == self._closed_attempt
 
     # Local events.
 
@@ -261,6 +267,7 @@ class Follower:
                 turn.act(DeleteConfirmed(checkpoint))
         self._notify_ended(turn, orders)
         self._settled = command.is_settled
+        self._closed_attempt = orders.attempt if command.is_closed else 0
         self._is_changed = True
 
     def on_newer(self, turn: Turn, message: Newer) -> None:

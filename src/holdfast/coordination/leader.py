@@ -68,6 +68,7 @@ class Leader:
         self._has_been_whole = False
         self._have_hosts_changed = True
         self._living_count = 0
+        self._left_count = 0
         self._broken: set[str] = set()
         self._branch: BranchWish | None = None
         # Hosts keep reporting the branch that was refused; it must not be started again.
@@ -97,6 +98,11 @@ class Leader:
     def is_broken(self) -> bool:
         """Whether a rank that was there has ended or its host is lost."""
         return bool(self._broken)
+
+    @property
+    def _is_closed(self) -> bool:
+        """Whether all ranks of the attempt have detached, so that none was lost."""
+        return self._left_count == self.leadership.rank_count
 
     @property
     def is_saving(self) -> bool:
@@ -300,7 +306,10 @@ class Leader:
     def _note_ended(self, view: HostView, state: HostState) -> None:
         """Record the ranks of a host that have ended, to report them to all other hosts."""
         if state.group == self.leadership.group:
-            view.left.update(ranks_in(state.left))
+            left = view.left.union(ranks_in(state.left))
+            self._left_count += len(left) - len(view.left)
+            self.table.is_changed |= self._is_closed and len(left) > len(view.left)
+            view.left = left
             view.known_ranks.update(ranks_in(state.lost))
         # A restarted agent that finds no rank alive does not report its ranks as ended, so they
         # are found from the ranks that this host had before.
@@ -509,6 +518,7 @@ class Leader:
             writes=tuple(writes),
             pulls=tuple(pulls),
             is_settled=self._durability.is_settled,
+            is_closed=self._is_closed,
             deleted_everywhere=self._confirmed_deletes(view),
             ended=tuple(self._ended.values()),
         )

@@ -262,6 +262,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
         verdicts: on each checkpoint that the host has reported.
         writes, pulls: the parts that the host has to make durable, and to copy.
         is_settled: no checkpoint is pending, and the newest complete one is committed.
+        is_closed: all ranks of the attempt have detached.
         deleted_everywhere: the checkpoints deleted from this host of which no host holds anything.
         ended: the ranks of the attempt that have ended, of the first hosts that lost any.
     """
@@ -271,6 +272,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     writes: tuple[WriteOrder, ...] = ()
     pulls: tuple[PullOrder, ...] = ()
     is_settled: bool = False
+    is_closed: bool = False
     deleted_everywhere: tuple[CheckpointId, ...] = ()
     ended: tuple[Ended, ...] = ()
 

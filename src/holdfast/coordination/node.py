@@ -139,6 +139,22 @@ class Node:
         """Whether no checkpoint needs this host's RAM, as far as its leader knows."""
         return self.roles.follower.is_settled
 
+    @property
+    def is_superseded(self) -> bool:
+        """Whether a newer attempt is known than the one that this host took part in or leads.
+
+        Of what is held here, the newer attempt needs nothing that it has not been sent: that
+        attempt's record names its origin. Without other hosts nothing here is ever needed again.
+        """
+        leadership = self.roles.follower.leadership
+        known = leadership.attempt if leadership is not None else 0
+        return self.roles.leader is None and self.attempt > known
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether all ranks of the newest attempt, on all hosts, have detached: none was lost."""
+        return self.roles.follower.is_closed
+
     def serves(self, attempt: int) -> bool:
         """Return whether a host that knows no attempt above `attempt` may read parts here."""
         return attempt >= self.roles.follower.attempt

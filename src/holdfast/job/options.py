@@ -37,7 +37,8 @@ class RamTier:
             has one domain, and so one copy.
         limit_bytes: The most memory that all images on this host may use together. None allows as
             much as the tmpfs has.
-        linger_secs: How long the agent holds the memory after the last trainer has ended.
+        linger_secs: How long the agent holds the memory after the last trainer has ended, if one
+            died. After a normal `close()` of all it leaves at once.
         failure_domain: A name for what fails together with this host, such as its rack. Hosts with
             the same name store no copies for each other. None selects the slice if the job has
             several, else the host.

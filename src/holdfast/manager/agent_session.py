@@ -391,6 +391,9 @@ class AgentSession:
             cursor = answer.cursor
             for notice in answer.notices:
                 self._on_notice(notice)
+                if notice.kind == "fenced" and notice.data == self._attach.group:
+                    # The agent leaves soon, and no other one may be started for this group.
+                    return
             for unknown in answer.unknown:
                 self._on_notice(protocol.Notice(kind="unknown", id=unknown))
         if self._watch_client is not None:

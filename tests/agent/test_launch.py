@@ -1,0 +1,94 @@
+"""Where an agent's folder is, and how a root that cannot hold it is passed over."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from holdfast.agent import agent_directory
+from holdfast.agent.agent_directory import make_root, roots
+from holdfast.agent.config import AgentConfig
+from holdfast.agent.launch import _choose_folder
+from holdfast.errors import AgentUnavailableError, StorageError
+from tests.trust.in_process import RUN_ID
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentConfig:
+    monkeypatch.setattr(agent_directory.tempfile, "tempdir", str(tmp_path / "temporary"))
+    return AgentConfig(run=str(tmp_path / "run"), run_id=RUN_ID, host="host-a", folder="")
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("impossible", ["/proc/none/ram", "/dev/null/ram", "/dev/null"], ids=str)
+def test_an_impossible_root_is_passed_over_with_its_reason(
+    config: AgentConfig, impossible: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_RAM", impossible)
+    folder, reason = _choose_folder(config)
+    assert folder.is_relative_to(tmp_path / "temporary")
+    assert folder.is_dir()
+    assert reason is not None
+    assert reason.startswith(f"{impossible}: ")
+
+
+def test_where_no_root_is_possible_every_reason_is_named(
+    config: AgentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_RAM", "/proc/none")
+    (tmp_path / "temporary").write_text("a file")
+    with pytest.raises(AgentUnavailableError, match=r"/proc/none: .*; .*temporary/.*HOLDFAST_RAM"):
+        _choose_folder(config)
+
+
+def test_a_root_that_exists_keeps_its_mode(
+    config: AgentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "shared"
+    root.mkdir()
+    root.chmod(0o1777)
+    monkeypatch.setenv("HOLDFAST_RAM", str(root))
+    folder, _ = _choose_folder(config)
+    assert (mode(root), mode(folder)) == (0o1777, 0o700)
+
+
+def test_a_root_that_is_created_is_for_the_user_alone(
+    config: AgentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_RAM", str(tmp_path / "new" / "root"))
+    folder, _ = _choose_folder(config)
+    assert (mode(folder.parent), mode(folder)) == (0o700, 0o700)
+
+
+def test_a_sticky_root_of_the_superuser_is_used_and_a_strangers_is_refused(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can act as two users")
+    sticky, strange = tmp_path / "sticky", tmp_path / "strange"
+    for path, owner in ((sticky, 0), (strange, 1234)):
+        path.mkdir()
+        path.chmod(0o1777)
+        os.chown(path, owner, owner)
+    tmp_path.parent.parent.chmod(0o755)
+    tmp_path.parent.chmod(0o755)
+    tmp_path.chmod(0o755)
+    os.seteuid(4321)
+    try:
+        make_root(sticky)
+        with pytest.raises(StorageError, match="found one of user 1234"):
+            make_root(strange)
+    finally:
+        os.seteuid(0)
+
+
+def test_a_relative_root_is_the_same_for_the_agent_in_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOLDFAST_RAM", "ram")
+    assert roots()[0] == tmp_path / "ram"
