@@ -247,6 +247,10 @@ def main() -> None:
                 time.sleep(0.01)
             manager.delete(todo["delete"])
         say(saved=saved, steps=manager.all_steps())
+        if todo.get("dies") and rank == count - 1:
+            # Without closing its manager, so that all agents linger.
+            jax.distributed.shutdown()
+            os._exit(0)
     jax.distributed.shutdown()
 
 

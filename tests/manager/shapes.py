@@ -8,6 +8,7 @@ Every element has one right value after each step, whoever has it.
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 import jax
@@ -97,6 +98,12 @@ def main() -> None:
         right = is_right(state, state_at(start - 1, layout))
         print(json.dumps({"start": start, "right": right}))
         manager.save(start, state_at(start, layout))
+        if todo.get("dies") and rank == count - 1:
+            # Without closing its manager, so that all agents linger.
+            manager.wait_until_finished()
+            jax.distributed.shutdown()
+            sys.stdout.flush()
+            os._exit(0)
     if count > 1:
         jax.distributed.shutdown()
 

@@ -62,7 +62,7 @@ def test_a_peer_with_a_bad_block_is_named_and_another_peer_is_read(
 ) -> None:
     run = tmp_path / "run"
     a, b, _ = three_hosts
-    run_job(three_hosts, run, **SMALL, steps=5, interval=4, copies=3)
+    run_job(three_hosts, run, **SMALL, steps=5, interval=4, copies=3, dies=True)
     wait_until(lambda: has_copies(three_hosts, 4, 3))
     lose(b)
     flip(a, 4, rank=1)
@@ -185,7 +185,7 @@ def test_a_slow_peer_costs_a_bounded_wait_and_the_next_one_is_read(
 ) -> None:
     run = tmp_path / "run"
     todo = SMALL | {"address": COORDINATOR, "big_mib": 24, "big_every": 4}
-    run_job(net.hosts, run, **todo, steps=5, interval=4)
+    run_job(net.hosts, run, **todo, steps=5, interval=4, dies=True)
     wait_until(lambda: has_copies(net.hosts, 4))
     address = address_of(net.hosts[1])
     with net.slow(1, kilobits=2000):

@@ -35,7 +35,7 @@ def test_one_lost_host_costs_no_step_and_no_read_of_the_durable_tier(
     four_hosts: list[Host], tmp_path: Path, lost: int
 ) -> None:
     run = tmp_path / "run"
-    run_job(four_hosts, run, steps=9, interval=4)
+    run_job(four_hosts, run, steps=9, interval=4, dies=True)
     wait_until(lambda: has_copies(four_hosts, 8))
     lose(four_hosts[lost])
     check_went_on(run_job(four_hosts, run, steps=1, interval=100), 8)
@@ -46,7 +46,7 @@ def test_two_lost_hosts_are_survived_by_what_is_durable(
     four_hosts: list[Host], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    run_job(four_hosts, run, steps=9, interval=4)
+    run_job(four_hosts, run, steps=9, interval=4, dies=True)
     lose(four_hosts[1], four_hosts[2])
     check_went_on(run_job(four_hosts, run, steps=1, interval=100), 8)
     assert "durable" in sources(run)
@@ -56,7 +56,7 @@ def test_two_lost_hosts_are_survived_in_ram_by_three_copies(
     four_hosts: list[Host], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    run_job(four_hosts, run, steps=9, interval=4, copies=3)
+    run_job(four_hosts, run, steps=9, interval=4, copies=3, dies=True)
     wait_until(lambda: has_copies(four_hosts, 8, 3))
     lose(four_hosts[0], four_hosts[2])
     check_went_on(run_job(four_hosts, run, steps=1, interval=100, copies=3), 8)
@@ -139,7 +139,7 @@ def test_a_host_lost_while_others_read_from_it_ends_the_start_and_the_next_goes_
     three_hosts: list[Host], tmp_path: Path, lost: int
 ) -> None:
     run = tmp_path / "run"
-    run_job(three_hosts, run, **BIG, steps=5, interval=4)
+    run_job(three_hosts, run, **BIG, steps=5, interval=4, dies=True)
     wait_until(lambda: has_copies(three_hosts, 4))
     job = start_job(three_hosts, run, **BIG, steps=1, interval=10**6, heartbeat_secs=10)
     agent = three_hosts[lost].agent().pid

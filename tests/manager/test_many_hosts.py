@@ -20,7 +20,7 @@ def test_four_hosts_make_one_checkpoint_and_all_come_back(
     four_hosts: list[Host], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    first = run_job(four_hosts, run, steps=9, interval=4)
+    first = run_job(four_hosts, run, steps=9, interval=4, dies=True)
     assert [r["saved"] for r in first] == [[0, 4, 8]] * 4
     assert first[0]["steps"] == [0, 4, 8]
     # Each agent knows, so that `holdfast run` and `holdfast stop` on its host do not wait for it.

@@ -14,7 +14,7 @@ def test_of_a_replicated_state_only_what_one_rank_has_alone_crosses_the_network(
     two_hosts: list[Host], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    todo = {"interval": 4, "sharded": False, "big_mib": 32}
+    todo = {"interval": 4, "sharded": False, "big_mib": 32, "dies": True}
     saved = run_job(two_hosts, run, steps=9, sleep=0.1, **todo)
     assert [r["saved"] for r in saved] == [[0, 4, 8]] * 2
     wait_until(lambda: has_copies(two_hosts, 8))
@@ -32,7 +32,7 @@ def test_what_is_sharded_is_pulled_and_the_replicated_rest_of_the_part_is_not(
     two_hosts: list[Host], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    run_job(two_hosts, run, steps=9, sleep=0.1, interval=1, big_mib=32)
+    run_job(two_hosts, run, steps=9, sleep=0.1, interval=1, big_mib=32, dies=True)
     wait_until(lambda: has_copies(two_hosts, 8))
     for one in two_hosts:
         # Half of a small array in each checkpoint; whole parts only before slots were ready.
@@ -44,7 +44,7 @@ def test_what_is_sharded_is_pulled_and_the_replicated_rest_of_the_part_is_not(
 
 def test_with_one_copy_nothing_is_copied_for_others(two_hosts: list[Host], tmp_path: Path) -> None:
     run = tmp_path / "run"
-    run_job(two_hosts, run, steps=9, interval=4, sharded=False, big_mib=32, copies=1)
+    run_job(two_hosts, run, steps=9, interval=4, sharded=False, big_mib=32, copies=1, dies=True)
     for one in two_hosts:
         status = one.agent()
         assert status.pulled_bytes == 0

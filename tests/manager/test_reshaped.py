@@ -50,7 +50,8 @@ def test_one_slice_goes_on_in_ram_where_the_other_one_is_lost(
 ) -> None:
     run = tmp_path / "run"
     domains = ["slice-0", "slice-0", "slice-1", "slice-1"]
-    run_job(four_hosts, run, **TODO, layout="replicated over slices", domains=domains)
+    layout = "replicated over slices"
+    run_job(four_hosts, run, **TODO, layout=layout, domains=domains, dies=True)
     wait_until(lambda: has_copies(four_hosts, 0))
     lose(*four_hosts[2:])
     left = run_job(four_hosts[:2], run, **TODO, layout="fully sharded", domains=domains[:2])
