@@ -12,6 +12,8 @@ import pytest
 
 import holdfast
 from holdfast import errors
+from holdfast.clock import SystemClock
+from holdfast.manager import one_shot
 from holdfast.store import renames
 from tests.hosts import Host
 
@@ -106,6 +108,32 @@ def test_a_crash_at_any_call_leaves_the_old_state_or_the_new_one(
     # First only the old state is found, and from the rename on only the new one.
     assert states == [old] * states.count(old) + ["2"] * states.count("2")
     assert states.count(old) > 10
+    # The last save has removed what those before it left.
+    assert sorted(os.listdir(tmp_path)) == ["saved", "warm"]
+
+
+def test_a_save_removes_leftovers_but_not_what_a_live_save_builds(tmp_path: Path) -> None:
+    saved, other = tmp_path / "saved", tmp_path / ".other.0123456789ab.unfinished"
+    clock = SystemClock()
+    for left in (tmp_path / ".saved.0123456789ab.unfinished", other):
+        (left / "checkpoints").mkdir(parents=True)
+    with one_shot._locked_directory(saved, clock) as building:
+        holdfast.save(saved, {"w": np.ones(3)})
+        assert sorted(os.listdir(tmp_path)) == sorted([building.name, other.name, saved.name])
+    assert sorted(os.listdir(tmp_path)) == [other.name, saved.name]
+
+
+def test_an_old_state_that_a_crash_left_under_a_hidden_name_stays_until_a_new_one_is_there(
+    tmp_path: Path,
+) -> None:
+    saved, hidden = tmp_path / "saved", tmp_path / ".saved.0123456789ab.unfinished"
+    holdfast.save(saved, {"w": np.ones(3)})
+    saved.rename(hidden)
+    with pytest.raises(errors.UnsupportedLeafError):
+        holdfast.save(saved, {"w": object()})
+    assert os.listdir(tmp_path) == [hidden.name]
+    holdfast.save(saved, {"w": np.ones(3)})
+    assert os.listdir(tmp_path) == [saved.name]
 
 
 def test_a_rename_to_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:

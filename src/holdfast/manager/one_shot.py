@@ -5,7 +5,8 @@ reads it.
 
 Invariants:
 - The directory is built beside its place, under a hidden name, and put there by one rename. So it
-  is there whole, or not at all; a crash leaves a hidden directory, which nothing loads.
+  is there whole, or not at all; a crash leaves a hidden directory, which nothing loads and the next
+  save to the same place removes. A directory that is being built is locked by its process.
 - With `overwrite` the old directory stays in place until the new one is on the disk. Where the
   file system cannot exchange two directories in one step, a crash between two renames leaves the
   old one under a hidden name too.
@@ -14,9 +15,11 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +35,7 @@ from holdfast.engine.lifecycle.identity import place_of
 from holdfast.engine.lifecycle.run import create_run, read_run_record
 from holdfast.engine.saving.part import write_part
 from holdfast.errors import HoldfastError, InvalidArgumentError
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import CHECKPOINTS, MANIFEST, CheckpointId
 from holdfast.format.records import RunPlace
 from holdfast.job.opening import run_directory
 from holdfast.manager import arguments
@@ -74,16 +77,14 @@ def save(
     with translated("save to", directory):
         _check_target(directory, overwrite, clock)
         snapshot = _snapshot(find_framework(), tree)
-        building = directory.parent / f".{directory.name}.{clock.token()[:12]}{UNFINISHED}"
+        _remove_leftovers(directory)
         try:
-            building.mkdir()
-            _write(DiskStore(building, clock), directory, snapshot, checked, clock)
-            _put_in_place(building, directory, overwrite)
+            with _locked_directory(directory, clock) as building:
+                _write(DiskStore(building, clock), directory, snapshot, checked, clock)
+                _put_in_place(building, directory, overwrite)
         finally:
             snapshot.release()
-            with contextlib.suppress(OSError):
-                # After an exchange this is the old directory.
-                shutil.rmtree(building)
+        _remove_leftovers(directory)
 
 
 def load(
@@ -128,6 +129,64 @@ def _check_target(directory: Path, overwrite: bool, clock: Clock) -> None:
             f"save to {directory}: expected what an earlier save made, found something else, which "
             "is not overwritten; remove it, or give a new path"
         )
+
+
+@contextlib.contextmanager
+def _locked_directory(directory: Path, clock: Clock) -> Iterator[Path]:
+    """Yield a new hidden directory beside `directory`, locked; remove what is there at the end."""
+    fds: list[int] = []
+    while not fds:
+        building = directory.parent / f".{directory.name}.{clock.token()[:12]}{UNFINISHED}"
+        building.mkdir()
+        try:
+            # Race: another save may take it for a leftover before it is locked, and remove it.
+            fds += _lock(building)
+        except OSError:
+            # Without locks on this file system, no save removes leftovers.
+            break
+    try:
+        yield building
+    finally:
+        with contextlib.suppress(OSError):
+            # After an exchange this is the old directory.
+            shutil.rmtree(building)
+        for fd in fds:
+            os.close(fd)
+
+
+def _remove_leftovers(directory: Path) -> None:
+    """Remove what saves to `directory` left that have crashed.
+
+    While nothing is at `directory`, a complete leftover stays: the crash may have been between the
+    two renames of an exchange.
+    """
+    named = re.compile(rf"\.{re.escape(directory.name)}\.[0-9a-f]{{12}}{re.escape(UNFINISHED)}")
+    is_there = os.path.lexists(directory)
+    with contextlib.suppress(OSError):
+        for left in [path for path in directory.parent.iterdir() if named.fullmatch(path.name)]:
+            for fd in _lock(left):
+                if is_there or not any(left.glob(f"{CHECKPOINTS}/*/{MANIFEST}")):
+                    shutil.rmtree(left, ignore_errors=True)
+                os.close(fd)
+
+
+def _lock(folder: Path) -> list[int]:
+    """Return a descriptor that locks the folder; none if another process locked or removed it.
+
+    Raises:
+        OSError: the file system has no locks.
+    """
+    with contextlib.ExitStack() as on_failure:
+        try:
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            on_failure.callback(os.close, fd)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.stat(folder), os.fstat(fd)):
+                on_failure.pop_all()
+                return [fd]
+        except (BlockingIOError, FileNotFoundError):
+            pass
+    return []
 
 
 def _snapshot(framework: Framework, tree: object) -> Snapshot:
