@@ -81,7 +81,7 @@ class Pair:
         assert list(self.own.list(CHECKPOINTS)) == []
         pool = SlotPool(self.own.root, None, SystemClock())
         # What was begun is free again, for the next one.
-        assert len(pool.free()) == len(list((self.own.root / "slots").glob("*")))
+        assert len(pool.free_slots()) == len(list((self.own.root / "slots").glob("*")))
 
     def close(self) -> None:
         self.theirs.close()
@@ -108,7 +108,7 @@ def test_a_part_is_pulled_byte_for_byte(pair: Pair, address: PeerAddress) -> Non
             for stored in list(pair.own.list(CHECKPOINTS)):
                 pair.own.delete(stored.key)
     # The second one went into the first one's slot.
-    assert len(SlotPool(pair.own.root, None, SystemClock()).free()) == 1
+    assert len(SlotPool(pair.own.root, None, SystemClock()).free_slots()) == 1
 
 
 def test_of_a_part_that_was_copied_here_only_the_record_is_pulled(

@@ -133,11 +133,11 @@ def test_a_device_that_hangs_fails_the_save_in_time_and_its_slot_stays_locked(ri
         ):
             arriving.wait(rig.plan.layout.size_bytes)
         assert 60 < rig.clock.monotonic() - began < 4 * device_copy.STALL_SECS
-        assert rig.pool.free() == []
+        assert [*rig.pool.free_slots()] == []
         assert len(list((rig.root / SLOTS).iterdir())) == 1
     wait_until(lambda: not rig.device.is_queued())
     filling.close()
-    assert len(rig.pool.free()) == 1
+    assert len(rig.pool.free_slots()) == 1
 
 
 def test_a_slot_is_let_go_only_when_the_devices_are_done_with_it(rig: Rig) -> None:
@@ -145,7 +145,7 @@ def test_a_slot_is_let_go_only_when_the_devices_are_done_with_it(rig: Rig) -> No
     with pytest.raises(ValueError, match="ends early"), contextlib.closing(filling), arriving:
         raise ValueError("the save ends early")
     assert not rig.device.is_queued()
-    assert len(rig.pool.free()) == 1
+    assert len(rig.pool.free_slots()) == 1
 
 
 def test_a_slot_that_was_removed_is_not_filled(rig: Rig) -> None:
@@ -204,7 +204,7 @@ def test_what_fails_on_the_host_waits_for_the_devices_all_the_same(rig: Rig) -> 
     ):
         pass
     assert rig.device.copy_count == 3
-    assert len(rig.pool.free()) == 1
+    assert len(rig.pool.free_slots()) == 1
 
 
 def test_a_slot_that_lost_its_memory_while_a_device_filled_it_becomes_no_image(rig: Rig) -> None:

@@ -56,7 +56,7 @@ def test_two_processes_make_one_checkpoint_and_both_come_back(
     one_host: Host, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    first = results(start_job(one_host, run, 2, steps=9, interval=4))
+    first = results(start_job(one_host, run, 2, steps=9, interval=4, dies=True))
     assert [r["saved"] for r in first] == [[0, 4, 8], [0, 4, 8]]
     assert first[0]["steps"] == [0, 4, 8]
     folder = run / "checkpoints" / "000000008.1"

@@ -60,7 +60,7 @@ def test_a_mapping_keeps_no_lock(store: RamStore, pool: SlotPool) -> None:
     store.put(FIRST, b"a" * SIZE)
     read(store, FIRST)
     store.delete(FIRST)
-    assert len(pool.free()) == 1
+    assert len(pool.free_slots()) == 1
 
 
 def test_the_memory_of_a_slot_that_was_given_up_is_free(
@@ -127,6 +127,17 @@ def test_a_store_that_nobody_has_any_more_leaves_no_descriptor(
         del made
     gc.collect()
     assert count() == before
+
+
+def test_an_image_that_was_read_keeps_one_descriptor(store: RamStore) -> None:
+    keys = [f"checkpoints/{step:09d}.1/image-00000-of-00001.safetensors" for step in range(8)]
+    for key in keys:
+        store.put(key, 4096, [bytes(4096)])
+    store._unmap(lambda slot: True)
+    before = len(os.listdir("/proc/self/fd"))
+    for key in keys:
+        read(store, key)
+    assert len(os.listdir("/proc/self/fd")) == before + len(keys)
 
 
 def test_an_object_without_bytes_shows_none(store: RamStore) -> None:

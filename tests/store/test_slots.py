@@ -66,7 +66,7 @@ def test_a_new_slot_has_its_size_and_its_memory_at_once(pool: SlotPool, in_memor
     assert state.st_blocks * 512 >= SIZE
     assert state.st_mode & 0o777 == 0o600
     assert pool.size_bytes() == SIZE
-    assert pool.free() == [name]
+    assert [*pool.free_slots()] == [name]
 
 
 def test_a_slot_is_used_again_once_its_image_is_deleted(
@@ -74,10 +74,10 @@ def test_a_slot_is_used_again_once_its_image_is_deleted(
 ) -> None:
     fill(store)
     (name,) = slots(in_memory)
-    assert pool.free() == []
+    assert [*pool.free_slots()] == []
     assert os.stat(in_memory / IMAGE).st_ino == os.stat(in_memory / SLOTS / name).st_ino
     store.delete(IMAGE)
-    assert pool.free() == [name]
+    assert [*pool.free_slots()] == [name]
     fill(store, OTHER, b"y")
     assert slots(in_memory) == [name]
     assert store.get(OTHER) == b"y" * SIZE
@@ -98,16 +98,16 @@ def test_an_image_that_is_put_again_frees_the_slot_of_the_old_one(
         fill(store, IMAGE, byte)
         assert store.get(IMAGE) == byte * SIZE
     assert len(slots(in_memory)) == 2
-    assert len(pool.free()) == 1
+    assert len(pool.free_slots()) == 1
 
 
 def test_a_locked_slot_is_not_free(pool: SlotPool, in_memory: Path) -> None:
     name = pool.reserve(SIZE)
     for how in (fcntl.LOCK_EX, fcntl.LOCK_SH):
         with locked(in_memory / SLOTS / name, how):
-            assert pool.free() == []
-            assert pool_in(in_memory).free() == []
-        assert pool.free() == [name]
+            assert [*pool.free_slots()] == []
+            assert [*pool_in(in_memory).free_slots()] == []
+        assert [*pool.free_slots()] == [name]
     with locked(in_memory / SLOTS / name):
         assert pool.reserve(SIZE) != name
 
@@ -128,12 +128,12 @@ def test_a_deleted_image_keeps_its_slot_while_somebody_reads_it(
     fill(store)
     with store.open(IMAGE) as reader:
         store.delete(IMAGE)
-        assert pool.free() == []
+        assert [*pool.free_slots()] == []
         fill(store, OTHER, b"y")
         target = bytearray(SIZE)
         reader.read_into(0, memoryview(target))
         assert target == b"x" * SIZE
-    assert len(pool.free()) == 1
+    assert len(pool.free_slots()) == 1
 
 
 def test_free_slots_of_another_size_make_room_and_used_ones_stay(
@@ -142,9 +142,9 @@ def test_free_slots_of_another_size_make_room_and_used_ones_stay(
     fill(store)
     fill(store, OTHER)
     store.delete(OTHER)
-    handed_out = pool.reserve(100, pool.free())
+    handed_out = pool.reserve(100, [*pool.free_slots()])
     (in_memory / SLOTS / handed_out).stat()
-    (free,) = [name for name in pool.free() if name != handed_out]
+    (free,) = [name for name in pool.free_slots() if name != handed_out]
     new = pool.reserve(SIZE + 1, {handed_out})
     assert free not in slots(in_memory)
     assert {handed_out, new} <= {*slots(in_memory)}
@@ -167,9 +167,9 @@ def test_a_new_pool_knows_what_the_old_one_knew(
     fill(store)
     fill(store, OTHER)
     store.delete(OTHER)
-    (free,) = pool.free()
+    (free,) = pool.free_slots()
     adopted = pool_in(in_memory)
-    assert adopted.free() == [free]
+    assert [*adopted.free_slots()] == [free]
     assert adopted.size_bytes() == 2 * SIZE
     assert adopted.reserve(SIZE) == free
     assert adopted.reserve(SIZE, {free}) not in (free, "")
@@ -177,7 +177,7 @@ def test_a_new_pool_knows_what_the_old_one_knew(
 
 def test_a_pool_of_nothing_is_empty(in_memory: Path) -> None:
     pool = pool_in(in_memory / "never")
-    assert pool.free() == []
+    assert [*pool.free_slots()] == []
     assert pool.size_bytes() == 0
     assert not (in_memory / "never").exists()
 
@@ -201,7 +201,7 @@ def test_a_failed_fill_leaves_the_slot_free_and_no_name(
     for size in (SIZE - 1, SIZE + 1):
         with pytest.raises(InvalidArgumentError):
             store.put(IMAGE, BlockSource([bytes(size)], size_bytes=SIZE))
-    assert pool.free() == slots(in_memory)
+    assert [*pool.free_slots()] == slots(in_memory)
     assert len(slots(in_memory)) == 1
     assert [p for p in in_memory.rglob("*") if not p.is_dir()] == [
         in_memory / SLOTS / slots(in_memory)[0]
@@ -246,7 +246,7 @@ def test_looking_for_free_slots_never_disturbs_who_fills_one(
 
     def look() -> None:
         while not is_done.is_set():
-            owner.free()
+            owner.free_slots()
 
     looking = threading.Thread(target=look)
     looking.start()
@@ -262,7 +262,7 @@ def test_looking_for_free_slots_never_disturbs_who_fills_one(
 def test_the_slot_of_a_killed_process_is_free_again(in_memory: Path, pool: SlotPool) -> None:
     opener = functools.partial(open_ram, in_memory)
     kill_midway_through_put(opener, IMAGE, b"x" * SIZE)
-    assert pool.free() == slots(in_memory)
+    assert [*pool.free_slots()] == slots(in_memory)
     (name,) = slots(in_memory)
     store = open_ram(in_memory)
     assert list(store.list("checkpoints")) == []
@@ -278,9 +278,9 @@ def test_a_name_that_a_killed_process_left_halfway_keeps_its_slot_until_it_is_di
     # Between the link and the rename: two names, none of which is an object's.
     fill(store)
     (in_memory / IMAGE).rename((in_memory / IMAGE).with_name(".image.0123.unfinished"))
-    assert pool.free() == []
+    assert [*pool.free_slots()] == []
     store.discard_unfinished("checkpoints")
-    assert pool.free() == slots(in_memory)
+    assert [*pool.free_slots()] == slots(in_memory)
 
 
 # A slot to spare, filled by hand.
@@ -300,7 +300,7 @@ def test_a_spare_slot_is_a_free_one_or_a_new_one_while_there_are_few(
         assert pool.spare(SIZE, two, {second}) is None
     assert pool.spare(SIZE + 1, two, in_use_bytes={SIZE}) is None
     assert pool.spare(SIZE + 1, two + SIZE + 1) not in (None, first, second)
-    assert {first, second} < {*pool.free()}
+    assert {first, second} < {*pool.free_slots()}
 
 
 def test_a_small_slot_to_spare_takes_the_place_of_a_free_one_of_another_size(
@@ -310,7 +310,7 @@ def test_a_small_slot_to_spare_takes_the_place_of_a_free_one_of_another_size(
     unused = pool.spare(SIZE, 2 * SIZE)
     small = pool.spare(100, 2 * SIZE)
     assert small not in (None, unused)
-    assert pool.free() == [small]
+    assert [*pool.free_slots()] == [small]
     assert pool.spare(100, 2 * SIZE, {small}) not in (None, small)
     assert pool.size_bytes() == SIZE + 200
 
@@ -323,27 +323,27 @@ def test_the_slot_of_an_image_with_two_names_is_free_without_either(
     assert other != IMAGE
     store.link(IMAGE, other)
     store.delete(IMAGE)
-    assert pool.free() == []
+    assert [*pool.free_slots()] == []
     assert store.get(other) == b"x" * SIZE
     store.put(IMAGE, b"y" * SIZE)
     assert store.get(other) == b"x" * SIZE
     store.delete(other)
-    assert len(pool.free()) == 1
+    assert len(pool.free_slots()) == 1
 
 
 def test_a_filling_is_shown_whole_or_free_again(in_memory: Path, store: RamStore) -> None:
     with contextlib.closing(store.begin(SIZE)) as filling:
         filling.write(0, memoryview(b"x" * (SIZE - 1)))
-        assert pool_in(in_memory).free() == []
+        assert [*pool_in(in_memory).free_slots()] == []
         with pytest.raises(ObjectNotFoundError):
             store.get(IMAGE)
-    assert len(pool_in(in_memory).free()) == 1
+    assert len(pool_in(in_memory).free_slots()) == 1
     with contextlib.closing(store.begin(SIZE)) as filling:
         filling.write(0, memoryview(b"y" * SIZE))
         assert filling.view() == b"y" * SIZE
         filling.show(IMAGE)
     assert store.get(IMAGE) == b"y" * SIZE
-    assert pool_in(in_memory).free() == []
+    assert [*pool_in(in_memory).free_slots()] == []
 
 
 def test_a_filling_takes_no_byte_beyond_its_end(store: RamStore) -> None:
@@ -378,7 +378,7 @@ def test_lent_memory_stays_as_it_is_while_anything_views_it(
     assert (part == ord("x")).all()
     del part
     gc.collect()
-    assert len(pool_in(in_memory).free()) == 1
+    assert len(pool_in(in_memory).free_slots()) == 1
 
 
 def test_a_slot_that_was_removed_since_it_was_reserved_is_told(in_memory: Path) -> None:

@@ -45,9 +45,14 @@ Id = tuple[Step, Attempt]
 """(step, attempt)."""
 
 
-def pending_limit(image_size_bytes: int) -> int:
-    """Return how many of one rank's images may wait for the durable tier; more small ones may."""
-    affordable = PENDING_SIZE_BYTES // max(image_size_bytes, 1)
+def pending_limit(images_size_bytes: int) -> int:
+    """Return how many checkpoints may wait for the durable tier, more of small ones.
+
+    Args:
+        images_size_bytes: the bytes of one checkpoint's images: in a trainer its own image, in the
+            agent those of all ranks on the host.
+    """
+    affordable = PENDING_SIZE_BYTES // max(images_size_bytes, 1)
     return min(max(affordable, PENDING_COUNT_MIN), PENDING_COUNT_MAX)
 
 

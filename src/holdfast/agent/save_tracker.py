@@ -45,9 +45,16 @@ class SaveTracker:
         if not state.has_ram:
             return protocol.Slot(name=None, reason="the run has no RAM tier")
         pending = self._coordinator.node.pending_count(checkpoint)
-        if pending >= protocol.pending_limit(request.size_bytes):
+        # Each of them has images of all ranks here.
+        images_size_bytes = request.size_bytes * self._rank_count
+        if pending >= protocol.pending_limit(images_size_bytes):
             return protocol.Slot(name=None, reason="the durable tier is behind", busy=True)
         return await self._reserve(request.rank, request.size_bytes, pending)
+
+    @property
+    def _rank_count(self) -> int:
+        """The number of ranks on this host."""
+        return max(1, len(self._state.group.members)) if self._state.group is not None else 1
 
     async def _reserve(self, user: User, size_bytes: int, pending: int) -> protocol.Slot:
         loop = asyncio.get_running_loop()

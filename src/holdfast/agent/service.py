@@ -27,7 +27,13 @@ from holdfast.coordination import effects, inputs
 from holdfast.coordination.messages import COMPLETE_STATUSES, CheckpointStatus, TargetKind
 from holdfast.coordination.rank_runs import ranks_in
 from holdfast.coordination.settings import Settings
-from holdfast.errors import FencedError, InvalidArgumentError, RunBusyError, WaitTimeoutError
+from holdfast.errors import (
+    FencedError,
+    InvalidArgumentError,
+    RunBusyError,
+    StorageError,
+    WaitTimeoutError,
+)
 from holdfast.events.schema import (
     CheckpointDropped,
     CheckpointFailed,
@@ -50,6 +56,11 @@ UNSETTLED_SECS = 3600.0
 CLOSED_SECS = 2.0
 """How long an agent stays once nobody needs it: for the next manager of the same process, and for
 hosts that have not received the leader's last orders."""
+SURPLUS_SECS = 5.0
+"""How often slots that were free the whole time are freed where the next saves need none of them.
+
+Freed slots have to be allocated anew, so none is freed between two saves of a busy run.
+"""
 STOPPING_SECS = 20.0
 """How long an agent that has to exit waits for a leader on another host, which may be gone."""
 
@@ -113,12 +124,26 @@ class Service:
 
     async def run(self) -> None:
         """Act until it is time to exit."""
-        watching = asyncio.create_task(self._directory.watch())
+        others = [
+            asyncio.create_task(self._directory.watch()),
+            asyncio.create_task(self._free_surplus_ram()),
+        ]
         try:
             await self._run()
         finally:
-            watching.cancel()
-            await asyncio.wait([watching])
+            for task in others:
+                task.cancel()
+            await asyncio.wait(others)
+
+    async def _free_surplus_ram(self) -> None:
+        """Free every `SURPLUS_SECS` the slots that were needed only while storage was behind."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(SURPLUS_SECS)
+            try:
+                await loop.run_in_executor(None, self._state.slots.free_surplus)
+            except StorageError as error:
+                self._storage_worker.report_ram(error)
 
     async def _run(self) -> None:
         while True:

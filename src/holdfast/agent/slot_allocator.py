@@ -38,6 +38,7 @@ class SlotAllocator:
         self._sizes_bytes: dict[Hashable, int] = {}
         self._whole_sizes_bytes: dict[int, int] = {}
         self._replica_sizes_bytes: dict[ReplicaOf, int] = {}
+        self._surplus: set[str] = set()
 
     def reserve(self, user: User, size_bytes: int, holder: Hashable = None) -> str:
         """Return a slot of that size, held by `holder` until it is released.
@@ -119,6 +120,34 @@ class SlotAllocator:
         """End a holder's reservation: it has filled its slot, or will not."""
         with self._lock:
             self._held.pop(holder, None)
+
+    def free_surplus(self) -> None:
+        """Free the slots that are not needed and were not at the last call either.
+
+        After the durable tier was behind, there are more slots than the next saves need. Needed is
+        a free slot for the next image of each user that has none reserved. While no user is known,
+        so many bytes are left for the next trainers as images are held.
+
+        Raises:
+            StorageError: as `SlotPool.evict`.
+        """
+        with self._lock:
+            taken = set(self._held.values())
+            self._pool.evict_beyond_limit(taken)
+            free = self._pool.free_slots(taken)
+            wanted = [size for user, size in self._sizes_bytes.items() if user not in self._held]
+            left_bytes = self._pool.size_bytes() - sum(free.values())
+            surplus = set()
+            for name, size in free.items():
+                if size in wanted:
+                    wanted.remove(size)
+                elif not self._sizes_bytes and 0 < size <= left_bytes:
+                    left_bytes -= size
+                else:
+                    surplus.add(name)
+            before, self._surplus = self._surplus, surplus
+            if before & surplus:
+                self._pool.evict(before & surplus)
 
     def clear(self) -> None:
         """End all reservations; called when other trainers take the present ones' place."""

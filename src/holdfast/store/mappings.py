@@ -1,4 +1,7 @@
-"""A cache of read mappings of slots, each valid for as long as its file has a name.
+"""A cache of read mappings of slots, each valid for as long as its slot exists.
+
+A mapping holds one descriptor, Python's own. Whether its file was deleted is therefore found from
+the names in the slots' folder, in one listing for all.
 
 Reading a tmpfs file through its descriptor costs a lookup and a copy for every page. Reading mapped
 memory costs neither, but mapping on every read would cost as much as both.
@@ -9,23 +12,20 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class _Mapping:
-    fd: int
-    pages: mmap.mmap
+from collections.abc import Set
+from pathlib import Path
 
 
 class ReadMappings:
-    """A thread-safe cache, keyed by inode: a mapped file's inode number is not reused."""
+    """A thread-safe cache, keyed by inode: a mapped file's inode number is not reused.
 
-    def __init__(self) -> None:
+    `slots` is the folder of the slots. A file elsewhere is mapped for its readers alone.
+    """
+
+    def __init__(self, slots: Path) -> None:
+        self._slots = slots
         self._lock = threading.Lock()
-        self._known: dict[tuple[int, int], _Mapping] = {}
+        self._known: dict[int, mmap.mmap] = {}
 
     def view(self, fd: int) -> memoryview | None:
         """Return all bytes of the open tmpfs file `fd`; None if it is empty.
@@ -37,42 +37,44 @@ class ReadMappings:
         if not found.st_size:
             return None
         with self._lock:
-            self._forget(lambda mapping: os.fstat(mapping.fd).st_nlink == 0)
-            key = found.st_dev, found.st_ino
-            known = self._known.get(key)
-            if known is None:
-                known = self._known[key] = _map(fd, found.st_size)
-            return memoryview(known.pages)
+            pages = self._known.get(found.st_ino)
+            if pages is None:
+                self._forget_deleted()
+                pages = self._known[found.st_ino] = _map(fd, found.st_size)
+            return memoryview(pages)
 
     def release_deleted(self) -> None:
         """Unmap files that were deleted, so that their memory is freed."""
         with self._lock:
-            self._forget(lambda mapping: os.fstat(mapping.fd).st_nlink == 0)
+            self._forget_deleted()
 
     def close(self) -> None:
         """Unmap all files without readers."""
         with self._lock:
-            self._forget(lambda mapping: True)
+            self._forget(set())
 
-    def _forget(self, is_due: Callable[[_Mapping], bool]) -> None:
-        for key, mapping in list(self._known.items()):
-            if is_due(mapping):
-                try:
-                    mapping.pages.close()
-                except BufferError:
-                    # A reader holds a view; the next call unmaps it.
-                    continue
-                del self._known[key]
+    def _forget_deleted(self) -> None:
+        try:
+            with os.scandir(self._slots) as entries:
+                self._forget({entry.inode() for entry in entries})
+        except FileNotFoundError:
+            self._forget(set())
+
+    def _forget(self, kept: Set[int]) -> None:
+        for inode in self._known.keys() - kept:
+            try:
+                self._known[inode].close()
+            except BufferError:
+                # A reader holds a view; the next call unmaps it.
+                continue
+            del self._known[inode]
 
 
-def _map(fd: int, size_bytes: int) -> _Mapping:
+def _map(fd: int, size_bytes: int) -> mmap.mmap:
     # A separate open file description: a lock held through `fd` must end when `fd` is closed.
     own_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        pages = mmap.mmap(own_fd, size_bytes, prot=mmap.PROT_READ)
-    except (OSError, ValueError):
+        return mmap.mmap(own_fd, size_bytes, prot=mmap.PROT_READ)
+    finally:
+        # The mapping has a duplicate.
         os.close(own_fd)
-        raise
-    # The descriptor is closed with the pages, even if the store is never closed.
-    weakref.finalize(pages, os.close, own_fd)
-    return _Mapping(own_fd, pages)

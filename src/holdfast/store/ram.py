@@ -73,7 +73,7 @@ class RamStore:
         self._clock = clock
         self._folder = ObjectFolder(root, clock, files, durable=False)
         self._mapped: dict[str, _MappedSlot] = {}
-        self._read = ReadMappings()
+        self._read = ReadMappings(root / SLOTS)
 
     def __repr__(self) -> str:
         return f"RamStore({self.root})"

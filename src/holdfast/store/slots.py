@@ -60,6 +60,7 @@ class SlotPool:
             StorageError: the tmpfs fails.
         """
         with translated("reserve RAM in", self._folder):
+            self.evict_beyond_limit(taken)
             for path, size in self._free(taken):
                 if size == size_bytes:
                     return path.name
@@ -79,6 +80,7 @@ class SlotPool:
             OutOfSpaceError, StorageError: as `reserve`.
         """
         with translated("reserve RAM in", self._folder):
+            self.evict_beyond_limit(taken)
             for path, size in self._free(taken):
                 if size == size_bytes:
                     return path.name
@@ -88,6 +90,30 @@ class SlotPool:
                 return None
             return self._create(size_bytes).name
 
+    def evict(self, names: Collection[str]) -> None:
+        """Evict those of the slots that are free.
+
+        Raises:
+            StorageError: the tmpfs fails.
+        """
+        with translated("free RAM in", self._folder):
+            for path, _ in self._free():
+                if path.name in names:
+                    with contextlib.suppress(FileNotFoundError):
+                        self._files.unlink(path)
+            self.on_evicted()
+
+    def evict_beyond_limit(self, taken: Collection[str]) -> None:
+        """Evict free slots while all together exceed the limit, which may have been lowered."""
+        if self.limit_bytes is None or self.size_bytes() <= self.limit_bytes:
+            return
+        for path, _ in self._free(taken):
+            if self.size_bytes() <= self.limit_bytes:
+                break
+            with contextlib.suppress(FileNotFoundError):
+                self._files.unlink(path)
+        self.on_evicted()
+
     def _evict(self, sizes_bytes: Collection[int], taken: Collection[str]) -> None:
         """Evict the free slots of other sizes: they belong to a layout no longer in use."""
         for path, size in self._free(taken):
@@ -96,9 +122,9 @@ class SlotPool:
                     self._files.unlink(path)
         self.on_evicted()
 
-    def free(self) -> list[str]:
-        """Return the names of all free slots."""
-        return [path.name for path, _ in self._free()]
+    def free_slots(self, taken: Collection[str] = ()) -> dict[str, int]:
+        """Return the names of all free slots but `taken`, each with its size in bytes."""
+        return {path.name: size for path, size in self._free(taken)}
 
     def size_bytes(self) -> int:
         """Return the bytes of all slots."""
