@@ -132,7 +132,7 @@ def test_a_store_that_nobody_has_any_more_leaves_no_descriptor(
 def test_an_image_that_was_read_keeps_one_descriptor(store: RamStore) -> None:
     keys = [f"checkpoints/{step:09d}.1/image-00000-of-00001.safetensors" for step in range(8)]
     for key in keys:
-        store.put(key, 4096, [bytes(4096)])
+        store.put(key, bytes(4096))
     store._unmap(lambda slot: True)
     before = len(os.listdir("/proc/self/fd"))
     for key in keys:
