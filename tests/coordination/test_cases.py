@@ -8,11 +8,15 @@ import random
 import pytest
 
 from holdfast.coordination import inputs as fa
-from holdfast.coordination.messages import CheckpointStatus, TargetKind
+from holdfast.coordination.effects import Pull
+from holdfast.coordination.host_inventory import HostInventory
+from holdfast.coordination.messages import CheckpointStatus, Command, PullOrder, TargetKind
 from holdfast.coordination.settings import Settings
+from holdfast.coordination.turn import Turn
 from holdfast.format.names import CheckpointId
 from tests.coordination.cases import make, reached, running, until
 from tests.coordination.jobs import survives
+from tests.coordination.world import World
 
 
 def test_one_host_sends_no_message_and_saves_the_very_next_step() -> None:
@@ -474,3 +478,41 @@ def test_two_worlds_of_one_seed_are_the_same() -> None:
 
     assert story(3) == story(3)
     assert story(3) != story(4)
+
+
+def cut_off(world: World, name: str) -> set[tuple[str, str]]:
+    return {(a, b) for a in world.hosts for b in world.hosts if (name in (a, b)) and a != b}
+
+
+@pytest.mark.parametrize("cut", ["h0000", "h0002"])
+def test_what_is_due_becomes_durable_and_ram_stays_bounded_while_a_host_is_cut_off(
+    cut: str,
+) -> None:
+    world = make(3, every=2, pace_secs=1.0)
+    job = running(world)
+    until(world, lambda: reached(world, CheckpointStatus.COMMITTED))
+    world.network.cut = cut_off(world, cut)
+    world.run(world.now + 30)
+    for _ in range(10):
+        world.run(world.now + 10)
+        step = min(t.step for t in job.trainers)
+        assert max(world.storage.manifests).step > step - 25
+        assert max(len(host.ram) for host in world.hosts.values()) < 15
+
+
+def test_a_pull_that_failed_is_not_tried_again_before_new_orders() -> None:
+    inventory, turn = HostInventory(Settings()), Turn("a", 0.0, fa.Published())
+    checkpoint = CheckpointId(1, 1)
+    command = Command(pulls=(PullOrder(checkpoint, 2, ((1, 1),), "b"),))
+
+    def pulls(at_secs: float) -> int:
+        turn = Turn("a", at_secs, fa.Published())
+        inventory.run_due(turn, is_frozen=False)
+        return sum(isinstance(effect, Pull) for effect in turn.effects)
+
+    inventory.apply_command(turn, command)
+    assert pulls(0.0) == 1
+    inventory.pull_failed(Turn("a", 1.0, fa.Published()), fa.PullFailed(checkpoint, 1))
+    assert pulls(60.0) == 0
+    inventory.apply_command(Turn("a", 61.0, fa.Published()), command)
+    assert pulls(61.0) == 1

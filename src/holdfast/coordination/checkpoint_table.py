@@ -4,6 +4,8 @@ Invariants:
 - A part is counted only for its own step and attempt.
 - RAM of a checkpoint that was complete is released only for a newer checkpoint of the present
   attempt that was protected: each of its parts was in `required` failure domains, or durable.
+- A successor, which does not know the RAM tier's policy, releases RAM of a committed checkpoint
+  for a newer committed one.
 - A checkpoint that is due keeps its RAM until it is committed or has failed.
 - A due checkpoint on an abandoned branch is dropped as soon as the timeline is known.
 - An open checkpoint is dropped only when it can never become complete: a rank has passed it or
@@ -30,6 +32,7 @@ class CheckpointTable:
         attempt: the present attempt.
         limits: for each attempt on the timeline, the last step that counts.
         required: the number of failure domains that protect a part; 0 until all ranks were seen.
+        is_of_successor: its leader leads in the place of rank 0's host.
         may_recycle: RAM may be released for newer checkpoints; see `Leader`.
         knows_timeline: `limits` are complete.
         domains: the failure domain of each host that has reported.
@@ -42,6 +45,7 @@ class CheckpointTable:
         self.attempt = attempt
         self.limits = {**limits, attempt: STEP_MAX}
         self.required = 0
+        self.is_of_successor = False
         self.may_recycle = False
         self.knows_timeline = False
         self.fresh_above: int | None = None
@@ -202,7 +206,7 @@ class CheckpointTable:
             # forgotten only if that is allowed: an open one was dropped above, and a leader that
             # may not recycle does not forget.
             is_past &= self._may_recycle(entry)
-            is_past |= bool(entry.dropped)
+            is_past |= bool(entry.dropped) or self._is_superseded(entry)
             # A due one is remembered until it has failed, because its hosts may come back.
             if is_past and not any(entry.holders.values()) and not entry.is_pending:
                 self._forget(entry)
@@ -219,11 +223,19 @@ class CheckpointTable:
         return CheckpointVerdict(checkpoint, entry.status, self._may_release(entry), reason)
 
     def _may_release(self, entry: CheckpointEntry) -> bool:
-        if entry.dropped:
+        if entry.dropped or self._is_superseded(entry):
             return True
         if self.floor is None or not self._may_recycle(entry) or entry.age >= _age(self.floor):
             return False
         return not (self._is_preserved(entry) or entry.is_pending)
+
+    def _is_superseded(self, entry: CheckpointEntry) -> bool:
+        """Return whether a successor may release it: it and a newer one are committed.
+
+        So RAM stays bounded while rank 0's host is silent. Nothing is lost: both are durable.
+        """
+        is_committed = entry.is_committed and self.on_timeline(entry.id)
+        return self.is_of_successor and is_committed and entry.age < self._newest_committed
 
     def _may_recycle(self, entry: CheckpointEntry) -> bool:
         if self.may_recycle or self.fresh_above is None:

@@ -7,6 +7,8 @@ Invariants:
 - A host that fails `TRIES_MAX` times is replaced by another holder of the part; if all have failed,
   the checkpoint has failed. Without all ranks the newest complete checkpoint is tried again, for
   as long as its agents live.
+- While a host is silent, parts of due checkpoints are written before these are complete: the silent
+  host may write its parts too, and the RAM of both may be lost before they can report them.
 """
 
 from __future__ import annotations
@@ -110,7 +112,7 @@ class Durability:
             if entry.is_stale or entry.missing:
                 entry.is_stale = False
                 self._order_pulls(entry)
-                self._order_writes(turn, entry)
+                self._order_writes(turn, entry, is_whole)
         self._commit(turn)
 
     def next_at_secs(self, now_secs: float) -> float:
@@ -170,12 +172,14 @@ class Durability:
             entry.pulls = pulls
             self._table.is_changed = True
 
-    def _order_writes(self, turn: Turn, entry: CheckpointEntry) -> None:
+    def _order_writes(self, turn: Turn, entry: CheckpointEntry, is_whole: bool) -> None:
         writes: dict[str, list[int]] = {}
-        is_wanted = entry.is_pending and entry.was_complete and self._table.on_timeline(entry.id)
         # Before a listing it is unknown which parts a previous agent has made durable.
-        is_wanted = is_wanted and self._may_write
-        if is_wanted and not entry.is_complete:
+        is_wanted = entry.is_pending and self._may_write and self._table.on_timeline(entry.id)
+        if is_wanted and entry.is_open:
+            if not is_whole and entry.id.attempt == self._table.attempt:
+                writes = _writes_of_known_parts(entry)
+        elif is_wanted and not entry.is_complete:
             # A partial write is useless: without the lost parts there can be no commit.
             self._wait_for_lost(turn, entry)
         elif is_wanted:
@@ -216,6 +220,16 @@ class Durability:
             if len(entry.durable) == entry.part_count:
                 return entry
         return None
+
+
+def _writes_of_known_parts(entry: CheckpointEntry) -> dict[str, list[int]]:
+    """Return, for each host, the ranks whose part of an open checkpoint it can write."""
+    writes: dict[str, list[int]] = {}
+    for rank in range(entry.part_count):
+        able = [host for host in _own_first(entry, rank) if host not in entry.failures]
+        if able and rank not in entry.durable:
+            writes.setdefault(able[0], []).append(rank)
+    return writes
 
 
 def _own_first(entry: CheckpointEntry, rank: int) -> list[str]:

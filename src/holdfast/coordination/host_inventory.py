@@ -66,6 +66,13 @@ class _Holding:
     status: CheckpointStatus = CheckpointStatus.OPEN
     reason: str = ""
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the ranks here wait for its end."""
+        if self.is_due:
+            return self.notified not in _FINAL
+        return bool(self.own) and self.notified not in _NOTIFIED
+
     def as_held(self, *, with_status: bool) -> Held:
         return Held(
             id=self.id,
@@ -98,6 +105,9 @@ class HostInventory:
         self._pulling: set[tuple[CheckpointId, int]] = set()
         self._unwanted: set[tuple[CheckpointId, int]] = set()
         self._pull_at_secs: dict[tuple[CheckpointId, int], float] = {}
+        # When pulls failed: orders from before may be outdated, so they are not tried again.
+        self._pull_failed_at_secs: dict[tuple[CheckpointId, int], float] = {}
+        self._ordered_at_secs = float("-inf")
         self._releasable: dict[CheckpointId, str] = {}
 
     def adopt_images(self, found: Found) -> None:
@@ -122,9 +132,17 @@ class HostInventory:
         return len(self._pulling) + len(self._unwanted) + (self._writing is not None)
 
     def pending_count(self, but: CheckpointId) -> int:
-        """Return the number of checkpoints here, except `but`, that are still to become durable."""
-        waiting = (h for h in self._held.values() if h.is_due and h.notified not in _FINAL)
-        return sum(h.id != but for h in waiting)
+        """Return how many checkpoints here, except `but`, wait for storage or for other hosts.
+
+        Those that are due in the durable tier wait until they are there. Others wait until they are
+        protected.
+        """
+        return sum(holding.is_waiting for holding in self._held.values() if holding.id != but)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether parts are being written to the durable tier."""
+        return self._writing is not None
 
     def states(self, *, with_status: bool = False) -> tuple[Held, ...]:
         """Return the states for a report, the oldest first; `with_status` in reports to a start."""
@@ -188,6 +206,7 @@ class HostInventory:
         part = item.id, item.rank
         self._pulling.discard(part)
         self._pull_at_secs.pop(part, None)
+        self._pull_failed_at_secs.pop(part, None)
         if part in self._unwanted:
             self._unwanted.discard(part)
             if item.id not in self._held:
@@ -205,6 +224,7 @@ class HostInventory:
             self._unwanted.discard(part)
         else:
             self._pull_at_secs[part] = turn.now_secs + self._settings.storage_retry_secs
+            self._pull_failed_at_secs[part] = turn.now_secs
 
     def parts_written(self, item: PartsWritten) -> None:
         """Note that parts are durable."""
@@ -244,8 +264,11 @@ class HostInventory:
                     verdict.reason or "it was replaced by newer checkpoints"
                 )
         self._writes, self._pull_orders = command.writes, command.pulls
+        self._ordered_at_secs = turn.now_secs
         wanted = {(o.id, rank) for o in command.pulls for rank in ranks_in(o.ranks)}
-        self._pull_at_secs = {p: at for p, at in self._pull_at_secs.items() if p in wanted}
+        for times in (self._pull_at_secs, self._pull_failed_at_secs):
+            for part in times.keys() - wanted:
+                del times[part]
 
     def release(self) -> None:
         """Discard all orders: another attempt has begun."""
@@ -324,10 +347,14 @@ class HostInventory:
                     continue
                 if turn.now_secs < self._pull_at_secs.get(part, turn.now_secs):
                     continue
+                if self._ordered_at_secs <= self._pull_failed_at_secs.get(part, float("-inf")):
+                    # The leader may have released the part, in orders that were lost.
+                    continue
                 holding = self._held_entry(turn, order.id, order.part_count)
                 if holding is None or rank in holding.replicas or rank in holding.own:
                     continue
                 self._pull_at_secs.pop(part, None)
+                self._pull_failed_at_secs.pop(part, None)
                 self._pulling.add(part)
                 turn.act(Pull(order.id, rank, holding.part_count, order.source))
 

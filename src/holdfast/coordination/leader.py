@@ -10,8 +10,8 @@ Invariants:
   Checkpoints that were begun after all ranks had reported need no look into storage: they were
   reported to no other attempt.
 - A commit is ordered only after all parts were reported durable; the store checks this again.
-- A successor that leads in place of rank 0's host makes checkpoints durable and commits them,
-  nothing else.
+- A successor that leads in place of rank 0's host makes checkpoints durable and commits them. It
+  releases RAM of committed checkpoints only.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class Leader:
         self.leadership = leadership
         self.term = leadership.term
         self.table = CheckpointTable(leadership.attempt, leadership.limits)
+        self.table.is_of_successor = not leadership.is_first
         self.targets = TargetAgreement()
         self.views = {host: HostView(host, is_lost=True) for host in leadership.successors}
         self._durability = Durability(identity.settings, self.table)
