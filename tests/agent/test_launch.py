@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -66,24 +67,24 @@ def test_a_root_that_is_created_is_for_the_user_alone(
     assert (mode(folder.parent), mode(folder)) == (0o700, 0o700)
 
 
-def test_a_sticky_root_of_the_superuser_is_used_and_a_strangers_is_refused(tmp_path: Path) -> None:
+def test_a_sticky_root_of_the_superuser_is_used_and_a_strangers_is_refused() -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can act as two users")
-    sticky, strange = tmp_path / "sticky", tmp_path / "strange"
-    for path, owner in ((sticky, 0), (strange, 1234)):
-        path.mkdir()
-        path.chmod(0o1777)
-        os.chown(path, owner, owner)
-    tmp_path.parent.parent.chmod(0o755)
-    tmp_path.parent.chmod(0o755)
-    tmp_path.chmod(0o755)
-    os.seteuid(4321)
-    try:
-        make_root(sticky)
-        with pytest.raises(StorageError, match="found one of user 1234"):
-            make_root(strange)
-    finally:
-        os.seteuid(0)
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        place.chmod(0o755)
+        sticky, strange = place / "sticky", place / "strange"
+        for path, owner in ((sticky, 0), (strange, 1234)):
+            path.mkdir()
+            path.chmod(0o1777)
+            os.chown(path, owner, owner)
+        os.seteuid(4321)
+        try:
+            make_root(sticky)
+            with pytest.raises(StorageError, match="found one of user 1234"):
+                make_root(strange)
+        finally:
+            os.seteuid(0)
 
 
 def test_a_relative_root_is_the_same_for_the_agent_in_another_folder(

@@ -169,7 +169,7 @@ def test_a_bad_block_that_one_rank_needs_sends_all_ranks_to_the_older_checkpoint
     one_host: Host, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    results(start_job(one_host, run, 2, steps=5, interval=2))
+    results(start_job(one_host, run, 2, steps=5, interval=2, dies=True))
     one_host.kill_agent()
     for folder in one_host.folder.iterdir():
         shutil.rmtree(folder)

@@ -66,12 +66,12 @@ def test_a_slot_that_a_device_may_still_write_into_is_nobody_elses(in_memory: Pa
     pinned = filling.pinned(Pinned)
     pinned.is_busy = True
     filling.close()
-    assert pool.free() == []
+    assert [*pool.free_slots()] == []
     store.close()
     assert len(pinned.view) == SIZE
     pinned.is_busy = False
     filling.close()
-    assert len(pool.free()) == 1
+    assert len(pool.free_slots()) == 1
     store.close()
     assert pinned.view is None
 

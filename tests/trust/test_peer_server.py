@@ -352,8 +352,8 @@ def test_a_client_that_stops_reading_is_cut_off_and_its_slot_is_free(
         assert made.recv(1000)
         own.delete(IMAGE)
         pool = SlotPool(root, None, SystemClock())
-        assert pool.free() == []
-        wait_until(lambda: len(pool.free()) == 1)
+        assert [*pool.free_slots()] == []
+        wait_until(lambda: len(pool.free_slots()) == 1)
 
 
 def _small_window(server: PeerServer) -> socket.socket:
@@ -384,8 +384,8 @@ def test_what_is_on_its_way_stays_as_it_is_whatever_happens_to_the_slot(
             got += made.recv(1 << 16)
         assert body_of(got) == content(size, 3)
         pool = SlotPool(root, None, SystemClock())
-        assert pool.free() == []
-    wait_until(lambda: len(pool.free()) == 1)
+        assert [*pool.free_slots()] == []
+    wait_until(lambda: len(pool.free_slots()) == 1)
 
 
 def _unread(connection: socket.socket) -> int:
@@ -405,7 +405,7 @@ def test_a_client_that_goes_away_midway_leaves_nothing_behind(
             made.recv(1000)
             made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     own.delete(IMAGE)
-    wait_until(lambda: len(SlotPool(root, None, SystemClock()).free()) == 1)
+    wait_until(lambda: len(SlotPool(root, None, SystemClock()).free_slots()) == 1)
     wait_until(lambda: psutil.Process().num_fds() <= before)
 
 

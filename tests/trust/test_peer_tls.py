@@ -218,8 +218,8 @@ def test_a_client_that_stops_reading_is_cut_off_and_its_slot_is_free(
         assert made.recv(100)
         own.delete(key)
         pool = SlotPool(own.root, None, SystemClock())
-        assert pool.free() == []
-        wait_until(lambda: len(pool.free()) == 1)
+        assert [*pool.free_slots()] == []
+        wait_until(lambda: len(pool.free_slots()) == 1)
 
 
 def _missing(tls: PeerTls, folder: Path) -> PeerTls:

@@ -53,7 +53,7 @@ FIRST_TRAINER_SECS = 30.0
 PLACE_SECS = 1.0
 TARGET_SECS = 30.0
 UNSETTLED_SECS = 3600.0
-CLOSED_SECS = 2.0
+CLOSED_SECS = 5.0
 """How long an agent stays once nobody needs it: for the next manager of the same process, and for
 hosts that have not received the leader's last orders."""
 SURPLUS_SECS = 5.0
