@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast.coordination.bootstrap import Bootstrap
+from holdfast.coordination.effects import BeginAttempt, Effect, ListDurable
+from holdfast.coordination.inputs import DurableListed, ListingFailed, Published
 from holdfast.coordination.messages import CheckpointStatus, TargetKind
-from holdfast.coordination.settings import LEASE_SECS, Settings
+from holdfast.coordination.rank_group import RankGroup
+from holdfast.coordination.settings import LEASE_SECS, TRIES_MAX, Settings
+from holdfast.coordination.turn import AgentIdentity, Turn
 from holdfast.format.names import CheckpointId
 from tests.coordination.cases import make, reached, running, until
 from tests.coordination.world import World
@@ -253,3 +258,27 @@ def test_of_two_starts_that_cannot_ask_each_other_one_wins(seed: int) -> None:
     until(world, lambda: bool(first.refused or second.refused))
     assert list(world.storage.attempts) == [1]
     assert sum(job.is_running for job in (first, second)) == 1
+
+
+def test_a_late_failure_of_another_listing_neither_repeats_a_begin_nor_refuses_it() -> None:
+    settings = Settings()
+    identity = AgentIdentity(run="r", host="h", domain="h", incarnation=1, settings=settings)
+    start = Bootstrap(identity, RankGroup("token", 0, "h"), 0.0)
+
+    def effects_at(secs: float, *failures: ListingFailed) -> list[Effect]:
+        turn = Turn("h", secs, Published())
+        for failure in failures:
+            start.listing_failed(turn, failure)
+        start.run_due(turn, None)
+        return turn.effects
+
+    assert effects_at(0.0) == [ListDurable()]
+    start.listed_durable(
+        DurableListed(newest_attempt=0, leader="", limits={}, committed=frozenset(), parts={})
+    )
+    (begin,) = effects_at(1.0)
+    assert isinstance(begin, BeginAttempt)
+    failures = [ListingFailed("late")] * TRIES_MAX
+    assert effects_at(1.0 + settings.storage_retry_secs, *failures) == []
+    assert effects_at(1.0 + 3 * settings.storage_retry_secs) == []
+    assert (start.refusal, start.awaits(begin)) == ("", True)

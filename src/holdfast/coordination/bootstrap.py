@@ -190,8 +190,13 @@ class Bootstrap:
             self._refuse(f"attempt {item.newest_attempt} has taken the run over", Refusal.BUSY)
 
     def listing_failed(self, turn: Turn, item: ListingFailed) -> None:
-        """Schedule the next try of a failed listing; after some failures the start is refused."""
-        self._failed(turn, item.reason)
+        """Schedule the next try of a failed listing; after some failures the start is refused.
+
+        A listing that was requested for another purpose may fail while this start waits for
+        something else.
+        """
+        if self._phase is _Phase.LIST:
+            self._failed(turn, item.reason)
 
     def awaits(self, asked: BeginAttempt) -> bool:
         """Return whether this start waits for the result of `asked`.
