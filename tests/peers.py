@@ -9,13 +9,14 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from holdfast.clock import SystemClock
+from holdfast.errors import HoldfastError
 from holdfast.format.buffers import Buffer
 from holdfast.peers.address import PeerAddress
 from holdfast.peers.client import PeerAccess
@@ -91,6 +92,9 @@ class ReadThroughPeer:
 
     def get(self, key: str) -> bytes:
         return self._peer.get(key)
+
+    def get_many(self, keys: Sequence[str]) -> Sequence[bytes | HoldfastError]:
+        return self._peer.get_many(keys)
 
     def open(self, key: str) -> contextlib.AbstractContextManager[Reader]:
         return self._peer.open(key)

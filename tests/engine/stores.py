@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from holdfast.clock import SystemClock
+from holdfast.errors import HoldfastError
 from holdfast.format.buffers import Buffer
 from holdfast.store.contract import Reader, Source, Store, StoredObject, source_of
 from holdfast.store.ram import RamStore
@@ -64,6 +65,9 @@ class DyingStore:
 
     def get(self, key: str) -> bytes:
         return self._inner.get(key)
+
+    def get_many(self, keys: Sequence[str]) -> Sequence[bytes | HoldfastError]:
+        return self._inner.get_many(keys)
 
     def open(self, key: str) -> AbstractContextManager[Reader]:
         return self._inner.open(key)
@@ -133,6 +137,9 @@ class WatchingStore:
 
     def get(self, key: str) -> bytes:
         return self._inner.get(key)
+
+    def get_many(self, keys: Sequence[str]) -> Sequence[bytes | HoldfastError]:
+        return self._inner.get_many(keys)
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
         return self._inner.list(prefix)

@@ -25,7 +25,7 @@ from holdfast.errors import (
     ObjectNotFoundError,
 )
 from holdfast.format.names import RUN_FILE, STEP_MAX, CheckpointId, attempt_keys
-from holdfast.format.records import RunRecord
+from holdfast.format.records import AttemptRecord, RunRecord
 from holdfast.format.sealed import seal
 from holdfast.format.timeline import last_steps
 from holdfast.store.disk import DiskStore
@@ -89,9 +89,12 @@ def test_one_bad_file_does_not_lose_the_timeline_and_is_mended(
         harm(durable.root / attempt_keys(number)[which])
     assert attempt_numbers(durable) == [1, 2, 3]
     assert read_attempts(durable) == right
-    assert list(mend_attempts(durable)) == [attempt_keys(n)[which] for n in (1, 2, 3)]
+    numbers = (1, 2, 3)
+    assert list(mend_attempts(durable, numbers, {})) == [attempt_keys(n)[which] for n in numbers]
     assert {key: durable.get(key) for key in files} == files
-    assert list(mend_attempts(durable)) == []
+    known: dict[int, AttemptRecord] = {}
+    assert list(mend_attempts(durable, numbers, known)) == []
+    assert known == right
 
 
 def test_only_the_newest_attempt_may_lack_its_copy(durable: DiskStore) -> None:

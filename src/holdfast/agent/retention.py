@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ from holdfast.coordination import effects, inputs
 from holdfast.coordination.checkpoint_table import DELETED
 from holdfast.coordination.messages import CheckpointStatus
 from holdfast.engine.lifecycle.attempts import newest_attempt, read_attempts
-from holdfast.engine.lifecycle.catalog import list_checkpoints
+from holdfast.engine.lifecycle.catalog import Listing, list_checkpoint, list_checkpoints
 from holdfast.engine.lifecycle.commit import remove
 from holdfast.engine.lifecycle.identity import place_of
 from holdfast.engine.lifecycle.recovery import recover
@@ -41,7 +41,7 @@ from holdfast.events.schema import (
 )
 from holdfast.format.check import check_manifest
 from holdfast.format.names import CHECKPOINTS, CheckpointId, manifest_key
-from holdfast.format.records import Manifest, decode_metrics, encode_metrics
+from holdfast.format.records import AttemptRecord, Manifest, decode_metrics, encode_metrics
 from holdfast.format.sealed import unseal
 from holdfast.format.timeline import last_steps
 from holdfast.policy.contexts import CheckpointInfo
@@ -113,7 +113,7 @@ class Retention:
     async def _recover(self, held: Collection[CheckpointId], attempt: int | None) -> None:
         state = self._state
         try:
-            limits = last_steps(await self._storage_worker.query(read_attempts, state.durable))
+            limits = last_steps(await self._storage_worker.query(self._attempts))
             in_care = [c for c in held if c.step <= limits.get(c.attempt, -1)]
             place = await self._storage_worker.query(place_of, state.durable.directory)
             recovery = await self._storage_worker.write(
@@ -262,8 +262,8 @@ class Retention:
 
     async def is_committed(self, checkpoint: CheckpointId) -> bool:
         """Return whether the durable tier has the checkpoint's manifest."""
-        listed = await self._storage_worker.query(list_checkpoints, self._state.durable)
-        return checkpoint in listed and listed[checkpoint].is_committed
+        durable = self._state.durable
+        return (await self._storage_worker.query(list_checkpoint, durable, checkpoint)).is_committed
 
     async def judged(self, keep: Sequence[CheckpointId]) -> None:
         """Remove the checkpoints that neither the user's policy nor the built-in share keeps."""
@@ -344,31 +344,48 @@ class Retention:
         policies: Policies,
     ) -> None:
         """Remove leftovers, and what the built-in share drops unless a user's policy judges it."""
-        self._clear_leftovers(tidied.cleared, newest, pending)
+        attempts, listed = self._attempts(), list_checkpoints(self._state.durable)
+        self._clear_leftovers(tidied.cleared, newest, pending, attempts, listed)
         if policies.preserve is None and not policies.user_preserves:
             return
-        found, drops = self._decide_drops(policies.preserve)
+        found, drops = self._decide_drops(policies.preserve, attempts, listed)
         if policies.user_preserves:
             tidied.drops, tidied.timeline = drops, found.timeline
             return
-        self._remove_all(drops, tidied.removed)
+        self._remove_all(drops, tidied.removed, listed)
 
     def _remove_judged(self, tidied: _Tidied, judged: Collection[CheckpointId]) -> None:
         """Remove what the user's own policy does not keep, if the built-in share still does not.
 
         The newest checkpoint stays, whatever the policies decide.
         """
-        found, by_agent = self._decide_drops(self._state.durable_policies.preserve)
+        attempts, listed = self._attempts(), list_checkpoints(self._state.durable)
+        policy = self._state.durable_policies.preserve
+        found, by_agent = self._decide_drops(policy, attempts, listed)
         drops = set(judged).intersection(by_agent) - set(found.timeline[-1:])
-        self._remove_all(sorted(drops), tidied.removed)
+        self._remove_all(sorted(drops), tidied.removed, listed)
 
-    def _remove_all(self, drops: Iterable[CheckpointId], removed: list[CheckpointId]) -> None:
+    def _remove_all(
+        self,
+        drops: Iterable[CheckpointId],
+        removed: list[CheckpointId],
+        listed: Mapping[CheckpointId, Listing],
+    ) -> None:
         for checkpoint in drops:
-            self._remove_everywhere(checkpoint)
+            self._remove_everywhere(checkpoint, listed[checkpoint])
             removed.append(checkpoint)
 
+    def _attempts(self) -> dict[int, AttemptRecord]:
+        known = self._storage_worker.known_attempts
+        return read_attempts(self._state.durable, known=known)
+
     def _clear_leftovers(
-        self, cleared: list[CheckpointId], newest: CheckpointId, pending: frozenset[CheckpointId]
+        self,
+        cleared: list[CheckpointId],
+        newest: CheckpointId,
+        pending: frozenset[CheckpointId],
+        attempts: Mapping[int, AttemptRecord],
+        listed: Mapping[CheckpointId, Listing],
     ) -> None:
         """Remove what failed saves and deletes left of checkpoints up to `newest`, a commit.
 
@@ -377,8 +394,8 @@ class Retention:
         Checkpoints beyond it that an earlier attempt completed on the timeline are left to the next
         agent, which may finish them.
         """
-        limits = last_steps(read_attempts(self._state.durable))
-        for checkpoint, listing in list_checkpoints(self._state.durable).items():
+        limits = last_steps(attempts)
+        for checkpoint, listing in listed.items():
             is_left = checkpoint.attempt <= newest.attempt and checkpoint.step <= newest.step
             if checkpoint.attempt < newest.attempt:
                 is_abandoned = checkpoint.step > limits.get(checkpoint.attempt, -1)
@@ -388,26 +405,31 @@ class Retention:
                 cleared.append(checkpoint)
 
     def _decide_drops(
-        self, policy: PreservationPolicy | None
+        self,
+        policy: PreservationPolicy | None,
+        attempts: Mapping[int, AttemptRecord],
+        listed: Mapping[CheckpointId, Listing],
     ) -> tuple[Branches, list[CheckpointId]]:
         """Return the branches, and what the built-in share drops: without one, all but the last."""
-        listed = list_checkpoints(self._state.durable)
         committed = [c for c, listing in listed.items() if listing.is_committed]
-        found = branches(committed, read_attempts(self._state.durable))
+        found = branches(committed, attempts)
         if policy is None:
             return found, [c for c in committed if c not in found.timeline[-1:]]
-        for checkpoint in committed:
-            if checkpoint not in self._infos:
-                self._infos[checkpoint] = self._read_info(checkpoint)
+        self._read_infos([c for c in committed if c not in self._infos])
         return found, to_drop(found, policy, self._infos.__getitem__, self._state.clock.now())
 
-    def _read_info(self, checkpoint: CheckpointId) -> CheckpointInfo:
-        key = manifest_key(checkpoint)
-        manifest = unseal(self._state.durable.get(key), Manifest, key)
-        check_manifest(manifest, key)
-        return _info(manifest)
+    def _read_infos(self, checkpoints: Sequence[CheckpointId]) -> None:
+        keys = [manifest_key(checkpoint) for checkpoint in checkpoints]
+        read = self._state.durable.get_many(keys)
+        for checkpoint, key, data in zip(checkpoints, keys, read, strict=True):
+            if isinstance(data, HoldfastError):
+                raise data
+            manifest = unseal(data, Manifest, key)
+            check_manifest(manifest, key)
+            self._infos[checkpoint] = _info(manifest)
 
-    def _remove_everywhere(self, checkpoint: CheckpointId) -> None:
+    def _remove_everywhere(self, checkpoint: CheckpointId, listing: Listing | None = None) -> None:
+        """Remove a checkpoint from both tiers; `listing` is that of the durable one, if known."""
         known, newest = self._coordinator.node.attempt, newest_attempt(self._state.durable)
         if newest > known:
             raise FencedError(
@@ -415,10 +437,11 @@ class Retention:
                 f"{known}, and may continue from it; stop this process"
             )
         with self._storage_worker.alone_with(checkpoint):
-            for store in (self._state.durable, self._state.ram):
-                listing = list_checkpoints(store).get(checkpoint)
-                if listing is not None:
-                    remove(store, checkpoint, listing)
+            durable, ram = self._state.durable, self._state.ram
+            remove(durable, checkpoint, listing or list_checkpoint(durable, checkpoint))
+            in_ram = list_checkpoint(ram, checkpoint)
+            if in_ram.sizes_bytes:
+                remove(ram, checkpoint, in_ram)
 
 
 def _age(checkpoint: CheckpointId) -> tuple[int, int]:

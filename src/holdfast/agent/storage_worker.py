@@ -21,11 +21,12 @@ from holdfast.coordination import effects, inputs
 from holdfast.coordination.settings import PULLS_MAX
 from holdfast.engine.lifecycle.attempts import (
     AttemptStart,
+    attempt_numbers,
     begin_attempt,
     newest_attempt,
     read_attempts,
 )
-from holdfast.engine.lifecycle.catalog import Listing, list_checkpoints
+from holdfast.engine.lifecycle.catalog import Listing, list_checkpoint, list_checkpoints
 from holdfast.engine.lifecycle.commit import check_not_fenced, commit, read_part, remove
 from holdfast.engine.lifecycle.leases import Lease, Leases, LeaseWriter
 from holdfast.engine.lifecycle.run import check_run
@@ -41,7 +42,7 @@ from holdfast.errors import (
 )
 from holdfast.events.schema import CopyFailed, RamUnavailable
 from holdfast.format.names import CheckpointId, part_key
-from holdfast.format.records import CheckpointSpec, Manifest
+from holdfast.format.records import AttemptRecord, CheckpointSpec, Manifest
 from holdfast.format.timeline import last_steps
 from holdfast.peers.directory import PeerDirectory
 from holdfast.store.contract import ReadableStore
@@ -83,6 +84,8 @@ class StorageWorker:
         self._began_secs: dict[CheckpointId, float] = {}
         self._last_secs: float | None = None
         self._layouts: PartLayouts | None = None
+        self.known_attempts: dict[int, AttemptRecord] = {}
+        """The records of attempts that were read; they never change."""
 
     def close(self) -> None:
         """End the threads after their present operations."""
@@ -224,8 +227,7 @@ class StorageWorker:
     def drop(self, checkpoint: CheckpointId) -> None:
         """Free a checkpoint's RAM here; a failure is reported once, and leaves the RAM in use."""
         try:
-            listing = list_checkpoints(self._state.ram).get(checkpoint, Listing())
-            remove(self._state.ram, checkpoint, listing)
+            remove(self._state.ram, checkpoint, list_checkpoint(self._state.ram, checkpoint))
         except StorageError as error:
             self.report_ram(error)
 
@@ -288,7 +290,7 @@ class StorageWorker:
             copy_part(state.ram, state.durable, part, layouts)
 
     def _part_count(self, checkpoint: CheckpointId) -> int:
-        parts = list_checkpoints(self._state.ram).get(checkpoint, Listing()).parts
+        parts = list_checkpoint(self._state.ram, checkpoint).parts
         if not parts:
             raise StorageError(f"save {checkpoint}: none of its parts is in RAM any more")
         return next(iter(parts.values()))
@@ -348,8 +350,9 @@ class StorageWorker:
 
     def _list_durable(self) -> inputs.DurableListed:
         durable = self._state.durable
-        attempts = read_attempts(durable)
-        newest = newest_attempt(durable)
+        numbers = attempt_numbers(durable)
+        attempts = read_attempts(durable, numbers, self.known_attempts)
+        newest = max(numbers, default=0)
         listed = list_checkpoints(durable)
         committed = {c for c, listing in listed.items() if listing.is_committed}
         return inputs.DurableListed(

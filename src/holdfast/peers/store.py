@@ -13,12 +13,12 @@ from __future__ import annotations
 import contextlib
 import http.client
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from holdfast.clock import Clock
-from holdfast.errors import InvalidArgumentError, StorageError
+from holdfast.errors import HoldfastError, InvalidArgumentError, StorageError
 from holdfast.format.json_codec import decode
 from holdfast.format.sealed import RECORD_SIZE_MAX_BYTES
 from holdfast.peers.client import Connections, Peer, PeerAccess
@@ -31,7 +31,9 @@ from holdfast.peers.wire import (
     content_range,
     target_of,
 )
-from holdfast.store.contract import Reader, StoredObject, check_key
+from holdfast.store.contract import Reader, StoredObject, check_key, read_each
+
+RECORDS_AT_ONCE = 8
 
 
 class PeerStore:
@@ -58,6 +60,9 @@ class PeerStore:
             return connection.receive_bytes(answer, RECORD_SIZE_MAX_BYTES)
 
         return self._connections.ask("GET", target_of(self._run_id, OBJECTS, key), use)
+
+    def get_many(self, keys: Sequence[str]) -> Sequence[bytes | HoldfastError]:
+        return read_each(self.get, keys, RECORDS_AT_ONCE)
 
     @contextlib.contextmanager
     def open(self, key: str) -> Iterator[Reader]:

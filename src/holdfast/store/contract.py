@@ -16,11 +16,12 @@ a peer, is a `ReadableStore`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
-from holdfast.errors import InvalidArgumentError
+from holdfast.errors import HoldfastError, InvalidArgumentError
 from holdfast.format.buffers import Buffer
 
 
@@ -126,6 +127,13 @@ class ReadableStore(Protocol):
         """
         ...
 
+    def get_many(self, keys: Sequence[str]) -> Sequence[bytes | HoldfastError]:
+        """Return all bytes of small objects, read concurrently, in the order of `keys`.
+
+        In place of an object that cannot be read, the error that `get` would raise is returned.
+        """
+        ...
+
     def open(self, key: str) -> AbstractContextManager[Reader]:
         """Open an object for ranged reads.
 
@@ -214,6 +222,24 @@ def exact_blocks(source: Source, start_bytes: int, stop_bytes: int) -> Iterator[
             f"put bytes [{start_bytes}, {stop_bytes}): expected a source of as many, it yields "
             f"{'more' if left_bytes < 0 else f'{left_bytes} fewer'}"
         )
+
+
+def read_each(
+    get: Callable[[str], bytes], keys: Sequence[str], at_once: int
+) -> Sequence[bytes | HoldfastError]:
+    """Call `get` for each key, on up to `at_once` threads; return its results and errors."""
+
+    def read(key: str) -> bytes | HoldfastError:
+        try:
+            return get(key)
+        except HoldfastError as error:
+            return error
+
+    thread_count = min(at_once, len(keys))
+    if thread_count <= 1:
+        return [read(key) for key in keys]
+    with ThreadPoolExecutor(thread_count, "holdfast-get") as pool:
+        return [*pool.map(read, keys)]
 
 
 def check_key(key: str) -> str:

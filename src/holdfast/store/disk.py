@@ -15,15 +15,22 @@ import errno
 import logging
 import mmap
 import os
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
 from holdfast.clock import Clock
-from holdfast.errors import StorageError
+from holdfast.errors import HoldfastError, StorageError
 from holdfast.format.buffers import Buffer
-from holdfast.store.contract import Reader, Source, StoredObject, exact_blocks, source_of
+from holdfast.store.contract import (
+    Reader,
+    Source,
+    StoredObject,
+    exact_blocks,
+    read_each,
+    source_of,
+)
 from holdfast.store.direct_io import (
     ALIGNMENT_BYTES,
     DIRECT_SIZE_MIN_BYTES,
@@ -41,6 +48,8 @@ PIECE_SIZE_BYTES = 32 * 1024 * 1024
 FIRST_SIZE_BYTES = 4 * 1024 * 1024
 """The first piece is smaller: nothing is written while the source prepares it."""
 LISTINGS_MAX = 3
+RECORDS_AT_ONCE = 16
+"""More than a local disk needs; each record of a network file system is a round trip."""
 # No hard links on this file system, too many links, a mount in between, another owner's file.
 _CANNOT_LINK = (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.EXDEV)
 
@@ -148,6 +157,9 @@ class DiskStore:
     def get(self, key: str) -> bytes:
         with self._reading() as folder:
             return folder.read(key)
+
+    def get_many(self, keys: Sequence[str]) -> Sequence[bytes | HoldfastError]:
+        return read_each(self.get, keys, RECORDS_AT_ONCE)
 
     @contextlib.contextmanager
     def open(self, key: str) -> Iterator[Reader]:

@@ -13,15 +13,15 @@ import functools
 import mmap
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol, TypeVar, cast
 
 from holdfast.clock import Clock
-from holdfast.errors import InvalidArgumentError, StorageError
+from holdfast.errors import HoldfastError, InvalidArgumentError, StorageError
 from holdfast.format.buffers import Buffer
-from holdfast.store.contract import Source, StoredObject, exact_blocks, source_of
+from holdfast.store.contract import Source, StoredObject, exact_blocks, read_each, source_of
 from holdfast.store.file_system import LOCAL, FileSystem
 from holdfast.store.mappings import ReadMappings
 from holdfast.store.object_folder import FileReader, ObjectFolder, translated
@@ -94,6 +94,9 @@ class RamStore:
 
     def get(self, key: str) -> bytes:
         return self._folder.read(key)
+
+    def get_many(self, keys: Sequence[str]) -> Sequence[bytes | HoldfastError]:
+        return read_each(self.get, keys, 1)
 
     def open(self, key: str) -> AbstractContextManager[SlotReader]:
         return self._open_pinned(key)

@@ -51,6 +51,19 @@ class StoreSuite(StoreBytesSuite):
                 pass
         assert list(store.list("a")) == []
 
+    def test_of_many_objects_each_is_returned_or_its_error(self, store: Store) -> None:
+        keys = [self.key(f"a/{number}") for number in range(40)]
+        for number, key in enumerate(keys):
+            if number % 3:
+                store.put(key, b"%d" % number)
+        found = store.get_many(keys[::-1])[::-1]
+        for number, (key, data) in enumerate(zip(keys, found, strict=True)):
+            if number % 3:
+                assert data == store.get(key) == b"%d" % number
+            else:
+                assert isinstance(data, ObjectNotFoundError)
+        assert not store.get_many([])
+
     def test_what_was_put_is_seen_by_whoever_opens_the_place_anew(
         self, store: Store, opener: Callable[[], Store]
     ) -> None:

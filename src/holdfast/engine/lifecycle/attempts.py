@@ -6,12 +6,13 @@ copy, which is read if the record is damaged.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from holdfast.errors import CheckpointDamagedError, ObjectNotFoundError, StorageError
+from holdfast.errors import CheckpointDamagedError, HoldfastError, ObjectNotFoundError, StorageError
 from holdfast.format.names import (
     ATTEMPT_MAX,
     ATTEMPTS,
@@ -52,23 +53,45 @@ def newest_attempt(store: ReadableStore) -> int:
     return max(attempt_numbers(store), default=0)
 
 
-def read_attempts(store: ReadableStore) -> dict[int, AttemptRecord]:
+def read_attempts(
+    store: ReadableStore,
+    numbers: Sequence[int] | None = None,
+    known: MutableMapping[int, AttemptRecord] | None = None,
+) -> dict[int, AttemptRecord]:
     """Return the records of the newest attempt and of the attempts it continues from, by number.
+
+    Args:
+        store: the run's store.
+        numbers: the numbers of all attempts; None: they are listed.
+        known: records that were read before, which never change; those read now are added.
 
     Raises:
         CheckpointDamagedError: one of them is damaged, so the timeline is unknown. A damaged record
             of an abandoned attempt is not read.
     """
+    numbers = attempt_numbers(store) if numbers is None else numbers
+    known = {} if known is None else known
+    unread = [number for number in numbers if number not in known]
+    data = dict(zip(unread, store.get_many([attempt_keys(n)[0] for n in unread]), strict=True))
     found: dict[int, AttemptRecord] = {}
-    number = newest_attempt(store)
+    number = max(numbers, default=0)
     while number > 0 and number not in found:
         try:
-            found[number] = read_attempt(store, number)
+            found[number] = known.get(number) or _parsed(store, number, data.get(number))
         except ObjectNotFoundError:
             break
+        known[number] = found[number]
         origin = found[number].origin
         number = origin[1] if origin is not None else 0
     return found
+
+
+def _parsed(store: ReadableStore, number: int, data: bytes | HoldfastError | None) -> AttemptRecord:
+    """Return the record in `data`, or read it and its copy if that is no intact record."""
+    if isinstance(data, bytes):
+        with contextlib.suppress(CheckpointDamagedError):
+            return parse_attempt(data, attempt_keys(number)[0], number)
+    return read_attempt(store, number)
 
 
 def read_attempt(store: ReadableStore, attempt: int) -> AttemptRecord:
@@ -98,34 +121,49 @@ def read_attempt_at(store: ReadableStore, key: str, attempt: int) -> AttemptReco
     Raises:
         ObjectNotFoundError, CheckpointDamagedError, NewerFormatError.
     """
-    record = unseal(store.get(key), AttemptRecord, key)
+    return parse_attempt(store.get(key), key, attempt)
+
+
+def parse_attempt(data: bytes, key: str, attempt: int) -> AttemptRecord:
+    """Return the attempt's record in `data`, which was read from `key`.
+
+    Raises:
+        CheckpointDamagedError, NewerFormatError.
+    """
+    record = unseal(data, AttemptRecord, key)
     if record.attempt != attempt:
         raise CheckpointDamagedError(f"read {key}: it is the record of attempt {record.attempt}")
     return record
 
 
-def mend_attempts(store: Store) -> Iterator[str]:
+def mend_attempts(
+    store: Store, numbers: Sequence[int], known: MutableMapping[int, AttemptRecord]
+) -> Iterator[str]:
     """Rewrite each damaged record or copy from the intact other one; yield the rewritten keys.
+
+    Args:
+        store: the run's store.
+        numbers: the attempts.
+        known: each record with an intact object is added.
 
     Raises:
         StorageError: the remaining ones are not repaired; the call may be repeated.
     """
-    for number in attempt_numbers(store):
-        yield from _mend_attempt(store, number)
-
-
-def _mend_attempt(store: Store, number: int) -> Iterator[str]:
-    good, bad = [], []
-    for key in attempt_keys(number):
-        try:
-            read_attempt_at(store, key, number)
-            good.append(key)
-        except (CheckpointDamagedError, StorageError):
-            bad.append(key)
-    if good and bad:
-        data = store.get(good[0])
-        store.put(bad[0], data)
-        yield bad[0]
+    keys = [key for number in numbers for key in attempt_keys(number)]
+    read = iter(store.get_many(keys))
+    for number in numbers:
+        good, bad = [], []
+        for key, data in zip(attempt_keys(number), (next(read), next(read)), strict=True):
+            try:
+                if isinstance(data, HoldfastError):
+                    raise data
+                known[number] = parse_attempt(data, key, number)
+                good.append(data)
+            except (CheckpointDamagedError, StorageError):
+                bad.append(key)
+        if good and bad:
+            store.put(bad[0], good[0])
+            yield bad[0]
 
 
 def begin_attempt(store: Store, number: int, start: AttemptStart) -> AttemptRecord | None:
@@ -139,7 +177,7 @@ def begin_attempt(store: Store, number: int, start: AttemptStart) -> AttemptReco
     """
     # The process that began the previous attempt may have been killed before it wrote the copy; the
     # copies of older attempts exist.
-    for key in _mend_attempt(store, number - 1):
+    for key in mend_attempts(store, range(max(1, number - 1), number), {}):
         log.info("%s was missing or damaged; it was rewritten", key)
     if number > ATTEMPT_MAX:
         raise StorageError(

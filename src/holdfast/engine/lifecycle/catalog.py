@@ -14,6 +14,7 @@ from holdfast.format.names import (
     CHECKPOINTS,
     MANIFEST,
     CheckpointId,
+    checkpoint_folder,
     parse_checkpoint_name,
     parse_part_name,
     parse_reused_image_name,
@@ -113,6 +114,13 @@ def has_all_parts(parts: Mapping[int, int]) -> bool:
     """Return whether these parts (part count by rank) are one complete checkpoint."""
     counts = set(parts.values())
     return len(counts) == 1 and counts == {len(parts)}
+
+
+def list_checkpoint(store: ReadableStore, checkpoint: CheckpointId) -> Listing:
+    """Return the listing of one checkpoint, which is empty if the store has none of it."""
+    folder = checkpoint_folder(checkpoint)
+    names = ((stored.key[len(folder) + 1 :], stored.size_bytes) for stored in store.list(folder))
+    return Listing({name: size_bytes for name, size_bytes in names if "/" not in name})
 
 
 def list_checkpoints(store: ReadableStore) -> dict[CheckpointId, Listing]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from holdfast.engine.lifecycle.attempts import newest_attempt, read_attempts
 from holdfast.engine.lifecycle.catalog import Listing
-from holdfast.errors import CheckpointDamagedError, FencedError, StorageError
+from holdfast.errors import CheckpointDamagedError, FencedError, HoldfastError, StorageError
 from holdfast.format.check import check_part
 from holdfast.format.names import CheckpointId, checkpoint_folder, manifest_key, part_key
 from holdfast.format.records import Manifest, PartRecord, PartReference
@@ -80,9 +80,10 @@ def commit(durable: Store, checkpoint: CheckpointId, part_count: int) -> Manifes
         StorageError: it is unknown whether it was committed; the call may be repeated.
     """
     records = []
-    for rank in range(part_count):
-        key = part_key(checkpoint, rank, part_count)
-        data = durable.get(key)
+    keys = [part_key(checkpoint, rank, part_count) for rank in range(part_count)]
+    for rank, (key, data) in enumerate(zip(keys, durable.get_many(keys), strict=True)):
+        if isinstance(data, HoldfastError):
+            raise data
         records.append((parse_part(data, key, checkpoint, rank, part_count), record_digest(data)))
     manifest = manifest_of([part for part, _ in records], [digest for _, digest in records])
     durable.put_if_absent(manifest_key(checkpoint), seal(manifest))

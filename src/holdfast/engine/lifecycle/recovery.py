@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from holdfast.engine.lifecycle.attempts import mend_attempts, read_attempts
+from holdfast.engine.lifecycle.attempts import attempt_numbers, mend_attempts, read_attempts
 from holdfast.engine.lifecycle.catalog import Listing, list_checkpoints
 from holdfast.engine.lifecycle.commit import commit, remove
 from holdfast.engine.lifecycle.run import mend_run
@@ -24,7 +24,7 @@ from holdfast.format.names import (
     CheckpointId,
     checkpoint_folder,
 )
-from holdfast.format.records import RunPlace
+from holdfast.format.records import AttemptRecord, RunPlace
 from holdfast.format.timeline import last_steps
 from holdfast.store.contract import Store
 
@@ -59,8 +59,9 @@ def recover(
     Raises:
         StorageError: recovery is incomplete; the call may be repeated.
     """
-    mended = (*mend_run(durable, place), *mend_attempts(durable))
-    limits = last_steps(read_attempts(durable))
+    numbers, known = attempt_numbers(durable), dict[int, AttemptRecord]()
+    mended = (*mend_run(durable, place), *mend_attempts(durable, numbers, known))
+    limits = last_steps(read_attempts(durable, numbers, known))
     committed, cleared = [], []
     for checkpoint, listing in list_checkpoints(durable).items():
         is_present = attempt is not None and checkpoint.attempt >= attempt

@@ -100,12 +100,14 @@ def find_sources(
         manifest = None
         passed_over.append(str(error))
     part_count = len(manifest.parts) if manifest else _part_count(checkpoint, listed)
+    records = _records(checkpoint, part_count, listed)
     for rank in range(part_count):
         copies = []
         for store, listing in listed:
-            if _is_listed(checkpoint, rank, part_count, listing):
+            data = records[store.name].get(rank)
+            if data is not None:
                 try:
-                    part = _read_part(checkpoint, rank, part_count, store, manifest)
+                    part = _parse_part(data, checkpoint, rank, part_count, manifest)
                     _check_reused_listed(part, listing)
                     copies.append((store, part))
                 except (CheckpointDamagedError, StorageError) as error:
@@ -244,15 +246,28 @@ def _part_count(checkpoint: CheckpointId, listed: Sequence[tuple[ReadableStore, 
     return len(together)
 
 
-def _read_part(
+def _records(
+    checkpoint: CheckpointId, part_count: int, listed: Sequence[tuple[ReadableStore, Listing]]
+) -> dict[str, dict[int, bytes | HoldfastError]]:
+    """Read all listed part records; return them by store name and rank."""
+    found = {}
+    for store, listing in listed:
+        ranks = [r for r in range(part_count) if _is_listed(checkpoint, r, part_count, listing)]
+        keys = [part_key(checkpoint, rank, part_count) for rank in ranks]
+        found[store.name] = dict(zip(ranks, store.get_many(keys), strict=True))
+    return found
+
+
+def _parse_part(
+    data: bytes | HoldfastError,
     checkpoint: CheckpointId,
     rank: int,
     part_count: int,
-    store: ReadableStore,
     manifest: Manifest | None,
 ) -> PartRecord:
+    if isinstance(data, HoldfastError):
+        raise data
     key = part_key(checkpoint, rank, part_count)
-    data = store.get(key)
     if manifest is not None:
         expected, found = manifest.parts[rank].record_digest, record_digest(data)
         if expected != found:
