@@ -13,8 +13,12 @@ IDENTITY := $(shell $(PYTHON) -c 'import os, sys, zlib; sys.version_info >= (3, 
 STAMP := $(VENV)/.ready-$(IDENTITY)
 BENCH_VENV := .venv-bench
 BENCH_STAMP := $(BENCH_VENV)/.ready-$(IDENTITY)
+DOCS_VENV := .venv-docs
+DOCS_STAMP := $(DOCS_VENV)/.ready-$(IDENTITY)
+# The theme announces its successor at every build.
+DOCS := NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict
 
-.PHONY: help demo test check bench soak clean
+.PHONY: help demo test check docs bench soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' Makefile
@@ -26,12 +30,19 @@ demo: $(STAMP) ## train, be interrupted, and lose nothing
 test: $(STAMP) ## run all tests but the soak tests
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=10
 
-check: $(STAMP) ## format, lint, types, layers and house rules
+check: $(STAMP) ## format, lint, types, layers, house rules and the links of the site
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m pytest tests/house
+	@if $(MAKE) --silent $(DOCS_STAMP); then echo "$(DOCS)"; $(DOCS) ; \
+	else echo "make check: SKIPPED the site: the packages of the extra 'docs' cannot be installed" \
+		"(the reason is above)" >&2; fi
+
+docs: $(DOCS_STAMP) ## build the documentation as a site, in build/site
+	$(DOCS)
+	@echo "Built build/site/index.html. To search in it: python3 -m http.server -d build/site"
 
 bench: $(BENCH_STAMP) ## measure beside Orbax, for more than three hours, and write docs/performance.md
 	$(BENCH_VENV)/bin/python -m benchmarks $(ROWS)
@@ -42,7 +53,7 @@ soak: $(STAMP) ## break it on purpose, for an hour, and write docs/reliability.m
 	$(BIN)/python -m tests.trust.figures
 
 clean: ## remove everything that is not source
-	rm -rf $(VENV) $(BENCH_VENV) build dist src/*.egg-info \
+	rm -rf $(VENV) $(BENCH_VENV) $(DOCS_VENV) build dist src/*.egg-info \
 		.hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -55,6 +66,12 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV); this takes about a minute."
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(DOCS_STAMP): pyproject.toml constraints.txt
+	@echo "Setting up $(DOCS_VENV); this takes half a minute."
+	$(PYTHON) -m venv --clear $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install -qq -c constraints.txt -e '.[docs]'
 	@touch $@
 
 # All but the peer is pinned: what is measured is the newest Orbax.

@@ -163,6 +163,13 @@ def test_every_example_in_python_is_run() -> None:
     assert len(EXAMPLES) >= 9
 
 
+def test_the_reference_has_every_public_name() -> None:
+    text = "".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
+    names = re.findall(r"^::: ([\w.]+)", text, re.MULTILINE)
+    shown = {name.rpartition(".")[2] for name in names}
+    assert set(holdfast.__all__) - {"__version__"} <= shown
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
     assert _bad_links(page, page.read_text()) == []
