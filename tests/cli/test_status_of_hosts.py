@@ -44,6 +44,7 @@ def survived(asked: Host) -> list[tuple[int | None, int]]:
     return [(one["lost_domains_max"], one["step"]) for one in state(asked)["goes_on_from"]]
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.parametrize("hosts", ["abcd"], indirect=True)
 def test_every_host_tells_of_all_and_a_lost_one_is_shown_as_lost(

@@ -65,6 +65,7 @@ def demo(folder: Path, *options: str, **environment: str) -> Iterator[Demo]:
                     os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_two_hosts_are_lost_and_all_is_bit_identical_and_comes_from_the_others_memory(
@@ -111,8 +112,15 @@ def trains(running: Demo) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
-@pytest.mark.parametrize("moment", [has_agent, trains], ids=lambda moment: moment.__name__)
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [
+        pytest.param(has_agent, signal.SIGINT, id="has agent, SIGINT"),
+        pytest.param(has_agent, signal.SIGTERM, id="has agent, SIGTERM", marks=pytest.mark.soak),
+        pytest.param(trains, signal.SIGINT, id="trains, SIGINT", marks=pytest.mark.soak),
+        pytest.param(trains, signal.SIGTERM, id="trains, SIGTERM", marks=pytest.mark.soak),
+    ],
+)
 def test_an_interrupted_demo_leaves_no_process_and_no_memory(
     tmp_path: Path, moment: Callable[[Demo], bool], number: signal.Signals
 ) -> None:
@@ -125,6 +133,7 @@ def test_an_interrupted_demo_leaves_no_process_and_no_memory(
     assert "Traceback" not in err
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_full_disk_ends_the_demo_with_its_reason_and_leaves_nothing(tmp_path: Path) -> None:

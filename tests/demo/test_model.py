@@ -5,6 +5,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from holdfast.demo import model
 from holdfast.demo.train import digest
@@ -34,6 +35,7 @@ def _start() -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.soak
 def test_two_processes_train_to_the_same_bits() -> None:
     # Side by side, so that they take each other's cores.
     outputs = [process.communicate(timeout=120)[0] for process in [_start(), _start()]]

@@ -244,7 +244,7 @@ def large_job(seed: int, array_count: int) -> list[Placement]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_large_arrays_of_a_large_job_are_planned_in_time_and_written_down_in_little_room(
     seed: int,
 ) -> None:

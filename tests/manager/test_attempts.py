@@ -403,6 +403,7 @@ def test_a_start_on_another_host_is_refused_while_the_first_trains_and_names_it(
     assert [e["host"] for e in events(run, "attempt_started")] == ["host-a"]
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_lost_host_is_taken_over_by_another_one_once_its_lease_has_run_out(
     one_host: Host, two_hosts: list[Host], tmp_path: Path

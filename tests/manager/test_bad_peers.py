@@ -106,6 +106,7 @@ def test_a_bad_block_is_not_copied_and_the_checkpoint_before_is_gone_on_from(
     assert [step for step, *_ in skipped] == [4]
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_cut_network_stops_no_training_and_all_hosts_save_again_once_it_is_healed(
     net: network.Network, tmp_path: Path
@@ -135,6 +136,7 @@ def test_a_cut_network_stops_no_training_and_all_hosts_save_again_once_it_is_hea
     check_went_on(run_job(net.hosts, run, **SMALL, address=COORDINATOR, steps=1), left)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_host_that_a_start_hears_late_and_a_lost_host_cost_no_protected_step(
     net: network.Network, tmp_path: Path

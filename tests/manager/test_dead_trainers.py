@@ -6,6 +6,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.hosts import Host, stop, wait_until
 from tests.manager.job import (
     check_went_on,
@@ -42,6 +44,7 @@ def test_what_all_trainers_saved_before_they_died_is_committed_by_the_agents(
     check_went_on(run_job(three_hosts, run, **BIG, steps=1, interval=10**6), 4)
 
 
+@pytest.mark.soak
 def test_where_the_leaders_agent_dies_with_the_trainers_another_commits(
     three_hosts: list[Host], tmp_path: Path
 ) -> None:

@@ -30,7 +30,9 @@ from tests.manager.job import (
 BIG = {"big_mib": 96, "big_every": 4, "device_count": 1}
 
 
-@pytest.mark.parametrize("lost", range(4))
+@pytest.mark.parametrize(
+    "lost", [0, *(pytest.param(other, marks=pytest.mark.soak) for other in (1, 2, 3))]
+)
 def test_one_lost_host_costs_no_step_and_no_read_of_the_durable_tier(
     four_hosts: list[Host], tmp_path: Path, lost: int
 ) -> None:
@@ -42,6 +44,7 @@ def test_one_lost_host_costs_no_step_and_no_read_of_the_durable_tier(
     assert set(sources(run)) <= {"ram", "peer"}
 
 
+@pytest.mark.soak
 def test_two_lost_hosts_are_survived_by_what_is_durable(
     four_hosts: list[Host], tmp_path: Path
 ) -> None:
@@ -52,6 +55,7 @@ def test_two_lost_hosts_are_survived_by_what_is_durable(
     assert "durable" in sources(run)
 
 
+@pytest.mark.soak
 def test_two_lost_hosts_are_survived_in_ram_by_three_copies(
     four_hosts: list[Host], tmp_path: Path
 ) -> None:
@@ -84,6 +88,7 @@ def test_a_host_lost_in_the_middle_of_a_save_costs_that_save_alone(
     assert set(sources(run)) <= {"ram", "peer"}
 
 
+@pytest.mark.soak
 def test_a_host_lost_while_another_copies_its_part_costs_no_protected_step(
     three_hosts: list[Host], tmp_path: Path
 ) -> None:
@@ -134,7 +139,8 @@ def test_a_leading_host_lost_before_the_manifest_is_followed_by_one_that_commits
     check_went_on(run_job(three_hosts, run, **BIG, steps=1, interval=10**6), step)
 
 
-@pytest.mark.parametrize("lost", [1, pytest.param(0, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("lost", [1, 0])
 def test_a_host_lost_while_others_read_from_it_ends_the_start_and_the_next_goes_on(
     three_hosts: list[Host], tmp_path: Path, lost: int
 ) -> None:

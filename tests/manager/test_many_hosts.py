@@ -31,6 +31,7 @@ def test_four_hosts_make_one_checkpoint_and_all_come_back(
     assert set(sources(run)) <= {"ram", "peer"}
 
 
+@pytest.mark.soak
 def test_fewer_hosts_go_on_from_what_more_hosts_saved(
     four_hosts: list[Host], tmp_path: Path
 ) -> None:
@@ -54,6 +55,7 @@ def test_a_signal_on_one_host_saves_and_leaves_on_all_hosts_at_one_step(
     assert found[0]["steps"] == [0, left]
 
 
+@pytest.mark.soak
 def test_continuous_targets_are_met_by_all_hosts_at_one_step(
     four_hosts: list[Host], tmp_path: Path
 ) -> None:
@@ -102,6 +104,7 @@ def test_a_delete_that_the_leader_does_not_hear_of_ends_with_an_error_and_is_tol
     wait_until(lambda: not any(in_ram(one, "000000008.1") for one in four_hosts))
 
 
+@pytest.mark.soak
 def test_a_killed_agents_host_is_copied_from_and_restored_from_where_it_serves_now(
     four_hosts: list[Host], tmp_path: Path
 ) -> None:
@@ -133,7 +136,7 @@ def test_a_budget_counts_the_save_cost_of_the_dearest_host(
     assert min(gaps[1:]) >= 2.0, gaps
 
 
-@pytest.mark.parametrize("killed", [0, 2])
+@pytest.mark.parametrize("killed", [0, pytest.param(2, marks=pytest.mark.soak)])
 def test_an_agent_that_is_killed_comes_back_and_all_hosts_save_on(
     four_hosts: list[Host], tmp_path: Path, killed: int
 ) -> None:
@@ -157,7 +160,7 @@ def test_a_save_that_is_asked_for_on_any_host_is_taken_by_all_at_one_step(
     two_hosts: list[Host], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    job = start_job(two_hosts, run, steps=1000, sleep=0.02, interval=10**6)
+    job = start_job(two_hosts, run, steps=500, sleep=0.02, interval=10**6)
     wait_until(lambda: 0 in seen(run, "committed"))
     holdfast(two_hosts[1], "save", run)
     found = job.results()

@@ -172,6 +172,7 @@ def test_one_host_s_storage_error_is_raised_on_all_as_that_class() -> None:
         check_shared("a" * 32, [Sighting("h0", "/r", "a" * 32), bad])
 
 
+@pytest.mark.soak
 def test_two_hosts_with_a_directory_of_their_own_each_are_told_by_name_at_the_start(
     tmp_path: Path,
 ) -> None:

@@ -272,7 +272,7 @@ def test_processes_that_make_other_calls_are_told_so(words: KeyValues) -> None:
 
 
 def test_a_second_process_of_one_rank_is_told_so(words: KeyValues) -> None:
-    twins = [ranks(words, 3)[1] for _ in range(2)]
+    twins = [ranks(words, 3, StepClock())[1] for _ in range(2)]
     with pytest.raises(errors.ProcessLostError):
         twins[0].decide("vote", "mine", joined, 0.0)
     words.delete(f"{ROOT}/0/answer")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.hosts import Host, wait_until
 from tests.manager.job import check_went_on, has_copies, lose, run_job, sources
 
 BIG_BYTES = 32 << 20
 
 
+@pytest.mark.soak
 def test_of_a_replicated_state_only_what_one_rank_has_alone_crosses_the_network(
     two_hosts: list[Host], tmp_path: Path
 ) -> None:

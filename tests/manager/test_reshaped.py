@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.hosts import Host, wait_until
 from tests.manager.job import check_went_on, has_copies, lose, run_job, some_hosts, sources
 
@@ -25,6 +27,7 @@ STARTS = [
 ]
 
 
+@pytest.mark.soak
 def test_one_process_and_several_read_each_others_layouts_bit_for_bit(
     three_hosts: list[Host], tmp_path: Path
 ) -> None:

@@ -112,6 +112,7 @@ def test_trainers_that_a_takeover_found_standing_still_can_do_nothing_when_they_
     check_fenced(old, run, new)
 
 
+@pytest.mark.soak
 def test_hosts_that_were_gone_when_the_next_attempt_began_can_do_nothing_when_they_go_on(
     four_hosts: list[Host], tmp_path: Path
 ) -> None:

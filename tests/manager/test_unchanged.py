@@ -276,7 +276,7 @@ def _changed(state: dict[str, Any], chance: random.Random, step: int) -> dict[st
     return made
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in (1, 2, 3))])
 def test_whatever_changes_and_whoever_dies_each_step_is_restored_exactly(
     one_host: Host, tmp_path: Path, seed: int
 ) -> None:

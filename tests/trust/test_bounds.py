@@ -68,6 +68,7 @@ def test_training_goes_on_while_the_agent_stands_still(one_host: Host, tmp_path:
         assert not living.said("failed")
 
 
+@pytest.mark.soak
 def test_a_trainer_that_stands_still_in_the_middle_of_a_fill_is_fenced(
     one_host: Host, tmp_path: Path
 ) -> None:
