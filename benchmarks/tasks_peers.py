@@ -15,8 +15,9 @@ import numpy as np
 
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.commit import parse_part
-from holdfast.engine.saving.part import PartPlan, write_part
+from holdfast.engine.saving.part import PartPlan
 from holdfast.engine.saving.part_layouts import PartLayouts
+from holdfast.engine.saving.part_writer import write_part
 from holdfast.engine.transfer.fetch import fetch_part
 from holdfast.format.layout import image_layout
 from holdfast.format.names import CHECKPOINTS, CheckpointId, image_key, part_key

@@ -24,7 +24,8 @@ from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt, newe
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.lifecycle.commit import commit
 from holdfast.engine.reading.sources import CheckpointSources, find_sources
-from holdfast.engine.saving.part import PartPlan, write_part
+from holdfast.engine.saving.part import PartPlan
+from holdfast.engine.saving.part_writer import write_part
 from holdfast.format.layout import Chunk, image_layout
 from holdfast.format.names import CheckpointId
 from holdfast.format.placement import Placement

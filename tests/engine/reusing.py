@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from holdfast.engine.lifecycle.commit import commit
-from holdfast.engine.saving.part import PartImages, PartPlan, write_part
+from holdfast.engine.saving.part import PartImages, PartPlan
+from holdfast.engine.saving.part_writer import write_part
 from holdfast.format.layout import partial_layout
 from holdfast.format.names import CheckpointId, image_key, reused_image_key
 from holdfast.format.ranges import members, ranges_of

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from holdfast.engine.saving.part import ImageSource
 from holdfast.engine.saving.part_layouts import PartLayouts
+from holdfast.engine.saving.part_writer import ImageSource
 from holdfast.engine.transfer.copy import copy_part
 from holdfast.errors import CheckpointDamagedError
 from holdfast.format.digests import BLOCK_SIZE_BYTES

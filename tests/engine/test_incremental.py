@@ -17,7 +17,8 @@ from holdfast.engine.saving.incremental import (
     remember,
     size_of_next_bytes,
 )
-from holdfast.engine.saving.part import PartImages, PartPlan, without_reuse, write_part
+from holdfast.engine.saving.part import PartImages, PartPlan, without_reuse
+from holdfast.engine.saving.part_writer import write_part
 from holdfast.errors import ObjectNotFoundError
 from holdfast.format.layout import Chunk
 from holdfast.format.names import CheckpointId

@@ -12,24 +12,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from holdfast.adapt.contract import Hold
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.saving import slots
-from holdfast.engine.saving.part import PartPlan, without_reuse, write_part
-from holdfast.engine.saving.slots import (
-    CACHED_SIZE_BYTES,
-    FillProgress,
-    digests_of,
-    fill_slot,
-    seal_slot,
-)
+from holdfast.engine.saving.incremental import LastPart
+from holdfast.engine.saving.part import ChunkBytes, PartPlan
+from holdfast.engine.saving.part_writer import PartWriter, write_part
+from holdfast.engine.saving.slots import CACHED_SIZE_BYTES, SlotFill, digests_of
 from holdfast.errors import StorageError
 from holdfast.format.digests import BLOCK_SIZE_BYTES
 from holdfast.format.layout import Chunk, image_layout
 from holdfast.format.names import CheckpointId
 from holdfast.format.records import ArraySpec, CheckpointSpec
 from holdfast.store.disk import DiskStore
-from holdfast.store.ram import RamStore
+from holdfast.store.ram import RamStore, SlotWriter
 from tests.engine.making import RUN_ID, TIME, random_array
 
 ID = CheckpointId(4, 1)
@@ -78,16 +75,45 @@ def chunk_bytes(chunk: Chunk) -> memoryview:
     return memoryview(array.reshape(-1).view(np.uint8))
 
 
+class OnHost:
+    """A snapshot of arrays in the host's memory."""
+
+    on_devices: frozenset[int] = frozenset()
+    marks = (None,) * len(ARRAYS)
+
+    def __init__(self, chunk_bytes: ChunkBytes = chunk_bytes, hold: Hold = Hold.HOST) -> None:
+        self.chunk_bytes = chunk_bytes
+        self.hold = hold
+
+    def secure(self) -> None:
+        self.hold = Hold.HOST
+
+
+def fill_slot(
+    slot: SlotWriter,
+    plan: PartPlan,
+    chunk_bytes: ChunkBytes = chunk_bytes,
+    *,
+    digesting: bool = True,
+) -> SlotFill:
+    fill = SlotFill(slot, plan.layout, SystemClock(), digesting=digesting)
+    assert fill.copy(OnHost(chunk_bytes))
+    return fill
+
+
 @pytest.mark.usefixtures("thread_count")
 def test_a_slot_is_what_a_store_would_have_been_given(
     plan: PartPlan, memory: RamStore, tmp_path: Path
 ) -> None:
     expected = write_part(DiskStore(tmp_path, SystemClock()), plan, chunk_bytes)
     with contextlib.closing(memory.begin(plan.layout.size_bytes)) as slot:
-        digests = fill_slot(slot, plan.layout, chunk_bytes)
+        part = PartWriter(memory, plan, OnHost(), LastPart())
+        fill = SlotFill(slot, plan.layout, SystemClock())
+        assert part.open(fill)
+        assert part.write()
         assert not list_checkpoints(memory)
-        assert digests == digests_of(slot, plan.layout, lambda stop_bytes: None)
-        assert seal_slot(memory, slot, plan, without_reuse(plan), digests) == expected
+        assert fill.digests() == digests_of(slot, plan.layout, lambda stop_bytes: None)
+        assert part.seal() == expected
     with memory.open(f"checkpoints/{ID}/image-00000-of-00001.safetensors") as image:
         data = bytearray(image.size_bytes)
         image.read_into(0, memoryview(data))
@@ -101,10 +127,9 @@ def test_a_copy_that_others_digest_is_not_digested_on_the_way(
     monkeypatch.setattr(slots, "RunningDigest", None)
     monkeypatch.setattr(slots, "digest", None)
     with contextlib.closing(memory.begin(plan.layout.size_bytes)) as slot:
-        fill_slot(slot, plan.layout, chunk_bytes, digesting=False)
+        fill = fill_slot(slot, plan, digesting=False)
         monkeypatch.undo()
-        found = digests_of(slot, plan.layout, lambda stop_bytes: None)
-        assert found == fill_slot(slot, plan.layout, chunk_bytes)
+        assert fill.digests() == fill_slot(slot, plan).digests()
 
 
 def test_what_is_digested_while_it_arrives_ends_where_no_more_comes(
@@ -118,7 +143,7 @@ def test_what_is_digested_while_it_arrives_ends_where_no_more_comes(
             raise StorageError("no more comes")
 
     with contextlib.closing(memory.begin(plan.layout.size_bytes)) as slot:
-        fill_slot(slot, plan.layout, chunk_bytes, digesting=False)
+        fill_slot(slot, plan, digesting=False)
         with pytest.raises(StorageError, match="no more comes"):
             digests_of(slot, plan.layout, wait)
         assert asked == sorted(asked)
@@ -129,7 +154,7 @@ def test_the_digests_are_those_of_what_stands_in_the_slot(
     plan: PartPlan, memory: RamStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with contextlib.closing(memory.begin(plan.layout.size_bytes)) as slot:
-        right, write = fill_slot(slot, plan.layout, chunk_bytes), slot.write
+        right, write = fill_slot(slot, plan).digests(), slot.write
         bad_at = plan.layout.chunks[0].offset_bytes + CACHED_SIZE_BYTES
 
         def badly(offset_bytes: int, data: memoryview) -> None:
@@ -138,21 +163,61 @@ def test_the_digests_are_those_of_what_stands_in_the_slot(
             write(offset_bytes, memoryview(bad))
 
         monkeypatch.setattr(slot, "write", badly)
-        found = fill_slot(slot, plan.layout, chunk_bytes)
+        found = fill_slot(slot, plan).digests()
         assert [a == b for a, b in zip(found, right, strict=True)] == [False] + [True] * 5
 
 
+class Stopping:
+    """A source whose first chunk is not there before `go_on` is set; it fails if it has to."""
+
+    def __init__(self, *, fails: bool) -> None:
+        self.has_begun, self.go_on = threading.Event(), threading.Event()
+        self._fails = fails
+
+    def __call__(self, chunk: Chunk) -> memoryview:
+        self.has_begun.set()
+        assert self.go_on.wait(30)
+        if self._fails:
+            raise StorageError("the source fails")
+        return chunk_bytes(chunk)
+
+
 @pytest.mark.parametrize("is_whole", [True, False])
-def test_whoever_waits_for_a_filling_is_told_how_it_ended(is_whole: bool) -> None:
-    progress = FillProgress()
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(progress.wait)
-        assert not waiting.done()
+def test_one_thread_copies_and_the_others_wait_for_it(
+    plan: PartPlan, memory: RamStore, is_whole: bool
+) -> None:
+    source = Stopping(fails=not is_whole)
+    borrowed = OnHost(source, Hold.BORROWED)
+    with (
+        contextlib.closing(memory.begin(plan.layout.size_bytes)) as slot,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        fill = SlotFill(slot, plan.layout, SystemClock())
+        first = pool.submit(fill.copy, borrowed)
+        assert source.has_begun.wait(30)
+        others = [pool.submit(fill.copy, OnHost(Stopping(fails=True))), pool.submit(fill.end)]
+        time.sleep(0.05)
+        assert not any(other.done() for other in others)
+        source.go_on.set()
         if is_whole:
-            progress.finish(["a"])
-        progress.end()
-        assert waiting.result(30) is is_whole
-    assert progress.digests == (["a"] if is_whole else None)
+            assert first.result(30)
+        else:
+            with pytest.raises(StorageError, match="the source fails"):
+                first.result(30)
+        assert others[0].result(30) is is_whole
+        others[1].result(30)
+        # A state that is borrowed is in the slot, or secured, before others go on.
+        assert borrowed.hold is (Hold.BORROWED if is_whole else Hold.HOST)
+        assert fill.is_whole is is_whole
+
+
+def test_what_ended_before_it_began_is_copied_by_no_thread(
+    plan: PartPlan, memory: RamStore
+) -> None:
+    with contextlib.closing(memory.begin(plan.layout.size_bytes)) as slot:
+        fill = SlotFill(slot, plan.layout, SystemClock())
+        fill.end()
+        assert not fill.copy(OnHost(Stopping(fails=True)))
 
 
 @pytest.mark.usefixtures("thread_count")
@@ -177,7 +242,7 @@ def test_a_filling_that_is_interrupted_writes_no_more(
 
         monkeypatch.setattr(slot, "write", slowly)
         with pytest.raises(KeyboardInterrupt):
-            fill_slot(slot, plan.layout, interrupted)
+            fill_slot(slot, plan, interrupted)
         count = len(written)
         time.sleep(0.1)
         assert len(written) == count
@@ -202,7 +267,7 @@ def test_a_thread_that_fails_ends_the_filling_and_is_told(
 
         monkeypatch.setattr(slot, "write", failing)
         with pytest.raises(StorageError, match="no more"):
-            fill_slot(slot, plan.layout, chunk_bytes)
+            fill_slot(slot, plan)
         count = len(written)
         assert count <= failing_at + pieces
     assert len(written) == count

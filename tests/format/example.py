@@ -18,7 +18,8 @@ from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt
 from holdfast.engine.lifecycle.commit import commit
 from holdfast.engine.lifecycle.run import create_run
-from holdfast.engine.saving.part import PartPlan, write_part
+from holdfast.engine.saving.part import PartPlan
+from holdfast.engine.saving.part_writer import write_part
 from holdfast.format.grid import slices_within
 from holdfast.format.layout import Chunk, image_layout
 from holdfast.format.names import CheckpointId

@@ -12,9 +12,8 @@ import pytest
 
 import holdfast
 from holdfast import save_decision_policy
-from holdfast.adapt.contract import Snapshot
-from holdfast.engine.saving.part import PartPlan
-from holdfast.manager.part_writer import FilledPart, PartWriter
+from holdfast.engine.saving.part_writer import PartWriter
+from holdfast.manager.saver import Saver, SaveRequest
 from tests.hosts import Host
 
 SIZE = 4_000_000
@@ -26,19 +25,17 @@ def test_a_target_is_met_at_the_step_at_which_a_slot_is_free(
     one_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[tuple[int, bool]] = []
-    begin = PartWriter.begin
+    begin = Saver._begin
 
     def noted(
-        self: PartWriter,
-        plan: PartPlan,
-        snapshot: Snapshot,
-        held: contextlib.ExitStack | None = None,
-    ) -> FilledPart | None:
-        filled = begin(self, plan, snapshot, held)
-        begun.append((plan.id.step, filled is not None))
-        return filled
+        self: Saver, request: SaveRequest, held: contextlib.ExitStack | None = None
+    ) -> PartWriter | None:
+        part = begin(self, request, held)
+        if held is not None:
+            begun.append((request.plan.id.step, part is not None))
+        return part
 
-    monkeypatch.setattr(PartWriter, "begin", noted)
+    monkeypatch.setattr(Saver, "_begin", noted)
     step_function = jax.jit(lambda x: x + 1, donate_argnums=0)
     state, step = jnp.zeros(SIZE), 0
     policy = save_decision_policy.ContinuousCheckpointingPolicy()

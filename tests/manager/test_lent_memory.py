@@ -15,7 +15,7 @@ from holdfast.adapt.contract import Snapshot
 from holdfast.format.layout import Chunk
 from holdfast.format.names import CheckpointId
 from holdfast.manager.planning import Taking
-from holdfast.manager.save_request import SaveRequest
+from holdfast.manager.saver import SaveRequest
 from tests.hosts import Host, wait_until
 
 SIZE = 1_000_000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.manager.patience import FREE_SECS, PREPARE_SECS, SlotPatience
+from holdfast.manager.save_schedule import FREE_SECS, PREPARE_SECS, SlotPatience
 from tests.trust.in_process import StepClock
 
 

@@ -9,7 +9,6 @@ import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -24,12 +23,12 @@ from holdfast.adapt.jax.state import JaxFramework
 from holdfast.adapt.nested import NestedRestoration
 from holdfast.clock import SystemClock
 from holdfast.engine.reading.restore import fill_targets
-from holdfast.engine.saving.part import write_part
+from holdfast.engine.saving.incremental import LastPart
+from holdfast.engine.saving.part_writer import PartWriter, write_part
+from holdfast.engine.saving.slots import RamSlots, SlotFill
 from holdfast.errors import StorageError
 from holdfast.format.names import CheckpointId
-from holdfast.manager.part_writer import PartWriter
 from holdfast.manager.planning import Planner, Taking
-from holdfast.manager.ram_slots import RamSlots
 from holdfast.store.disk import DiskStore
 from holdfast.store.slots import SlotPool
 from tests.engine.making import TIME, memory_folder, sources_of
@@ -317,38 +316,39 @@ def test_whatever_changes_and_whoever_dies_each_step_is_restored_exactly(
 
 
 @pytest.fixture
-def slots() -> Iterator[RamSlots]:
+def root() -> Iterator[Path]:
     with memory_folder() as folder:
-        place = SimpleNamespace(ram_folder=Path(folder) / "ram")
-        made = RamSlots(SimpleNamespace(place=place), SystemClock())
-        yield made
-        made.close()
+        yield Path(folder) / "ram"
 
 
-def _ready(slots: RamSlots, size_bytes: int) -> None:
-    pool = SlotPool(slots._session.place.ram_folder, None, SystemClock())
-    slots.make_ready(pool.reserve(size_bytes), size_bytes, lambda memory: None)
+@pytest.fixture
+def slots(root: Path) -> Iterator[RamSlots]:
+    made = RamSlots(lambda: root, SystemClock())
+    yield made
+    made.close()
 
 
-def _seal_next(parts: PartWriter, slots: RamSlots, plan: Any, snapshot: Any) -> None:
-    _ready(slots, parts.size_of_next_bytes(plan) if parts._last else plan.layout.size_bytes)
-    filled = parts.begin(plan, snapshot)
-    assert filled is not None
-    filled.fill(snapshot)
-    with contextlib.closing(filled):
-        parts.seal(filled, snapshot)
+def begin_next(slots: RamSlots, root: Path, plan: Any, snapshot: Any, last: LastPart) -> PartWriter:
+    """Begin a part in a slot of its size."""
+    part = PartWriter(slots.store(), plan, snapshot, last)
+    layout = part.images.own
+    name = SlotPool(root, None, SystemClock()).reserve(layout.size_bytes)
+    assert part.open(SlotFill(slots.begin(name, layout.size_bytes), layout, SystemClock()))
+    return part
+
+
+def seal_next(slots: RamSlots, root: Path, plan: Any, snapshot: Any, last: LastPart) -> None:
+    with contextlib.closing(begin_next(slots, root, plan, snapshot, last)) as part:
+        assert part.write()
+        part.seal()
 
 
 def test_a_part_whose_ram_is_removed_under_it_still_has_all_its_bytes(
-    slots: RamSlots, tmp_path: Path
+    slots: RamSlots, root: Path, tmp_path: Path
 ) -> None:
     """Also those that it had only reused: nothing else holds the state any more."""
     durable = DiskStore(tmp_path, SystemClock())
-    parts, planner, framework = (
-        PartWriter(slots, durable, SystemClock()),
-        Planner("r", 0, 1),
-        JaxFramework(),
-    )
+    last, planner, framework = LastPart(), Planner("r", 0, 1), JaxFramework()
     state = begun()
 
     def taking(step: int) -> tuple[Any, Any]:
@@ -356,67 +356,53 @@ def test_a_part_whose_ram_is_removed_under_it_still_has_all_its_bytes(
         taking = Taking(id=CheckpointId(step, 1), time=TIME, metrics=None)
         return planner.plan(snapshot, taking), snapshot
 
-    plan, snapshot = taking(0)
-    _seal_next(parts, slots, plan, snapshot)
+    seal_next(slots, root, *taking(0), last)
     state = trained(state, "frozen")
     plan, snapshot = taking(1)
-    images = parts._keep(slots.tier(), plan, snapshot)
-    assert len(images.reused) == 1
-    _ready(slots, images.own.size_bytes)
-    filled = parts.begin(plan, snapshot)
-    assert filled is not None
-    filled.fill(snapshot)
-    with contextlib.closing(filled):
-        shutil.rmtree(slots._session.place.ram_folder)
-        with pytest.raises(StorageError):
-            parts.seal(filled, snapshot)
-        filled.draft.leave()
-        write_part(durable, plan, filled.chunk_bytes())
+    with contextlib.closing(begin_next(slots, root, plan, snapshot, last)) as part:
+        assert len(part.images.reused) == 1
+        assert part.write()
+        shutil.rmtree(root)
+        with pytest.raises(StorageError, match="the RAM tier was removed"):
+            part.seal()
+        part.abort()
+        assert part.is_whole
+        write_part(durable, plan, part.chunk_bytes())
     sources = sources_of(plan.id, durable)
     restoration = framework.restoration(sources.spec, EVERYTHING)
     fill_targets(sources, restoration.targets)
     assert_same(restoration.finish({}), right(1))
 
 
-def test_a_part_that_is_not_sealed_leaves_no_name_behind(slots: RamSlots, tmp_path: Path) -> None:
-    parts = PartWriter(slots, DiskStore(tmp_path, SystemClock()), SystemClock())
-    planner, framework = Planner("r", 0, 1), JaxFramework()
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_part_that_is_not_sealed_leaves_no_name_behind(
+    slots: RamSlots, root: Path, is_written: bool
+) -> None:
+    last, planner, framework = LastPart(), Planner("r", 0, 1), JaxFramework()
     state = begun()
     for step in range(3):
         snapshot = framework.snapshot(state)
         plan = planner.plan(snapshot, Taking(id=CheckpointId(step, 1), time=TIME, metrics=None))
         if step < 2:
-            with parts.draft(slots.store(), plan, snapshot) as draft:
-                pool = SlotPool(slots._session.place.ram_folder, None, SystemClock())
-                store = slots.store(pool.reserve(draft.images.own.size_bytes))
-                parts.write(draft, store, snapshot)
+            seal_next(slots, root, plan, snapshot, last)
         state = trained(state, "frozen")
-    root = slots._session.place.ram_folder / "checkpoints"
-    assert sorted(os.listdir(root)) == ["000000000.1", "000000001.1"]
-    with parts.draft(slots.store(), plan, snapshot) as draft:
-        assert len(draft.images.reused) == 1
-        assert len(os.listdir(root / "000000002.1")) == 1
-    assert sorted(os.listdir(root)) == ["000000000.1", "000000001.1"]
-    _ready(slots, draft.images.own.size_bytes)
-    filled = parts.begin(plan, snapshot)
-    assert filled is not None
-    filled.fill(snapshot)
-    assert len(os.listdir(root / "000000002.1")) == 1
-    filled.close()
-    assert sorted(os.listdir(root)) == ["000000000.1", "000000001.1"]
+    folder = root / "checkpoints"
+    assert sorted(os.listdir(folder)) == ["000000000.1", "000000001.1"]
+    with contextlib.closing(begin_next(slots, root, plan, snapshot, last)) as part:
+        assert len(part.images.reused) == 1
+        if is_written:
+            part.write()
+        assert len(os.listdir(folder / "000000002.1")) == 1
+    assert sorted(os.listdir(folder)) == ["000000000.1", "000000001.1"]
+    part.close()
 
 
-def test_a_slot_whose_filling_ended_early_is_never_sealed(slots: RamSlots, tmp_path: Path) -> None:
-    parts = PartWriter(slots, DiskStore(tmp_path, SystemClock()), SystemClock())
-    snapshot = JaxFramework().snapshot(begun())
+def test_a_slot_whose_filling_ended_early_is_never_sealed(slots: RamSlots, root: Path) -> None:
+    last, snapshot = LastPart(), JaxFramework().snapshot(begun())
     taking = Taking(id=CheckpointId(0, 1), time=TIME, metrics=None)
     plan = Planner("r", 0, 1).plan(snapshot, taking)
-    _ready(slots, plan.layout.size_bytes)
-    filled = parts.begin(plan, snapshot)
-    assert filled is not None
-    filled.filling.write(0, memoryview(plan.layout.header))
-    filled.end()
-    with contextlib.closing(filled):
-        assert not parts.seal(filled, snapshot)
-        assert parts._last is None
-    assert not list((slots._session.place.ram_folder / "checkpoints").glob("*/*"))
+    with contextlib.closing(begin_next(slots, root, plan, snapshot, last)) as part:
+        part.end()
+        assert not part.write()
+        assert not part.is_whole
+    assert not list((root / "checkpoints").glob("*/*"))

@@ -16,7 +16,7 @@ from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt
 from holdfast.engine.lifecycle.commit import commit
 from holdfast.engine.lifecycle.run import create_run
-from holdfast.engine.saving.part import write_part
+from holdfast.engine.saving.part_writer import write_part
 from holdfast.format.names import CheckpointId
 from holdfast.manager.planning import Planner, Taking
 from holdfast.store.disk import DiskStore

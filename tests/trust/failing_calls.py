@@ -27,8 +27,8 @@ from holdfast.engine.lifecycle.commit import commit, read_part, remove
 from holdfast.engine.lifecycle.recovery import recover
 from holdfast.engine.lifecycle.run import create_run
 from holdfast.engine.reading.restore import fill_targets
-from holdfast.engine.saving.part import write_part
 from holdfast.engine.saving.part_layouts import PartLayouts
+from holdfast.engine.saving.part_writer import write_part
 from holdfast.engine.transfer.copy import copy_part
 from holdfast.format.names import (
     CHECKPOINTS,

@@ -28,7 +28,8 @@ from holdfast.engine.lifecycle.run import create_run
 from holdfast.engine.reading.restore import fill_targets
 from holdfast.engine.reading.sources import CheckpointSources
 from holdfast.engine.reading.view import View, view_of
-from holdfast.engine.saving.part import PartImages, PartPlan, without_reuse, write_part
+from holdfast.engine.saving.part import PartImages, PartPlan, without_reuse
+from holdfast.engine.saving.part_writer import write_part
 from holdfast.errors import ObjectNotFoundError
 from holdfast.format.layout import Chunk, image_layout
 from holdfast.format.names import CheckpointId

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from holdfast.agent import protocol
-from holdfast.engine.saving.part import write_part
+from holdfast.engine.saving.part_writer import write_part
 from holdfast.format.names import CheckpointId
 from holdfast.policy.preservation_policy import (
     AnyPreservationPolicy,

@@ -19,7 +19,7 @@ from holdfast.agent.config import AgentConfig
 from holdfast.agent.launch import ensure_agent
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.run import create_run
-from holdfast.engine.saving.part import write_part
+from holdfast.engine.saving.part_writer import write_part
 from holdfast.errors import HoldfastError
 from holdfast.format.names import CheckpointId
 from holdfast.policy.preservation_policy import LatestN, encode

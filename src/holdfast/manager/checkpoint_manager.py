@@ -45,10 +45,8 @@ from holdfast.manager.progress import STOPPED_BY, Progress
 from holdfast.manager.restore_votes import Votes
 from holdfast.manager.restorer import Restorer
 from holdfast.manager.restoring import RestoreReport
-from holdfast.manager.save_request import SaveRequest
 from holdfast.manager.save_schedule import SaveSchedule
-from holdfast.manager.saver import Saver
-from holdfast.manager.seal_reports import report_all, report_unknown
+from holdfast.manager.saver import Saver, SaveRequest, report_all, report_unknown
 from holdfast.manager.user_policies import UserPolicyThread, history, user_policies
 from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy, SaveDecisionPolicy

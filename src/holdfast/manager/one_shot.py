@@ -33,7 +33,7 @@ from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.lifecycle.commit import commit
 from holdfast.engine.lifecycle.identity import place_of
 from holdfast.engine.lifecycle.run import create_run, read_run_record
-from holdfast.engine.saving.part import write_part
+from holdfast.engine.saving.part_writer import write_part
 from holdfast.errors import HoldfastError, InvalidArgumentError
 from holdfast.format.names import CHECKPOINTS, MANIFEST, CheckpointId
 from holdfast.format.records import RunPlace

@@ -16,15 +16,13 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from holdfast.adapt.contract import Pinning, Snapshot
 from holdfast.clock import Clock
-from holdfast.engine.saving.slots import FillProgress
+from holdfast.engine.saving.slots import RamSlots, SlotFill
 from holdfast.errors import DeviceError, HoldfastError, StorageError
-from holdfast.manager.agent_session import AgentSession
-from holdfast.manager.device_copy import fill_from
 from holdfast.manager.planning import PartCopy
-from holdfast.manager.ram_slots import RamSlots
 from holdfast.store.ram import SlotWriter
 
 log = logging.getLogger(__name__)
@@ -33,34 +31,25 @@ SlotFor = Callable[[PartCopy], str | None]
 """Request a slot for a replica from the agent, and return its name; None if there is none."""
 
 
-@dataclass(slots=True)
-class ReplicaDraft:
-    """A replica being written to a slot. One thread fills it; another one waits for that."""
+@dataclass(frozen=True, slots=True)
+class LocalReplica:
+    """A replica of another rank's part, and the slot that it is copied into."""
 
-    copy: PartCopy
-    filling: SlotWriter
-    progress: FillProgress
+    part: PartCopy
+    fill: SlotFill
 
-    def fill(self, snapshot: Snapshot, clock: Clock) -> None:
-        """Copy the chunks into the slot; after a failure, `finish` returns False."""
+    def copy(self, snapshot: Snapshot) -> bool:
+        """Copy the chunks, or wait until another thread has; return whether the slot has all."""
         try:
-            # Not digested here: the agent digests the replica and compares it with the record of
-            # the rank that owns the part.
-            fill_from(self.filling, self.copy.layout, snapshot, clock, digesting=False)
-            self.progress.finish()
+            return self.fill.copy(snapshot)
         except (StorageError, DeviceError) as error:
-            log.debug("no replica of rank %d's part is made: %s", self.copy.rank, error)
-        finally:
-            self.end()
+            log.debug("no replica of rank %d's part is made: %s", self.part.rank, error)
+            return False
 
-    def end(self) -> None:
-        """End the copying; threads in `finish` continue."""
-        self.progress.end()
-
-    def finish(self) -> bool:
-        """Wait until the copying ends, release the slot and return whether the replica is whole."""
-        with contextlib.closing(self.filling):
-            return self.progress.wait() and self.filling.is_current
+    def finish(self, snapshot: Snapshot) -> bool:
+        """Copy as `copy` does, and release the slot."""
+        with contextlib.closing(self.fill):
+            return self.copy(snapshot) and self.fill.slot.is_current
 
 
 class ReplicaWriter:
@@ -69,23 +58,23 @@ class ReplicaWriter:
     Owned by the saver's thread; the training thread calls `begin` only.
     """
 
-    def __init__(self, session: AgentSession, clock: Clock) -> None:
-        self._session = session
+    def __init__(self, ram_folder: Callable[[], Path | None], clock: Clock) -> None:
+        self._ram_folder = ram_folder
         self._clock = clock
         self._slots: dict[int, RamSlots] = {}
 
     def begin(
         self, copies: Sequence[PartCopy], held: contextlib.ExitStack
-    ) -> tuple[ReplicaDraft, ...]:
+    ) -> tuple[LocalReplica, ...]:
         """Return the replicas for which slots are prepared, to be filled at once.
 
         `held` closes their slots.
         """
         found = []
         for copy in copies:
-            filling = self._slots_of(copy).acquire(copy.layout.size_bytes, held)
-            if filling is not None:
-                found.append(ReplicaDraft(copy, filling, FillProgress()))
+            slot = self._slots_of(copy).acquire(copy.layout.size_bytes, held)
+            if slot is not None:
+                found.append(LocalReplica(copy, self._fill(copy, slot)))
         return tuple(found)
 
     def make(self, copy: PartCopy, snapshot: Snapshot, slot_for: SlotFor) -> bool:
@@ -98,16 +87,19 @@ class ReplicaWriter:
             HoldfastError: The agent refuses a slot, or the slot no longer exists.
         """
         slots, size_bytes = self._slots_of(copy), copy.layout.size_bytes
-        filling = slots.acquire(size_bytes)
-        if filling is None:
+        slot = slots.acquire(size_bytes)
+        if slot is None:
             slots.release_ready()
             name = slot_for(copy)
             if name is None:
                 return False
-            filling = slots.store(name).begin(size_bytes)
-        filled = ReplicaDraft(copy, filling, FillProgress())
-        filled.fill(snapshot, self._clock)
-        return filled.finish()
+            slot = slots.begin(name, size_bytes)
+        return LocalReplica(copy, self._fill(copy, slot)).finish(snapshot)
+
+    def _fill(self, copy: PartCopy, slot: SlotWriter) -> SlotFill:
+        # Not digested here: the agent digests the replica and compares it with the record of the
+        # rank that owns the part.
+        return SlotFill(slot, copy.layout, self._clock, digesting=False)
 
     def prepare(self, copies: Sequence[PartCopy], slot_for: SlotFor, pin: Pinning) -> None:
         """Prepare slots for the next checkpoint's replicas, as far as the agent has free ones."""
@@ -131,5 +123,5 @@ class ReplicaWriter:
 
     def _slots_of(self, copy: PartCopy) -> RamSlots:
         if copy.rank not in self._slots:
-            self._slots[copy.rank] = RamSlots(self._session, self._clock)
+            self._slots[copy.rank] = RamSlots(self._ram_folder, self._clock)
         return self._slots[copy.rank]

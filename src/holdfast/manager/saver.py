@@ -1,9 +1,13 @@
-"""Write images on a background thread; the training thread at most copies the state, in `submit`.
+"""Write parts on a background thread; the training thread at most copies the state, in `submit`.
 
 Invariants:
 - At most one save waits while another one is written, so `submit` may wait for RAM. `has_room`
   reports beforehand if it would wait for storage or for an agent that does not answer.
 - Each submitted save ends: as sealed, failed or abandoned.
+- The resources of a request are released once: by the training thread until the request is handed
+  over, by the saver's thread from then on.
+- An exception on the training thread, at any point, ends the save in bounded time: as failed, or as
+  complete if the saver's thread has everything it needs.
 
 Assumes that `submit`, `expect`, `forget` and `close` are called on the training thread only.
 """
@@ -11,40 +15,113 @@ Assumes that `submit`, `expect`, `forget` and `close` are called on the training
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
 
-from holdfast.adapt.contract import Hold, Pinning
+from holdfast.adapt.contract import Hold, Pinning, Snapshot
 from holdfast.agent import protocol
 from holdfast.clock import Clock
 from holdfast.conditions import Condition
-from holdfast.engine.saving.part import ChunkBytes, PartImages, write_part
-from holdfast.errors import AgentUnavailableError, HoldfastError, StorageError
+from holdfast.engine.saving.incremental import LastPart
+from holdfast.engine.saving.part import PartImages, PartPlan
+from holdfast.engine.saving.part_writer import PartWriter, write_part
+from holdfast.engine.saving.slots import RamSlots, SlotFill
+from holdfast.errors import (
+    AgentUnavailableError,
+    DeviceError,
+    FencedError,
+    HoldfastError,
+    StorageError,
+)
 from holdfast.events.schema import RamUnavailable
 from holdfast.format.names import CheckpointId
 from holdfast.manager.agent_session import AgentSession
-from holdfast.manager.part_writer import FilledPart, PartWriter
-from holdfast.manager.patience import SlotPatience
 from holdfast.manager.planning import PartCopy
 from holdfast.manager.progress import Progress
-from holdfast.manager.ram_slots import RamSlots
-from holdfast.manager.replica_writer import ReplicaWriter
-from holdfast.manager.save_request import SaveRequest, reason_of
+from holdfast.manager.replica_writer import LocalReplica, ReplicaWriter
+from holdfast.manager.save_schedule import SlotPatience
 from holdfast.store.contract import Store
-from holdfast.store.ram import SlotWriter
 
 BUSY_SECS = 0.02
 SKIPPED_MAX = 64
 PATIENCE_SECS = 2.0
 """How long the training thread waits for an agent's answer before it skips the save."""
+WARN_SECS = 5.0
+"""How long the training thread waits for an earlier save before it warns."""
 
 log = logging.getLogger(__name__)
 Answer = TypeVar("Answer", bound=msgspec.Struct)
+
+
+@dataclass(slots=True, kw_only=True)
+class SaveRequest:
+    """One save: the plan, the tiers, and the state, which is fixed or being copied into slots.
+
+    Attributes:
+        plan: What to write.
+        snapshot: The state.
+        is_durable_due: Whether the save is for the durable tier.
+        is_by_step: Whether the save is for exactly this step.
+        copies: The parts of other ranks that can be replicated from the same state.
+        part: The part in the prepared slot, which the training thread fills; None without one.
+        replicas: Those of `copies` that the training thread makes.
+        held: Closes the request's resources, until it is handed over.
+        is_handed_over: Whether the saver's thread owns the request. Written by the training thread.
+        asked_secs: The monotonic time at which `save` was called.
+        returned_secs: When the training thread continued; None: it has not yet. Written by it.
+        written_bytes: The size of the image to write; None until it is known.
+        interruption: Why the training thread left the save before its end. Written before the
+            copying ends, so the saver's thread sees it after it has waited for that.
+    """
+
+    plan: PartPlan
+    snapshot: Snapshot
+    is_durable_due: bool
+    is_by_step: bool
+    copies: tuple[PartCopy, ...] = ()
+    part: PartWriter | None = None
+    replicas: tuple[LocalReplica, ...] = ()
+    held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    is_handed_over: bool = False
+    asked_secs: float
+    returned_secs: float | None = None
+    written_bytes: int | None = None
+    interruption: str | None = None
+
+    def copy(self) -> None:
+        """Copy the state into the prepared slots, and release it if the part has it all."""
+        if self.part is None:
+            return
+        is_whole = False
+        try:
+            is_whole = self.part.write()
+        except (StorageError, DeviceError) as error:
+            log.warning("the slot for step %d cannot be filled: %s", self.plan.id.step, error)
+        for replica in self.replicas:
+            replica.copy(self.snapshot)
+        if is_whole:
+            self.snapshot.release()
+
+    def end(self) -> None:
+        """End the copying; threads that wait for it continue."""
+        if self.part is not None:
+            self.part.end()
+        for replica in self.replicas:
+            replica.fill.end()
+
+    def drop(self) -> None:
+        """Release all resources of a request that was not handed over."""
+        self.end()
+        self.held.close()
+        self.snapshot.release()
 
 
 class Saver:
@@ -60,16 +137,16 @@ class Saver:
         self._changed = Condition()
         self._waiting: SaveRequest | None = None
         self._skipped: deque[CheckpointId] = deque(maxlen=SKIPPED_MAX)
-        self._is_at_storage = False
+        self._at_storage: str | None = None
         self._asked_at: float | None = None
         self._is_closed = False
         self._has_ended = False
         self._is_getting_ready = False
         self._has_warned_no_ram = False
         self._patience = SlotPatience(clock)
-        self._slots = RamSlots(session, clock)
-        self._parts = PartWriter(self._slots, durable, clock)
-        self._copier = ReplicaWriter(session, clock)
+        self._slots = RamSlots(lambda: session.place.ram_folder, clock)
+        self._last = LastPart()
+        self._copier = ReplicaWriter(lambda: session.place.ram_folder, clock)
         self._copying: tuple[PartCopy, ...] = ()
         self._next_slot: protocol.WantSpare | None = None
         self._next_copies: tuple[PartCopy, ...] = ()
@@ -81,16 +158,19 @@ class Saver:
         """Accept a save; wait while another one is already waiting.
 
         Called on the training thread. If a slot is prepared, the state is copied into it and the
-        snapshot is released before this returns. An exception that leaves this call ends the save;
-        see `SaveRequest`.
+        snapshot is released before this returns; a state that stays as it is until a later fence is
+        copied by then. An exception that leaves this call ends the save; see the module.
         """
-        is_taken = False
+        self._revoked_on_error(request, self._take)
+        request.returned_secs = self._clock.monotonic()
+
+    def _revoked_on_error(self, request: SaveRequest, act: Callable[[SaveRequest], None]) -> None:
+        has_ended = False
         try:
-            self._take(request)
-            is_taken = True
+            act(request)
+            has_ended = True
         finally:
-            request.returned_secs = self._clock.monotonic()
-            if not is_taken:
+            if not has_ended:
                 self._revoke(request, reason_of(sys.exc_info()[1]))
 
     def _take(self, request: SaveRequest) -> None:
@@ -99,19 +179,40 @@ class Saver:
             request.plan.id, durable=request.is_durable_due, by_step=request.is_by_step
         )
         self._patience.note_taken()
-        request.filled = filled = self._parts.begin(request.plan, snapshot, request.held)
-        if filled is None and snapshot.hold is Hold.BORROWED:
+        if snapshot.hold is not Hold.DEVICE:
+            request.part = self._begin(request, request.held)
+        if request.part is None and snapshot.hold is Hold.BORROWED:
             snapshot.secure()
-        if filled is not None and not filled.draft.images.reused:
-            request.copied = self._copier.begin(request.copies, request.held)
+        if request.part is not None and not request.part.images.reused:
+            request.replicas = self._copier.begin(request.copies, request.held)
         # The saver's thread reports the save to the agent while this thread copies.
         self._submit(request)
-        if filled is not None:
-            filled.fill(snapshot)
-        for copied in request.copied:
-            copied.fill(snapshot, self._clock)
-        if filled is not None and filled.wait():
-            snapshot.release()
+        finish = functools.partial(self._revoked_on_error, request, SaveRequest.copy)
+        if snapshot.hold is not Hold.BORROWED or not snapshot.at_fence(finish):
+            request.copy()
+
+    def _begin(
+        self, request: SaveRequest, held: contextlib.ExitStack | None = None
+    ) -> PartWriter | None:
+        """Begin a part in the prepared slot, if the changed chunks fit it; None if they do not.
+
+        Args:
+            request: The save.
+            held: Closes the part too, with everything that was begun of it.
+        """
+        if not self._slots.has_ready:
+            return None
+        part = PartWriter(self._slots.tier(), request.plan, request.snapshot, self._last)
+        layout = part.images.own
+        slot = self._slots.acquire(layout.size_bytes, held)
+        if slot is None:
+            return None
+        if held is not None:
+            held.callback(part.close)
+        if not part.open(SlotFill(slot, layout, self._clock)):
+            part.close()
+            return None
+        return part
 
     def _revoke(self, request: SaveRequest, reason: str) -> None:
         """End a save that an exception has interrupted on the training thread.
@@ -134,7 +235,7 @@ class Saver:
 
     def forget(self) -> None:
         """Reuse nothing for the next save, because the run continues from another checkpoint."""
-        self._parts.forget()
+        self._last.forget()
 
     def get_ready(self) -> None:
         """Prepare a slot for the next save: one is sealed or has ended, so a slot may be free."""
@@ -177,9 +278,21 @@ class Saver:
 
     def _submit(self, request: SaveRequest) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting is None or self._is_closed)
+            if not self._changed.wait_for(self._has_place, WARN_SECS):
+                asked = "an answer of the host's agent" if self._asked_at else "an earlier save"
+                log.warning(
+                    "save step %d: the training has waited for %.0f s, and goes on waiting, for "
+                    "%s; `holdfast status` shows whether the agents of all hosts answer",
+                    request.plan.id.step,
+                    WARN_SECS,
+                    self._at_storage or asked,
+                )
+                self._changed.wait_for(self._has_place)
             request.is_handed_over, self._waiting = True, request
             self._changed.notify_all()
+
+    def _has_place(self) -> bool:
+        return self._waiting is None or self._is_closed
 
     def has_room(self) -> bool:
         """Return whether one more save can be submitted without waiting for storage.
@@ -192,9 +305,9 @@ class Saver:
             return self._waiting is None
 
     def _is_held_up(self) -> bool:
-        if self._asked_at is None:
-            return self._is_at_storage
-        return self._is_at_storage or self._clock.monotonic() - self._asked_at >= PATIENCE_SECS
+        if self._asked_at is None or self._at_storage is not None:
+            return self._at_storage is not None
+        return self._clock.monotonic() - self._asked_at >= PATIENCE_SECS
 
     def close(self, timeout_secs: float) -> None:
         """End the thread after the saves it has, and release the slots.
@@ -244,29 +357,56 @@ class Saver:
         return self._waiting is not None or bool(self._skipped) or is_wanted
 
     def _do(self, request: SaveRequest) -> None:
-        self._copying, self._next_copies = (), ()
+        # This is the top of a thread: every error of a save becomes its failure, which the training
+        # thread raises once.
+        self._copying, self._next_copies, self._next_slot = (), (), None
         tier = None
         try:
             tier = self._save(request)
         except Exception as error:
-            # This is the top of a thread: every error becomes the failure of the save, which the
-            # training thread raises once.
             log.debug("save %s failed", request.plan.id, exc_info=True)
-            is_lost = isinstance(error, AgentUnavailableError)
-            self._fail(request, f"{type(error).__name__}: {error}", is_lost=is_lost)
-        finally:
+            self._fail(request, error)
+        try:
             self._end_copies(request, is_in_ram=tier == "ram")
             self._next_slot, self._pin = self._slot_after(request), request.snapshot.pin
+        except Exception as error:
+            # The save has ended, and replicas and the next slot only make things faster.
+            log.debug("after the save of step %d: %r", request.plan.id.step, error)
+        finally:
             request.snapshot.release()
-            self._set_at_storage(False)
+            self._set_at_storage(None)
         self.get_ready()
+
+    def _save(self, request: SaveRequest) -> str | None:
+        """Write the part and report it; return its tier, or None if no tier takes it."""
+        tier = self._write(request)
+        if tier is None:
+            self._progress.finish(request.plan.id)
+            return None
+        now_secs, whole_bytes = self._clock.monotonic(), request.plan.layout.size_bytes
+        written_bytes = whole_bytes if request.written_bytes is None else request.written_bytes
+        message = protocol.Sealed(
+            rank=request.plan.rank,
+            id=(request.plan.id.step, request.plan.id.attempt),
+            part_count=request.plan.part_count,
+            tier=tier,
+            durable=request.is_durable_due,
+            blocked_secs=round((request.returned_secs or now_secs) - request.asked_secs, 6),
+            secs=round(now_secs - request.asked_secs, 6),
+            written_bytes=written_bytes,
+            reused_bytes=max(0, whole_bytes - written_bytes),
+        )
+        self._progress.seal(request.plan.id, message)
+        self._ask("sealed", message, protocol.Empty)
+        self._progress.reported(request.plan.id)
+        return tier
 
     def _slot_after(self, request: SaveRequest) -> protocol.WantSpare | None:
         """Return the slot that the next save needs if it is like this one; None without RAM."""
         if self._session.place.ram_folder is None:
             return None
         return self._wanted(
-            self._parts.size_of_next_bytes(request.plan), request.plan.layout.size_bytes
+            self._last.size_of_next_bytes(request.plan), request.plan.layout.size_bytes
         )
 
     def _wanted(
@@ -290,38 +430,14 @@ class Saver:
                         self._slots.make_ready(slot.name, request.size_bytes, self._pin)
                 if self._slots.has_ready:
                     self._copier.prepare(self._next_copies, self._spare_slot, self._pin)
-        except HoldfastError as error:
+        except (HoldfastError, MemoryError) as error:
             # Only logged: the next save requests a slot again and reports the error.
-            log.debug("no slot is ready for the next image: %s", error)
+            log.debug("no slot is ready for the next image: %r", error)
 
     def _spare_slot(self, copy: PartCopy) -> str | None:
         size_bytes = copy.layout.size_bytes
         wanted = self._wanted(size_bytes, size_bytes, copy.rank)
         return self._ask("spare", wanted, protocol.Slot).name
-
-    def _save(self, request: SaveRequest) -> str | None:
-        """Write the part and report it; return its tier, or None if no tier takes it."""
-        tier = self._fill(request)
-        if tier is None:
-            self._progress.finish(request.plan.id)
-            return None
-        now_secs, whole_bytes = self._clock.monotonic(), request.plan.layout.size_bytes
-        written_bytes = whole_bytes if request.written_bytes is None else request.written_bytes
-        message = protocol.Sealed(
-            rank=request.plan.rank,
-            id=(request.plan.id.step, request.plan.id.attempt),
-            part_count=request.plan.part_count,
-            tier=tier,
-            durable=request.is_durable_due,
-            blocked_secs=round((request.returned_secs or now_secs) - request.asked_secs, 6),
-            secs=round(now_secs - request.asked_secs, 6),
-            written_bytes=written_bytes,
-            reused_bytes=max(0, whole_bytes - written_bytes),
-        )
-        self._progress.seal(request.plan.id, message)
-        self._ask("sealed", message, protocol.Empty)
-        self._progress.reported(request.plan.id)
-        return tier
 
     def _begin_copies(self, request: SaveRequest, images: PartImages) -> tuple[int, ...]:
         """Return the ranks whose parts are about to be replicated; the agent is notified of them.
@@ -332,15 +448,15 @@ class Saver:
         request.written_bytes = images.own.size_bytes
         if not images.reused:
             self._copying = request.copies
-            if request.filled is not None:
-                self._copying = tuple(copied.copy for copied in request.copied)
+            if request.part is not None:
+                self._copying = tuple(replica.part for replica in request.replicas)
             self._next_copies = request.copies
         return tuple(copy.rank for copy in self._copying)
 
     def _end_copies(self, request: SaveRequest, *, is_in_ram: bool) -> None:
         """Report which replicas were made, after making those that the training thread did not."""
         plan = request.plan
-        made = {copied.copy.rank for copied in request.copied if copied.finish()}
+        made = {one.part.rank for one in request.replicas if one.finish(request.snapshot)}
         if not self._copying:
             return
         number = plan.id.step, plan.id.attempt
@@ -352,7 +468,7 @@ class Saver:
             )
             return self._ask("slot", message, protocol.Slot).name
 
-        for copy in self._copying if is_in_ram and request.filled is None else ():
+        for copy in self._copying if is_in_ram and request.part is None else ():
             try:
                 if self._copier.make(copy, request.snapshot, slot_for):
                     made.add(copy.rank)
@@ -363,82 +479,41 @@ class Saver:
             report = protocol.Copied(rank=plan.rank, id=number, copies=copies, made=tuple(made))
             self._ask("copied", report, protocol.Empty)
 
-    def _fill(self, request: SaveRequest) -> str | None:
+    def _write(self, request: SaveRequest) -> str | None:
         """Write the part to RAM, else to the durable tier; return the tier, None for neither."""
-        filled = request.filled or self._filled_here(request)
-        if filled is not None:
-            with contextlib.closing(filled):
-                tier = self._seal(request, filled)
-            if filled.wait():
-                return tier
-            if request.interruption is not None:
-                self._fail(request, request.interruption, is_lost=False)
-                return None
-        if request.snapshot.hold is not Hold.HOST and self._session.place.ram_folder is not None:
-            return self._fill_from_devices(request)
-        self._slots.release_ready()
         if self._session.place.ram_folder is None:
             slot = self._want_slot(request, None)
-            return self._go_without_ram(request, None, slot.reason)
-        with self._parts.draft(self._slots.store(), request.plan, request.snapshot) as draft:
-            slot = self._want_slot(request, draft.images)
-            reason = slot.reason
-            if slot.name is not None:
+            return self._write_durable(request, None, slot.reason)
+        part = request.part or self._begin(request)
+        if part is not None:
+            with contextlib.closing(part):
                 try:
-                    self._parts.write(draft, self._slots.store(slot.name), request.snapshot)
-                    return "ram"
+                    self._report_filling(request, part.images)
+                    if part.write(keep=bool(self._copying)):
+                        part.seal()
+                        return "ram"
                 except StorageError as error:
-                    reason = str(error)
-        return self._go_without_ram(request, None, reason)
-
-    def _filled_here(self, request: SaveRequest) -> FilledPart | None:
-        """Fill a slot on this thread, if one was prepared after the training thread needed it."""
-        filled = self._parts.begin(request.plan, request.snapshot)
-        if filled is not None:
-            filled.fill(request.snapshot)
-        return filled
-
-    def _fill_from_devices(self, request: SaveRequest) -> str | None:
-        """Fill a slot by device copies and return the tier, None for neither.
-
-        Without a slot, and after a failure of the RAM tier, the durable tier takes the part.
-        """
-        plan = request.plan
-        with self._parts.draft(self._slots.store(), plan, request.snapshot) as draft:
-            filling, reason = self._slot_for_devices(request, draft.images)
-            if filling is None:
-                return self._go_without_ram(request, None, reason)
-            filled = FilledPart(draft, filling, self._clock)
-            with contextlib.closing(filled):
-                try:
-                    keep = bool(self._copying)
-                    self._parts.seal_from_devices(filled, request.snapshot, keep=keep)
-                    return "ram"
-                except StorageError as error:
-                    draft.leave()
-                    chunks = filled.chunk_bytes() if filled.wait() else None
-                    return self._go_without_ram(request, chunks, str(error))
-
-    def _slot_for_devices(
-        self, request: SaveRequest, images: PartImages
-    ) -> tuple[SlotWriter | None, str]:
-        """Return the prepared slot or one that the agent assigns; else None and the reason."""
-        size_bytes = images.own.size_bytes
-        filling = self._slots.acquire(size_bytes)
-        if filling is not None:
-            with contextlib.ExitStack() as on_error:
-                on_error.callback(filling.close)
-                self._report_filling(request, images)
-                on_error.pop_all()
-            return filling, ""
+                    if part.is_whole:
+                        return self._write_durable(request, part, str(error))
+                    log.debug("step %d is not in the slot: %s", request.plan.id.step, error)
+            if request.interruption is not None:
+                raise StorageError(request.interruption)
         self._slots.release_ready()
-        slot = self._want_slot(request, images)
-        if slot.name is None:
-            return None, slot.reason
-        try:
-            return self._slots.store(slot.name).begin(size_bytes), ""
-        except StorageError as error:
-            return None, str(error)
+        part = PartWriter(self._slots.store(), request.plan, request.snapshot, self._last)
+        with contextlib.closing(part):
+            part.open()
+            slot = self._want_slot(request, part.images)
+            if slot.name is None:
+                return self._write_durable(request, part, slot.reason)
+            try:
+                layout = part.images.own
+                filled = self._slots.begin(slot.name, layout.size_bytes)
+                part.fill_into(SlotFill(filled, layout, self._clock))
+                part.write(keep=bool(self._copying))
+                part.seal()
+            except StorageError as error:
+                return self._write_durable(request, part, str(error))
+            return "ram"
 
     def _report_filling(self, request: SaveRequest, images: PartImages) -> None:
         plan, copies = request.plan, self._begin_copies(request, images)
@@ -446,46 +521,35 @@ class Saver:
         message = protocol.FillStarted(rank=plan.rank, id=number, copies=copies)
         self._ask("filling", message, protocol.Empty)
 
-    def _seal(self, request: SaveRequest, filled: FilledPart) -> str | None:
-        """Seal a part that is being copied; return the tier.
-
-        None if no tier takes it, and if the state was not copied.
-        """
-        try:
-            self._report_filling(request, filled.draft.images)
-            return "ram" if self._parts.seal(filled, request.snapshot) else None
-        except StorageError as error:
-            filled.draft.leave()
-            if not filled.wait():
-                return None
-            # The mapped slot stays readable even if its file was removed.
-            return self._go_without_ram(request, filled.chunk_bytes(), str(error))
-        finally:
-            # The training thread may still be copying from the snapshot into the slot, which are
-            # released next.
-            filled.wait()
-
-    def _go_without_ram(
-        self, request: SaveRequest, filled: ChunkBytes | None, reason: str
+    def _write_durable(
+        self, request: SaveRequest, part: PartWriter | None, reason: str
     ) -> str | None:
         """Write the part to the durable tier, if it is due there; return the tier or None.
 
         Args:
             request: The save.
-            filled: Reads the chunks from the slot, if the state is already released.
-            reason: Why RAM does not take the part.
+            part: What was begun of it in RAM, if anything.
+            reason: Why RAM does not take it.
         """
+        plan = request.plan
+        if part is not None:
+            part.abort()
         if self._session.place.ram_folder is not None:
             self._warn_no_ram(reason)
         if not request.is_durable_due:
-            self._abandon(request.plan.id, reason)
+            self._abandon(plan.id, reason)
             return None
-        self._set_at_storage(True)
-        if filled is not None:
-            write_part(self._durable, request.plan, filled)
+        self._set_at_storage(f"step {plan.id.step}, which is being written to the durable tier")
+        if part is not None and part.is_whole:
+            # The state may be released already.
+            write_part(self._durable, plan, part.chunk_bytes())
             return "durable"
-        with self._parts.draft(self._durable, request.plan, request.snapshot) as draft:
-            self._parts.write(draft, self._durable, request.snapshot)
+        with contextlib.closing(
+            PartWriter(self._durable, plan, request.snapshot, self._last)
+        ) as direct:
+            direct.open()
+            direct.write()
+            direct.seal()
         return "durable"
 
     def _want_slot(self, request: SaveRequest, images: PartImages | None) -> protocol.Slot:
@@ -510,12 +574,15 @@ class Saver:
                     "the manager was closed while the save waited for earlier ones to be written "
                     "to the durable tier, which may hang"
                 )
-            self._set_at_storage(True)
+            self._set_at_storage(
+                f"RAM for step {plan.id.step} ({slot.reason}); steps "
+                f"{sorted(self._progress.steps())} are in progress"
+            )
             # Each earlier checkpoint becomes durable or fails, and either frees a place. If storage
             # hangs, neither happens, and `close` ends the wait.
             self._clock.sleep(BUSY_SECS)
             slot = self._ask("slot", message, protocol.Slot)
-        self._set_at_storage(False)
+        self._set_at_storage(None)
         return slot
 
     def _ask(self, name: str, message: msgspec.Struct, kind: type[Answer]) -> Answer:
@@ -530,9 +597,9 @@ class Saver:
         with self._changed:
             self._asked_at = asked_at
 
-    def _set_at_storage(self, is_at_storage: bool) -> None:
+    def _set_at_storage(self, waits_for: str | None) -> None:
         with self._changed:
-            self._is_at_storage = is_at_storage
+            self._at_storage = waits_for
             self._changed.notify_all()
 
     def _warn_no_ram(self, reason: str) -> None:
@@ -544,8 +611,11 @@ class Saver:
 
     def _report_skipped(self, checkpoint: CheckpointId) -> None:
         reason = f"rank {self._session.rank} {protocol.SKIPPED}"
-        with contextlib.suppress(HoldfastError):
+        try:
             self._abandon(checkpoint, reason, is_skipped=True)
+        except (HoldfastError, MemoryError) as error:
+            # The agent drops the checkpoint after a while.
+            log.debug("step %d is not reported as skipped: %r", checkpoint.step, error)
 
     def _abandon(self, checkpoint: CheckpointId, reason: str, *, is_skipped: bool = False) -> None:
         number = checkpoint.step, checkpoint.attempt
@@ -554,16 +624,53 @@ class Saver:
         )
         self._ask("abandoned", message, protocol.Empty)
 
-    def _fail(self, request: SaveRequest, reason: str, *, is_lost: bool) -> None:
+    def _fail(self, request: SaveRequest, error: Exception) -> None:
+        reason = request.interruption or f"{type(error).__name__}: {error}"
         self._progress.fail(request.plan.id, reason)
-        if is_lost:
+        if isinstance(error, AgentUnavailableError):
             # No agent can be notified; the next one detects the incomplete part by itself.
             return
         try:
             self._abandon(request.plan.id, reason)
-        except HoldfastError as error:
+        except (HoldfastError, MemoryError) as failure:
             log.warning(
                 "the failure of step %d could not be reported to the agent: %s",
                 request.plan.id.step,
-                error,
+                failure,
             )
+
+
+def reason_of(error: BaseException | None) -> str:
+    """Return the reason of a save that failed because of `error`."""
+    detail = f": {error}" if error is not None and str(error) else ""
+    return f"{type(error).__name__} was raised during the call of save{detail}"
+
+
+def report_all(session: AgentSession, progress: Progress) -> None:
+    """Report each sealed part whose save has not ended to a new agent.
+
+    The agent answers with the end of the save, or accepts the part if RAM still holds it. If it
+    does neither, the save has failed.
+    """
+    for sealed in progress.sealed_again():
+        if _report_again(session, sealed):
+            progress.reported(CheckpointId(*sealed.id))
+
+
+def report_unknown(session: AgentSession, progress: Progress, checkpoint: CheckpointId) -> None:
+    """Report a part that is unknown to the agent, if its save has not ended meanwhile."""
+    sealed = progress.sealed_part(checkpoint)
+    if sealed is None:
+        # It was for RAM alone, and an earlier agent recycled it: a newer checkpoint exists.
+        progress.finish(checkpoint)
+    elif not _report_again(session, sealed):
+        progress.fail(checkpoint, "it is unknown to the agent, and a newer attempt has begun")
+
+
+def _report_again(session: AgentSession, sealed: protocol.Sealed) -> bool:
+    """Report one part again and return whether it belongs to the run's current attempt."""
+    try:
+        session.call("sealed", msgspec.structs.replace(sealed, again=True), protocol.Empty)
+    except FencedError:
+        return False
+    return True

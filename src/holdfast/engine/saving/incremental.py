@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import msgspec
 
+from holdfast.adapt.contract import Mark, Snapshot
 from holdfast.engine.saving.part import ChunkBytes, PartImages, PartPlan, without_reuse
 from holdfast.errors import StorageError
 from holdfast.format.digests import block_count, block_ranges, digest
@@ -34,9 +34,6 @@ USED_SHARE_MIN = 0.5
 TOGETHER_SIZE_MIN_BYTES = 64 * 1024 * 1024
 THREADS_MAX = 4
 
-Mark = weakref.ReferenceType[object] | None
-"""A weak reference to a chunk's array, if the array is immutable."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealedPart:
@@ -52,6 +49,59 @@ class SealedPart:
     own: ImageLayout
     marks: Sequence[Mark]
     steady: frozenset[int]
+
+
+class LastPart:
+    """The last sealed part of this rank, whose images the next one may reuse.
+
+    Owned by the saver's thread; the training thread calls `choose` and `forget` too.
+    """
+
+    def __init__(self) -> None:
+        self._sealed: SealedPart | None = None
+
+    def forget(self) -> None:
+        """Reuse nothing for the next part, because the run continues from another checkpoint."""
+        self._sealed = None
+
+    def choose(
+        self, tier: str, plan: PartPlan, snapshot: Snapshot
+    ) -> tuple[PartImages, SealedPart | None]:
+        """Return the images of a new part in `tier`, and the part whose images it reuses."""
+        before = self._in(tier)
+        # Arrays on a device are not compared by digest: that would need a copy to the host.
+        chunk_bytes = None if snapshot.on_devices else snapshot.chunk_bytes
+        return choose(plan, before, snapshot.marks, chunk_bytes), before
+
+    def remember(
+        self,
+        tier: str,
+        record: PartRecord,
+        plan: PartPlan,
+        images: PartImages,
+        snapshot: Snapshot,
+    ) -> None:
+        """Record that a part was sealed in `tier`."""
+        self._sealed = remember(
+            tier,
+            record,
+            plan,
+            images,
+            snapshot.marks,
+            self._sealed,
+            is_readable=not snapshot.on_devices,
+        )
+
+    def size_of_next_bytes(self, plan: PartPlan) -> int:
+        """Return the expected size in bytes of the own image after that of `plan`."""
+        before = self._in("ram")
+        if before is None or before.record.id != plan.id:
+            return plan.layout.size_bytes
+        return size_of_next_bytes(before, plan)
+
+    def _in(self, tier: str) -> SealedPart | None:
+        before = self._sealed
+        return before if before is not None and before.tier == tier else None
 
 
 def remember(

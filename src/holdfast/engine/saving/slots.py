@@ -1,24 +1,36 @@
-"""Filling a slot with an image, with digests computed on the way.
+"""Slots that are prepared before they are needed, and filled with an image once.
 
-The training thread waits for the copy. Each piece is digested while it is still in the processor's
-cache: reading it from memory once more would cost more than computing the digest.
+On the CPU the training thread copies the state into a prepared slot at once. That is cheaper than
+holding the state for a background thread: a step that donates held arrays has to allocate fresh
+pages, which cost ten times as much as the copy. Each piece is digested while it is still in the
+processor's cache: reading it from memory once more would cost more than computing the digest. From
+devices the bytes are copied into the slot directly, and digested as they arrive.
+
+Invariants:
+- One thread fills a slot, whichever asks first; it either fills it whole, or leaves a borrowed
+  state secured.
+- A slot, and the memory that it is filled from, is released only when the devices have finished
+  with both. Each wait for them is bounded by `STALL_SECS`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+from holdfast.adapt.contract import Hold, Pinning, Snapshot, Transfer
+from holdfast.clock import Clock
 from holdfast.conditions import Condition
-from holdfast.engine.saving.part import ChunkBytes, PartImages, PartPlan, put_record
+from holdfast.engine.saving.part import ChunkBytes
+from holdfast.errors import DeviceError, StorageError
 from holdfast.format.digests import RunningDigest, block_ranges, digest
 from holdfast.format.layout import Chunk, ImageLayout
-from holdfast.format.names import image_key
-from holdfast.format.records import PartRecord
-from holdfast.store.contract import Store
-from holdfast.store.ram import SlotWriter
+from holdfast.store.ram import RamStore, SlotWriter
 
 CACHED_SIZE_BYTES = 1024 * 1024
 """Small enough to be in a core's cache after its copy, large enough to hide Python's overhead."""
@@ -26,52 +38,269 @@ PARALLEL_SIZE_BYTES = 32 * 1024 * 1024
 PARALLEL_PIECE_BYTES = 256 * 1024
 """Below this size, Python's overhead per piece, under the GIL, outweighs parallel copying."""
 THREAD_COUNT_MAX = 4
+POLL_SECS = 0.0002
+STALL_SECS = 60.0
+"""How long a transfer from devices may make no progress."""
+
+log = logging.getLogger(__name__)
 
 
-class FillProgress:
-    """The state of filling a slot, and the digests of its blocks if computed on the way."""
+class RamSlots:
+    """The slots of one kind of image, one of which may be prepared.
 
-    def __init__(self) -> None:
+    Owned by the saver's thread; the training thread calls `acquire`, `has_ready` and `tier` too.
+
+    Args:
+        folder: Returns the present root of the RAM tier, or None if there is none.
+        clock: The clock for waits.
+    """
+
+    def __init__(self, folder: Callable[[], Path | None], clock: Clock) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._store: RamStore | None = None
+        self._slot = ""
+        self._lock = threading.Lock()
+        self._ready: SlotWriter | None = None
+
+    def acquire(
+        self, size_bytes: int, held: contextlib.ExitStack | None = None
+    ) -> SlotWriter | None:
+        """Return the prepared slot if it has that size, else None. The caller closes the slot.
+
+        Args:
+            size_bytes: The size of the image.
+            held: Closes the slot too, so that an exception raised before the caller has the slot
+                does not leak it.
+        """
+        with self._lock:
+            ready = self._ready
+            if ready is None or ready.size_bytes != size_bytes or not ready.is_current:
+                return None
+            if held is not None:
+                held.callback(ready.close)
+            self._ready = None
+            return ready
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether a slot is prepared; read without the lock, so it may be outdated at once."""
+        return self._ready is not None
+
+    def tier(self) -> RamStore:
+        """Return the RAM tier of the slot acquired last, for everything except writing an image."""
+        assert self._store is not None
+        return self._store
+
+    def store(self) -> RamStore:
+        """Return the RAM tier at its present root."""
+        folder = self._folder()
+        assert folder is not None
+        if self._store is None or self._store.root != folder:
+            self.close()
+            self._store = RamStore(folder, lambda size: self._slot, self._clock)
+        return self._store
+
+    def begin(self, name: str, size_bytes: int) -> SlotWriter:
+        """Map and lock a slot that the agent has assigned; the caller closes it.
+
+        Raises:
+            StorageError: The slot no longer exists, or belongs to another process by now.
+        """
+        self._slot = name
+        return self.store().begin(size_bytes)
+
+    def is_ready(self, size_bytes: int) -> bool:
+        """Return whether a slot of that size is prepared; release one of another size."""
+        with self._lock:
+            ready = self._ready
+            if ready is not None and ready.size_bytes == size_bytes and ready.is_current:
+                return True
+        self.release_ready()
+        return False
+
+    def make_ready(self, name: str, size_bytes: int, pin: Pinning) -> None:
+        """Map and lock a slot that the agent has assigned, and pin it if devices copy into it.
+
+        Raises:
+            StorageError: The slot no longer exists, or belongs to another process by now.
+        """
+        filling = self.begin(name, size_bytes)
+        # Pinning is slow for a slot's first image only, so it is done here, before a save needs it.
+        filling.pinned(pin)
+        with self._lock:
+            self._ready = filling
+
+    def close(self) -> None:
+        """Release all memory."""
+        self.release_ready()
+        if self._store is not None:
+            self._store.close()
+
+    def release_ready(self) -> None:
+        """Release the prepared slot, so that the agent can assign its memory to another one."""
+        with self._lock:
+            ready, self._ready = self._ready, None
+        if ready is not None:
+            ready.close()
+
+
+class SlotFill:
+    """A slot that is filled with an image; its lock is held until `close`.
+
+    Any thread may call `copy`: the first one copies, the others wait for it.
+
+    Args:
+        slot: The slot.
+        layout: The layout of the image.
+        clock: The clock for waits.
+        digesting: Digest the blocks on the way.
+    """
+
+    def __init__(
+        self, slot: SlotWriter, layout: ImageLayout, clock: Clock, *, digesting: bool = True
+    ) -> None:
+        self.slot = slot
+        self.layout = layout
+        self._clock = clock
+        self._digesting = digesting
         self._changed = Condition()
+        self._copier: threading.Thread | None = None
         self._has_ended = False
-        self._is_whole = False
-        self.digests: Sequence[str] | None = None
+        self.is_whole = False
+        """Whether the slot has the whole image, which will not change."""
+        self._digests: Sequence[str] | None = None
 
-    def finish(self, digests: Sequence[str] | None = None) -> None:
-        """Report that the whole image is in the slot and will not change."""
-        self.digests = digests
-        self._is_whole = True
-        self.end()
+    def copy(self, snapshot: Snapshot, *, keep: bool = True) -> bool:
+        """Fill the slot, or wait until another thread has; return whether it is whole.
+
+        The wait is unbounded: the copying thread does nothing else, and ends in any case.
+
+        Args:
+            snapshot: The state. If it is borrowed and cannot be copied, it is secured.
+            keep: Do not release a state on devices as soon as it has arrived.
+
+        Raises:
+            StorageError, DeviceError: This thread cannot fill it.
+        """
+        with self._changed:
+            is_first = self._copier is None and not self._has_ended
+            if is_first:
+                self._copier = threading.current_thread()
+        if is_first:
+            try:
+                self._copy(snapshot, keep)
+            except (StorageError, DeviceError):
+                if snapshot.hold is Hold.BORROWED:
+                    snapshot.secure()
+                raise
+            finally:
+                self.end()
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_ended)
+        return self.is_whole
 
     def end(self) -> None:
-        """Report that filling ended. It failed, unless `finish` was called before."""
+        """Let no thread begin to copy any more; wait for another thread that is copying."""
+        if self._copier not in (None, threading.current_thread()):
+            with self._changed:
+                self._changed.wait_for(lambda: self._has_ended)
         self._has_ended = True
         with self._changed:
             self._changed.notify_all()
 
-    def wait(self) -> bool:
-        """Wait until filling ended; return whether the image is complete.
+    def digests(self) -> Sequence[str]:
+        """Return the digests of the blocks of an image that is whole."""
+        if self._digests is None:
+            # The training thread waited for the copy, and not for the digests as well.
+            self._digests = digests_of(self.slot, self.layout, lambda stop_bytes: None)
+        return self._digests
 
-        Unbounded: the filling thread does nothing else and calls `finish` or `end` in any case.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: self._has_ended)
-        return self._is_whole
+    def close(self) -> None:
+        """End the copying and release the slot; without a name it is free again. Idempotent."""
+        self.end()
+        self.slot.close()
+
+    def _copy(self, snapshot: Snapshot, keep: bool) -> None:
+        slot, layout = self.slot, self.layout
+        if not slot.is_current:
+            raise StorageError("the RAM tier was removed before the state was copied into it")
+        slot.write(0, memoryview(layout.header))
+        ranges, memory = {}, None
+        if snapshot.on_devices and snapshot.hold is not Hold.HOST:
+            memory = slot.pinned(snapshot.pin)
+        if memory is not None:
+            ranges = snapshot.device_ranges(layout.chunks)
+        if memory is None or not ranges:
+            found = fill_chunks(
+                slot, layout.chunks, snapshot.chunk_bytes, digesting=self._digesting
+            )
+            self._digests = found if self._digesting else None
+            self.is_whole = True
+            return
+        began_secs = self._clock.monotonic()
+        with _Arrival(memory.start(list(ranges.values())), self._clock) as arrival:
+            others = [chunk for chunk in layout.chunks if chunk not in ranges]
+            fill_chunks(slot, others, snapshot.chunk_bytes, digesting=False)
+
+            def wait_for(stop_bytes: int) -> None:
+                arrival.wait(stop_bytes)
+                if not self.is_whole and arrival.is_over(stop_bytes):
+                    self.is_whole = True
+                    if not keep:
+                        snapshot.release()
+                    size_bytes = sum(found.size_bytes for found in ranges.values())
+                    secs = self._clock.monotonic() - began_secs
+                    log.debug("devices copied %d bytes in %.6f s", size_bytes, secs)
+
+            if self._digesting and snapshot.hold is not Hold.BORROWED:
+                self._digests = digests_of(slot, layout, wait_for)
+            wait_for(layout.size_bytes)
+            self.is_whole = True
 
 
-def fill_slot(
-    filling: SlotWriter, layout: ImageLayout, chunk_bytes: ChunkBytes, *, digesting: bool = True
-) -> list[str]:
-    """Copy an image into a slot. Does nothing else, since a training thread may wait for it.
+class _Arrival:
+    """A transfer from devices into a slot; leaving the context waits until the devices finished.
 
-    Returns:
-        With `digesting`, the digests of its blocks; else an empty list.
-
-    Raises:
-        StorageError: another process changed the slot.
+    If a device hangs, that wait ends after `STALL_SECS`, and the slot stays locked.
     """
-    filling.write(0, memoryview(layout.header))
-    return fill_chunks(filling, layout.chunks, chunk_bytes, digesting=digesting)
+
+    def __init__(self, transfer: Transfer, clock: Clock) -> None:
+        self._transfer = transfer
+        self._clock = clock
+
+    def __enter__(self) -> _Arrival:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        deadline = self._clock.monotonic() + STALL_SECS
+        while not self._transfer.is_over() and self._clock.monotonic() < deadline:
+            self._clock.sleep(POLL_SECS)
+
+    def is_over(self, stop_bytes: int) -> bool:
+        """Return whether no device writes any more and all bytes below `stop_bytes` arrived."""
+        return self._transfer.is_over() and self._transfer.has_arrived(stop_bytes)
+
+    def wait(self, stop_bytes: int) -> None:
+        """Wait until all bytes below the offset `stop_bytes` have arrived.
+
+        `stop_bytes` must not decrease from call to call.
+
+        Raises:
+            DeviceError: The transfer failed, or made no progress for `STALL_SECS`.
+        """
+        if self._transfer.has_arrived(stop_bytes):
+            return
+        deadline = self._clock.monotonic() + STALL_SECS
+        while not self._transfer.has_arrived(stop_bytes):
+            if self._clock.monotonic() > deadline:
+                self._transfer.fail(
+                    DeviceError(
+                        f"copy from a device: expected the bytes below {stop_bytes} within "
+                        f"{STALL_SECS:.0f} s, found no progress; the device hangs"
+                    )
+                )
+            self._clock.sleep(POLL_SECS)
 
 
 def fill_chunks(
@@ -224,24 +453,3 @@ def _together(chunks: Iterable[Chunk]) -> Iterator[list[tuple[int, int]]]:
 
 def _digests(view: memoryview, ranges: Iterable[tuple[int, int]]) -> list[str]:
     return [digest(view[start:stop]) for start, stop in ranges]
-
-
-def seal_slot(
-    store: Store, filling: SlotWriter, plan: PartPlan, images: PartImages, digests: Sequence[str]
-) -> PartRecord:
-    """Give a filled slot the name of the part's own image, and write the record; return it.
-
-    Args:
-        store: the RAM tier.
-        filling: the slot.
-        plan: the description of the part.
-        images: the images that the part consists of.
-        digests: the digests of the own image's blocks.
-
-    Raises:
-        OutOfSpaceError, StorageError: no part is visible.
-    """
-    # Right before the name becomes visible: another process may have truncated the slot.
-    filling.check_whole()
-    filling.show(image_key(plan.id, plan.rank, plan.part_count))
-    return put_record(store, plan, images, digests)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,13 +19,14 @@ from holdfast.adapt.contract import Snapshot
 from holdfast.adapt.devices.transfers import PIECE_SIZE_BYTES
 from holdfast.adapt.jax.state import JaxFramework
 from holdfast.clock import SystemClock
-from holdfast.engine.saving.part import PartPlan, without_reuse
-from holdfast.engine.saving.slots import digests_of, seal_slot
+from holdfast.engine.saving import slots
+from holdfast.engine.saving.incremental import LastPart
+from holdfast.engine.saving.part import PartPlan
+from holdfast.engine.saving.part_writer import PartWriter
+from holdfast.engine.saving.slots import SlotFill
 from holdfast.errors import DeviceError, StorageError
 from holdfast.format.digests import BLOCK_SIZE_BYTES, digest
 from holdfast.format.names import CheckpointId
-from holdfast.manager import device_copy
-from holdfast.manager.device_copy import DeviceCopy
 from holdfast.manager.planning import Planner, Taking
 from holdfast.store.ram import RamStore
 from holdfast.store.slots import SLOTS, SlotPool
@@ -75,31 +77,47 @@ def rig() -> Iterator[Rig]:
         store.close()
 
 
-def filling_of(rig: Rig, clock: StepClock | SystemClock) -> tuple[DeviceCopy, object]:
-    filling = rig.store.begin(rig.plan.layout.size_bytes)
-    return DeviceCopy(filling, rig.plan.layout, rig.snapshot, clock), filling
+def filling_of(rig: Rig, clock: StepClock | SystemClock) -> SlotFill:
+    return SlotFill(rig.store.begin(rig.plan.layout.size_bytes), rig.plan.layout, clock)
 
 
-def test_a_block_is_digested_while_later_ones_are_on_their_way(rig: Rig) -> None:
-    arriving, filling = filling_of(rig, SystemClock())
-    stops: list[int] = []
+def part_of(rig: Rig, fill: SlotFill) -> PartWriter:
+    part = PartWriter(rig.store, rig.plan, rig.snapshot, LastPart())
+    assert part.open(fill)
+    return part
 
-    def wait(stop_bytes: int) -> None:
-        # The device copies the next piece only when the first of its blocks is asked for.
-        start = rig.plan.layout.chunks[0].offset_bytes
-        if rig.device.copy_count < min(3, -(-(stop_bytes - start) // PIECE_SIZE_BYTES)):
-            rig.device.let_run(1)
-        stops.append(stop_bytes)
-        arriving.wait(stop_bytes)
 
-    with rig.device.held(), contextlib.closing(filling), arriving:
-        digests = digests_of(filling, rig.plan.layout, wait)
-        record = seal_slot(rig.store, filling, rig.plan, without_reuse(rig.plan), digests)
-    assert (
-        len(record.blocks)
-        == len(set(stops)) - (rig.plan.layout.size_bytes not in stops[:-1])
-        == rig.plan.layout.block_count
-    )
+class SteppingClock(SystemClock):
+    """The device copies one more piece whenever somebody waits for it."""
+
+    def __init__(self, device: StandInDevice) -> None:
+        self._device = device
+
+    def sleep(self, secs: float) -> None:
+        self._device.let_run(1)
+        super().sleep(secs)
+
+
+def test_a_block_is_digested_while_later_ones_are_on_their_way(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun_at: list[int] = []
+    digests, lock = slots._digests, threading.Lock()
+
+    def noted(view: memoryview, ranges: Any) -> list[str]:
+        with lock:
+            begun_at.append(rig.device.copy_count)
+        return digests(view, ranges)
+
+    monkeypatch.setattr(slots, "_digests", noted)
+    with (
+        rig.device.held(),
+        contextlib.closing(part_of(rig, filling_of(rig, SteppingClock(rig.device)))) as part,
+    ):
+        assert part.write()
+        record = part.seal()
+    assert min(begun_at) < 3 == rig.device.copy_count
+    assert len(record.blocks) == rig.plan.layout.block_count
     content = rig.image.read_bytes()
     for chunk in rig.plan.layout.chunks:
         data = content[chunk.offset_bytes : chunk.offset_bytes + chunk.size_bytes]
@@ -109,59 +127,71 @@ def test_a_block_is_digested_while_later_ones_are_on_their_way(rig: Rig) -> None
         assert digest(content[at : at + BLOCK_SIZE_BYTES]) == expected
 
 
-def test_the_devices_memory_is_let_go_before_all_is_digested(rig: Rig) -> None:
-    arriving, filling = filling_of(rig, SystemClock())
-    with contextlib.closing(filling), arriving:
+@pytest.mark.parametrize("keep", [False, True])
+def test_the_devices_memory_is_let_go_as_soon_as_all_has_arrived(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, keep: bool
+) -> None:
+    kept: list[int] = []
+    digests = slots.digests_of
+
+    def noted(slot: Any, layout: Any, wait_for: Any) -> list[str]:
         wait_until(lambda: not rig.device.is_queued())
-        arriving.wait(rig.plan.layout.chunks[0].offset_bytes + 1)
-        assert rig.snapshot._on_devices.keys() == []
+        wait_for(layout.chunks[0].offset_bytes + 1)
+        kept.append(len(rig.snapshot._on_devices.keys()))
+        return digests(slot, layout, wait_for)
+
+    monkeypatch.setattr(slots, "digests_of", noted)
+    with contextlib.closing(part_of(rig, filling_of(rig, SystemClock()))) as part:
+        assert part.write(keep=keep)
+        assert kept == [1 if keep else 0]
         # What goes elsewhere after all comes from the slot.
         chunk = rig.plan.layout.chunks[-1]
-        assert arriving.is_whole
-        found = filling.view()[chunk.offset_bytes : chunk.offset_bytes + chunk.size_bytes].tobytes()
+        assert part.is_whole
+        found = part.chunk_bytes()(chunk).tobytes()
     assert found == np.asarray(rig.state[chunk.name]).tobytes()
 
 
 def test_a_device_that_hangs_fails_the_save_in_time_and_its_slot_stays_locked(rig: Rig) -> None:
     began = rig.clock.monotonic()
-    arriving, filling = filling_of(rig, rig.clock)
+    fill = filling_of(rig, rig.clock)
     with rig.device.held():
         with (
             pytest.raises(DeviceError, match="no progress; the device hangs"),
-            contextlib.closing(filling),
-            arriving,
+            contextlib.closing(fill),
         ):
-            arriving.wait(rig.plan.layout.size_bytes)
-        assert 60 < rig.clock.monotonic() - began < 4 * device_copy.STALL_SECS
+            fill.copy(rig.snapshot)
+        assert 60 < rig.clock.monotonic() - began < 4 * slots.STALL_SECS
         assert [*rig.pool.free_slots()] == []
         assert len(list((rig.root / SLOTS).iterdir())) == 1
     wait_until(lambda: not rig.device.is_queued())
-    filling.close()
+    fill.close()
     assert len(rig.pool.free_slots()) == 1
 
 
-def test_a_slot_is_let_go_only_when_the_devices_are_done_with_it(rig: Rig) -> None:
-    arriving, filling = filling_of(rig, SystemClock())
-    with pytest.raises(ValueError, match="ends early"), contextlib.closing(filling), arriving:
-        raise ValueError("the save ends early")
+def test_a_slot_is_let_go_only_when_the_devices_are_done_with_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(slots, "digests_of", interrupted)
+    fill = filling_of(rig, SystemClock())
+    with pytest.raises(KeyboardInterrupt), contextlib.closing(fill):
+        fill.copy(rig.snapshot)
     assert not rig.device.is_queued()
     assert len(rig.pool.free_slots()) == 1
 
 
 def test_a_slot_that_was_removed_is_not_filled(rig: Rig) -> None:
-    arriving, filling = filling_of(rig, SystemClock())
+    fill = filling_of(rig, SystemClock())
     (slot,) = (rig.root / SLOTS).iterdir()
     slot.unlink()
-    with (
-        contextlib.closing(filling),
-        pytest.raises(StorageError, match="the RAM tier was removed"),
-        arriving,
-    ):
-        pass
+    with contextlib.closing(fill), pytest.raises(StorageError, match="the RAM tier was removed"):
+        fill.copy(rig.snapshot)
     assert not rig.device.copied_bytes
     # The state is still there, to go elsewhere.
     chunk = rig.plan.layout.chunks[0]
-    assert not arriving.is_whole
+    assert not fill.is_whole
     data = bytes(rig.snapshot.chunk_bytes(chunk))
     assert data == np.asarray(rig.state[chunk.name]).tobytes()
 
@@ -192,28 +222,23 @@ class FailingHost:
 
 
 def test_what_fails_on_the_host_waits_for_the_devices_all_the_same(rig: Rig) -> None:
-    filling = rig.store.begin(rig.plan.layout.size_bytes)
-    failing = FailingHost(rig.snapshot)
-    clock = LettingClock(rig.device)
-    arriving = DeviceCopy(filling, rig.plan.layout, failing, clock)
+    fill = filling_of(rig, LettingClock(rig.device))
     with (
         rig.device.held(),
-        contextlib.closing(filling),
+        contextlib.closing(fill),
         pytest.raises(StorageError, match="the host fails"),
-        arriving,
     ):
-        pass
+        fill.copy(FailingHost(rig.snapshot))
     assert rig.device.copy_count == 3
     assert len(rig.pool.free_slots()) == 1
 
 
 def test_a_slot_that_lost_its_memory_while_a_device_filled_it_becomes_no_image(rig: Rig) -> None:
-    arriving, filling = filling_of(rig, SystemClock())
-    (slot,) = (rig.root / SLOTS).iterdir()
-    with contextlib.closing(filling), arriving:
-        digests = digests_of(filling, rig.plan.layout, arriving.wait)
+    with contextlib.closing(part_of(rig, filling_of(rig, SystemClock()))) as part:
+        assert part.write()
+        (slot,) = (rig.root / SLOTS).iterdir()
         os.truncate(slot, 0)
         os.truncate(slot, rig.plan.layout.size_bytes)
         with pytest.raises(StorageError, match="another process changes the RAM tier"):
-            seal_slot(rig.store, filling, rig.plan, without_reuse(rig.plan), digests)
+            part.seal()
     assert not rig.image.exists()

@@ -1,0 +1,291 @@
+"""Write one rank's part: images reused from the last part, an image of its own, and the record.
+
+A part is opened, written, and then sealed or aborted. Its own image goes into a slot of the RAM
+tier, or directly to a store; what writes it differs, the order does not.
+
+Invariants:
+- Reused images are linked into the new checkpoint's folder before anything else of it is written,
+  so their bytes stay even if the older checkpoint is dropped meanwhile.
+- The part record is written last; if it exists, the part's images are complete.
+- A part that is not sealed leaves no name behind, not even that of a reused image: the name alone
+  would hold memory that is never freed.
+- Only a sealed part is reused: whole images whose record was written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, islice
+
+from holdfast.adapt.contract import Snapshot
+from holdfast.engine.saving.incremental import LastPart, link_reused, unlink_reused
+from holdfast.engine.saving.part import ChunkBytes, PartImages, PartPlan, without_reuse
+from holdfast.engine.saving.slots import SlotFill
+from holdfast.errors import StorageError
+from holdfast.format.buffers import Buffer
+from holdfast.format.digests import block_count, block_ranges, digest
+from holdfast.format.layout import Chunk, ImageLayout, partial_layout
+from holdfast.format.names import image_key, part_key, reused_image_key
+from holdfast.format.ranges import members
+from holdfast.format.records import PartRecord
+from holdfast.format.sealed import seal
+from holdfast.store.contract import Reader, Store
+
+log = logging.getLogger(__name__)
+
+
+class PartWriter:
+    """One part that is being written to one store.
+
+    Threads may use it one after another; `write` and `end` may be called by several at once.
+
+    Args:
+        store: The store: the RAM tier if a slot takes the image.
+        plan: What to write.
+        snapshot: The state.
+        last: The last sealed part, some of whose images this one may reuse.
+    """
+
+    def __init__(self, store: Store, plan: PartPlan, snapshot: Snapshot, last: LastPart) -> None:
+        self._store = store
+        self._plan = plan
+        self._last = last
+        self._snapshot = snapshot
+        self._key = image_key(plan.id, plan.rank, plan.part_count)
+        self.images, self._before = last.choose(store.tier, plan, snapshot)
+        self._fill: SlotFill | None = None
+        self._digests: Sequence[str] = ()
+        self._open = contextlib.ExitStack()
+        self._readers: list[Reader] = []
+        self._is_sealed = False
+
+    def open(self, fill: SlotFill | None = None) -> bool:
+        """Link the reused images, and hold them open, so that they stay readable in any case.
+
+        Args:
+            fill: The slot for the part's own image, if one is prepared; `close` releases it.
+
+        Returns:
+            False if they cannot be linked, because their checkpoint was dropped meanwhile. Then
+            `images` has all chunks in the part's own image.
+        """
+        self._fill = fill
+        try:
+            if self._before is not None:
+                link_reused(self._store, self._plan, self.images, self._before)
+            for image in self.images.reused if self._store.tier == "ram" else ():
+                key = reused_image_key(
+                    self._plan.id, self._plan.rank, self._plan.part_count, image.origin
+                )
+                self._readers.append(self._open.enter_context(self._store.open(key)))
+        except StorageError as error:
+            step = self._plan.id.step
+            log.debug("step %d reuses no images, they cannot be linked: %s", step, error)
+            self.abort()
+            self.images = without_reuse(self._plan)
+            return False
+        return True
+
+    def fill_into(self, fill: SlotFill) -> None:
+        """Write the part's own image into a slot, which `close` releases."""
+        self._fill = fill
+
+    def write(self, *, keep: bool = True) -> bool:
+        """Write the part's own image, or wait until another thread has; return whether it is whole.
+
+        Args:
+            keep: Do not release a state on devices as soon as it is in a slot.
+
+        Raises:
+            OutOfSpaceError, StorageError, DeviceError: This thread cannot write it.
+        """
+        if self._fill is not None:
+            return self._fill.copy(self._snapshot, keep=keep)
+        image = ImageSource(self.images.own, self._snapshot.chunk_bytes)
+        self._store.put(self._key, image)
+        self._digests = image.digests
+        return True
+
+    def seal(self) -> PartRecord:
+        """Give the own image its name if it is in a slot, and write the record; return it.
+
+        Raises:
+            OutOfSpaceError, StorageError: The part is not sealed, and no part is visible.
+        """
+        fill = self._fill
+        if fill is not None:
+            if not fill.slot.is_current:
+                raise StorageError("the RAM tier was removed while the state was copied into it")
+            self._digests = fill.digests()
+            # Right before the name becomes visible: another process may have truncated the slot.
+            fill.slot.check_whole()
+            fill.slot.show(self._key)
+        record = _put_record(self._store, self._plan, self.images, self._digests)
+        self._is_sealed = True
+        self._last.remember(self._store.tier, record, self._plan, self.images, self._snapshot)
+        return record
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a slot holds the whole own image, so that `chunk_bytes` can be used."""
+        return self._fill is not None and self._fill.is_whole
+
+    def chunk_bytes(self) -> ChunkBytes:
+        """Return a reader of all chunks of the part, to write it to another store.
+
+        The mapped slot stays readable even if its file was removed.
+
+        Raises:
+            StorageError: The slot was changed by another process.
+        """
+        assert self._fill is not None
+        own, images, plan = self._fill.slot.view(), self.images, self._plan
+        places = {chunk.ordinal: (own, chunk.offset_bytes) for chunk in images.own.chunks}
+        for reader, image in zip(self._readers, images.reused, strict=True):
+            layout = partial_layout(plan.spec.arrays, plan.layout, members(image.laid))
+            memory = reader.lasting_view()
+            assert memory is not None
+            used = set(members(image.used))
+            places |= {
+                c.ordinal: (memory, c.offset_bytes) for c in layout.chunks if c.ordinal in used
+            }
+
+        def found(chunk: Chunk) -> memoryview:
+            view, offset_bytes = places[chunk.ordinal]
+            return view[offset_bytes : offset_bytes + chunk.size_bytes]
+
+        return found
+
+    def end(self) -> None:
+        """Let no thread begin to write the image any more; wait for one that is writing it."""
+        if self._fill is not None:
+            self._fill.end()
+
+    def abort(self) -> None:
+        """Remove all names of the part from the store, unless it was sealed; bytes stay."""
+        if self._is_sealed:
+            return
+        # An image without a record is not a part: nothing else would free its slot.
+        with contextlib.suppress(StorageError):
+            self._store.delete(self._key)
+        unlink_reused(self._store, self._plan, self.images)
+
+    def close(self) -> None:
+        """Abort the part if it was not sealed, and release all memory. Idempotent."""
+        self.end()
+        self.abort()
+        self._open.close()
+        if self._fill is not None:
+            self._fill.close()
+
+
+def write_part(
+    store: Store, plan: PartPlan, chunk_bytes: ChunkBytes, images: PartImages | None = None
+) -> PartRecord:
+    """Write the image, digesting each block on the way, then the record that seals it.
+
+    Without `images` all chunks are written.
+
+    Returns:
+        The part record as written.
+
+    Raises:
+        OutOfSpaceError, StorageError: no part is visible.
+    """
+    images = images or without_reuse(plan)
+    image = ImageSource(images.own, chunk_bytes)
+    store.put(image_key(plan.id, plan.rank, plan.part_count), image)
+    return _put_record(store, plan, images, image.digests)
+
+
+def _put_record(
+    store: Store, plan: PartPlan, images: PartImages, own_blocks: Sequence[str]
+) -> PartRecord:
+    """Write the record that seals the images, which are visible already; return it.
+
+    `own_blocks` are the digests of the own image's blocks.
+
+    Raises:
+        OutOfSpaceError, StorageError: no part is visible.
+    """
+    record = PartRecord(
+        run_id=plan.run_id,
+        step=plan.id.step,
+        attempt=plan.id.attempt,
+        rank=plan.rank,
+        part_count=plan.part_count,
+        image_size_bytes=images.own.size_bytes,
+        header_digest=digest(images.own.header),
+        blocks=_all_blocks(plan.layout, images, own_blocks),
+        reused=images.reused,
+        values=plan.process_values,
+        checkpoint=plan.spec if plan.rank == 0 else None,
+    )
+    # Last, so that the record proves that the images are complete.
+    store.put(part_key(plan.id, plan.rank, plan.part_count), seal(record))
+    return record
+
+
+def _all_blocks(
+    whole: ImageLayout, images: PartImages, own_blocks: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the digests of all of the rank's chunks, in the order of their common layout."""
+    if not images.reused:
+        return tuple(own_blocks)
+    rest = iter(own_blocks)
+    found: list[str] = []
+    for chunk in whole.chunks:
+        reused = images.reused_blocks.get(chunk.ordinal)
+        found += islice(rest, block_count(chunk.size_bytes)) if reused is None else reused
+    return tuple(found)
+
+
+class ImageSource:
+    """The bytes of an image, from its chunks, which are digested on the way.
+
+    `digests` holds the digests of the image's blocks once all bytes were requested.
+    """
+
+    is_lasting = True
+
+    def __init__(self, layout: ImageLayout, chunk_bytes: ChunkBytes) -> None:
+        self._layout = layout
+        self._chunk_bytes = chunk_bytes
+        self._stops = [chunk.offset_bytes + chunk.size_bytes for chunk in layout.chunks]
+        counts = [block_count(chunk.size_bytes) for chunk in layout.chunks]
+        self._first_blocks = [*accumulate(counts, initial=0)]
+        # Ranges of one chunk follow each other, and its bytes may be a copy made for the call.
+        self._last: tuple[Chunk | None, memoryview] = (None, memoryview(b""))
+        self.digests = [""] * layout.block_count
+
+    @property
+    def size_bytes(self) -> int:
+        return self._layout.size_bytes
+
+    def blocks(self, start_bytes: int, stop_bytes: int) -> Iterator[Buffer]:
+        if start_bytes < len(self._layout.header):
+            yield self._layout.header[start_bytes:stop_bytes]
+        for index in range(bisect_right(self._stops, start_bytes), len(self._stops)):
+            chunk = self._layout.chunks[index]
+            if chunk.offset_bytes >= stop_bytes:
+                return
+            if chunk.size_bytes:
+                start = max(0, start_bytes - chunk.offset_bytes)
+                yield from self._blocks_of(index, start, stop_bytes - chunk.offset_bytes)
+
+    def _blocks_of(self, index: int, start: int, stop: int) -> Iterator[Buffer]:
+        """Yield the bytes [start, stop) of a chunk, as far as it has them."""
+        chunk, (known, data) = self._layout.chunks[index], self._last
+        if known is not chunk:
+            data = self._chunk_bytes(chunk)
+            self._last = chunk, data
+        ranges = block_ranges(chunk.size_bytes)
+        for number, (first, last) in enumerate(ranges, self._first_blocks[index]):
+            if first < stop and last > start:
+                yield data[max(first, start) : min(last, stop)]
+                if last <= stop:
+                    # The store has just read the block, so it is in the processor's cache.
+                    self.digests[number] = digest(data[first:last])
