@@ -295,6 +295,24 @@ class Detach(msgspec.Struct, frozen=True, kw_only=True):
     rank: Rank
 
 
+class Detached(msgspec.Struct, frozen=True, kw_only=True):
+    """What stays after a trainer has detached.
+
+    Attributes:
+        is_last: whether no other trainer is attached.
+        pid: the agent.
+        ram_bytes: the RAM that it holds.
+        is_writing: whether checkpoints must still become durable.
+        leaves_in_secs: when it leaves; None: it is not known yet.
+    """
+
+    is_last: bool
+    pid: int
+    ram_bytes: Size
+    is_writing: bool
+    leaves_in_secs: float | None
+
+
 class Stop(msgspec.Struct, frozen=True, kw_only=True):
     """Make the agent persist its data, clear its RAM and exit."""
 

@@ -50,6 +50,8 @@ from holdfast.peers.directory import PeerDirectory
 ASK_SECS = 0.02
 IDLE_TICK_SECS = 0.5
 FIRST_TRAINER_SECS = 30.0
+LEFT_LOOKS_MAX, LEFT_LOOK_SECS = 20, 0.005
+"""How long the answer to the last trainer that leaves may wait until this agent's end is known."""
 PLACE_SECS = 1.0
 TARGET_SECS = 30.0
 UNSETTLED_SECS = 3600.0
@@ -381,9 +383,22 @@ class Service:
         self._state.events.write(request.event)
         return protocol.Empty()
 
-    async def detach(self, request: protocol.Detach, pid: int) -> protocol.Empty:
+    async def detach(self, request: protocol.Detach, pid: int) -> protocol.Detached:
         self._trainer_sessions.detach(request)
-        return protocol.Empty()
+        node = self._coordinator.node
+        for _ in range(LEFT_LOOKS_MAX):
+            is_unknown = self._leaves_in_secs() is None and self._state.group is None
+            if not is_unknown or node.pending_ids():
+                break
+            # The end of the attempt is being recorded.
+            await asyncio.sleep(LEFT_LOOK_SECS)
+        return protocol.Detached(
+            is_last=self._state.group is None,
+            pid=os.getpid(),
+            ram_bytes=self._state.pool.size_bytes(),
+            is_writing=bool(node.pending_ids()),
+            leaves_in_secs=self._leaves_in_secs(),
+        )
 
     async def stop(self, request: protocol.Stop, pid: int) -> protocol.Empty:
         group = self._state.group

@@ -142,6 +142,8 @@ class AgentSession:
         self._lost: AgentUnavailableError | None = None
         self._watch_client: AgentClient | None = None
         self._pending: Callable[[], tuple[protocol.Id, ...]] = tuple
+        self.left: protocol.Detached | None = None
+        """What stays on this host after `close`; None if the agent did not answer."""
         self.place = self._join(start)
         self._watcher = threading.Thread(target=self._watch, name="holdfast-watch", daemon=True)
 
@@ -266,7 +268,7 @@ class AgentSession:
         detach = protocol.Detach(group=self._attach.group, rank=self._attach.rank)
         # An agent that has ended needs no notification; a later one sees that the process ended.
         with contextlib.suppress(AgentGoneError, HoldfastError):
-            self._client().call("detach", detach, protocol.Empty)
+            self.left = self._client().call("detach", detach, protocol.Detached)
         # The watcher may be about to send another request, so it is interrupted until it has ended.
         # If it is starting another agent, it ends after at most `launch.START_SECS`.
         while self._watcher.is_alive():

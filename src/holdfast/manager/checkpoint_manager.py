@@ -33,7 +33,7 @@ from holdfast.format.names import CheckpointId
 from holdfast.job.opening import open_run
 from holdfast.job.options import Options, RamTier, checked_signals
 from holdfast.job.rendezvous import Rendezvous
-from holdfast.manager import arguments
+from holdfast.manager import arguments, terminal
 from holdfast.manager.finisher import Finisher
 from holdfast.manager.job_context import find_job
 from holdfast.manager.lifetime import HeldResources, Lifetime, replace_open
@@ -119,6 +119,7 @@ class CheckpointManager:
         self._ends_well = True
         self._framework = find_framework(framework)
         self._processes = self._framework.processes()
+        terminal.show_log(self._processes.rank, self._processes.count)
         self._rendezvous = Rendezvous(self._processes, self._clock)
         replace_open(directory)
         self._run = run = open_run(directory, self._rendezvous, self._clock)
@@ -142,6 +143,7 @@ class CheckpointManager:
                     secs=round(self._clock.monotonic() - opened_secs, 4),
                 )
             )
+        self._show(terminal.opening_text(run.directory, self._session.place))
 
     def _begin(self, held: HeldResources) -> None:
         self._meter = meter_for(self._options)
@@ -319,6 +321,7 @@ class CheckpointManager:
         if restored is not None:
             self._restorer.go_on_from(restored)
             self.last_restore, state = restored.report, restored.state
+            self._show(f"resumed from {terminal.restore_text(restored.report)}")
         self._steps.await_first()
         # Raise for a leaf that cannot be saved now, rather than when the first save is due.
         layout = self._planner.layout(self._framework.outline(state))
@@ -370,6 +373,7 @@ class CheckpointManager:
         if restored is None:
             arguments.raise_nothing_saved(self._run.directory)
         self.last_restore = restored.report
+        self._show(f"read {terminal.restore_text(restored.report)}")
         self._restorer.note_read(restored)
         return restored.state
 
@@ -486,9 +490,21 @@ class CheckpointManager:
         try:
             self._progress.wait_until_finished(CLOSE_SECS)
         except HoldfastError:
-            self._lifetime.close(SAVER_SECS)
+            self._release()
             raise
+        self._release()
+
+    def _release(self) -> None:
         self._lifetime.close(SAVER_SECS)
+        left = self._session.left
+        if left is not None and left.is_last:
+            text = terminal.staying_text(self._run.directory, left)
+            if text is not None:
+                log.info("%s", text)
+
+    def _show(self, text: str) -> None:
+        """Log a line about the whole job: rank 0's terminal shows it."""
+        log.log(logging.INFO if self._processes.rank == 0 else logging.DEBUG, "%s", text)
 
     # The internal steps of a save that may be due.
 
@@ -566,6 +582,8 @@ class CheckpointManager:
             self._steps.await_confirmation(step, place.control.cells, self._clock)
             if self._steps.preempted_at == step:
                 self._progress.require(taking.id)
+        if due.is_preemption and self._steps.preempted_at == step:
+            self._show(f"preempted: step {step} is being saved as the last one")
         return True
 
     def _is_stopping_alone(self) -> bool:

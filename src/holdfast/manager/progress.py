@@ -94,6 +94,7 @@ class Progress:
         """The step at which drops were last raised: the caller may pass it to `save` again."""
         self._has_failed = False
         self._has_warned_skipped = False
+        self._has_warned_failure = False
         self._is_stopped = False
         self._unpreserved: set[CheckpointId] = set()
         self._preserved: deque[CheckpointId] = deque(maxlen=PRESERVED_MAX)
@@ -166,6 +167,7 @@ class Progress:
     def finish(self, checkpoint: CheckpointId) -> None:
         """Remove a save that is durable, or that ended without a loss."""
         with self._changed:
+            self._has_warned_failure = False
             self._saves.pop(checkpoint, None)
             self._sealed.pop(checkpoint, None)
             self._changed.notify_all()
@@ -241,7 +243,7 @@ class Progress:
         The rank that skipped it warns on its own host, and here `save` has returned True.
         """
         is_skipped = save.is_by_step and reason.endswith(SKIPPED)
-        level = logging.WARNING if is_skipped and not self._has_warned_skipped else logging.INFO
+        level = logging.WARNING if is_skipped and not self._has_warned_skipped else logging.DEBUG
         self._has_warned_skipped |= is_skipped
         log.log(level, "step %d is not saved: %s", checkpoint.step, reason)
 
@@ -256,6 +258,10 @@ class Progress:
                 )
                 self._failures.append(SaveFailedError(checkpoint.step, message))
                 self._has_failed = True
+                # Storage may fail for hours: only the first failure since a success is a warning.
+                level = logging.DEBUG if self._has_warned_failure else logging.WARNING
+                self._has_warned_failure = True
+                log.log(level, "step %d is not saved: %s", checkpoint.step, reason)
             self._changed.notify_all()
 
     def fail_all(self, reason: str) -> None:

@@ -272,6 +272,13 @@ def _finish(
     if tried.restoration.process_values:
         part = tried.sources.parts[rounds.rank][0].part
         process_values = {value.path: decode_value(value.value) for value in part.values}
+    if tried.tally.passed_over:
+        log.warning(
+            "step %d was read without %d copies that could not be used; the first: %s",
+            tried.id.step,
+            len(tried.tally.passed_over),
+            tried.tally.passed_over[0],
+        )
     report = RestoreReport(
         step=tried.id.step,
         attempt=tried.id.attempt,

@@ -1,0 +1,132 @@
+"""Show Holdfast's log in the terminal of a program that has set up no logging.
+
+`HOLDFAST_LOG` chooses how much: `debug`, `info` (the default), `warning` or `off`. A program with
+handlers of its own sees each line once, through them: its configuration decides what is shown,
+unless `HOLDFAST_LOG` is set, which then sets the level of the logger `holdfast`.
+
+Rule for the lines: at `info` there is one for an opening, a restore, a preemption, a fallback and
+an agent that stays behind, and none for a save.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator
+
+from holdfast.agent.protocol import Detached
+from holdfast.manager.agent_session import AgentPlace
+from holdfast.manager.restoring import RestoreReport
+from holdfast.quantities import secs_text, size_text
+
+LOG_VARIABLE = "HOLDFAST_LOG"
+LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "off": logging.CRITICAL + 1,
+}
+_NAMES = {logging.WARNING: "warning: ", logging.ERROR: "error: "}
+
+_SOURCES = {"ram": "RAM", "peer": "other hosts' RAM", "durable": "disk"}
+STAYING_SECS = 10.0
+"""An agent that leaves sooner is not worth a line."""
+
+_log = logging.getLogger("holdfast")
+_lock = threading.Lock()
+
+
+class TerminalHandler(logging.Handler):
+    """Writes lines to standard error while the program has no handler of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prefix = "holdfast"
+        self.level_set: int | None = None
+        """The level that the logger was given because nobody had chosen one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if any(_handlers_of_program()):
+            # The program has set up its logging after the manager was opened.
+            if self.level_set is not None and _log.level == self.level_set:
+                _log.setLevel(logging.NOTSET)
+            self.level_set = None
+            return
+        line = f"{self.prefix}: {_NAMES.get(record.levelno, '')}{self.format(record)}\n"
+        try:
+            # Looked up for each line: a notebook or a test replaces the stream.
+            sys.stderr.write(line)
+            sys.stderr.flush()
+        except (AttributeError, OSError, ValueError):
+            # Without a terminal, or with a closed one, the line has no reader.
+            return
+
+
+_handler = TerminalHandler()
+
+
+def show_log(rank: int, process_count: int) -> None:
+    """Show the log in the terminal, as the module says. May be called again."""
+    with _lock:
+        chosen = os.environ.get(LOG_VARIABLE, "").strip().lower()
+        if chosen in LEVELS:
+            _log.setLevel(LEVELS[chosen])
+        elif _log.level == logging.NOTSET and not any(_handlers_of_program()):
+            _handler.level_set = logging.INFO
+            _log.setLevel(logging.INFO)
+        _handler.prefix = "holdfast" if process_count == 1 else f"holdfast rank {rank}"
+        if _handler not in _log.handlers:
+            _log.addHandler(_handler)
+        if chosen and chosen not in LEVELS:
+            _log.warning(
+                "%s is %r, expected one of %s; info is used",
+                LOG_VARIABLE,
+                chosen,
+                ", ".join(LEVELS),
+            )
+
+
+def opening_text(directory: object, place: AgentPlace) -> str:
+    """Return the line about an opened run."""
+    if place.origin is not None:
+        where = f"attempt {place.attempt}, its newest checkpoint is of step {place.origin[0]}"
+    elif place.attempt == 1:
+        where = "a new run"
+    else:
+        where = f"attempt {place.attempt}, without a checkpoint so far"
+    ram = f"RAM ({place.folder.parent}) and disk" if place.ram_folder else "disk, without RAM"
+    return f"opened {directory}: {where}; checkpoints go to {ram}"
+
+
+def restore_text(report: RestoreReport) -> str:
+    """Return what was restored, from where, and how long that took."""
+    sources = [
+        f"{size_text(size_bytes)} from {_SOURCES.get(tier, tier)}"
+        for tier, size_bytes in report.sources.items()
+    ]
+    read = ", ".join([*sources, f"{report.seconds:.2f} s"])
+    return f"step {report.step} of attempt {report.attempt} ({read})"
+
+
+def staying_text(directory: object, left: Detached) -> str | None:
+    """Return the line about an agent that stays behind; None if it does not stay for long."""
+    if left.is_writing:
+        until = "until its checkpoints are durable"
+    elif left.leaves_in_secs is not None and left.leaves_in_secs >= STAYING_SECS:
+        until = f"for {secs_text(left.leaves_in_secs)}"
+    else:
+        return None
+    return (
+        f"the agent (process {left.pid}) stays {until}, with {size_text(left.ram_bytes)} of RAM "
+        f"for the next start; `holdfast stop {directory}` ends it"
+    )
+
+
+def _handlers_of_program() -> Iterator[logging.Handler]:
+    """Yield the handlers that the program has set up for Holdfast's lines."""
+    for logger in (_log, logging.getLogger()) if _log.propagate else (_log,):
+        for handler in logger.handlers:
+            if not isinstance(handler, TerminalHandler | logging.NullHandler):
+                yield handler
