@@ -20,7 +20,7 @@ from tests.coordination.schedule import Schedule
 from tests.coordination.world import Shape, World
 from tests.trust.figures import tell
 
-FAST_SEEDS = 120
+FAST_SEEDS = 60
 SOAK_SEEDS = 10_000
 CHUNK = 30
 MANY_HOSTS = 1000

@@ -16,7 +16,7 @@ from tests.hosts import host
 @pytest.mark.timeout(300)
 def test_the_demo_is_bit_identical_with_the_agent_killed_as_well(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "holdfast", "demo", "--kill-agent", "--json"]
-    options = ["--directory", str(tmp_path / "demo"), "--steps", "36", "--interval-secs", "0.3"]
+    options = ["--directory", str(tmp_path / "demo"), "--steps", "24", "--interval-secs", "0.3"]
     with host() as made:
         done = subprocess.run(
             [*command, *options],

@@ -423,6 +423,7 @@ def test_a_lost_host_is_taken_over_by_another_one_once_its_lease_has_run_out(
     assert first.poll() is not None
 
 
+@pytest.mark.soak
 def test_a_run_that_was_closed_is_opened_on_another_host_without_a_wait(
     one_host: Host, two_hosts: list[Host], tmp_path: Path
 ) -> None:

@@ -57,6 +57,7 @@ def address_of(one: Host) -> str:
     return parse_address(serves_at).authority
 
 
+@pytest.mark.soak
 def test_a_peer_with_a_bad_block_is_named_and_another_peer_is_read(
     three_hosts: list[Host], tmp_path: Path
 ) -> None:

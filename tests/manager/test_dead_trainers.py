@@ -75,6 +75,7 @@ def test_a_checkpoint_whose_parts_are_all_durable_is_finished_by_the_next_openin
     wait_until(lambda: is_committed(run, step))
 
 
+@pytest.mark.soak
 def test_a_checkpoint_that_never_can_be_whole_is_cleared_by_the_next_opening(
     two_hosts: list[Host], tmp_path: Path
 ) -> None:

@@ -69,6 +69,7 @@ def check_drifting(hosts: list[Host], run: Path, seed: int, steps: int, **todo: 
     assert len(left) == 1, where
 
 
+@pytest.mark.soak
 def test_ranks_that_drift_by_twenty_steps_save_no_mixed_and_no_half_checkpoint(
     three_hosts: list[Host], tmp_path: Path
 ) -> None:

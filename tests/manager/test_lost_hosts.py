@@ -67,7 +67,8 @@ def test_two_lost_hosts_are_survived_in_ram_by_three_copies(
     assert set(sources(run)) <= {"ram", "peer"}
 
 
-@pytest.mark.parametrize("lost", [1, pytest.param(0, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("lost", [1, 0])
 def test_a_host_lost_in_the_middle_of_a_save_costs_that_save_alone(
     three_hosts: list[Host], tmp_path: Path, lost: int
 ) -> None:

@@ -72,6 +72,7 @@ def in_ram(one: Host, checkpoint: str) -> bool:
     return any(one.folder.glob(f"*/ram/checkpoints/{checkpoint}"))
 
 
+@pytest.mark.soak
 def test_what_a_rank_on_any_host_deletes_is_gone_from_the_memory_of_all_hosts(
     four_hosts: list[Host], tmp_path: Path
 ) -> None:
@@ -122,6 +123,7 @@ def test_a_killed_agents_host_is_copied_from_and_restored_from_where_it_serves_n
     assert {r["read"] for r in found} <= {980, 960}
 
 
+@pytest.mark.soak
 def test_a_budget_counts_the_save_cost_of_the_dearest_host(
     four_hosts: list[Host], tmp_path: Path
 ) -> None:
@@ -160,7 +162,7 @@ def test_a_save_that_is_asked_for_on_any_host_is_taken_by_all_at_one_step(
     two_hosts: list[Host], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    job = start_job(two_hosts, run, steps=500, sleep=0.02, interval=10**6)
+    job = start_job(two_hosts, run, steps=400, sleep=0.02, interval=10**6)
     wait_until(lambda: 0 in seen(run, "committed"))
     holdfast(two_hosts[1], "save", run)
     found = job.results()

@@ -266,6 +266,7 @@ def test_as_many_processes_that_leave_their_objects_out_are_told(
             manager.resume({"loaders": [Sampler(0)]})
 
 
+@pytest.mark.soak
 def test_four_processes_read_what_two_have_saved(one_host: Host, tmp_path: Path) -> None:
     run = tmp_path / "run"
     results(start_job(one_host, run, 2, steps=1, interval=1, position=False))

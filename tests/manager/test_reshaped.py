@@ -48,6 +48,7 @@ def test_six_processes_and_two_read_what_four_have_saved(tmp_path: Path) -> None
         check_went_on(run_job(hosts[4:], run, **TODO, layout="replicated over slices"), 1)
 
 
+@pytest.mark.soak
 def test_one_slice_goes_on_in_ram_where_the_other_one_is_lost(
     four_hosts: list[Host], tmp_path: Path
 ) -> None:

@@ -117,6 +117,7 @@ def test_a_process_that_dies_during_a_restore_ends_it_for_the_others_in_seconds(
     assert time.monotonic() - started < GONE_SECS
 
 
+@pytest.mark.soak
 def test_a_process_on_another_host_that_dies_during_a_restore_ends_it_in_seconds(
     one_host: Host, tmp_path: Path
 ) -> None:
@@ -143,6 +144,7 @@ def test_a_job_whose_rank_0_dies_during_a_restore_does_not_go_on(
     assert "start" not in out
 
 
+@pytest.mark.soak
 def test_a_state_that_does_not_fit_on_one_rank_is_told_on_all(
     one_host: Host, tmp_path: Path
 ) -> None:

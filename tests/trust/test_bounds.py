@@ -115,11 +115,12 @@ COMMANDS = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "names",
     [
         pytest.param(["status", "ls"], id="that look"),
-        pytest.param(["save", "stop"], id="that ask", marks=pytest.mark.soak),
+        pytest.param(["save", "stop"], id="that ask"),
     ],
 )
 def test_commands_end_also_where_the_agent_stands_still(

@@ -298,7 +298,7 @@ def try_recoveries(tally: Tally, scenario: Scenario) -> None:
 
 @pytest.mark.parametrize("scenario", [next_save, overwrite], ids=lambda s: s.__name__)
 def test_power_that_is_lost_in_a_recovery_from_deaths_loses_nothing(scenario: Scenario) -> None:
-    tally = Tally(RECOVERY_SHARE)
+    tally = Tally(FAST_SHARE)
     try_recoveries(tally, scenario)
     print(tally.told(f"{scenario.__name__}, recovery"))
 
