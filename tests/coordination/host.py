@@ -70,6 +70,7 @@ class Host:
     paused_at: float = 0.0
     backlog: list[tuple[int, fa.Input]] = field(default_factory=list)
     given_up: list[ef.GivenUp] = field(default_factory=list)
+    outages: list[ef.Effect] = field(default_factory=list)
     awaited: list[ef.LeaseAwaited] = field(default_factory=list)
 
     # The agent's life cycle.
@@ -337,6 +338,8 @@ class Host:
                 for trainer in list(self.trainers.values()):
                     if trainer.group == effect.group:
                         trainer.fenced()
+            case ef.HostSilent() | ef.HostHeard() | ef.LeaderChanged() | ef.ProtectionLate():
+                self.outages.append(effect)
             case ef.RanksEnded():
                 self.ended.extend((effect.group, rank, effect.host) for rank in effect.ranks)
 

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
+from holdfast.coordination import effects as ef
 from holdfast.coordination import inputs as fa
-from holdfast.coordination.effects import Pull
 from holdfast.coordination.host_inventory import HostInventory
 from holdfast.coordination.messages import CheckpointStatus, Command, PullOrder, TargetKind
 from holdfast.coordination.settings import Settings
@@ -500,6 +500,41 @@ def test_what_is_due_becomes_durable_and_ram_stays_bounded_while_a_host_is_cut_o
         assert max(len(host.ram) for host in world.hosts.values()) < 15
 
 
+def test_an_outage_and_its_end_are_each_reported_once() -> None:
+    world = make(3, every=2, pace_secs=1.0)
+    running(world)
+    until(world, lambda: reached(world, CheckpointStatus.PROTECTED))
+    world.network.cut, world.are_writes_refused = cut_off(world, "h0000"), True
+    world.run(world.now + 60)
+    leading, other = world.hosts["h0000"].outages, world.hosts["h0002"].outages
+    lost_secs = Settings().lost_secs
+    silent = {ef.HostSilent(name, lost_secs) for name in ("h0001", "h0002")}
+    assert set(leading[:2]) == silent
+    assert [type(effect) for effect in leading[2:]] == [ef.ProtectionLate]
+    assert other == [ef.LeaderChanged("h0001", "h0000", False)]
+    world.network.cut, world.are_writes_refused = set(), False
+    newest = max(world.storage.manifests)
+    until(world, lambda: max(world.storage.manifests) > newest)
+    assert set(leading[3:]) == {ef.HostHeard("h0001"), ef.HostHeard("h0002")}
+    assert len(leading) == 5
+    assert other[1:] == [ef.LeaderChanged("h0000", "h0001", True)]
+
+
+def test_what_a_lost_host_wrote_while_it_was_cut_off_is_looked_for_before_a_drop() -> None:
+    world = make(2, every=10, pace_secs=1.0)
+    running(world)
+    until(world, lambda: reached(world, CheckpointStatus.COMMITTED))
+    world.restarts = False
+    world.network.cut = cut_off(world, "h0001")
+    checkpoint = CheckpointId(20, 1)
+    until(world, lambda: 1 in world.storage.parts.get(checkpoint, {}))
+    assert checkpoint not in world.storage.manifests
+    world.hosts["h0001"].crash()
+    world.network.cut = set()
+    world.hosts["h0001"].reboot()
+    until(world, lambda: checkpoint in world.storage.manifests)
+
+
 def test_a_pull_that_failed_is_not_tried_again_before_new_orders() -> None:
     inventory, turn = HostInventory(Settings()), Turn("a", 0.0, fa.Published())
     checkpoint = CheckpointId(1, 1)
@@ -508,7 +543,7 @@ def test_a_pull_that_failed_is_not_tried_again_before_new_orders() -> None:
     def pulls(at_secs: float) -> int:
         turn = Turn("a", at_secs, fa.Published())
         inventory.run_due(turn, is_frozen=False)
-        return sum(isinstance(effect, Pull) for effect in turn.effects)
+        return sum(isinstance(effect, ef.Pull) for effect in turn.effects)
 
     inventory.apply_command(turn, command)
     assert pulls(0.0) == 1

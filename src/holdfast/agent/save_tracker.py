@@ -19,6 +19,9 @@ from holdfast.errors import FencedError, InvalidArgumentError, OutOfSpaceError, 
 from holdfast.events.schema import CheckpointFailed, PartSaved
 from holdfast.format.names import CheckpointId
 
+IDLE_SECS = 10.0
+"""How long a rank waits for a slot while this host writes nothing, before it does without RAM."""
+
 
 class SaveTracker:
     """The saves of this host's trainers; owned by the event loop."""
@@ -34,6 +37,8 @@ class SaveTracker:
         self._coordinator = coordinator
         self._storage_worker = storage_worker
         self._retention = retention
+        self._idle_since_secs: dict[int, float] = {}
+        """Since when ranks wait for a slot while nothing is written here."""
 
     async def want_slot(self, request: protocol.WantSlot) -> protocol.Slot:
         """Return a slot for one image; none, with the reason, if RAM has no room for it."""
@@ -47,9 +52,27 @@ class SaveTracker:
         pending = self._coordinator.node.pending_count(checkpoint)
         # Each of them has images of all ranks here.
         images_size_bytes = request.size_bytes * self._rank_count
-        if pending >= protocol.pending_limit(images_size_bytes):
-            return protocol.Slot(name=None, reason="the durable tier is behind", busy=True)
-        return await self._reserve(request.rank, request.size_bytes, pending)
+        slot = protocol.Slot(name=None, reason="the durable tier is behind", busy=True)
+        if pending < protocol.pending_limit(images_size_bytes):
+            slot = await self._reserve(request.rank, request.size_bytes, pending)
+        return self._bounded(request.rank, slot, pending)
+
+    def _bounded(self, rank: int, slot: protocol.Slot, pending: int) -> protocol.Slot:
+        """Return the answer to a rank that asks for a slot; end its wait if nothing is written.
+
+        Pending checkpoints end as storage writes them. If other hosts are silent, this host has
+        nothing to write, and the wait might last as long as the silence.
+        """
+        now_secs, node = self._state.clock.monotonic(), self._coordinator.node
+        if not slot.busy or node.is_writing:
+            self._idle_since_secs.pop(rank, None)
+        elif now_secs - self._idle_since_secs.setdefault(rank, now_secs) >= IDLE_SECS:
+            reason = (
+                f"{pending} earlier checkpoints wait for other hosts, and nothing was written for "
+                f"{IDLE_SECS:.0f} s"
+            )
+            return protocol.Slot(name=None, reason=reason)
+        return slot
 
     @property
     def _rank_count(self) -> int:
@@ -182,6 +205,7 @@ class SaveTracker:
         self._coordinator.submit(inputs.PartBegun(rank, checkpoint))
 
     def _ended(self, rank: int) -> None:
+        self._idle_since_secs.pop(rank, None)
         self._state.filling.pop(rank, None)
         self._state.slots.release(rank)
 

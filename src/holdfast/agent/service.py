@@ -14,6 +14,7 @@ from holdfast.agent.agent_directory import GROUP
 from holdfast.agent.coordinator import Coordinator
 from holdfast.agent.directory_watch import DirectoryWatch
 from holdfast.agent.handover import found_again, group_of, record_by_storage
+from holdfast.agent.outages import OutageReports
 from holdfast.agent.retention import Retention
 from holdfast.agent.run_status import HostStatus, JobStatus, ask_hosts, installed_version, job_of
 from holdfast.agent.save_scheduler import SaveScheduler
@@ -79,6 +80,7 @@ class Service:
         self._coordinator = Coordinator(state, self._storage_worker, self._peers, self._on_effect)
         self._save_scheduler = SaveScheduler(state, self._coordinator)
         self._retention = Retention(state, self._storage_worker, self._coordinator)
+        self._outages = OutageReports(state)
         self._trainer_sessions = TrainerSessions(state, self._coordinator, self._storage_worker)
         self._save_tracker = SaveTracker(
             state, self._coordinator, self._storage_worker, self._retention
@@ -246,6 +248,8 @@ class Service:
                 self._retention.on_gone(effect.id)
             case effects.Reached():
                 self._reached(effect)
+            case _:
+                self._outages.on_effect(effect)
 
     def _reached(self, effect: effects.Reached) -> None:
         events, step, attempt = self._state.events, effect.id.step, effect.id.attempt

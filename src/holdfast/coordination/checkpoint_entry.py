@@ -24,6 +24,8 @@ class CheckpointEntry:
         failure: why it could not be made durable; empty if it could, or may yet.
         dropped: why it was dropped; empty if it was not.
         round: how often writing it was restarted after it had failed.
+        listing_awaited: the number of the listing that has to show that a part is missing; None if
+            none is awaited.
         is_stale: the assignment of its copies and writes has to be computed again.
         failed_at_secs: when `failure` was set.
         incomplete_since_secs: since when parts of the complete checkpoint are lost; None if none.
@@ -46,6 +48,7 @@ class CheckpointEntry:
     failure: str = ""
     dropped: str = ""
     round: int = 0
+    listing_awaited: int | None = None
     is_stale: bool = True
     failed_at_secs: float = 0.0
     incomplete_since_secs: float | None = None

@@ -29,21 +29,19 @@ class Durability:
     def __init__(self, settings: Settings, table: CheckpointTable) -> None:
         self._settings = settings
         self._table = table
-        self._committing: CheckpointId | None = None
+        self.committing: CheckpointId | None = None
+        """The checkpoint whose manifest is being written; None if there is none."""
         self._tries = 0
         self._commit_at_secs = 0.0
         self._is_listing = False
         self._list_at_secs = 0.0
         self._has_listed = False
         self._listing_failures = 0
+        # Listings are numbered in the order in which they begin; one is under way at a time.
+        self._newest_listing = self._newest_success = 0
         # Writes wait for the first listing, so that durable parts are not written again.
         self._may_write = False
         self._ring: Ring | None = None
-
-    @property
-    def committing(self) -> CheckpointId | None:
-        """The checkpoint whose manifest is being written; None if there is none."""
-        return self._committing
 
     @property
     def is_settled(self) -> bool:
@@ -55,8 +53,22 @@ class Durability:
     def listed(self, turn: Turn) -> None:
         """Note that the durable tier was listed."""
         self._is_listing, self._has_listed = False, True
+        self._newest_success = self._newest_listing
         self._allow_writes()
         self._list_at_secs = turn.now_secs + self._settings.lost_secs
+
+    def has_looked_for(self, entry: CheckpointEntry) -> bool:
+        """Return whether storage has been listed for a missing part since the first call.
+
+        While hosts were cut off, the part may have been written by a host that was lost since. If
+        listings fail, some of them are enough.
+        """
+        if not entry.is_due:
+            return True
+        if entry.listing_awaited is None:
+            entry.listing_awaited = self._newest_listing + 1
+        has_failed = self._newest_listing >= entry.listing_awaited + TRIES_MAX
+        return self._newest_success >= entry.listing_awaited or has_failed
 
     def listing_failed(self, turn: Turn) -> None:
         """Schedule the next try of a failed listing."""
@@ -69,7 +81,7 @@ class Durability:
 
     def committed(self, checkpoint: CheckpointId) -> None:
         """Note that a manifest is written."""
-        self._committing, self._tries = None, 0
+        self.committing, self._tries = None, 0
         self._table.is_changed = True
         entry = self._table.entries.get(checkpoint)
         if entry is not None:
@@ -80,7 +92,7 @@ class Durability:
 
         After `TRIES_MAX` tries, or if a newer attempt forbids it, the checkpoint has failed.
         """
-        self._committing = None
+        self.committing = None
         self._table.is_changed = True
         # One counter is enough: only one commit is under way, and a success resets it.
         self._tries += 1
@@ -134,6 +146,7 @@ class Durability:
     def _list(self, turn: Turn) -> None:
         if not self._is_listing and turn.now_secs >= self._list_at_secs:
             self._is_listing = True
+            self._newest_listing += 1
             turn.act(ListDurable())
 
     def _want_newest(self, turn: Turn) -> None:
@@ -208,11 +221,11 @@ class Durability:
             self._table.fail(entry, reason, turn.now_secs)
 
     def _commit(self, turn: Turn) -> None:
-        if self._committing is not None or turn.now_secs < self._commit_at_secs:
+        if self.committing is not None or turn.now_secs < self._commit_at_secs:
             return
         entry = self._next_to_commit()
         if entry is not None:
-            self._committing = entry.id
+            self.committing = entry.id
             turn.act(Commit(entry.id, entry.part_count))
 
     def _next_to_commit(self) -> CheckpointEntry | None:

@@ -201,6 +201,48 @@ class GivenUp:
 
 
 @dataclass(frozen=True, slots=True)
+class HostSilent:
+    """Report that a host with ranks of the attempt has sent nothing for `secs`; once, by a leader.
+
+    `HostHeard` follows when it reports again.
+    """
+
+    host: str
+    secs: float
+
+
+@dataclass(frozen=True, slots=True)
+class HostHeard:
+    """Report that a silent host has reported again."""
+
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderChanged:
+    """Report that this host follows another leader of the same attempt than before.
+
+    `is_first`: it is the host of rank 0, which leads again.
+    """
+
+    leader: str
+    before: str
+    is_first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProtectionLate:
+    """Report that saves have waited for `secs` while no checkpoint was protected; by a leader.
+
+    `first_step` and `last_step` are the lowest and the highest step that waits.
+    """
+
+    first_step: int
+    last_step: int
+    secs: float
+
+
+@dataclass(frozen=True, slots=True)
 class Reached:
     """Record, in the events and for the policies, that a checkpoint has got a new status.
 
@@ -235,5 +277,9 @@ Effect = (
     | ReadLease
     | LeaseAwaited
     | GivenUp
+    | HostSilent
+    | HostHeard
+    | LeaderChanged
+    | ProtectionLate
     | Reached
 )

@@ -16,6 +16,7 @@ from holdfast.coordination.effects import (
     DeleteConfirmed,
     Fenced,
     GroupRefused,
+    LeaderChanged,
     RanksEnded,
 )
 from holdfast.coordination.election import Election
@@ -90,6 +91,8 @@ class Follower:
         self._frozen_until_secs = float("-inf")
         self._is_changed = True
         self._settled = False
+        # The attempt, and the leader whose orders arrived last.
+        self._led_by = 0, ""
         self._closed_attempt = 0
         self._deleted: dict[CheckpointId, bool] = {}
         """The checkpoints that were deleted here, and whether that was confirmed: no host has them.
@@ -253,6 +256,7 @@ class Follower:
         if self.attempt < orders.attempt or orders.group in self.waiting:
             self._enter(turn, orders)
         self._learn_leadership(orders.group, orders.rank_count, orders.origin)
+        self._note_leader(turn)
         self._channel.acked = max(self._channel.acked, min(orders.ack, self._channel.version))
         command = orders.command
         if command.targets is not None:
@@ -269,6 +273,14 @@ class Follower:
         self._settled = command.is_settled
         self._closed_attempt = orders.attempt if command.is_closed else 0
         self._is_changed = True
+
+    def _note_leader(self, turn: Turn) -> None:
+        """Report a change of the leader within an attempt, once its orders have arrived."""
+        (attempt, before), leader = self._led_by, self.election.leader
+        assert leader is not None
+        self._led_by = self.attempt, leader
+        if before and attempt == self.attempt and before != leader and self.group is not None:
+            turn.act(LeaderChanged(leader, before, leader == self.election.successors[0]))
 
     def on_newer(self, turn: Turn, message: Newer) -> None:
         """Follow a newer attempt, or a later term of the present one."""

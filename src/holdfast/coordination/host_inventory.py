@@ -134,10 +134,11 @@ class HostInventory:
     def pending_count(self, but: CheckpointId) -> int:
         """Return how many checkpoints here, except `but`, wait for storage or for other hosts.
 
-        Those that are due in the durable tier wait until they are there. Others wait until they are
-        protected.
+        Those that are due in the durable tier wait until they are there. Others, of the attempt of
+        `but`, wait until they are protected.
         """
-        return sum(holding.is_waiting for holding in self._held.values() if holding.id != but)
+        waiting = (h for h in self._held.values() if h.is_waiting and h.id != but)
+        return sum(h.is_due or h.id.attempt == but.attempt for h in waiting)
 
     @property
     def is_writing(self) -> bool:

@@ -20,7 +20,7 @@ from collections.abc import Collection
 
 from holdfast.coordination.checkpoint_table import CheckpointTable
 from holdfast.coordination.durability import Durability
-from holdfast.coordination.effects import Reached
+from holdfast.coordination.effects import HostHeard, HostSilent, Reached
 from holdfast.coordination.election import term_above
 from holdfast.coordination.host_view import HostView
 from holdfast.coordination.inputs import DurableListed
@@ -28,6 +28,7 @@ from holdfast.coordination.leadership import Leadership
 from holdfast.coordination.messages import (
     NO_STEP,
     BranchWish,
+    CheckpointStatus,
     Command,
     Ended,
     HostState,
@@ -37,6 +38,7 @@ from holdfast.coordination.messages import (
     Report,
     WriteOrder,
 )
+from holdfast.coordination.protection_watch import ProtectionWatch
 from holdfast.coordination.rank_runs import ranks_in, runs_of
 from holdfast.coordination.replica_placement import Ring, successors_of
 from holdfast.coordination.save_targets import Ranks, TargetAgreement
@@ -61,6 +63,7 @@ class Leader:
         self.targets = TargetAgreement()
         self.views = {host: HostView(host, is_lost=True) for host in leadership.successors}
         self._durability = Durability(identity.settings, self.table)
+        self._protection = ProtectionWatch(identity.settings, self.table)
         self._successors = leadership.successors
         # A leader that has not begun the attempt itself may follow another agent or a silent
         # leader: targets may be set already, and a newer attempt may have begun.
@@ -183,6 +186,8 @@ class Leader:
             view.channel.acked = max(view.channel.acked, report.ack)
         # Applying a state compares it with all checkpoints; most reports repeat the last one.
         if view.is_lost or is_following != view.is_following or view.state != report.state:
+            if view.is_lost and view.known_ranks:
+                turn.act(HostHeard(sender))
             view.is_lost, view.is_following = False, is_following
             self._take_state(
                 view, report.state, is_present=report.attempt == self.leadership.attempt
@@ -246,6 +251,8 @@ class Leader:
         self._check_replication(turn)
         for entry, status in self.table.status_changes:
             reason = entry.dropped or entry.failure
+            if status in (CheckpointStatus.PROTECTED, CheckpointStatus.COMMITTED):
+                self._protection.protected()
             turn.act(Reached(entry.id, status, entry.is_due, reason))
         self.table.status_changes.clear()
         if self.table.is_changed or self.targets.is_changed:
@@ -372,7 +379,7 @@ class Leader:
         for entry in open_entries:
             if any(last_steps.get(rank, NO_STEP) >= entry.id.step for rank in entry.missing):
                 self.table.drop(entry, PASSED)
-            elif not entry.missing.isdisjoint(ended):
+            elif not entry.missing.isdisjoint(ended) and self._durability.has_looked_for(entry):
                 self.table.drop(entry, "a rank ended before it made its part")
 
     def _decide_targets(self, turn: Turn) -> None:
@@ -414,12 +421,15 @@ class Leader:
                 view.is_lost = True
                 if view.ranks:
                     self._broken.add(view.host)
+                if view.known_ranks:
+                    turn.act(HostSilent(view.host, self._settings.lost_secs))
                 self._forget(view)
             if view.is_lost and (view.known_ranks or view.host in self._successors):
                 # The host may follow a successor by now; its answer to these orders shows that.
                 view.channel.put(self._command(view))
                 self._send(turn, view)
         self._drop_missed(self.views.values())
+        self._protection.check(turn)
         # Hosts of earlier attempts get time to report their parts of open checkpoints.
         begun_at_secs = turn.now_secs if self._begun_at_secs is None else self._begun_at_secs
         has_gathered = turn.now_secs - begun_at_secs >= self._settings.gather_secs

@@ -183,8 +183,15 @@ class Node:
         return tuple(found)
 
     def pending_count(self, other_than: CheckpointId) -> int:
-        """Return how many checkpoints held here, except one, are still to become durable."""
+        """Return how many checkpoints held here, except one, wait for storage or other hosts."""
         return self.roles.follower.inventory.pending_count(other_than)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether this host writes parts or a manifest to the durable tier."""
+        leader = self.roles.leader
+        is_committing = leader is not None and leader.durability.committing is not None
+        return self.roles.follower.inventory.is_writing or is_committing
 
     def replicas_offered_by(self, rank: int) -> frozenset[int] | None:
         """Return the ranks whose parts `rank` copies here by itself; None where no group lives."""
@@ -280,7 +287,7 @@ class Node:
             case inputs.Found():
                 follower.adopt_state(turn, item)
                 if follower.leadership is not None and item.leader == turn.host:
-                    self.roles.leader = Leader(self.identity, follower.leadership, is_new=False)
+                    self.roles.lead(Leader(self.identity, follower.leadership, is_new=False))
                     # The previous agent may have left the lease.
                     self.lease.held = item.attempt
             case inputs.RankJoined():
@@ -318,6 +325,8 @@ class Node:
             self.roles.leader,
             self.roles.bootstrap,
         )
+        if isinstance(item, inputs.CommitWritten | inputs.CommitFailed):
+            self.roles.commit_ended()
         match item:
             case inputs.ReplicaSealed():
                 inventory.replica_sealed(turn, item)
@@ -431,16 +440,17 @@ class Node:
 
     def _lead(self, turn: Turn, bootstrap: Bootstrap, leadership: Leadership) -> None:
         before, self.roles.bootstrap = self.roles.leader, None
-        self.roles.leader = Leader(self.identity, leadership, is_new=True)
+        leader = Leader(self.identity, leadership, is_new=True)
+        self.roles.lead(leader)
         for checkpoint in bootstrap.given_up:
             turn.act(checkpoint)
         # The hosts of a branch have not reported to the start; its leader knows them from before.
         if bootstrap.branch_from and before is not None:
-            self.roles.leader.inherit(turn, before)
+            leader.inherit(turn, before)
         for sender, report in sorted(bootstrap.hellos.items()):
-            self.roles.leader.accept_report(turn, sender, report)
+            leader.accept_report(turn, sender, report)
         if bootstrap.listed is not None:
-            self.roles.leader.listed(turn, bootstrap.listed)
+            leader.listed(turn, bootstrap.listed)
 
     def _refuse(self, turn: Turn, bootstrap: Bootstrap) -> None:
         self.roles.bootstrap = None
@@ -471,5 +481,5 @@ class Node:
         leadership = replace(
             leadership, successors=election.successors, term=election.term, is_first=False
         )
-        self.roles.leader = Leader(self.identity, leadership, is_new=False)
+        self.roles.lead(Leader(self.identity, leadership, is_new=False))
         self.roles.follower.changed()

@@ -12,6 +12,7 @@ from holdfast.coordination.follower import Follower
 from holdfast.coordination.leader import Leader
 from holdfast.coordination.messages import Refusal
 from holdfast.coordination.turn import AgentIdentity, Turn
+from holdfast.format.names import CheckpointId
 
 
 class HostRoles:
@@ -29,6 +30,7 @@ class HostRoles:
         self.identity = identity
         self.follower = Follower(identity)
         self.leader: Leader | None = None
+        self._committing: CheckpointId | None = None
         self.bootstrap: Bootstrap | None = None
         self.refused: dict[str, tuple[str, Refusal]] = {}
 
@@ -45,8 +47,19 @@ class HostRoles:
     def check_leads(self) -> None:
         """Stop leading if the attempt that is led is not the newest one known here."""
         if self.leader is not None and self.leader.leadership.attempt < self.follower.attempt:
-            self.leader = None
+            self.step_down()
 
     def step_down(self) -> None:
-        """Stop leading: another successor leads."""
+        """Stop leading: another successor leads, or a newer attempt has begun."""
+        if self.leader is not None:
+            self._committing = self.leader.durability.committing
         self.leader = None
+
+    def lead(self, leader: Leader) -> None:
+        """Lead from now on, after the commit that an earlier leader here has begun."""
+        self.step_down()
+        self.leader, leader.durability.committing = leader, self._committing
+
+    def commit_ended(self) -> None:
+        """Note that the outcome of a commit has arrived."""
+        self._committing = None

@@ -73,6 +73,11 @@ class Settings:
         return 10 * self.heartbeat_secs
 
     @property
+    def unprotected_secs(self) -> float:
+        """How long saves may wait, while no checkpoint is protected, before that is reported."""
+        return 30 * self.heartbeat_secs
+
+    @property
     def gather_secs(self) -> float:
         """How long a new attempt waits for hosts that may hold parts."""
         return 10 * self.heartbeat_secs

@@ -441,6 +441,54 @@ class PeersUnavailable(Event, frozen=True, kw_only=True, tag="peers_unavailable"
     reason: str
 
 
+class PeerSilent(Event, frozen=True, kw_only=True, tag="host_silent"):
+    """A host of the attempt has sent nothing for a while; reported once, by the leader.
+
+    Attributes:
+        of_host: that host.
+        secs: for how long.
+    """
+
+    of_host: str
+    secs: Secs
+
+
+class PeerHeard(Event, frozen=True, kw_only=True, tag="host_heard"):
+    """A host that was silent reports again.
+
+    Attributes:
+        of_host: that host.
+    """
+
+    of_host: str
+
+
+class LeaderReplaced(Event, frozen=True, kw_only=True, tag="leader_changed"):
+    """This host follows another leader, because the one before is silent or is back.
+
+    Attributes:
+        leader: the host that leads now.
+        before: the one before.
+    """
+
+    leader: str
+    before: str
+
+
+class ProtectionDelayed(Event, frozen=True, kw_only=True, tag="protection_late"):
+    """Saves wait, and no checkpoint was protected for a while; once, until one is.
+
+    Attributes:
+        first_step: the lowest step that waits.
+        last_step: the highest one.
+        secs: how long saves have waited.
+    """
+
+    first_step: Step
+    last_step: Step
+    secs: Secs
+
+
 class RecoveryFailed(Event, frozen=True, kw_only=True, tag="recovery_failed"):
     """The durable tier refused to finish what an interrupted attempt left."""
 
@@ -501,6 +549,10 @@ EVENTS: tuple[type[Event], ...] = (
     RamUnavailable,
     RecordMended,
     PeersUnavailable,
+    PeerSilent,
+    PeerHeard,
+    LeaderReplaced,
+    ProtectionDelayed,
     RecoveryFailed,
     PreservationFailed,
     DurableUnreadable,
