@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -13,8 +15,12 @@ from holdfast.agent import agent_directory
 from holdfast.agent.agent_directory import make_root, roots
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.launch import _choose_folder
+from holdfast.agent.process import OOM_SCORE_ADJ
 from holdfast.errors import AgentUnavailableError, StorageError
 from tests.trust.in_process import RUN_ID
+
+
+CAP_SYS_RESOURCE = 24  # Linux's <linux/capability.h>
 
 
 @pytest.fixture
@@ -85,6 +91,25 @@ def test_a_sticky_root_of_the_superuser_is_used_and_a_strangers_is_refused() -> 
                 make_root(strange)
         finally:
             os.seteuid(0)
+
+
+def test_an_agent_may_open_as_many_files_as_possible_and_is_not_killed_first() -> None:
+    program = (
+        "import resource\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 4096))\n"
+        "from holdfast.agent.process import _raise_limits\n"
+        "_raise_limits()\n"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
+        "print(open('/proc/self/oom_score_adj').read())\n"
+    )
+    own_score = int(Path("/proc/self/oom_score_adj").read_text())
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    files, score = map(int, done.stdout.split())
+    capabilities = Path("/proc/self/status").read_text().split("CapEff:")[1].split()[0]
+    # Without the privilege the score stays, and that is no error.
+    may_lower = int(capabilities, 16) >> CAP_SYS_RESOURCE & 1
+    assert (files, score) == (4096, OOM_SCORE_ADJ if may_lower else own_score)
 
 
 def test_a_relative_root_is_the_same_for_the_agent_in_another_folder(

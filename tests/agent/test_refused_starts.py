@@ -142,3 +142,11 @@ def test_a_start_that_fails_restores_the_layout(tmp_path: Path) -> None:
         finally:
             other.kill()
             other.wait()
+
+
+def test_a_process_of_another_pid_namespace_is_refused_by_that_reason(tmp_path: Path) -> None:
+    with in_process_host(tmp_path) as host:
+        host.start_agent()
+        # The kernel reports a process that the agent's namespace does not have as 0.
+        with pytest.raises(RunBusyError, match="another PID namespace.*HOLDFAST_RAM"):
+            host.call(host.service.attach(stranger("another"), 0))

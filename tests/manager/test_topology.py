@@ -131,8 +131,9 @@ def test_a_name_may_be_long_and_of_any_language(name: str) -> None:
     assert RamTier(failure_domain=name).failure_domain == name
 
 
-def test_a_host_s_name_is_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOLDFAST_HOST", "a\nb")
+@pytest.mark.parametrize("name", ["a\nb", "rack/7", "x" * 250], ids=["line", "slash", "long"])
+def test_a_host_s_name_is_checked_too(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("HOLDFAST_HOST", name)
     with pytest.raises(errors.InvalidArgumentError, match="HOLDFAST_HOST"):
         place_of(OneProcess(), None, None)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import math
 import os
+import stat
 import threading
 from pathlib import Path
 
@@ -13,7 +15,9 @@ import pytest
 
 from holdfast.clock import SystemClock
 from holdfast.errors import HoldfastError, ObjectNotFoundError, OutOfSpaceError, StorageError
+from holdfast.store import object_folder
 from holdfast.store.disk import STAGING_SIZE_BYTES, DiskStore
+from holdfast.store.file_system import LocalFileSystem
 from holdfast.store.object_folder import make_folder
 from holdfast.testing.block_source import BlockSource, SourceFailedError, fail
 from holdfast.testing.crash_states import materialise, power_losses
@@ -257,3 +261,43 @@ def test_where_nothing_can_be_linked_the_bytes_are_copied_and_that_is_said_once(
     with pytest.raises(StorageError, match="link"):
         store.link("a/1", "a/3")
     assert [stored.key for stored in store.list("a")] == ["a/1", "a/2"]
+
+
+class _Refusing(LocalFileSystem):
+    """A file system like some of FUSE and SMB: `open` takes flags that later calls refuse."""
+
+    def __init__(self) -> None:
+        self.direct_opens = 0
+
+    def open(self, path: Path, flags: int, mode: int = 0o600) -> int:
+        self.direct_opens += bool(flags & os.O_DIRECT)
+        return super().open(path, flags, mode)
+
+    def write(self, fd: int, data: memoryview) -> int:
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return super().write(fd, data)
+
+    def sync(self, fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        super().sync(fd)
+
+
+def test_a_file_system_that_refuses_direct_writes_and_syncs_of_folders_works_and_is_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_folder, "_reported_devices", set())
+    files = _Refusing()
+    (tmp_path / "run").mkdir()
+    store = DiskStore(tmp_path / "run", SystemClock(), files)
+    for number in range(3):
+        store.put(f"a/{number}", bytes([number]) * MIB)
+        assert store.put_if_absent(f"b/{number}", b"x")
+    assert [store.get(f"a/{n}") for n in range(3)] == [bytes([n]) * MIB for n in range(3)]
+    assert _names(tmp_path / "run") == ["a/0", "a/1", "a/2", "b/0", "b/1", "b/2"]
+    assert files.direct_opens == 1
+    assert sorted(record.message.split(" its file")[0] for record in caplog.records) == [
+        f"sync the folder {tmp_path}:",
+        f"write to {tmp_path / 'run'}:",
+    ]

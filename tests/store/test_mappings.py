@@ -140,6 +140,16 @@ def test_an_image_that_was_read_keeps_one_descriptor(store: RamStore) -> None:
     assert len(os.listdir("/proc/self/fd")) == before + len(keys)
 
 
+def test_a_mapping_that_is_not_read_again_is_released(in_memory: Path, store: RamStore) -> None:
+    store.put(FIRST, b"a" * SIZE)
+    read(store, FIRST)
+    store.release_idle()
+    assert mapped_count(in_memory) == 1
+    store.release_idle()
+    assert mapped_count(in_memory) == 0
+    assert read(store, FIRST) == b"a" * SIZE
+
+
 def test_an_object_without_bytes_shows_none(store: RamStore) -> None:
     store.put("records/empty", b"")
     with store.open("records/empty") as reader:

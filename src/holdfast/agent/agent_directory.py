@@ -16,6 +16,7 @@ import socket
 import stat
 import struct
 import tempfile
+import zlib
 from pathlib import Path
 
 from holdfast.errors import StorageError
@@ -48,8 +49,10 @@ def roots() -> list[Path]:
 
 def agent_folders(run_id: str, host: str) -> list[Path]:
     """Return the possible folders of a run's agent on `host`, the preferred one first."""
-    # A host's name may be longer than a file name may be, and contain characters that one must not.
     safe_host = re.sub(r"[^A-Za-z0-9_-]", "_", host)[:40]
+    if safe_host != host:
+        # Two hosts whose names differ in the rest alone have different folders.
+        safe_host += f"-{zlib.crc32(host.encode(errors='surrogatepass')):08x}"
     return [root / f"{run_id}-{safe_host}" for root in roots()]
 
 

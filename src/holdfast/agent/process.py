@@ -15,6 +15,7 @@ import functools
 import gc
 import logging
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -37,6 +38,8 @@ from holdfast.store.file_system import LOCAL, FileSystem
 from holdfast.store.run_directory import RunDirectory
 
 NICENESS = 10
+FILES_MAX = 1 << 20
+OOM_SCORE_ADJ = -800
 SHUTDOWN_SECS = 0.2
 OBJECTS_PER_COLLECTION = 100_000
 """A record of 20,000 arrays is as many objects; Python's default threshold is 700 or 2,000."""
@@ -66,6 +69,7 @@ def main(argument: str, on_placed: Callable[[int], None], files: FileSystem = LO
         _check_directory(Path(config.run))
         with logging_into(Path(config.run), config.host):
             _lower_priority()
+            _raise_limits()
             gc.set_threshold(OBJECTS_PER_COLLECTION)
             log.info(
                 "agent of %s on %s: process %d in %s", config.run, config.host, os.getpid(), folder
@@ -145,6 +149,20 @@ def _lower_priority() -> None:
 
     os.nice(NICENESS)
     psutil.Process().ionice(psutil.IOPRIO_CLASS_BE, 7)
+
+
+def _raise_limits() -> None:
+    """Allow as many open files as possible, and make the trainers the OOM killer's first choice.
+
+    The pages of the slots that the agent reads count for it, but its death would free none of
+    them: they are files. Only a privileged process may lower its score.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        wanted = FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, FILES_MAX)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE_ADJ))
 
 
 async def _serve(config: AgentConfig, files: FileSystem, has_place: Callable[[], bool]) -> bool:

@@ -146,6 +146,7 @@ class Service:
             await asyncio.sleep(SURPLUS_SECS)
             try:
                 await loop.run_in_executor(None, self._state.slots.free_surplus)
+                await loop.run_in_executor(None, self._state.ram.release_idle)
             except StorageError as error:
                 self._storage_worker.report_ram(error)
 

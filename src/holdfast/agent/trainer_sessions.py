@@ -14,6 +14,7 @@ import msgspec
 
 from holdfast.agent import control_block, protocol
 from holdfast.agent import trainer_group as groups
+from holdfast.agent.agent_directory import RAM_VARIABLE
 from holdfast.agent.coordinator import Coordinator
 from holdfast.agent.handover import found_again
 from holdfast.agent.lone_ranks import FORGOTTEN_JOB, is_like_one_job
@@ -93,6 +94,12 @@ class TrainerSessions:
                 f"attach to the agent of {state.run}: it speaks protocol "
                 f"{protocol.PROTOCOL_VERSION}, this process {request.protocol}; stop the agent "
                 "(`holdfast stop`) so that one of this version is started"
+            )
+        if pid <= 0:
+            raise RunBusyError(
+                f"open {state.run}: its agent on host {state.config.host} runs in another PID "
+                "namespace, and cannot watch this process; stop the container that holds the run, "
+                f"or give this one a folder of its own by {RAM_VARIABLE}"
             )
         check_policies(request)
         if request.attempt is not None:

@@ -13,6 +13,7 @@ from holdfast.cli import output
 from holdfast.cli.agents import ask, leaving, living
 from holdfast.cli.output import counted
 from holdfast.clock import Clock, SystemClock
+from holdfast.engine.lifecycle.attempts import read_attempts
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.errors import (
     AgentUnavailableError,
@@ -20,7 +21,7 @@ from holdfast.errors import (
     SaveFailedError,
     WaitTimeoutError,
 )
-from holdfast.format.names import CheckpointId
+from holdfast.format.timeline import last_steps
 from holdfast.job.run_access import read_only
 from holdfast.store.disk import DiskStore
 
@@ -116,19 +117,25 @@ def _stop(agent: protocol.AgentStatus, deadline: float, clock: Clock) -> None:
 
 
 def _check_nothing_lost(agent: protocol.AgentStatus, clock: Clock) -> None:
-    complete = [held for held in agent.held if held.complete]
-    if not complete:
+    """Check that the newest checkpoint that the agent held is durable, if it had to be.
+
+    It does not have to be if the run's directory is gone, if the run's timeline continues without
+    it, or if a newer one is durable.
+    """
+    store = DiskStore(Path(agent.run), clock)
+    if all(held.committed for held in agent.held if held.complete) or not store.root.is_dir():
         return
-    newest = max(complete, key=lambda held: (held.attempt, held.step))
-    if newest.committed:
-        return
-    found = list_checkpoints(DiskStore(Path(agent.run), clock))
-    listing = found.get(CheckpointId(newest.step, newest.attempt))
-    if listing is None or not listing.is_committed:
+    limits = last_steps(read_attempts(store))
+    committed = [c for c, listing in list_checkpoints(store).items() if listing.is_committed]
+    wanted = [(h.attempt, h.step) for h in agent.held if h.complete]
+    durable = [(c.attempt, c.step) for c in committed]
+    attempt, step = max((a for a in wanted if a[1] <= limits.get(a[0], -1)), default=(0, -1))
+    newest = max((a for a in durable if a[1] <= limits.get(a[0], -1)), default=(0, -1))
+    if newest < (attempt, step):
         raise SaveFailedError(
-            newest.step,
-            f"stop the agent of {agent.run}: it has ended, but step {newest.step} (attempt "
-            f"{newest.attempt}) was not made durable; see its log in {agent.run}/events",
+            step,
+            f"stop the agent of {agent.run}: it has ended, but step {step} (attempt {attempt}) "
+            f"was not made durable; see its log in {agent.run}/events",
         )
 
 

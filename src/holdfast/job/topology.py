@@ -18,6 +18,8 @@ from holdfast.format.json_codec import decode
 from holdfast.job.options import RamTier, check_name
 from holdfast.job.rendezvous import Rendezvous, json_text
 
+HOST_SIZE_MAX_BYTES = 150
+"""A file's name has at most 255 bytes; those of events and logs have parts besides the host."""
 MEET_SECS = 600.0
 """How long the ranks wait for each other."""
 
@@ -90,11 +92,27 @@ def place_of(processes: Processes, ram: RamTier | None, peer_address: str | None
         InvalidArgumentError: The host's name is invalid.
     """
     return RankPlace(
-        host=check_name(HOST_VARIABLE, host_name()),
+        host=_checked_host(host_name()),
         failure_domain=ram.failure_domain if ram is not None else None,
         slice_index=processes.slice_index,
         peer_address=peer_address,
     )
+
+
+def _checked_host(name: str) -> str:
+    """Return the name of this host, if files can be named after it.
+
+    Raises:
+        InvalidArgumentError: it cannot.
+    """
+    check_name(HOST_VARIABLE, name)
+    if "/" in name or len(name.encode()) > HOST_SIZE_MAX_BYTES:
+        raise InvalidArgumentError(
+            f"{HOST_VARIABLE}: expected a name of at most {HOST_SIZE_MAX_BYTES} bytes without a "
+            f"slash, since the run's events and logs are in files that are named after hosts, "
+            f"found {name!r}"
+        )
+    return name
 
 
 def meet(rendezvous: Rendezvous, place: RankPlace) -> JobHosts:

@@ -39,6 +39,7 @@ from holdfast.errors import (
     DeviceError,
     FencedError,
     HoldfastError,
+    ObjectNotFoundError,
     StorageError,
 )
 from holdfast.events.schema import RamUnavailable
@@ -494,7 +495,7 @@ class Saver:
                         return "ram"
                 except StorageError as error:
                     if part.is_whole:
-                        return self._write_durable(request, part, str(error))
+                        return self._write_durable(request, part, error)
                     log.debug("step %d is not in the slot: %s", request.plan.id.step, error)
             if request.interruption is not None:
                 raise StorageError(request.interruption)
@@ -512,7 +513,7 @@ class Saver:
                 part.write(keep=bool(self._copying))
                 part.seal()
             except StorageError as error:
-                return self._write_durable(request, part, str(error))
+                return self._write_durable(request, part, error)
             return "ram"
 
     def _report_filling(self, request: SaveRequest, images: PartImages) -> None:
@@ -522,7 +523,7 @@ class Saver:
         self._ask("filling", message, protocol.Empty)
 
     def _write_durable(
-        self, request: SaveRequest, part: PartWriter | None, reason: str
+        self, request: SaveRequest, part: PartWriter | None, reason: str | StorageError
     ) -> str | None:
         """Write the part to the durable tier, if it is due there; return the tier or None.
 
@@ -537,7 +538,7 @@ class Saver:
         if self._session.place.ram_folder is not None:
             self._warn_no_ram(reason)
         if not request.is_durable_due:
-            self._abandon(plan.id, reason)
+            self._abandon(plan.id, str(reason))
             return None
         self._set_at_storage(f"step {plan.id.step}, which is being written to the durable tier")
         if part is not None and part.is_whole:
@@ -602,12 +603,16 @@ class Saver:
             self._at_storage = waits_for
             self._changed.notify_all()
 
-    def _warn_no_ram(self, reason: str) -> None:
+    def _warn_no_ram(self, reason: str | StorageError) -> None:
+        if isinstance(reason, ObjectNotFoundError):
+            # RAM has room: a file of this one part was removed while it was written.
+            log.warning("this save goes directly to the durable tier: %s", reason)
+            return
         if self._has_warned_no_ram:
             return
         self._has_warned_no_ram = True
         log.warning("no RAM for checkpoints; writing them directly to the durable tier: %s", reason)
-        self._session.report_event(RamUnavailable(rank=self._session.rank, reason=reason))
+        self._session.report_event(RamUnavailable(rank=self._session.rank, reason=str(reason)))
 
     def _report_skipped(self, checkpoint: CheckpointId) -> None:
         reason = f"rank {self._session.rank} {protocol.SKIPPED}"

@@ -15,7 +15,7 @@ import errno
 import logging
 import mmap
 import os
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -76,6 +76,7 @@ class DiskStore:
         self._staging = StagingBuffers() if reads_directly else None
         self._known = self._folder_at(self.directory.path)
         self._has_warned_no_links = False
+        self._is_direct_refused = False
 
     def __repr__(self) -> str:
         return f"DiskStore({self.root})"
@@ -121,16 +122,39 @@ class DiskStore:
     def put(self, key: str, source: Source | Buffer) -> None:
         source = source_of(source)
         with self._writing() as folder, folder.writing(folder.path(key)) as unfinished:
-            fd, is_direct = _create(folder, unfinished)
+            fd, is_direct = _create(folder, unfinished, is_direct=not self._is_direct_refused)
             try:
-                write = _write_direct if is_direct else _write_plain
-                with contextlib.closing(_blocks_ahead(source)) as blocks:
-                    write(folder, fd, blocks)
-                # A direct write is padded to a multiple of the alignment; cut the file to its size.
-                self._files.truncate(fd, source.size_bytes)
-                self._files.sync(fd)
-            finally:
-                self._files.close(fd)
+                self._write(folder, fd, source, _write_direct if is_direct else _write_plain)
+                return
+            except OSError as error:
+                if not is_direct or error.errno != errno.EINVAL:
+                    raise
+                log.warning(
+                    "write to %s: its file system takes O_DIRECT and refuses the write; bytes go "
+                    "through the page cache from now on",
+                    self.root,
+                )
+                self._is_direct_refused = True
+            self._files.unlink(unfinished)
+            fd, _ = _create(folder, unfinished, is_direct=False)
+            self._write(folder, fd, source, _write_plain)
+
+    def _write(
+        self,
+        folder: ObjectFolder,
+        fd: int,
+        source: Source,
+        write: Callable[[ObjectFolder, int, Iterable[memoryview]], None],
+    ) -> None:
+        """Write `source` to the new file `fd`, make it durable, and close it."""
+        try:
+            with contextlib.closing(_blocks_ahead(source)) as blocks:
+                write(folder, fd, blocks)
+            # A direct write is padded to a multiple of the alignment; cut the file to its size.
+            self._files.truncate(fd, source.size_bytes)
+            self._files.sync(fd)
+        finally:
+            self._files.close(fd)
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         with self._writing() as folder:
@@ -198,8 +222,10 @@ class DiskStore:
             folder.discard_unfinished(prefix)
 
 
-def _create(folder: ObjectFolder, path: Path) -> tuple[int, bool]:
+def _create(folder: ObjectFolder, path: Path, *, is_direct: bool) -> tuple[int, bool]:
     """Return the descriptor of a new file, and whether it bypasses the page cache."""
+    if not is_direct:
+        return folder.create(path, 0), False
     try:
         return folder.create(path, os.O_DIRECT), True
     except OSError as error:

@@ -26,6 +26,7 @@ class ReadMappings:
         self._slots = slots
         self._lock = threading.Lock()
         self._known: dict[int, mmap.mmap] = {}
+        self._used: set[int] = set()
 
     def view(self, fd: int) -> memoryview | None:
         """Return all bytes of the open tmpfs file `fd`; None if it is empty.
@@ -41,12 +42,19 @@ class ReadMappings:
             if pages is None:
                 self._forget_deleted()
                 pages = self._known[found.st_ino] = _map(fd, found.st_size)
+            self._used.add(found.st_ino)
             return memoryview(pages)
 
     def release_deleted(self) -> None:
         """Unmap files that were deleted, so that their memory is freed."""
         with self._lock:
             self._forget_deleted()
+
+    def release_idle(self) -> None:
+        """Unmap files that were not read since the last call: they would count as memory in use."""
+        with self._lock:
+            used, self._used = self._used, set()
+            self._forget(used)
 
     def close(self) -> None:
         """Unmap all files without readers."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -32,6 +33,11 @@ TRIES_MAX = 100
 DEPTH_MAX = 50
 SYNCED_COUNT_MAX = 64
 
+_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EBADF)
+_reported_devices: set[int] = set()
+
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 
@@ -48,15 +54,18 @@ def translated(action: str, path: Path) -> Iterator[None]:
                 f"{action} {path}: no space left ({error.strerror}); free some, or keep fewer "
                 "checkpoints"
             ) from error
-        advice = (
-            "check its permissions and mount" if error.errno in _DENIED else "check the storage"
-        )
+        advice = _ADVICE.get(error.errno or 0, "check the storage")
         raise StorageError(
             f"{action} {path}: {error.strerror} (errno {error.errno}); {advice}"
         ) from error
 
 
-_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_ADVICE = dict.fromkeys(
+    (errno.EACCES, errno.EPERM, errno.EROFS), "check its permissions and mount"
+) | {
+    errno.EFBIG: "raise the limit of file sizes (`ulimit -f`), or use storage without one",
+    errno.EMFILE: "raise the limit of open files (`ulimit -n`)",
+}
 # Raised for a path below an object, for a symbolic link and for a socket.
 _NO_OBJECT = (errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
 
@@ -408,10 +417,26 @@ def _sync_young(files: FileSystem, folder: Path) -> None:
 
 
 def sync_folder(files: FileSystem, folder: Path) -> None:
-    """Make the names in `folder` durable."""
+    """Make the names in `folder` durable.
+
+    Some file systems (FUSE, SMB) refuse it, and write names in their own order. That is reported
+    once for each: names may be lost there when the storage loses power.
+    """
     fd = files.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         files.sync(fd)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:
+            raise
+        device = os.fstat(fd).st_dev
+        if device not in _reported_devices:
+            _reported_devices.add(device)
+            log.warning(
+                "sync the folder %s: its file system refuses that (%s); a checkpoint that was "
+                "just committed may be missing after a loss of power",
+                folder,
+                error.strerror,
+            )
     finally:
         files.close(fd)
 

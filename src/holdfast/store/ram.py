@@ -114,6 +114,10 @@ class RamStore:
         """Unmap slots that were evicted, so that their memory is freed. Thread-safe."""
         self._read.release_deleted()
 
+    def release_idle(self) -> None:
+        """Unmap slots that were not read since the last call. Thread-safe."""
+        self._read.release_idle()
+
     def close(self) -> None:
         """Unmap all slots except those that are being filled."""
         self._unmap(lambda slot: True)
