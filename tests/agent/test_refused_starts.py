@@ -148,5 +148,5 @@ def test_a_process_of_another_pid_namespace_is_refused_by_that_reason(tmp_path: 
     with in_process_host(tmp_path) as host:
         host.start_agent()
         # The kernel reports a process that the agent's namespace does not have as 0.
-        with pytest.raises(RunBusyError, match="another PID namespace.*HOLDFAST_RAM"):
+        with pytest.raises(RunBusyError, match=r"another PID namespace.*HOLDFAST_RAM"):
             host.call(host.service.attach(stranger("another"), 0))
