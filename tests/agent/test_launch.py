@@ -19,7 +19,6 @@ from holdfast.agent.process import OOM_SCORE_ADJ
 from holdfast.errors import AgentUnavailableError, StorageError
 from tests.trust.in_process import RUN_ID
 
-
 CAP_SYS_RESOURCE = 24  # Linux's <linux/capability.h>
 
 
