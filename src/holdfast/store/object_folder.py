@@ -60,9 +60,8 @@ def translated(action: str, path: Path) -> Iterator[None]:
         ) from error
 
 
-_ADVICE = dict.fromkeys(
-    (errno.EACCES, errno.EPERM, errno.EROFS), "check its permissions and mount"
-) | {
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_ADVICE = dict.fromkeys(_DENIED, "check its permissions and mount") | {
     errno.EFBIG: "raise the limit of file sizes (`ulimit -f`), or use storage without one",
     errno.EMFILE: "raise the limit of open files (`ulimit -n`)",
 }
