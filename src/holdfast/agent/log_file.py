@@ -17,12 +17,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from holdfast.events.segments import open_event_file
+from holdfast.errors import StorageError
+from holdfast.events.segments import open_event_file, open_folder
 from holdfast.format.names import EVENTS
 from holdfast.store.object_folder import translated
 
 QUEUE_LINES_MAX = 10_000
 LAST_LINES_SECS = 5.0
+LOG_SIZE_BYTES = 8 * 1024 * 1024
 _FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE)
 
 
@@ -33,7 +35,7 @@ def logging_into(run: Path, host: str) -> Iterator[None]:
     Raises:
         StorageError: the file must not be written to, for example because it is a symbolic link.
     """
-    handler = logging.StreamHandler(_stream(run, f"agent-{host}.log"))
+    handler = BoundedHandler(run, f"agent-{host}.log")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     # Bounded: a full queue drops lines, since no thread of the agent may wait for a disk.
     lines: queue.Queue[logging.LogRecord] = queue.Queue(QUEUE_LINES_MAX)
@@ -52,6 +54,33 @@ def logging_into(run: Path, host: str) -> Iterator[None]:
         last = threading.Thread(target=listener.stop, name="holdfast-log", daemon=True)
         last.start()
         last.join(LAST_LINES_SECS)
+
+
+class BoundedHandler(logging.StreamHandler[TextIO]):
+    """Writes to the log; a full one becomes `NAME.1`, in place of an earlier one of that name.
+
+    Called on the listener's thread only.
+    """
+
+    def __init__(self, run: Path, name: str) -> None:
+        self._run = run
+        self._file_name = name
+        super().__init__(_stream(run, name))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        try:
+            if self.stream is sys.stderr or self.stream.tell() < LOG_SIZE_BYTES:
+                return
+            with open_folder(self._run) as folder_fd:
+                earlier = f"{self._file_name}.1"
+                os.replace(self._file_name, earlier, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
+            full = self.setStream(_stream(self._run, self._file_name))
+            if full is not None:
+                full.close()
+        except (OSError, ValueError, StorageError):
+            # The run's directory may be gone or full: what is open is written to.
+            return
 
 
 def _stream(run: Path, name: str) -> TextIO:

@@ -54,6 +54,7 @@ FIRST_TRAINER_SECS = 30.0
 LEFT_LOOKS_MAX, LEFT_LOOK_SECS = 20, 0.005
 """How long the answer to the last trainer that leaves may wait until this agent's end is known."""
 PLACE_SECS = 1.0
+RECORDED_MAX = 10_000
 TARGET_SECS = 30.0
 UNSETTLED_SECS = 3600.0
 CLOSED_SECS = 5.0
@@ -87,6 +88,8 @@ class Service:
         )
         self._wake = asyncio.Event()
         self._directory = DirectoryWatch(state, self._storage_worker)
+        self._recorded: dict[tuple[CheckpointId, CheckpointStatus], None] = {}
+        """The newest statuses that are in the events."""
         self._is_stopping = False
         self._stopping_at = 0.0
         self._alone_since = state.clock.monotonic()
@@ -253,6 +256,14 @@ class Service:
                 self._outages.on_effect(effect)
 
     def _reached(self, effect: effects.Reached) -> None:
+        self._save_scheduler.reached(effect)
+        known = effect.id, effect.status
+        if known in self._recorded:
+            # A leader reports what it leads anew with each attempt, also of earlier ones.
+            return
+        self._recorded[known] = None
+        while len(self._recorded) > RECORDED_MAX:
+            del self._recorded[next(iter(self._recorded))]
         events, step, attempt = self._state.events, effect.id.step, effect.id.attempt
         match effect.status:
             case CheckpointStatus.COMPLETE:
@@ -264,7 +275,6 @@ class Service:
                 events.write(CheckpointFailed(step=step, attempt=attempt, reason=effect.reason))
             case CheckpointStatus.DROPPED:
                 events.write(CheckpointDropped(step=step, attempt=attempt, reason=effect.reason))
-        self._save_scheduler.reached(effect)
 
     def _committed(self, manifest: Manifest, secs: float) -> None:
         self._retention.committed(manifest, secs)

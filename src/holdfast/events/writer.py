@@ -19,7 +19,7 @@ import msgspec
 
 from holdfast.clock import Clock
 from holdfast.errors import StorageError
-from holdfast.events.schema import UNSTAMPED, Event, EventsLost, event_name
+from holdfast.events.schema import UNSTAMPED, Event, EventsLost, StepProgress, event_name
 from holdfast.events.segments import (
     RUN,
     SAVES,
@@ -63,7 +63,8 @@ class EventWriter:
     def write(self, event: Event) -> None:
         """Queue one event; its time is now, unless it has one."""
         stamped = self._stamp(event)
-        level = logging.DEBUG if event.is_of_saves else logging.INFO
+        is_frequent = event.is_of_saves or isinstance(event, StepProgress)
+        level = logging.DEBUG if is_frequent else logging.INFO
         if log.isEnabledFor(level):
             members = msgspec.structs.asdict(event)
             shown = {k: v for k, v in members.items() if k not in STAMPED}
