@@ -3,8 +3,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from holdfast.demo.main import DemoOptions, run_demo
+from holdfast.demo.main import DemoOptions, _little_room, run_demo
 from holdfast.demo.progress import LiveDisplay, PlainDisplay, make_display
+from tests.store.places import mounted
 
 
 def _console() -> tuple[Console, io.StringIO]:
@@ -51,3 +52,9 @@ def test_a_bar_is_shown_on_a_terminal() -> None:
         display.show_line("[told]")
     assert "40/80 loss 2.500" in text.getvalue()
     assert "[told]" in text.getvalue()
+
+
+def test_the_reason_of_a_demo_on_a_full_disk_names_its_room(tmp_path: Path) -> None:
+    assert _little_room(tmp_path) == ""
+    with mounted("tmpfs", tmp_path / "disk", "size=1m") as disk:
+        assert f"The disk of {disk} has 1048576 bytes left: free some" in _little_room(disk)
