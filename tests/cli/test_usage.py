@@ -6,7 +6,7 @@ from click.testing import CliRunner
 
 from holdfast.cli.main import commands, main
 
-PRINTING = ["ls", "show", "verify", "save", "status", "stop", "demo"]
+PRINTING = ["ls", "show", "verify", "save", "rm", "status", "stop", "clean", "demo"]
 
 
 @pytest.mark.parametrize("name", commands.commands)
@@ -34,6 +34,8 @@ def test_every_command_that_prints_takes_json(name: str) -> None:
         ["verify", "run", "--", "-1"],
         ["save", "run", "--timeout", "-1"],
         ["stop", "run", "--all"],
+        ["rm", "run"],
+        ["rm", "run", "one"],
         ["demo", "--hosts", "0"],
         ["demo", "--hosts", "100"],
         ["demo", "--hosts", "x"],
@@ -77,3 +79,13 @@ def test_a_demo_that_cannot_be_carried_out_says_so_on_stderr(
     captured = capfd.readouterr()
     assert captured.out == ""
     assert "at least" in captured.err
+
+
+def test_the_shell_completes_commands() -> None:
+    completing = {"COMP_WORDS": "holdfast st", "COMP_CWORD": "1"}
+    result = CliRunner().invoke(
+        commands,
+        prog_name="holdfast",
+        env=completing | {"_HOLDFAST_COMPLETE": "bash_complete"},
+    )
+    assert result.output.split() == ["plain,status", "plain,stop"]

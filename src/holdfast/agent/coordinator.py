@@ -285,6 +285,7 @@ class Coordinator:
                 group=leadership.group,
                 attempt=leadership.attempt,
                 count=leadership.rank_count,
+                run=self._state.run,
                 members=members,
                 is_broken=is_broken,
                 leader=leadership.successors[0] if leadership.successors else "",

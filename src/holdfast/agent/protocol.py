@@ -277,9 +277,10 @@ class Requested(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delete(msgspec.Struct, frozen=True, kw_only=True):
-    """Remove checkpoints from every tier."""
+    """Remove checkpoints from every tier. `by_user`: a person wants it, not a trainer."""
 
     ids: tuple[Id, ...]
+    by_user: bool = False
 
 
 class EventReport(msgspec.Struct, frozen=True, kw_only=True):

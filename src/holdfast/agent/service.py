@@ -381,7 +381,8 @@ class Service:
 
     async def delete(self, request: protocol.Delete, pid: int) -> protocol.Empty:
         group = self._state.group
-        if group is None or pid not in {member.pid for member in group.present}:
+        is_trainer = group is not None and pid in {member.pid for member in group.present}
+        if not is_trainer and not request.by_user:
             raise FencedError(
                 f"delete: process {pid} does not belong to the run's present attempt "
                 f"({self._coordinator.node.attempt}); stop it"

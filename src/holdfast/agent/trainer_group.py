@@ -44,6 +44,7 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
     The file stays while no trainer is alive.
 
     Attributes:
+        run: the run's directory.
         members: the trainers that run or ran here.
         addresses: where the agents of other hosts are reached.
         domain: this host's failure domain.
@@ -53,6 +54,7 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     attempt: int
     count: int
+    run: str = ""
     members: tuple[TrainerProcess, ...] = ()
     is_broken: bool = False
     leader: str = ""

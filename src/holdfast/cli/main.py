@@ -1,7 +1,7 @@
 """Run the command `holdfast`: dispatch to its subcommands, and turn errors into exit codes.
 
-Exit codes: 0 for success; 1 for an error, which is printed in one line, and if `verify` found bad
-bytes; 2 for wrong usage; 130 if interrupted. `run` exits with its command's code.
+Exit codes: 0 for success; 1 for an error, which is printed in one line, with `--json` as a document
+too, and if `verify` found bad bytes; 2 for wrong usage; 130 if interrupted. `run` exits with its command's code.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from collections.abc import Sequence
 import click
 
 from holdfast import __version__
+from holdfast.cli.clean import clean
 from holdfast.cli.demo import demo
 from holdfast.cli.events import events
 from holdfast.cli.ls import ls
-from holdfast.cli.output import print_error
+from holdfast.cli.output import print_error, print_json
+from holdfast.cli.rm import rm
 from holdfast.cli.run import run
 from holdfast.cli.save import save
 from holdfast.cli.show import show
@@ -40,7 +42,7 @@ def commands() -> None:
     """Checkpoint training runs continuously, off the training thread."""
 
 
-for _command in (ls, show, verify, events, save, status, stop, run, demo):
+for _command in (ls, show, verify, events, save, rm, status, stop, clean, run, demo):
     commands.add_command(_command)
 
 
@@ -53,6 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except HoldfastError as error:
         print_error(str(error))
+        # Of `run` the arguments are the command's own.
+        given = list(sys.argv[1:] if arguments is None else arguments)
+        if "--json" in given and given[0] != run.name:
+            print_json({"error": type(error).__name__, "message": str(error)})
         return 1
     except (click.Abort, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+import click
 import msgspec
 from rich.console import Console
 from rich.table import Table
@@ -62,6 +63,23 @@ def note(text: str) -> None:
 def warn(text: str) -> None:
     """Print a warning, in one line to stderr; the command continues."""
     note(f"warning: {text}")
+
+
+def confirm(question: str, *, is_answered: bool) -> None:
+    """Ask before something is removed, unless `--yes` has answered.
+
+    Raises:
+        click.UsageError: there is no terminal to ask on.
+        click.Abort: the answer is no.
+    """
+    if is_answered:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(
+            f"{question} There is no terminal to ask on: pass --yes, or --dry-run to look only.",
+            click.get_current_context(),
+        )
+    click.confirm(question, abort=True, err=True)
 
 
 def print_error(text: str) -> None:

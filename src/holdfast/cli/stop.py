@@ -63,7 +63,7 @@ def stop(directory: Path | None, is_all: bool, timeout_secs: float, as_json: boo
     for agent in agents:
         try:
             with output.stderr().status(f"waiting for the agent of {agent.run} to end"):
-                _stop(agent, deadline, clock)
+                stop_agent(agent, deadline, clock)
             stopped.append(agent)
         except HoldfastError as error:
             if len(agents) == 1 and not as_json:
@@ -88,7 +88,7 @@ def _await_leaving(run_id: str | None, deadline: float, clock: Clock) -> None:
         clock.sleep(POLL_SECS)
 
 
-def _stop(agent: protocol.AgentStatus, deadline: float, clock: Clock) -> None:
+def stop_agent(agent: protocol.AgentStatus, deadline: float, clock: Clock) -> None:
     """Request one agent to stop, and wait until its process has ended.
 
     Raises:

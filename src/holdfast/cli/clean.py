@@ -1,0 +1,182 @@
+"""Implement `holdfast clean`: remove the memory and the agents that no live run owns.
+
+Invariants:
+- An agent is asked to end; it makes durable what it holds, and refuses while it has trainers.
+- A folder is removed only under its lock, so that no agent is in it or starts in it.
+- Memory that may hold the only copy of a checkpoint stays unless `--all` is given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from holdfast.agent import protocol
+from holdfast.agent.agent_directory import GROUP, LOCK, ram_folder
+from holdfast.agent.launch import is_locked
+from holdfast.agent.trainer_group import read_record
+from holdfast.cli import output
+from holdfast.cli.agents import agent_folders_here, living, run_of
+from holdfast.cli.output import size_text
+from holdfast.cli.stop import stop_agent
+from holdfast.clock import SystemClock
+from holdfast.engine.lifecycle.attempts import read_attempts
+from holdfast.engine.lifecycle.catalog import list_checkpoints
+from holdfast.errors import HoldfastError
+from holdfast.format.names import RUN_FILE
+from holdfast.format.timeline import last_steps
+from holdfast.job.run_access import read_only
+from holdfast.store.ram import RamStore
+
+STOP_SECS = 60.0
+
+_LEAVING = re.compile(r"\.[0-9a-f]{32}-.+\.(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unowned:
+    """Memory that no trainer uses; `agent` is None where it has no agent.
+
+    `kept_for` is the reason why it stays without `--all`, empty if there is none.
+    """
+
+    folder: Path
+    size_bytes: int
+    text: str
+    kept_for: str = ""
+    agent: protocol.AgentStatus | None = None
+
+
+@click.command()
+@click.option("--all", "is_all", is_flag=True, help="Also what may be a checkpoint's only copy.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def clean(is_all: bool, yes: bool, dry_run: bool, as_json: bool) -> int:
+    """Remove the memory and the agents of runs that do not train on this host.
+
+    These are agents without trainers, which make durable what they hold and end, and what killed
+    agents have left. What a trainer or its agent uses is never touched.
+    """
+    found = [*_idle_agents(), *_left_behind()]
+    chosen = [one for one in found if is_all or not one.kept_for]
+    for one in found if not as_json else ():
+        kept = f"; kept: {one.kept_for}; --all removes it" if one not in chosen else ""
+        output.print_line(f"{one.folder}: {size_text(one.size_bytes)}, {one.text}{kept}")
+    problems = []
+    if chosen and not dry_run:
+        total = size_text(sum(one.size_bytes for one in chosen))
+        output.confirm(f"Remove {total} in {len(chosen)} folders?", is_answered=yes)
+        for one in chosen:
+            try:
+                _remove(one)
+            except (HoldfastError, OSError) as error:
+                problems.append(f"{one.folder}: {error}")
+    for problem in problems:
+        output.print_error(problem)
+    if as_json:
+        rows = [
+            {
+                "folder": str(one.folder),
+                "size_bytes": one.size_bytes,
+                "reason": one.text,
+                "kept_for": one.kept_for if one not in chosen else None,
+                "pid": one.agent.pid if one.agent is not None else None,
+            }
+            for one in found
+        ]
+        output.print_json({"found": rows, "removed": not dry_run, "problems": problems})
+    elif not found:
+        output.print_line("nothing to remove")
+    return 1 if problems else 0
+
+
+def _idle_agents() -> Iterator[Unowned]:
+    for agent in living():
+        if not agent.trainers and not agent.waits_for and agent.leaves_in_secs is not None:
+            text = f"agent {agent.pid} of {agent.run} without trainers"
+            folder = Path(agent.folder)
+            yield Unowned(folder=folder, size_bytes=_size_bytes(folder), text=text, agent=agent)
+
+
+def _left_behind() -> Iterator[Unowned]:
+    for folder in agent_folders_here():
+        leaving = _LEAVING.fullmatch(folder.name)
+        if leaving is not None and not Path(f"/proc/{leaving[1]}").exists():
+            text = "left by an agent that was killed while it removed it"
+            yield Unowned(folder=folder, size_bytes=_size_bytes(folder), text=text)
+        if run_of(folder) is None or is_locked(folder):
+            continue
+        record = read_record(folder / GROUP)
+        if record is not None and any(member.is_alive for member in record.members):
+            # Its trainers start another agent at once.
+            continue
+        run = record.run if record is not None else ""
+        yield Unowned(
+            folder=folder,
+            size_bytes=_size_bytes(folder),
+            text=f"left by a killed agent of {run or 'run ' + str(run_of(folder))}",
+            kept_for=_only_copy(folder, run),
+        )
+
+
+def _only_copy(folder: Path, run: str) -> str:
+    """Return why the folder may hold the only copy of a checkpoint; empty if it cannot."""
+    try:
+        held = list_checkpoints(RamStore(ram_folder(folder), _reads_only, SystemClock()))
+        whole = [c for c, listing in held.items() if listing.is_complete]
+        if not whole or (run and not (Path(run) / RUN_FILE).exists()):
+            # Without the run's directory nothing can be restored from it.
+            return ""
+        newest = max(whole, key=lambda c: (c.attempt, c.step))
+        if run:
+            opened = read_only(run)
+            limits = last_steps(read_attempts(opened.durable))
+            committed = [
+                (c.attempt, c.step)
+                for c, listing in list_checkpoints(opened.durable).items()
+                if listing.is_committed and c.step <= limits.get(c.attempt, -1)
+            ]
+            is_needed = newest.step <= limits.get(newest.attempt, -1)
+            is_newest = max(committed, default=(0, -1)) < (newest.attempt, newest.step)
+            if opened.run_id != run_of(folder) or not (is_needed and is_newest):
+                return ""
+    except HoldfastError as error:
+        return f"it is unknown whether it is needed ({error})"
+    return f"step {newest.step} may not be durable; the run's next start makes it so"
+
+
+def _reads_only(size_bytes: int) -> str:
+    raise AssertionError("nothing is written here")
+
+
+def _remove(one: Unowned) -> None:
+    if one.agent is not None:
+        clock = SystemClock()
+        stop_agent(one.agent, clock.monotonic() + STOP_SECS, clock)
+        return
+    fd = os.open(one.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        # Fails if an agent has started in it meanwhile.
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(one.folder, ignore_errors=True)
+    finally:
+        os.close(fd)
+
+
+def _size_bytes(folder: Path) -> int:
+    """Return the bytes of all files; an image is a second name of its slot, and counts once."""
+    sizes: dict[int, int] = {}
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            state = path.lstat()
+            sizes[state.st_ino] = state.st_blocks * 512
+    return sum(sizes.values())

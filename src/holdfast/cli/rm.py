@@ -1,0 +1,120 @@
+"""Implement `holdfast rm`: remove checkpoints from every tier, also of a live run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from holdfast.agent import protocol
+from holdfast.agent.agent_directory import host_name
+from holdfast.agent.launch import find_agent
+from holdfast.cli import output
+from holdfast.cli.agents import ask
+from holdfast.cli.output import counted, size_text
+from holdfast.clock import SystemClock
+from holdfast.coordination.settings import LEASE_SECS
+from holdfast.engine.lifecycle.attempts import newest_attempt
+from holdfast.engine.lifecycle.catalog import Listing, list_checkpoints
+from holdfast.engine.lifecycle.commit import remove
+from holdfast.engine.lifecycle.leases import Leases
+from holdfast.engine.reading.run import ReadableRun
+from holdfast.errors import RunBusyError, StepNotFoundError
+from holdfast.format.names import CheckpointId
+from holdfast.job.run_access import read_only
+
+
+@click.command()
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("steps", metavar="STEP...", type=click.IntRange(min=0), nargs=-1, required=True)
+@click.option(
+    "--attempt",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Remove the steps of attempt N, such as those of an abandoned branch.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def rm(
+    directory: Path,
+    steps: tuple[int, ...],
+    attempt: int | None,
+    yes: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Remove the checkpoints of STEP... from the run in DIR, in memory too.
+
+    Beside a live run its agent removes them, so call this on a host of the run.
+    """
+    run = read_only(directory)
+    wanted = [_find(run, step, attempt) for step in dict.fromkeys(steps)]
+    listings = [list_checkpoints(store) for store in run.stores]
+    sizes = [sum(_size_bytes(listed.get(found)) for listed in listings) for found in wanted]
+    if not as_json:
+        for found, size_bytes in zip(wanted, sizes, strict=True):
+            output.print_line(
+                f"step {found.step} (attempt {found.attempt}): {size_text(size_bytes)}"
+            )
+    if not dry_run:
+        output.confirm(f"Remove {counted(len(wanted), 'checkpoint')}?", is_answered=yes)
+        _remove(run, wanted)
+    if as_json:
+        rows = [
+            {"step": found.step, "attempt": found.attempt, "size_bytes": size_bytes}
+            for found, size_bytes in zip(wanted, sizes, strict=True)
+        ]
+        output.print_json({"run": str(run.directory), "removed": not dry_run, "checkpoints": rows})
+    elif not dry_run:
+        output.print_line(f"removed {counted(len(wanted), 'checkpoint')}")
+
+
+def _size_bytes(listing: Listing | None) -> int:
+    return sum(listing.sizes_bytes.values()) if listing is not None else 0
+
+
+def _find(run: ReadableRun, step: int, attempt: int | None) -> CheckpointId:
+    """Return the checkpoint of a step: of that attempt, or on the run's timeline.
+
+    Raises:
+        StepNotFoundError, StepUncommittedError: There is none.
+    """
+    if attempt is None:
+        return run.load_view().find(step)
+    found = CheckpointId(step, attempt)
+    known = sorted(c for store in run.stores for c in list_checkpoints(store))
+    if found not in known:
+        there = sorted({c.attempt for c in known if c.step == step})
+        raise StepNotFoundError(
+            f"remove step {step} of attempt {attempt} from {run.directory}: there is none; the "
+            + (f"step is there of attempts {there}" if there else "step is there of no attempt")
+        )
+    return found
+
+
+def _remove(run: ReadableRun, wanted: list[CheckpointId]) -> None:
+    """Remove checkpoints through the run's agent here, or, of a run that is not live, directly.
+
+    Raises:
+        RunBusyError: The run is live on another host.
+    """
+    host = host_name()
+    folder = find_agent(run.agents_id, host) if run.agents_id else None
+    if folder is not None:
+        request = protocol.Delete(ids=tuple((c.step, c.attempt) for c in wanted), by_user=True)
+        ask(folder, "delete", request, protocol.Empty)
+        return
+    newest = newest_attempt(run.durable)
+    seen = Leases(run.durable.directory, run.run_id, SystemClock()).read(newest) if newest else None
+    if seen is not None and seen.age_secs < LEASE_SECS:
+        raise RunBusyError(
+            f"remove checkpoints of {run.directory}: attempt {newest} is live on host {seen.host}; "
+            "call this there, or stop it first"
+        )
+    for found in wanted:
+        # Durable storage last: with the manifest gone, what is left in RAM could not be found.
+        for store in (run.find_ram(), run.durable):
+            listing = list_checkpoints(store).get(found) if store is not None else None
+            if store is not None and listing is not None:
+                remove(store, found, listing)
