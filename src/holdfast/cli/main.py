@@ -1,7 +1,8 @@
 """Run the command `holdfast`: dispatch to its subcommands, and turn errors into exit codes.
 
 Exit codes: 0 for success; 1 for an error, which is printed in one line, with `--json` as a document
-too, and if `verify` found bad bytes; 2 for wrong usage; 130 if interrupted. `run` exits with its command's code.
+too, and if `verify` found bad bytes; 2 for wrong usage; 130 if interrupted. `run` exits with its
+command's code.
 """
 
 from __future__ import annotations
