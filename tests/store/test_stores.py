@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.store.contract import Store
 from holdfast.store.ram import RamStore
+from holdfast.testing.object_server import ObjectServer, open_bucket, serve, troubles
 from holdfast.testing.store_suite import StoreSuite
 from tests.store.places import mounted, open_disk, open_disk_directly, open_ram
 
@@ -61,3 +62,25 @@ class TestRamImages(StoreSuite):
         store = opener()
         yield store
         store.close()
+
+
+class TestBucket(StoreSuite):
+    """An object store in memory, which other processes reach."""
+
+    readers_outlast_keys = False
+
+    @pytest.fixture
+    def opener(self) -> Iterator[Callable[[], Store]]:
+        with serve(ObjectServer()) as bucket:
+            yield functools.partial(open_bucket, bucket)
+
+
+class TestBucketInTrouble(StoreSuite):
+    """Of its requests every fifth fails, every tenth once it has taken effect."""
+
+    readers_outlast_keys = False
+
+    @pytest.fixture
+    def opener(self) -> Iterator[Callable[[], Store]]:
+        with serve(ObjectServer(plan=troubles(seed=1))) as bucket:
+            yield functools.partial(open_bucket, bucket)

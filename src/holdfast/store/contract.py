@@ -77,7 +77,10 @@ class InMemory:
 
 
 class Reader(Protocol):
-    """An open object. Its bytes do not change while it is open, even if its key is deleted."""
+    """An open object. Its bytes do not change while it is open.
+
+    If its key is deleted or replaced, it can still be read, or reads fail; the store says which.
+    """
 
     @property
     def size_bytes(self) -> int: ...
@@ -162,7 +165,10 @@ class Store(ReadableStore, Protocol):
         ...
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Write an object if the key has none; of concurrent callers exactly one gets True.
+        """Write an object if the key has none; return whether the key has this caller's object.
+
+        Of concurrent callers with different bytes exactly one gets True. A store may return True
+        for an object of the same bytes: it may be the caller's, of a try whose answer was lost.
 
         The object is never more durable than the objects that became visible before it in the same
         folder (the key up to its last slash), including objects of a process that was killed during

@@ -7,6 +7,7 @@ so it must be picklable.
 from __future__ import annotations
 
 import multiprocessing
+import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 
@@ -67,13 +68,14 @@ def _put_each(opener: Opener, keys: Sequence[str], number: int, pipe: Connection
 
 
 def _put_half(opener: Opener, key: str, data: bytes, pipe: Connection) -> None:
-    middle = len(data) // 2
+    middle, lock = len(data) // 2, threading.Lock()
 
     def stop_midway(offset_bytes: int) -> None:
         if offset_bytes >= middle:
-            pipe.send("midway")
-            # Never answered: the process is killed here.
-            pipe.recv()
+            # Held until the process is killed: a store may request several blocks at once.
+            with lock:
+                pipe.send("midway")
+                pipe.recv()
 
     opener().put(key, BlockSource([data[:middle], data[middle:]], on_block=stop_midway))
 
