@@ -22,7 +22,7 @@ from holdfast.agent import protocol
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.notices import NoticeBoard
 from holdfast.agent.service import Service
-from holdfast.agent.state import open_state
+from holdfast.agent.state import AgentState, open_state
 from holdfast.clock import Clock
 from holdfast.engine.lifecycle.run import create_run
 from holdfast.engine.reading.restore import fill_targets
@@ -200,13 +200,17 @@ class InProcessHost:
         config = AgentConfig(
             run=str(self.run), run_id=RUN_ID, host="host-a", folder=str(self.folder)
         )
-        self.state = open_state(config, self.clock, self.files)
+        self.state = self.opened_state(config)
         self.state.notices = RecordingBoard(self.posted)
         self.service = Service(self.state)
         self._operations.clear()
         self._start_operation = self.service.coordinator._start
         self.service.coordinator._start = self._operations.append
         self.call(self.service.adopt())
+
+    def opened_state(self, config: AgentConfig) -> AgentState:
+        """The agent's state; for subclasses with another durable tier."""
+        return open_state(config, self.clock, self.files)
 
     def open_run(self) -> None:
         """Makes the run where there is none, as the first trainer does."""

@@ -14,7 +14,7 @@ import contextlib
 import itertools
 import random
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -81,6 +81,8 @@ class ObjectServer:
         self.uploads: dict[str, dict[int, bytes]] = {}
         self.requests: Counter[str] = Counter()
         self.plan = plan
+        self._keys: list[str] = []
+        """The keys of `objects`, sorted."""
         self._clock = clock or SystemClock()
         self._latency_secs = latency_secs
         self._numbers = itertools.count(1)
@@ -147,11 +149,14 @@ class ObjectServer:
 
     def list_page(self, prefix: str, after: str) -> ListedPage:
         def find() -> ListedPage:
-            keys = sorted(key for key in self.objects if key.startswith(prefix))
-            start = bisect_right(keys, after)
+            keys = self._keys
+            start = bisect_right(keys, after) if after else bisect_left(keys, prefix)
             page = keys[start : start + PAGE_COUNT_MAX]
+            page = [key for key in page if key.startswith(prefix)]
+            following = keys[start + len(page) : start + len(page) + 1]
+            has_more = any(key.startswith(prefix) for key in following)
             found = [StoredObject(key, len(self.objects[key][0])) for key in page]
-            return ListedPage(found, page[-1] if start + len(page) < len(keys) else "")
+            return ListedPage(found, page[-1] if has_more else "")
 
         return self._do("list_page", prefix, find)
 
@@ -161,7 +166,8 @@ class ObjectServer:
 
         def remove() -> None:
             for key in keys:
-                self.objects.pop(key, None)
+                if self.objects.pop(key, None) is not None:
+                    del self._keys[bisect_left(self._keys, key)]
 
         self._do("delete", keys[0], remove)
 
@@ -178,6 +184,8 @@ class ObjectServer:
         raise StorageError(f"{request} {key}: 503 on purpose, done: {trouble.is_done}")
 
     def _write(self, key: str, data: bytes) -> None:
+        if key not in self.objects:
+            insort(self._keys, key)
         self.objects[key] = data, f"v{next(self._numbers)}"
 
     def _found(self, key: str) -> tuple[bytes, str]:
