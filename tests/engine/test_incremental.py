@@ -17,7 +17,7 @@ from holdfast.engine.saving.incremental import (
     remember,
     size_of_next_bytes,
 )
-from holdfast.engine.saving.part import PartImages, PartPlan, without_reuse
+from holdfast.engine.saving.part import PartImages, PartPlan
 from holdfast.engine.saving.part_writer import write_part
 from holdfast.errors import ObjectNotFoundError
 from holdfast.format.layout import Chunk
@@ -142,9 +142,13 @@ def test_an_object_that_is_gone_is_the_same_as_none(memory: RamStore) -> None:
     run.save()
     marks = run.marks
     run.objects = [Object()]
-    assert choose(run.plan(), run.last, marks, run.made.chunk_bytes) == without_reuse(run.plan())
+    assert choose(run.plan(), run.last, marks, run.made.chunk_bytes) == PartImages(
+        own=run.plan().layout
+    )
     run.made.id = CheckpointId(9, 1)
-    assert choose(run.plan(), run.last, [None], run.made.chunk_bytes) == without_reuse(run.plan())
+    assert choose(run.plan(), run.last, [None], run.made.chunk_bytes) == PartImages(
+        own=run.plan().layout
+    )
 
 
 @pytest.mark.parametrize(

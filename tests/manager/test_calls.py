@@ -12,7 +12,7 @@ import pytest
 import holdfast
 from holdfast import save_decision_policy
 from holdfast.errors import HoldfastError, InvalidArgumentError
-from holdfast.manager.calls import Calls
+from holdfast.manager.lifetime import Calls
 from tests.hosts import Host
 
 STATE = {"w": jnp.ones(3)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.manager.metric_names import MetricNames
+from holdfast.manager.arguments import MetricNames
 from holdfast.policy.preservation_policy import AnyPreservationPolicy, BestN, LatestN
 
 BEST = BestN(2, metric="eval/loss")

@@ -28,7 +28,7 @@ from holdfast.engine.lifecycle.run import create_run
 from holdfast.engine.reading.restore import fill_targets
 from holdfast.engine.reading.sources import CheckpointSources
 from holdfast.engine.reading.view import View, view_of
-from holdfast.engine.saving.part import PartImages, PartPlan, without_reuse
+from holdfast.engine.saving.part import PartImages, PartPlan
 from holdfast.engine.saving.part_writer import write_part
 from holdfast.errors import ObjectNotFoundError
 from holdfast.format.layout import Chunk, image_layout
@@ -350,13 +350,13 @@ class InProcessHost:
         plan = right_plan(checkpoint, rank, trainer.count, self.clock.now(), has_base=self.keeps)
         last = self._last.get((store.tier, checkpoint.attempt, rank))
         if last is None or last.part_count != trainer.count:
-            return plan, without_reuse(plan)
+            return plan, PartImages(own=plan.layout)
         base = {chunk.ordinal for chunk in plan.layout.chunks if chunk.array_index == 1}
         images = images_reusing(plan, last, base)
         try:
             link_images(store, plan, last, images)
         except ObjectNotFoundError:
-            return plan, without_reuse(plan)
+            return plan, PartImages(own=plan.layout)
         return plan, images
 
     def write_part(self, store: Store, plan: PartPlan, images: PartImages) -> None:

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
@@ -70,20 +70,18 @@ class AgentPlace:
     cursor: int
     """The position of the first notice that concerns this trainer's group."""
 
-    @property
-    def step_cell(self) -> int:
-        """The control block's cell for the step that this trainer has published."""
-        return step_cell(self.seat)
+    # Computed once, because the training thread reads them at every step.
+    step_cell: int = field(init=False)
+    """The control block's cell for the step that this trainer has published."""
+    notice_cell: int = field(init=False)
+    """The cell that is 1 once this trainer has received a preemption signal."""
+    cost_cell: int = field(init=False)
+    """The cell for the cost of a checkpoint, in nanoseconds."""
 
-    @property
-    def notice_cell(self) -> int:
-        """The cell that is 1 once this trainer has received a preemption signal."""
-        return notice_cell(self.seat)
-
-    @property
-    def cost_cell(self) -> int:
-        """The cell for the cost of a checkpoint, in nanoseconds."""
-        return cost_cell(self.seat)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "step_cell", step_cell(self.seat))
+        object.__setattr__(self, "notice_cell", notice_cell(self.seat))
+        object.__setattr__(self, "cost_cell", cost_cell(self.seat))
 
     def publish_first_step(self, step: int, time: datetime) -> None:
         """Publish the first step after opening or resuming."""

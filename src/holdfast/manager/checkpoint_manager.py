@@ -37,7 +37,6 @@ from holdfast.manager import arguments, terminal
 from holdfast.manager.finisher import Finisher
 from holdfast.manager.job_context import find_job
 from holdfast.manager.lifetime import HeldResources, Lifetime, replace_open
-from holdfast.manager.metric_names import MetricNames
 from holdfast.manager.overhead import OverheadMeter, meter_for
 from holdfast.manager.planning import Planner, Taking
 from holdfast.manager.preemption import PreemptionSignals
@@ -153,7 +152,7 @@ class CheckpointManager:
         self._saver = held.saver = Saver(
             self._session, self._run.durable, self._progress, self._clock
         )
-        self._metric_names = MetricNames(self._options.preservation, self._processes.rank)
+        self._metric_names = arguments.MetricNames(self._options.preservation, self._processes.rank)
         self._restorer = Restorer(
             framework=self._framework,
             votes=self._votes,

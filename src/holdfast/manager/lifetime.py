@@ -23,7 +23,6 @@ from pathlib import Path
 
 from holdfast.errors import FencedError, HoldfastError, InvalidArgumentError
 from holdfast.manager.agent_session import AgentSession
-from holdfast.manager.calls import Calls
 from holdfast.manager.forks import release_inherited
 from holdfast.manager.job_context import JobContext
 from holdfast.manager.preemption import PreemptionSignals
@@ -66,6 +65,41 @@ class HeldResources:
         self.job.close()
 
 
+class Calls:
+    """Which calls of one manager are allowed: none after `close`, and those of one thread only.
+
+    A manager has no lock around its calls, so that a step that is not due costs nothing. The thread
+    that calls first is the training thread; another thread may call once that one has ended. A call
+    is checked only where it does more than read cells of the control block.
+
+    Args:
+        directory: The run's directory, for messages.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._thread: threading.Thread | None = None
+        self.is_closed = False
+
+    def check(self, name: str) -> None:
+        """Check that the call `name` may be made now, on this thread.
+
+        Raises:
+            InvalidArgumentError: The manager is closed, or is used by another live thread.
+        """
+        if self.is_closed:
+            raise InvalidArgumentError(
+                f"{name}: the manager of {self._directory} is closed; create another one"
+            )
+        current, owner = threading.current_thread(), self._thread
+        if owner is not None and owner is not current and owner.is_alive():
+            raise InvalidArgumentError(
+                f"{name}: called on thread {current.name!r}, but the manager of {self._directory} "
+                f"is used by thread {owner.name!r}; call all its methods on one thread"
+            )
+        self._thread = current
+
+
 class Lifetime:
     """The open state of one manager. Each call of the manager calls `check` first.
 
@@ -82,7 +116,7 @@ class Lifetime:
         self._error: HoldfastError | None = None
         self._calls = Calls(directory)
         # A manager that is never closed still seals its accepted saves. The hook is registered
-        # after those of JAX, so it runs before JAX shuts down its devices.
+        # after those of the framework, so it runs before that shuts down its devices.
         self._at_exit = weakref.finalize(self, _seal_all, held.progress)
         atexit.register(self._at_exit)
         _open[os.path.realpath(directory)] = self

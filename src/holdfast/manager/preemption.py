@@ -2,9 +2,8 @@
 
 A handler writes one cell that the agent reads, and then calls the handler installed before it. It
 does not take the default action, which would end the process before the last checkpoint. Nor does
-it call the handler of `jax.distributed` while the manager is open: the JAX processes would then
-also agree on a last step, which no caller uses, and a process that exits before they have agreed
-blocks in `jax.distributed.shutdown()`. See docs/decisions/0018.
+it call a framework's own notifier while the manager is open: the processes would then also agree on
+a last step, which no caller uses. See `holdfast.adapt.native_signals` and docs/decisions/0018.
 
 A second signal of the same number has the effect that it has without Holdfast: the earlier action
 is restored and the signal is raised again. A signal within `REPEAT_SECS` of the first one counts as
@@ -18,12 +17,11 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from holdfast.adapt.native_signals import NativeHandler, native_handler
 from holdfast.clock import Clock
-from holdfast.manager.native_signals import NativeHandler, native_handler
 
 REPEAT_SECS = 1.0
 """How long after the first signal another one counts as its repetition."""
@@ -81,7 +79,7 @@ class PreemptionSignals:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         if isinstance(earlier, NativeHandler):
-            if self._is_closed or not _is_of_jax(earlier):
+            if self._is_closed or not earlier.is_preemption_notifier:
                 earlier.invoke()
         elif callable(earlier):
             earlier(number, frame)
@@ -111,7 +109,3 @@ def _put_back(number: signal.Signals, earlier: Any) -> None:
         earlier.put_back()
     else:
         signal.signal(number, earlier)
-
-
-def _is_of_jax(handler: NativeHandler) -> bool:
-    return "jaxlib" in Path(handler.library).parts

@@ -313,8 +313,9 @@ class Progress:
             SaveFailedError: Accepted saves were dropped.
         """
         with self._changed:
-            now_secs = self._clock.monotonic()
-            error = self._drops.take_failure(now_secs, self._in_progress(), is_final=False)
+            now_secs, error = self._clock.monotonic(), None
+            if now_secs >= self._drops.due_at_secs:
+                error = self._drops.take_failure(now_secs, self._in_progress(), is_final=False)
         is_saved = False
         try:
             yield

@@ -184,7 +184,7 @@ class Saver:
             request.part = self._begin(request, request.held)
         if request.part is None and snapshot.hold is Hold.BORROWED:
             snapshot.secure()
-        if request.part is not None and not request.part.images.reused:
+        if request.part is not None and request.copies and not request.part.images.reused:
             request.replicas = self._copier.begin(request.copies, request.held)
         # The saver's thread reports the save to the agent while this thread copies.
         self._submit(request)
@@ -575,9 +575,9 @@ class Saver:
                     "the manager was closed while the save waited for earlier ones to be written "
                     "to the durable tier, which may hang"
                 )
+            earlier = sorted(step for step in self._progress.steps() if step < plan.id.step)
             self._set_at_storage(
-                f"RAM for step {plan.id.step} ({slot.reason}); steps "
-                f"{sorted(self._progress.steps())} are in progress"
+                f"RAM for step {plan.id.step} ({slot.reason}); not ended before it: {earlier}"
             )
             # Each earlier checkpoint becomes durable or fails, and either frees a place. If storage
             # hangs, neither happens, and `close` ends the wait.

@@ -19,8 +19,20 @@ from holdfast.format.placement import Placement
 ALIGNMENT_BYTES = 64
 PAGE_SIZE_BYTES = 4096
 LARGE_SIZE_BYTES = 1024 * 1024
+HOST_PLATFORMS = {"cpu"}
+"""JAX's platforms whose arrays are in the host's memory."""
 _BUFFER_KINDS = "biufc"
 """The kinds of NumPy's own dtypes. JAX exports no buffer of others, such as bfloat16."""
+
+
+def device_of(array: jax.Array) -> Any:
+    """Return one of the devices of an array."""
+    return next(iter(array.sharding.device_set))
+
+
+def is_on_device(array: jax.Array) -> bool:
+    """Return whether an array is in a device's memory, and not in the host's."""
+    return device_of(array).platform not in HOST_PLATFORMS
 
 
 def is_key(leaf: Any) -> bool:

@@ -103,10 +103,14 @@ _OTHER: dict[str, Platform] = {}
 def serving(name: str, platform: Platform) -> Iterator[None]:
     """Use `platform` for devices of JAX's platform `name` within the context."""
     _OTHER[name] = platform
+    is_host = name in jax_arrays.HOST_PLATFORMS
+    jax_arrays.HOST_PLATFORMS.discard(name)
     try:
         yield
     finally:
         del _OTHER[name]
+        if is_host:
+            jax_arrays.HOST_PLATFORMS.add(name)
 
 
 def _platform_of(device: Any) -> Platform | None:
@@ -136,7 +140,7 @@ class JaxDevices:
 
         CPU arrays are in the host's memory and are skipped, unless a test is `serving` the CPU.
         """
-        kept = {key: array for key, array in arrays.items() if is_on_device(array)}
+        kept = {key: array for key, array in arrays.items() if jax_arrays.is_on_device(array)}
         pieces = _Pieces(kept)
         sizes = pieces.sizes_bytes()
         memory = self._memory(pieces)
@@ -193,7 +197,7 @@ class JaxDevices:
         """Return the memory management of the pieces' devices, which are all of one kind."""
         platform = None
         for piece in pieces.all()[:1]:
-            self._device = _device_of(piece)
+            self._device = jax_arrays.device_of(piece)
             platform = _platform_of(self._device)
         return platform.memory if platform is not None else XlaMemory()
 
@@ -303,7 +307,7 @@ class DeviceArrays:
         if piece is None or before is None or not self._devices.is_in_use or not _is_plain(piece):
             return None
         return DeviceRange(
-            device=_number(_device_of(piece)),
+            device=_number(jax_arrays.device_of(piece)),
             address=piece.unsafe_buffer_pointer() + before * piece.dtype.itemsize,
             size_bytes=math.prod(region_shape(region)) * piece.dtype.itemsize,
             offset_bytes=offset_bytes,
@@ -373,7 +377,7 @@ class _Pieces:
         """Return the bytes of the pieces on each device."""
         sizes: dict[Any, int] = {}
         for piece in self.all():
-            device = _device_of(piece)
+            device = jax_arrays.device_of(piece)
             sizes[device] = sizes.get(device, 0) + piece.nbytes
         return sizes
 
@@ -382,7 +386,7 @@ class _Pieces:
         places: dict[Any, list[tuple[int, Any]]] = {}
         for key, pieces in self._pieces.items():
             for place, piece in pieces.items():
-                places.setdefault(_device_of(piece), []).append((key, place))
+                places.setdefault(jax_arrays.device_of(piece), []).append((key, place))
         result = _Pieces({})
         result._forms = self._forms
         result._pieces = {key: dict(pieces) for key, pieces in self._pieces.items()}
@@ -403,12 +407,6 @@ class _Pieces:
         return {region: np.asarray(piece) for region, piece in pieces.items()}
 
 
-def is_on_device(array: jax.Array) -> bool:
-    """Return whether an array is in a device's memory, and not in the host's."""
-    device = _device_of(array)
-    return device.platform != "cpu" or "cpu" in _OTHER
-
-
 def _split(array: jax.Array, load: dict[Any, int]) -> dict[Any, jax.Array]:
     """Return an array's pieces; of replicas, the one on the device with the least load."""
     if len(array.sharding.device_set) == 1:
@@ -418,7 +416,7 @@ def _split(array: jax.Array, load: dict[Any, int]) -> dict[Any, jax.Array]:
     regions = _regions(array.sharding, array.shape, array.is_fully_addressable)
     if regions is None:
         return dict(enumerate(shards))
-    by_device = {_device_of(shard): shard for shard in shards}
+    by_device = {jax_arrays.device_of(shard): shard for shard in shards}
     pieces: dict[Any, jax.Array] = {}
     for region, devices in regions:
         device = min(devices, key=lambda one: load.get(one, 0))
@@ -440,10 +438,6 @@ def _regions(sharding: Any, shape: tuple[int, ...], addressable: bool) -> _Regio
     if not by_region.keys() <= chunks:
         return None
     return tuple((region, tuple(devices)) for region, devices in by_region.items())
-
-
-def _device_of(piece: jax.Array) -> Any:
-    return next(iter(piece.sharding.device_set))
 
 
 def _number(device: Any) -> int:

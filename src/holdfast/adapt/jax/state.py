@@ -134,13 +134,13 @@ class _JaxSnapshot:
 
     def _hold(self, arrays: list[Any], devices: JaxDevices) -> None:
         of_jax = {i: array for i, array in enumerate(arrays) if isinstance(array, jax.Array)}
-        self._on_devices = devices.hold(of_jax)
+        elsewhere = {i: array for i, array in of_jax.items() if jax_arrays.is_on_device(array)}
+        self._on_devices = devices.hold(elsewhere) if elsewhere else None
         self.pin: Pinning = devices.pin
-        self.on_devices = frozenset(self._on_devices.keys())
-        self._is_host_alone = not self.on_devices
+        self.on_devices = frozenset(elsewhere)
         self._pieces = []
         for i, array in enumerate(arrays):
-            if i in self.on_devices:
+            if i in elsewhere:
                 self._pieces.append({})
             elif i in of_jax:
                 # A view holds the array's memory, so nothing is copied here.
@@ -151,9 +151,9 @@ class _JaxSnapshot:
 
     @property
     def hold(self) -> Hold:
-        if self._on_devices.is_borrowed:
-            return Hold.BORROWED
-        return Hold.HOST if self._is_host_alone else Hold.DEVICE
+        if self._on_devices is None:
+            return Hold.HOST
+        return Hold.BORROWED if self._on_devices.is_borrowed else Hold.DEVICE
 
     def chunk_bytes(self, chunk: Chunk) -> memoryview:
         pieces = self._pieces[chunk.array_index]
@@ -167,6 +167,7 @@ class _JaxSnapshot:
             return leaves.bytes_of(pieces[region])
         shard = self._shard_of(chunk)
         if not pieces:
+            assert self._on_devices is not None
             # The device's copy is transferred to the host here, on the background thread.
             if shard != region:
                 piece = self._on_devices.view_within(chunk.array_index, shard, region)
@@ -176,6 +177,8 @@ class _JaxSnapshot:
         return leaves.bytes_of(pieces[shard][slices_within(region, shard)])
 
     def device_ranges(self, chunks: Sequence[Chunk]) -> dict[Chunk, DeviceRange]:
+        if self._on_devices is None:
+            return {}
         elsewhere = set(self._on_devices.keys())
         self._on_devices.wait()
         ranges = {}
@@ -198,6 +201,8 @@ class _JaxSnapshot:
         return False
 
     def secure(self) -> None:
+        if self._on_devices is None:
+            return
         try:
             for i in self._on_devices.keys():  # noqa: SIM118 - not a mapping
                 self._pieces[i] = self._on_devices.views(i)
@@ -207,8 +212,9 @@ class _JaxSnapshot:
             self._on_devices.is_borrowed = False
             return
         self._on_devices.release()
-        self._is_host_alone = True
+        self._on_devices = None
 
     def release(self) -> None:
         self._pieces = []
-        self._on_devices.release()
+        if self._on_devices is not None:
+            self._on_devices.release()

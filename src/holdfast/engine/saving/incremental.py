@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import msgspec
 
 from holdfast.adapt.contract import Mark, Snapshot
-from holdfast.engine.saving.part import ChunkBytes, PartImages, PartPlan, without_reuse
+from holdfast.engine.saving.part import ChunkBytes, PartImages, PartPlan
 from holdfast.errors import StorageError
 from holdfast.format.digests import block_count, block_ranges, digest
 from holdfast.format.layout import Chunk, ImageLayout, partial_layout
@@ -144,7 +144,7 @@ def choose(
     Without `chunk_bytes` nothing is digested: only chunks of identical objects are unchanged.
     """
     if before is None or not _may_serve(before, plan):
-        return without_reuse(plan)
+        return PartImages(own=plan.layout)
     old_marks = before.marks
 
     def is_same(chunk: Chunk) -> bool:
@@ -247,7 +247,7 @@ def _images_of_part(
 ) -> PartImages:
     best = sorted(found, key=lambda entry: entry[0], reverse=True)[:REUSED_COUNT_MAX]
     if not best:
-        return without_reuse(plan)
+        return PartImages(own=plan.layout)
     reused = tuple(sorted((image for _, image in best), key=lambda image: image.id))
     reused_blocks = {
         ordinal: _blocks(before.record, plan.layout.chunks[ordinal])

@@ -42,11 +42,6 @@ class PartImages:
     reused_blocks: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
 
-def without_reuse(plan: PartPlan) -> PartImages:
-    """Return one image with all chunks: nothing is reused."""
-    return PartImages(own=plan.layout)
-
-
 def check_layout(part: PartRecord, layout: PartLayout) -> None:
     """Check that a part's sizes and number of digests match its layout.
 

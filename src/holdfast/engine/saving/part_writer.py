@@ -22,7 +22,7 @@ from itertools import accumulate, islice
 
 from holdfast.adapt.contract import Snapshot
 from holdfast.engine.saving.incremental import LastPart, link_reused, unlink_reused
-from holdfast.engine.saving.part import ChunkBytes, PartImages, PartPlan, without_reuse
+from holdfast.engine.saving.part import ChunkBytes, PartImages, PartPlan
 from holdfast.engine.saving.slots import SlotFill
 from holdfast.errors import StorageError
 from holdfast.format.buffers import Buffer
@@ -85,7 +85,7 @@ class PartWriter:
             step = self._plan.id.step
             log.debug("step %d reuses no images, they cannot be linked: %s", step, error)
             self.abort()
-            self.images = without_reuse(self._plan)
+            self.images = PartImages(own=self._plan.layout)
             return False
         return True
 
@@ -195,7 +195,7 @@ def write_part(
     Raises:
         OutOfSpaceError, StorageError: no part is visible.
     """
-    images = images or without_reuse(plan)
+    images = images or PartImages(own=plan.layout)
     image = ImageSource(images.own, chunk_bytes)
     store.put(image_key(plan.id, plan.rank, plan.part_count), image)
     return _put_record(store, plan, images, image.digests)

@@ -1,4 +1,4 @@
-"""Read and set signal handlers that C code installed, such as the one of `jax.distributed`.
+"""Read and set signal handlers that frameworks installed in C, such as that of `jax.distributed`.
 
 Python's `signal.getsignal` does not report them, so this module calls `sigaction(2)`. The layouts
 of its structures are glibc's on Linux, on x86-64 and AArch64.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+from pathlib import Path
 
 _SA_SIGINFO = 4
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -40,8 +41,16 @@ class NativeHandler:
         self._action = action
 
     @property
-    def library(self) -> str:
-        """The path of the library that contains its code; empty if unknown."""
+    def is_preemption_notifier(self) -> bool:
+        """Whether the handler makes a framework's processes agree on a last step by themselves.
+
+        That of `jax.distributed` does; a process that exits before they have agreed blocks in
+        `jax.distributed.shutdown()`.
+        """
+        return "jaxlib" in Path(self._library()).parts
+
+    def _library(self) -> str:
+        """Return the path of the library that contains its code; empty if unknown."""
         symbol = _Symbol()
         if _libc.dladdr(ctypes.c_void_p(self._action.handler), ctypes.byref(symbol)) == 0:
             return ""
