@@ -38,6 +38,7 @@ class Trainer:
     outstanding: dict[CheckpointId, bool] = field(default_factory=dict)
     reports: dict[CheckpointId, fa.PartSealed] = field(default_factory=dict)
     accepted_at: dict[CheckpointId, float] = field(default_factory=dict)
+    sealing: list[CheckpointId] = field(default_factory=list)
     """When each save that has not ended was accepted."""
     untold: list[fa.Input] = field(default_factory=list)
     waits_since: float | None = None
@@ -218,6 +219,7 @@ class Trainer:
         fill_secs = 0.01 + world.rng.random() * world.fill_secs_max
         at = max(world.now + fill_secs, getattr(self, "_sealed_at", 0.0) + 0.001)
         self._sealed_at = at
+        self.sealing.append(checkpoint)
         world.at(at - world.now, self._sealed, checkpoint, is_due)
 
     def _offer(self) -> None:
@@ -231,9 +233,11 @@ class Trainer:
         world, host = self.host.world, self.host
         if not self.is_attached or not host.is_up:
             return
-        if host.is_paused:
+        if host.is_paused or self.sealing[0] != checkpoint:
+            # A paused rank goes on in the order of its saves.
             world.at(PAUSED_SECS, self._sealed, checkpoint, is_due)
             return
+        self.sealing.pop(0)
         count = self.job.rank_count
         item: fa.Input
         if world.rng.random() < world.abandons:

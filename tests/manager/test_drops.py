@@ -203,6 +203,22 @@ def test_what_no_other_host_confirms_has_failed_at_the_end(
     assert "other hosts did not confirm it" in str(error)
 
 
+def test_slower_ranks_that_still_confirm_extend_the_wait_of_a_rank_that_is_ahead(
+    progress: Progress, accept: Accept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.manager.progress.CONFIRM_SECS", 0.4)
+    saves = [accept(step, durable=False) for step in (10, 20, 30)]
+    ends = [
+        threading.Timer(0.25 * number, notice, (progress, save, "protected", ""))
+        for number, save in enumerate(saves, 1)
+    ]
+    for end in ends:
+        end.start()
+    assert failure(progress, at_end=True) is None
+    for end in ends:
+        end.join()
+
+
 def test_only_saves_that_the_agent_has_acknowledged_are_asked_for(
     progress: Progress, accept: Accept
 ) -> None:

@@ -16,12 +16,16 @@ import pytest
 
 import holdfast
 from holdfast import save_decision_policy
+from holdfast.agent.control_block import NEVER as NEVER_STEP
+from holdfast.agent.control_block import TARGET_PREEMPTION
 from holdfast.job.options import Options
+from holdfast.manager.checkpoint_manager import CUT_CLOSE_SECS
 from holdfast.manager.preemption import REPEAT_SECS
-from holdfast.manager.save_schedule import SaveSchedule
+from holdfast.manager.save_schedule import AGREE_SECS, CONFIRM_SECS, SaveSchedule
 from holdfast.policy.preservation_policy import LatestN
 from tests.hosts import Host, events, finished, wait_until
 from tests.manager.test_processes import free_address
+from tests.trust.in_process import StepClock
 
 TRAINER = Path(__file__).with_name("trainer.py")
 NEVER = save_decision_policy.SpecificStepsPolicy([10**9])
@@ -209,6 +213,40 @@ def test_a_loop_of_long_steps_is_told_after_some_seconds(caplog: pytest.LogCaptu
     steps.warn_unasked(7, 120.0)
     (record,) = caplog.records
     assert "step 4 is saved for it" in record.message
+
+
+def test_a_rank_whose_hosts_agree_on_no_step_stops_alone_within_its_grace() -> None:
+    steps, cells = SaveSchedule(None, OPTIONS, 2), [NEVER_STEP] * 16
+    assert not steps.is_left_alone(cells, 100.0)
+    assert not steps.is_left_alone(cells, 100.0 + AGREE_SECS - 0.1)
+    cells[TARGET_PREEMPTION] = 7
+    assert not steps.is_left_alone(cells, 100.0 + AGREE_SECS)
+    cells[TARGET_PREEMPTION] = NEVER_STEP
+    assert steps.is_left_alone(cells, 100.0 + AGREE_SECS)
+    assert steps.due(5, cells, is_stopping_alone=True, force=False).is_preemption
+    assert AGREE_SECS + CUT_CLOSE_SECS < 30.0
+    assert CONFIRM_SECS + CUT_CLOSE_SECS < 30.0
+
+
+def test_a_rank_that_stops_alone_says_what_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+    steps = SaveSchedule(None, OPTIONS, 2)
+    steps.stop_alone(5, "the newest secured step is 4")
+    (record,) = caplog.records
+    assert "stopping at step 5" in record.message
+    assert record.message.endswith("the newest secured step is 4")
+    assert steps.is_unconfirmed
+
+
+def test_a_stop_that_no_other_host_confirms_is_awaited_for_a_bounded_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    steps, cells, clock = SaveSchedule(None, OPTIONS, 2), [NEVER_STEP] * 16, StepClock()
+    cells[TARGET_PREEMPTION] = 5
+    began_secs = clock.monotonic()
+    steps.await_confirmation(5, cells, clock)
+    assert clock.monotonic() - began_secs < CONFIRM_SECS + 1
+    assert steps.is_unconfirmed
+    assert "did not confirm" in caplog.text
 
 
 def test_a_loop_that_asks_is_told_nothing(caplog: pytest.LogCaptureFixture) -> None:

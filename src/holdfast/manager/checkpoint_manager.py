@@ -54,6 +54,8 @@ SAVER_SECS = 300.0
 """How long `close` waits for the saver's thread, which may hang in storage."""
 CLOSE_SECS = 3600.0
 """How long `close` waits until all accepted saves are durable."""
+CUT_CLOSE_SECS = 5.0
+"""The same after a preemption for which the hosts did not agree on a step; see `AGREE_SECS`."""
 
 log = logging.getLogger(__name__)
 
@@ -479,15 +481,17 @@ class CheckpointManager:
         Raises:
             SaveFailedError: A save failed that no earlier error has reported. The manager is
                 closed.
-            WaitTimeoutError: Saves are not durable after an hour. The manager is closed; the agent
-                continues with the parts that are sealed in RAM.
+            WaitTimeoutError: Saves are not durable after an hour, or after 5 s if the hosts did not
+                agree where to stop for a preemption. The manager is closed; the agent continues
+                with the parts that are sealed in RAM.
         """
         if self._lifetime.is_closed:
             return
         self._lifetime.check("close")
         self._finisher.close(warns=self._ends_well)
         try:
-            self._progress.wait_until_finished(CLOSE_SECS)
+            is_unconfirmed = self._steps.is_unconfirmed
+            self._progress.wait_until_finished(CUT_CLOSE_SECS if is_unconfirmed else CLOSE_SECS)
         except HoldfastError:
             self._release()
             raise
@@ -577,7 +581,9 @@ class CheckpointManager:
         )
         if due.is_preemption:
             self._steps.preempted_at = step
-        if due.is_preemption and self._processes.count > 1:
+        if due.is_preemption and self._processes.count > 1 and self._is_stopping_alone():
+            self._steps.stop_alone(step, self._progress.newest_text())
+        elif due.is_preemption and self._processes.count > 1:
             self._steps.await_confirmation(step, place.control.cells, self._clock)
             if self._steps.preempted_at == step:
                 self._progress.require(taking.id)
@@ -586,12 +592,15 @@ class CheckpointManager:
         return True
 
     def _is_stopping_alone(self) -> bool:
-        """Return whether a preemption was announced to the only process of its job.
+        """Return whether a preemption was announced, and this process stops at its next step.
 
-        Several processes agree on a common step first; a single one stops at its next step.
+        Several processes agree on a common step first, unless their hosts do not reach each other.
         """
-        control = self._session.place.control.cells
-        return self._processes.count == 1 and bool(control[self._session.place.notice_cell])
+        place = self._session.place
+        if not place.control.cells[place.notice_cell]:
+            return False
+        is_only = self._processes.count == 1
+        return is_only or self._steps.is_left_alone(place.control.cells, self._clock.monotonic())
 
     def _look(self) -> View:
         return self._job.load_view(self._session, self._clock)

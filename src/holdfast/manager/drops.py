@@ -151,19 +151,22 @@ class Drops:
         ages = sorted(failed)
         steps = tuple(step for _, step in ages)
         is_durable = any(drop.is_durable for drop in failed.values())
-        level, newest = (
-            ("committed", self._committed) if is_durable else ("secured", self._protected)
-        )
-        after = f"the newest {level} step is {newest[1]}" if newest else f"no step was {level}"
         plural = "" if len(steps) == 1 else "s"
         return SaveFailedError(
             steps[0],
             f"save step{plural} {_listed(steps)}: accepted and then dropped; reason for the newest "
-            f"of them: {failed[ages[-1]].reason}; since this manager was opened, as far as this "
-            f"rank was notified, {after}. Training may continue; `holdfast status` shows whether "
-            "the agents of all hosts answer",
+            f"of them: {failed[ages[-1]].reason}; {self.newest_text(is_durable=is_durable)}. "
+            "Training may continue; `holdfast status` shows whether the agents of all hosts answer",
             steps,
         )
+
+    def newest_text(self, *, is_durable: bool) -> str:
+        """Return the newest step that is committed, or else secured, as text for users."""
+        level, newest = (
+            ("committed", self._committed) if is_durable else ("secured", self._protected)
+        )
+        after = f"the newest {level} step is {newest[1]}" if newest else f"no step was {level}"
+        return f"since this manager was opened, as far as this rank was notified, {after}"
 
     def _is_replaced(self, age: Age, drop: _Drop) -> bool:
         secured = self._committed if drop.is_durable else self._protected

@@ -2,7 +2,7 @@
 
 A save for RAM alone has ended for the training once it is sealed. Until all hosts together protect
 it, it may still be dropped, which is a failure as for any other save (`manager.drops`). The calls
-that end the training wait for that protection, for `CONFIRM_SECS` at most.
+that end the training wait for that protection, until none was reported for `CONFIRM_SECS`.
 
 Shared by the training thread, the saver and the watcher; one lock guards all of it.
 """
@@ -34,7 +34,7 @@ from holdfast.manager.drops import Drops
 SEALED_MAX = 256
 """How many of the newest sealed saves for RAM alone are tracked: more than any host holds."""
 CONFIRM_SECS = 60.0
-"""How long the end of saving waits until other hosts have confirmed what is in RAM alone."""
+"""How long the end of saving waits for the next confirmation of what is in RAM alone."""
 
 PRESERVED_SECS = 10.0
 """How long a wait includes preservation, which a user's policy may block."""
@@ -350,18 +350,14 @@ class Progress:
     def _raise_at_end(self, timeout_secs: float) -> None:
         """Raise the oldest failure; a drop that is not replaced by now is one.
 
-        The call first waits until all hosts have confirmed the checkpoints in RAM alone. One that
-        is not confirmed within `CONFIRM_SECS` counts as dropped; if `timeout_secs` is less, it
-        stays undecided.
+        The call first waits until all hosts have confirmed the checkpoints in RAM alone. If none is
+        confirmed for `CONFIRM_SECS`, the others count as dropped: slower ranks that still come to
+        them extend the wait. When `timeout_secs` have passed, they stay undecided.
 
         Raises:
             SaveFailedError: Background saves failed.
         """
-        limit_secs = min(CONFIRM_SECS, timeout_secs)
-        with self._changed:
-            is_over = self._changed.wait_for(lambda: not self._sealed, limit_secs)
-            unconfirmed = [] if is_over or limit_secs < CONFIRM_SECS else list(self._sealed)
-        for checkpoint in unconfirmed:
+        for checkpoint in self._await_confirmations(timeout_secs):
             reason = f"other hosts did not confirm it within {CONFIRM_SECS:.0f} s"
             self.drop(checkpoint, reason)
         with self._changed:
@@ -369,6 +365,24 @@ class Progress:
             if dropped is not None:
                 self._failures.append(dropped)
         self.raise_failure()
+
+    def _await_confirmations(self, timeout_secs: float) -> list[CheckpointId]:
+        """Return the checkpoints in RAM alone that nothing was reported of for `CONFIRM_SECS`."""
+        until_secs = self._clock.monotonic() + timeout_secs
+        with self._changed:
+            while self._sealed:
+                secs = min(CONFIRM_SECS, until_secs - self._clock.monotonic())
+                if not self._await_fewer(len(self._sealed), secs):
+                    return [] if secs < CONFIRM_SECS else list(self._sealed)
+        return []
+
+    def _await_fewer(self, count: int, secs: float) -> bool:
+        return self._changed.wait_for(lambda: len(self._sealed) < count, secs)
+
+    def newest_text(self) -> str:
+        """Return, as text for users, the newest checkpoint that this rank knows to be safe."""
+        with self._changed:
+            return self._drops.newest_text(is_durable=False)
 
     def _in_progress(self) -> dict[CheckpointId, bool]:
         """Return the saves in progress, each with whether it is for the durable tier."""
@@ -453,7 +467,7 @@ class Progress:
             steps = sorted(self.steps())
             raise WaitTimeoutError(
                 f"wait until finished: steps {steps[:10]} are not durable after {timeout_secs} s; "
-                "saving continues"
+                f"saving continues; {self.newest_text()}"
             )
 
         def left_secs() -> float:

@@ -20,8 +20,14 @@ from holdfast.job.options import Options
 from holdfast.policy.contexts import SaveContext
 from holdfast.policy.save_decision_policy import SaveDecisionPolicy, split
 
-CONFIRM_SECS = 30.0
-"""How long a rank that stops for a preemption waits for the other hosts' confirmation."""
+AGREE_SECS = 10.0
+"""How long a rank with a preemption notice trains on while the hosts agree on no step to stop at.
+"""
+CONFIRM_SECS = 15.0
+"""How long a rank that stops for a preemption waits for the other hosts' confirmation.
+
+Together with `AGREE_SECS` and the writes this is less than the 30 s that most launchers leave.
+"""
 CONFIRM_POLL_SECS = 0.002
 UNASKED_STEPS = 3
 """After how many steps a loop that ignores a preemption is warned."""
@@ -88,6 +94,9 @@ class SaveSchedule:
         self.preempted_at: int | None = None
         self.read: int | None = None
         """The step that a restore has read since the last save without moving the run."""
+        self.is_unconfirmed = False
+        """The ranks stop for a preemption, and the hosts have not agreed on one step."""
+        self._noticed_at_secs: float | None = None
         self.has_asked_preemption = False
         self._unasked_count = 0
         self._unasked_since_secs = 0.0
@@ -121,7 +130,7 @@ class SaveSchedule:
         Args:
             step: The step.
             cells: The cells of the control block.
-            is_stopping_alone: A preemption was announced to the only process of the job.
+            is_stopping_alone: A preemption was announced, and this process stops by itself.
             force: The caller requires a save.
         """
         is_preemption = self.preempted_at is None and (
@@ -164,6 +173,7 @@ class SaveSchedule:
                 self.preempted_at = None
                 return
             if clock.monotonic() > deadline:
+                self.is_unconfirmed = True
                 log.warning(
                     "stopping at step %d for the preemption: the other hosts did not confirm it "
                     "within %.0f s; they may stop at another step",
@@ -172,6 +182,27 @@ class SaveSchedule:
                 )
                 return
             clock.sleep(CONFIRM_POLL_SECS)
+
+    def is_left_alone(self, cells: Sequence[int], now_secs: float) -> bool:
+        """Return whether the hosts have agreed on no step since this rank received a notice.
+
+        Call it only while the rank has a preemption notice. Hosts that cannot reach each other
+        never agree, and the process will soon be killed.
+        """
+        if self._noticed_at_secs is None:
+            self._noticed_at_secs = now_secs
+        return cells[TARGET_PREEMPTION] == NEVER and now_secs - self._noticed_at_secs >= AGREE_SECS
+
+    def stop_alone(self, step: int, newest_text: str) -> None:
+        """Record that this rank stops at `step` without the other hosts, and warn."""
+        self.is_unconfirmed = True
+        log.warning(
+            "stopping at step %d for the preemption: the hosts have not agreed on a step within "
+            "%.0f s, so the checkpoint of this step may stay incomplete; %s",
+            step,
+            AGREE_SECS,
+            newest_text,
+        )
 
     def warn_skipped(self, step: int, outstanding: int) -> None:
         """Warn that a due save is skipped, once until a save is accepted again."""
