@@ -162,7 +162,13 @@ def test_what_a_killed_agent_left_is_made_durable_too(one_host: Host, tmp_path: 
     assert (newest["step"], newest["state"]) == (2, "committed")
 
 
-@pytest.mark.parametrize("linger", [0, 600], ids=["agent leaves", "agent stays"])
+@pytest.mark.parametrize(
+    "linger",
+    [
+        pytest.param(0, id="agent leaves"),
+        pytest.param(600, id="agent stays", marks=pytest.mark.soak),
+    ],
+)
 def test_a_failed_checkpoint_is_never_exit_code_0(
     one_host: Host, tmp_path: Path, linger: int
 ) -> None:

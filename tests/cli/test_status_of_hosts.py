@@ -97,6 +97,7 @@ def test_every_host_tells_of_all_and_a_lost_one_is_shown_as_lost(
     assert f"survives  any loss, from step {LAST}" in holdfast(hosts[3], "status").stdout
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.parametrize("hosts", ["ab"], indirect=True)
 def test_a_stopped_agent_and_one_of_another_token_are_told_in_bounded_time(

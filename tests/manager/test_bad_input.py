@@ -195,6 +195,7 @@ def test_a_directory_that_is_not_writable_is_told_by_name(one_host: Host, mounte
         manager(mounted / "run")
 
 
+@pytest.mark.soak
 def test_a_full_directory_is_told_by_name_and_training_goes_on(
     one_host: Host, mounted: Path
 ) -> None:

@@ -81,6 +81,7 @@ def test_a_peer_with_a_bad_block_is_named_and_another_peer_is_read(
     assert restored[-1]["passed_over"] == found[1]["passed_over"]
 
 
+@pytest.mark.soak
 def test_a_bad_block_is_not_copied_and_the_checkpoint_before_is_gone_on_from(
     three_hosts: list[Host], tmp_path: Path
 ) -> None:

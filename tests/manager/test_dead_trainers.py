@@ -61,6 +61,7 @@ def test_where_the_leaders_agent_dies_with_the_trainers_another_commits(
     check_went_on(run_job(three_hosts, run, steps=1, **todo), 8)
 
 
+@pytest.mark.soak
 def test_a_checkpoint_whose_parts_are_all_durable_is_finished_by_the_next_opening(
     two_hosts: list[Host], tmp_path: Path
 ) -> None:

@@ -125,6 +125,7 @@ def test_a_host_lost_while_another_copies_its_part_costs_no_protected_step(
     assert set(sources(run)) <= {"ram", "peer"}
 
 
+@pytest.mark.soak
 def test_a_leading_host_lost_before_the_manifest_is_followed_by_one_that_commits(
     three_hosts: list[Host], tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from tests.hosts import Host, events, wait_until
 from tests.manager.job import check_went_on, run_job, seen, sources, start_job
 
 
+@pytest.mark.soak
 def test_four_hosts_make_one_checkpoint_and_all_come_back(
     four_hosts: list[Host], tmp_path: Path
 ) -> None:
@@ -43,6 +44,7 @@ def test_fewer_hosts_go_on_from_what_more_hosts_saved(
     check_went_on(four, 8)
 
 
+@pytest.mark.soak
 def test_a_signal_on_one_host_saves_and_leaves_on_all_hosts_at_one_step(
     four_hosts: list[Host], tmp_path: Path
 ) -> None:

@@ -69,6 +69,7 @@ def test_two_processes_make_one_checkpoint_and_both_come_back(
     assert {tier for e in events(run, "restored") for tier in e["sources"]} == {"ram"}
 
 
+@pytest.mark.soak
 def test_a_large_array_that_both_processes_have_is_written_by_both_and_comes_back(
     one_host: Host, tmp_path: Path
 ) -> None:

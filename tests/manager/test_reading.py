@@ -142,6 +142,7 @@ def test_byte_orders_come_back_as_asked_for_or_native(one_host: Host, tmp_path: 
     assert native["scalar"] == asked["scalar"] == 5.0
 
 
+@pytest.mark.soak
 def test_all_ranks_look_at_an_older_step_and_go_back_to_it_together(
     one_host: Host, tmp_path: Path
 ) -> None:

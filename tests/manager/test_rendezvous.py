@@ -11,6 +11,7 @@ from holdfast.adapt.contract import KeyValues
 from holdfast.adapt.jax.processes import JaxKeyValues
 from holdfast.clock import SystemClock
 from holdfast.coordination.rank_runs import ranks_text
+from holdfast.job import rendezvous
 from holdfast.job.rendezvous import (
     GRACE_SECS,
     LINGER_SECS,
@@ -132,8 +133,9 @@ def test_words_of_decisions_that_failed_are_removed_too(words: KeyValues) -> Non
 
 @pytest.mark.parametrize("missing", [[1], [0], [1, 2, 5]])
 def test_ranks_that_never_come_are_named_on_all_others(
-    words: KeyValues, missing: list[int]
+    words: KeyValues, missing: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(rendezvous, "GRACE_SECS", 2.0)
     there = [one for one in ranks(words, 6) if one.rank not in missing]
     told = all_decide(there, secs=SHORT_SECS)
     assert all(type(error) is errors.ProcessLostError for error in told)

@@ -65,7 +65,8 @@ def check(hosts: list[Host], run: Path, stopped: int, secs: float, **todo: Any) 
     assert any(rank.said("failed") for rank in job.ranks)
 
 
-@pytest.mark.parametrize("stopped", [0, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("stopped", [0, 1])
 def test_what_is_dropped_while_an_agent_is_stopped_is_raised_and_saving_goes_on(
     two_hosts: list[Host], tmp_path: Path, stopped: int
 ) -> None:
@@ -80,7 +81,6 @@ def test_checkpoints_in_ram_that_are_dropped_are_raised(
     check(two_hosts, tmp_path / "run", 1, STOPPED_SECS, **todo)
 
 
-@pytest.mark.soak
 def test_what_was_dropped_is_raised_at_the_end_where_the_training_ends_before_the_agent_goes_on(
     two_hosts: list[Host], tmp_path: Path
 ) -> None:

@@ -171,6 +171,7 @@ def test_processes_of_two_hosts_meet_through_jax() -> None:
     assert said == [expected_said] * 3
 
 
+@pytest.mark.soak
 def test_processes_of_one_host_that_name_two_domains_are_told_through_jax() -> None:
     said = job_of("error", ("a", "rack-1", ""), ("a", "rack-2", ""))
     assert [each["error"] for each in said] == ["InvalidArgumentError"] * 2

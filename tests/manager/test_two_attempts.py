@@ -51,6 +51,7 @@ def start_two_at_once(first: list[Host], second: list[Host], tmp_path: Path) -> 
     assert len(events(tmp_path / "run", "attempt_started")) == 1
 
 
+@pytest.mark.soak
 def test_of_two_attempts_that_start_at_once_one_wins_and_the_other_names_it(
     two_hosts: list[Host], tmp_path: Path
 ) -> None:

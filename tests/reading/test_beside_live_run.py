@@ -15,7 +15,7 @@ from holdfast import errors
 from tests.hosts import Host
 
 TRAINER = Path(__file__).with_name("live_trainer.py")
-READING_SECS = 10.0
+READING_SECS = 5.0
 
 
 @pytest.mark.slow

@@ -241,7 +241,7 @@ def events_that_are_links_are_not_written_through(two: Users) -> None:
 
 @way("name", "events", is_quick=False)
 @way("name", "checkpoints")
-@way("name", "attempts")
+@way("name", "attempts", is_quick=False)
 def a_folder_of_the_run_that_is_a_link_is_not_followed(two: Users, name: str) -> None:
     elsewhere = two.make_folder(two.place / "elsewhere", STRANGER, 0o777)
     two.make_link(two.run / name, elsewhere, STRANGER)
