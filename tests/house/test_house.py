@@ -197,6 +197,10 @@ def _lines_with(pattern: re.Pattern[str], what: str, source: Source) -> Iterator
             yield f"{source.path}:{number} names {what}: {found[0]}"
 
 
+LOCATION = "src/holdfast/store/location.py"
+RUN_PATH = re.compile(r"/ (EVENTS|RUN_FILE|LEASES|CHECKPOINTS|ATTEMPTS)\b")
+
+
 def json_is_decoded_in_one_place(source: Source) -> Iterator[str]:
     """Two threads that use a type for the first time at once end the process otherwise."""
     if source.path.startswith("src/") and source.path != DECODING:
@@ -214,6 +218,12 @@ def the_agent_asks_the_node(source: Source) -> Iterator[str]:
             yield f"{source.path}:{node.lineno} `{_dotted(node)}` is no public method of Node"
 
 
+def a_runs_paths_are_joined_in_one_place(source: Source) -> Iterator[str]:
+    """A run may be somewhere else than in a directory."""
+    if source.path.startswith("src/") and source.path != LOCATION:
+        yield from _lines_with(RUN_PATH, f"what only {LOCATION} joins", source)
+
+
 RULES: list[Callable[[Source], Iterator[str]]] = [
     files_are_short,
     functions_are_short,
@@ -225,6 +235,7 @@ RULES: list[Callable[[Source], Iterator[str]]] = [
     no_package_registry,
     json_is_decoded_in_one_place,
     the_agent_asks_the_node,
+    a_runs_paths_are_joined_in_one_place,
 ]
 
 
@@ -354,6 +365,11 @@ BREACHES = {
         the_agent_asks_the_node,
         "src/holdfast/agent/a.py",
         "node._work(turn)",
+    ),
+    "a path of a run": (
+        a_runs_paths_are_joined_in_one_place,
+        "src/a.py",
+        "log = run / EVENTS / 'a.log'",
     ),
     "registry host": (no_package_registry, "README.md", f"https://{'pypi'}.org/simple"),
 }

@@ -17,7 +17,7 @@ from holdfast.agent.config import ALREADY_RUNNING, AgentConfig
 from holdfast.agent.control_block import SEAT_COUNT
 from holdfast.clock import Clock
 from holdfast.errors import AgentUnavailableError
-from holdfast.format.names import EVENTS
+from holdfast.store.location import RunLocation
 
 START_SECS = 60.0
 POLL_SECS = 0.005
@@ -90,7 +90,7 @@ def ensure_agent(
                 start = _start(config)
         clock.sleep(POLL_SECS)
     _reap(start.process)
-    log = Path(config.run) / EVENTS / f"agent-{config.host}.log"
+    log = RunLocation(config.run).agent_log(config.host)
     raise AgentUnavailableError(
         f"start the agent of {config.run} in {start.folder}: none answered within "
         f"{START_SECS:.0f} s ({ended_count} ended before they did; exit code "

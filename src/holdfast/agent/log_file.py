@@ -19,7 +19,7 @@ from typing import TextIO
 
 from holdfast.errors import StorageError
 from holdfast.events.segments import open_event_file, open_folder
-from holdfast.format.names import EVENTS
+from holdfast.store.location import RunLocation
 from holdfast.store.object_folder import translated
 
 QUEUE_LINES_MAX = 10_000
@@ -35,7 +35,7 @@ def logging_into(run: Path, host: str) -> Iterator[None]:
     Raises:
         StorageError: the file must not be written to, for example because it is a symbolic link.
     """
-    handler = BoundedHandler(run, f"agent-{host}.log")
+    handler = BoundedHandler(run, RunLocation(run).agent_log(host).name)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     # Bounded: a full queue drops lines, since no thread of the agent may wait for a disk.
     lines: queue.Queue[logging.LogRecord] = queue.Queue(QUEUE_LINES_MAX)
@@ -84,7 +84,7 @@ class BoundedHandler(logging.StreamHandler[TextIO]):
 
 
 def _stream(run: Path, name: str) -> TextIO:
-    with translated("log into", run / EVENTS / name):
+    with translated("log into", RunLocation(run).events / name):
         try:
             return os.fdopen(open_event_file(run, name), "a", encoding="utf-8")
         except OSError as error:

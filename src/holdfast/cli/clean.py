@@ -31,9 +31,9 @@ from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.attempts import read_attempts
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.errors import HoldfastError
-from holdfast.format.names import RUN_FILE
 from holdfast.format.timeline import last_steps
 from holdfast.job.run_access import read_only
+from holdfast.store.location import RunLocation
 from holdfast.store.ram import RamStore
 
 STOP_SECS = 60.0
@@ -133,7 +133,7 @@ def _only_copy(folder: Path, run: str) -> str:
     try:
         held = list_checkpoints(RamStore(ram_folder(folder), _reads_only, SystemClock()))
         whole = [c for c, listing in held.items() if listing.is_complete]
-        if not whole or (run and not (Path(run) / RUN_FILE).exists()):
+        if not whole or (run and not RunLocation(run).record.exists()):
             # Without the run's directory nothing can be restored from it.
             return ""
         newest = max(whole, key=lambda c: (c.attempt, c.step))

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.format.names import EVENTS
+from holdfast.store.location import RunLocation
 
 SEGMENT_SIZE_BYTES = 4 * 1024 * 1024
 """The size at which the next segment is begun."""
@@ -55,7 +55,7 @@ def open_folder(run: Path) -> Iterator[int]:
         OSError: there is none, or it is a symbolic link.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    folder_fd = os.open(run / EVENTS, flags)
+    folder_fd = os.open(RunLocation(run).events, flags)
     try:
         yield folder_fd
     finally:
@@ -85,6 +85,6 @@ def open_event_file(run: Path, name: str) -> int:
     Raises:
         OSError: one of them is a symbolic link or no plain file, or takes no bytes.
     """
-    (run / EVENTS).mkdir(exist_ok=True)
+    RunLocation(run).events.mkdir(exist_ok=True)
     with open_folder(run) as folder_fd:
         return open_plain(folder_fd, name, os.O_RDWR | os.O_APPEND | os.O_CREAT)

@@ -30,7 +30,7 @@ from holdfast.events.segments import (
     open_event_file,
     open_folder,
 )
-from holdfast.format.names import EVENTS
+from holdfast.store.location import RunLocation
 from holdfast.store.run_directory import RunDirectory
 
 QUEUE_LINES_MAX = 10_000
@@ -160,7 +160,7 @@ class SegmentSeries:
         # The directory may be moved at any time, and the folder be removed.
         run = self._run.current()
         if not self._is_listed:
-            (run / EVENTS).mkdir(exist_ok=True)
+            RunLocation(run).events.mkdir(exist_ok=True)
             self._segment = self._newest(run) or self._next(run)
             self._is_listed = True
         fd = open_event_file(run, self._segment.name)

@@ -17,6 +17,7 @@ from holdfast.job.rendezvous import Rendezvous, json_text
 from holdfast.job.shared_root import Sighting, check_shared, look_for
 from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LOCAL
+from holdfast.store.location import RunLocation
 from holdfast.store.object_folder import UNFINISHED, make_folder, translated
 
 OPEN_SECS = 600.0
@@ -105,7 +106,7 @@ def _open_or_create(directory: Path, durable: DiskStore, clock: Clock) -> str:
     try:
         return settle(durable, read_run(durable, str(directory)), clock).run_id
     except NotARunError as error:
-        if (directory / RUN_FILE).exists():
+        if RunLocation(directory).record.exists():
             raise
         raise NotARunError(
             f"open {directory}: expected a run or an empty directory, found files but no "

@@ -19,6 +19,7 @@ from holdfast.errors import HoldfastError, NewerFormatError, NotARunError, error
 from holdfast.format.names import RUN_FILE
 from holdfast.job.rendezvous import plain_text
 from holdfast.store.disk import DiskStore
+from holdfast.store.location import RunLocation
 
 SHOW_SECS = 10.0
 POLL_SECS = 0.1
@@ -78,7 +79,7 @@ def _look(durable: DiskStore) -> Sighting:
     except NotARunError as error:
         if not durable.root.exists():
             return Sighting(host, path, None, f"{path} does not exist")
-        if not (durable.root / RUN_FILE).exists():
+        if not RunLocation(durable.root).record.exists():
             return Sighting(host, path, None, f"{path} has no {RUN_FILE}")
         return Sighting(host, path, None, plain_text(str(error)))
     except HoldfastError as error:

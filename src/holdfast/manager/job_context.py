@@ -30,11 +30,11 @@ from holdfast.peers.address import PeerAddress, parsed_addresses
 from holdfast.peers.config import PeerConfig, make_token, read_token
 from holdfast.store.contract import ReadableStore
 from holdfast.store.disk import DiskStore
+from holdfast.store.location import RunLocation
 
 if TYPE_CHECKING:
     from holdfast.peers.store import PeerStore
 
-TOKEN_FILE = "agents-{}.token"
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +154,7 @@ def find_job(
     peers = JobPeers({}, _nowhere)
     if hosts.count > 1:
         # The run's id is in the name, so that a copied run directory gets a token of its own.
-        token_file = str(run.durable.root / TOKEN_FILE.format(run.run_id))
+        token_file = str(RunLocation(run.durable.root).token(run.run_id))
 
         def tokened(_: list[str]) -> str:
             make_token(token_file, clock.token())
