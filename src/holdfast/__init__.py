@@ -2,7 +2,7 @@
 
 This module lists the whole public interface. Each name is imported on first use, so that the host's
 agent, which is part of this package, starts quickly. No framework is imported that the program does
-not import.
+not import; `holdfast.torch` is for programs that use PyTorch.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from holdfast import errors as errors
+    from holdfast import torch as torch
     from holdfast.manager import CheckpointManager as CheckpointManager
     from holdfast.manager import RamTier as RamTier
     from holdfast.manager import Run as Run
@@ -39,10 +40,12 @@ _OF_MANAGER = ("CheckpointManager", "RamTier", "Run", "load", "open_run", "save"
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
     import importlib
 
+    if name == "torch":
+        return importlib.import_module("holdfast.torch")
+    if name not in __all__:
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
     if name == "errors":
         found: object = importlib.import_module("holdfast.errors")
     elif name.endswith("_policy"):

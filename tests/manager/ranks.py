@@ -9,7 +9,7 @@ import contextlib
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,17 +39,15 @@ class MemoryWords:
         self.asked["get"] += 1
         return self.words.get(key)
 
-    def below(self, folder: str) -> dict[str, str]:
-        self.asked["below"] += 1
-        start = f"{folder}/"
-        found = dict(self.words)
-        return {k.removeprefix(start): v for k, v in found.items() if k.startswith(start)}
+    def get_many(self, folder: str, names: Sequence[str]) -> dict[str, str]:
+        self.asked["get_many"] += 1
+        found = {name: self.words.get(f"{folder}/{name}") for name in names}
+        return {name: word for name, word in found.items() if word is not None}
 
-    def delete(self, folder: str) -> None:
+    def delete(self, folder: str, names: Sequence[str]) -> None:
         self.asked["delete"] += 1
-        for key in list(self.words):
-            if key.startswith(f"{folder}/"):
-                del self.words[key]
+        for name in names:
+            self.words.pop(f"{folder}/{name}", None)
 
 
 @contextlib.contextmanager

@@ -49,7 +49,14 @@ def all_decide(
 
 
 def standing(words: KeyValues) -> dict[str, str]:
-    return words.below(ROOT)
+    """All words of the first decisions of a job of up to 64 ranks."""
+    found: dict[str, str] = {}
+    for number in range(64):
+        answer = words.get(f"{ROOT}/{number}/answer")
+        found |= {} if answer is None else {f"{number}/answer": answer}
+        values = words.get_many(f"{ROOT}/{number}/values", [str(rank) for rank in range(64)])
+        found |= {f"{number}/values/{name}": word for name, word in values.items()}
+    return found
 
 
 # The words themselves.
@@ -65,13 +72,17 @@ def test_a_word_is_put_once_and_never_changed(words: KeyValues) -> None:
 def test_words_are_listed_and_removed_by_whole_names(words: KeyValues) -> None:
     for key in ("a/1/x/0", "a/1/x/1", "a/1/y", "a/10/x/0"):
         words.put_if_absent(key, key)
-    assert words.below("a/1/x") == {"0": "a/1/x/0", "1": "a/1/x/1"}
-    assert words.below("a/2") == {}
-    words.delete("a/1/x")
-    assert set(words.below("a")) == {"1/y", "10/x/0"}
-    words.delete("a/1")
-    words.delete("a/2")
-    assert set(words.below("a")) == {"10/x/0"}
+    assert words.get_many("a/1/x", ["0", "1", "2"]) == {"0": "a/1/x/0", "1": "a/1/x/1"}
+    assert words.get_many("a/1/x", ["1"]) == {"1": "a/1/x/1"}
+    assert words.get_many("a/1/x", ["1", "0"]) == {"0": "a/1/x/0", "1": "a/1/x/1"}
+    assert words.get_many("a/2", ["0"]) == {}
+    words.delete("a/1/x", ["0", "1", "2"])
+    assert words.get_many("a/1/x", ["0", "1"]) == {}
+    assert words.get("a/1/y") == "a/1/y"
+    words.delete("a/1", ["y"])
+    words.delete("a/2", ["x"])
+    assert words.get("a/1/y") is None
+    assert words.get("a/10/x/0") == "a/10/x/0"
 
 
 def test_a_service_that_has_ended_is_a_lost_process() -> None:
@@ -80,8 +91,8 @@ def test_a_service_that_has_ended_is_a_lost_process() -> None:
     for call in (
         lambda: words.put_if_absent("a/d", "c"),
         lambda: words.get("a/b"),
-        lambda: words.below("a"),
-        lambda: words.delete("a"),
+        lambda: words.get_many("a", ["b"]),
+        lambda: words.delete("a", ["b"]),
     ):
         with pytest.raises(errors.ProcessLostError, match="Rank 0's process holds it"):
             call()
@@ -243,7 +254,8 @@ def test_trouble_that_one_rank_hears_of_ends_the_waiting_of_all(words: KeyValues
         told = together([lambda one=one: decide(one) for one in there])
         assert all(type(error) is errors.ProcessLostError for error in told)
         assert all("rank 2 has ended" in str(error) for error in told)
-        words.delete(ROOT)
+        words.delete(f"{ROOT}/0/values", ["0", "1"])
+        words.delete(f"{ROOT}/0", ["answer"])
 
 
 def test_a_rank_that_leaves_after_it_did_its_part_is_no_trouble(words: KeyValues) -> None:
@@ -259,7 +271,8 @@ def test_a_rank_that_leaves_after_it_did_its_part_is_no_trouble(words: KeyValues
     job = ranks(words, 2)
     other = leaving("values/1", '{"name":"vote","value":"v1"}')
     assert job[0].decide("vote", "v0", joined, SECS, other) == "v0+v1"
-    words.delete(f"{ROOT}/0")
+    words.delete(f"{ROOT}/0/values", ["0", "1"])
+    words.delete(f"{ROOT}/0", ["answer"])
     leader = leaving("answer", '{"value":"good"}')
     assert job[1].decide("vote", "v1", joined, SECS, leader) == "good"
 
@@ -277,7 +290,7 @@ def test_a_second_process_of_one_rank_is_told_so(words: KeyValues) -> None:
     twins = [ranks(words, 3, StepClock())[1] for _ in range(2)]
     with pytest.raises(errors.ProcessLostError):
         twins[0].decide("vote", "mine", joined, 0.0)
-    words.delete(f"{ROOT}/0/answer")
+    words.delete(f"{ROOT}/0", ["answer"])
     with pytest.raises(errors.ProcessLostError, match="rank 1 has already submitted another value"):
         twins[1].decide("vote", "other", joined, 0.0)
 
@@ -312,7 +325,7 @@ def test_rank_0_asks_for_all_values_at_once_and_the_others_for_one_word() -> Non
     first = ranks(words, count)[0]
     answer = first.decide("vote", "v0", lambda values: f"{len(values)} {values[4095]}", SECS)
     assert answer == "4096 v4095"
-    assert words.asked == {"put_if_absent": 2, "below": 1, "delete": 1, "get": 1}
+    assert words.asked == {"put_if_absent": 2, "get_many": 1, "delete": 1, "get": 1}
     words.asked.clear()
     last = ranks(words, count)[4095]
     assert last.decide("vote", "v4095", joined, SECS) == answer

@@ -246,12 +246,12 @@ class KeyValues(Protocol):
         """Return the value, or None if there is none (yet)."""
         ...
 
-    def below(self, folder: str) -> dict[str, str]:
-        """Return all values whose keys begin with `folder` and a slash, by the rest of the key."""
+    def get_many(self, folder: str, names: Sequence[str]) -> dict[str, str]:
+        """Return those values whose keys are `folder`, a slash and one of `names`, by name."""
         ...
 
-    def delete(self, folder: str) -> None:
-        """Remove all values whose keys begin with `folder` and a slash; there may be none."""
+    def delete(self, folder: str, names: Sequence[str]) -> None:
+        """Remove the values whose keys are `folder`, a slash and one of `names`, as far as any."""
         ...
 
 

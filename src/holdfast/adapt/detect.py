@@ -2,47 +2,124 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
+from collections.abc import Iterator
+from typing import Any
 
-from holdfast.adapt.contract import Framework
+from holdfast.adapt.contract import Framework, Outline, Processes, Restoration, RestoreRequest
+from holdfast.adapt.contract import Snapshot as Snapshot
 from holdfast.errors import InvalidArgumentError
+from holdfast.format.records import CheckpointSpec
 
-NAMES = ("jax", "numpy")
-INSTALL = "install it with: pip install 'holdfast-checkpoint[jax]'"
+NAMES = ("jax", "numpy", "torch")
+
+_CLASSES = {
+    "jax": ("JAX", "holdfast.adapt.jax.state", "JaxFramework"),
+    "numpy": ("NumPy", "holdfast.adapt.numpy_state", "NumpyFramework"),
+    "torch": ("PyTorch", "holdfast.adapt.torch.state", "TorchFramework"),
+}
 
 
 def find_framework(name: str | None = None) -> Framework:
-    """Return the framework of that name; None: JAX where the program imported it, else NumPy.
+    """Return the framework of that name; None: the one that the program uses.
 
-    JAX's also holds states of NumPy arrays alone. NumPy's needs no framework installed, and refuses
-    arrays of one by path.
+    That is the one whose distributed service was started, else the only one of JAX and PyTorch that
+    was imported, else the one that the first state belongs to. NumPy's is for programs that
+    imported neither; it refuses arrays of both by path.
 
     Raises:
-        InvalidArgumentError: there is no framework of that name, or it is not installed.
+        InvalidArgumentError: there is no framework of that name, or it is not installed; or the
+            services of both are started.
     """
-    if name is None:
-        name = "jax" if sys.modules.get("jax") is not None else "numpy"
-    if name == "numpy":
-        from holdfast.adapt.numpy_state import NumpyFramework
+    if name is not None:
+        return _framework(name)
+    started = [each for each in ("jax", "torch") if _is_started(each)]
+    if len(started) > 1:
+        raise InvalidArgumentError(
+            "find the framework: jax.distributed and torch.distributed are both started; pass "
+            "framework='jax' or framework='torch'"
+        )
+    imported = [each for each in ("jax", "torch") if sys.modules.get(each) is not None]
+    found = started or imported or ["numpy"]
+    return _framework(found[0]) if len(found) == 1 else FrameworkOfFirstState()
 
-        return NumpyFramework()
-    if name != "jax":
+
+def _framework(name: str) -> Framework:
+    if name not in NAMES:
         raise InvalidArgumentError(
             f"framework={name!r}: expected one of {', '.join(NAMES)}, or None to find it"
         )
+    title, module, kind = _CLASSES[name]
     try:
-        from holdfast.adapt.jax.state import JaxFramework
+        made: Framework = getattr(importlib.import_module(module), kind)()
     except ImportError as error:
-        hint = "" if _is_installed() else f"; {INSTALL}"
+        hint = f"; install it with: pip install 'holdfast-checkpoint[{name}]'"
         raise InvalidArgumentError(
-            f"framework='jax': JAX cannot be imported ({error}){hint}"
+            f"framework={name!r}: {title} cannot be imported ({error})"
+            f"{'' if _is_installed(name) else hint}"
         ) from error
-    return JaxFramework()
+    return made
 
 
-def _is_installed() -> bool:
+class FrameworkOfFirstState:
+    """JAX or PyTorch, in a program of one process that imported both.
+
+    The first state decides: PyTorch if it has a tensor or a module, else JAX.
+    """
+
+    def __init__(self) -> None:
+        self._found: Framework | None = None
+
+    def processes(self) -> Processes:
+        from holdfast.adapt.numpy_state import OwnProcess
+
+        return OwnProcess()
+
+    def snapshot(self, state: object) -> Snapshot:
+        return self._of(state).snapshot(state)
+
+    def outline(self, state: object) -> Outline:
+        return self._of(state).outline(state)
+
+    def restoration(self, spec: CheckpointSpec, request: RestoreRequest) -> Restoration:
+        if request.like is None and self._found is None:
+            return _framework("numpy").restoration(spec, request)
+        return self._of(request.like).restoration(spec, request)
+
+    def _of(self, state: object) -> Framework:
+        if self._found is None:
+            self._found = _framework("torch" if any(map(_is_of_torch, _leaves(state))) else "jax")
+        return self._found
+
+
+def _leaves(node: object) -> Iterator[object]:
+    children = node.values() if isinstance(node, dict) else node
+    if isinstance(children, list | tuple) or isinstance(node, dict):
+        for child in children:  # type: ignore[attr-defined]
+            yield from _leaves(child)
+    else:
+        yield node
+
+
+def _is_of_torch(leaf: object) -> bool:
+    torch: Any = sys.modules["torch"]
+    kinds = torch.Tensor, torch.nn.Module, torch.optim.Optimizer, torch.Generator
+    return isinstance(leaf, kinds)
+
+
+def _is_started(name: str) -> bool:
+    """Return whether the program has started a framework's distributed service."""
+    if name == "torch":
+        distributed: Any = sys.modules.get("torch.distributed")
+        return bool(distributed and distributed.is_available() and distributed.is_initialized())
+    jax_distributed: Any = sys.modules.get("jax._src.distributed")
+    return jax_distributed is not None and jax_distributed.global_state.client is not None
+
+
+def _is_installed(name: str) -> bool:
     try:
-        return importlib.util.find_spec("jax") is not None
+        return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):
         return False

@@ -15,7 +15,7 @@ from holdfast.errors import UnsupportedLeafError
 from holdfast.format.dtypes import dtype_name
 from holdfast.format.paths import Path, path_name
 from holdfast.format.placement import Placement
-from holdfast.format.records import Container, SavedValue
+from holdfast.format.records import Alias, Container, SavedValue
 from holdfast.format.values import encode_value
 
 OUTLINES_MAX = 8
@@ -120,6 +120,7 @@ class Outlines:
         paths: Sequence[Path],
         containers: tuple[Container, ...],
         structure: Hashable,
+        ties: Sequence[tuple[Path, Path]] = (),
     ) -> Outline:
         """Return the outline of a state.
 
@@ -127,7 +128,8 @@ class Outlines:
             leaves: the leaves of the state.
             paths: their paths, in the same order.
             containers: the inner nodes.
-            structure: equal for two states if paths and containers are equal.
+            structure: equal for two states if paths, containers and ties are equal.
+            ties: the paths of further places of an array, each with the array's own path.
 
         Raises:
             UnsupportedLeafError: a leaf cannot be saved.
@@ -137,14 +139,18 @@ class Outlines:
         key = structure, signatures
         known = self._known.get(key)
         if known is None:
-            known = self._made(leaves, paths, containers)
+            known = self._made(leaves, paths, containers, ties)
             if len(self._known) >= OUTLINES_MAX:
                 self._known.clear()
             self._known[key] = known
         return known
 
     def _made(
-        self, leaves: Sequence[Any], paths: Sequence[Path], containers: tuple[Container, ...]
+        self,
+        leaves: Sequence[Any],
+        paths: Sequence[Path],
+        containers: tuple[Container, ...],
+        ties: Sequence[tuple[Path, Path]],
     ) -> Outline:
         arrays, process_values = [], []
         for path, leaf in zip(paths, leaves, strict=True):
@@ -161,8 +167,12 @@ class Outlines:
                     f"save {path_name(path)}: {type(leaf).__qualname__} cannot be a leaf of a "
                     "state; save its contents"
                 )
+        index = {array.path: i for i, array in enumerate(arrays)}
         return Outline(
-            arrays=tuple(arrays), containers=containers, process_values=tuple(process_values)
+            arrays=tuple(arrays),
+            containers=containers,
+            process_values=tuple(process_values),
+            aliases=tuple(Alias(path=path, alias_of=index[of]) for path, of in ties),
         )
 
 

@@ -27,8 +27,10 @@ class Tree:
     unflatten: Callable[[Sequence[Any]], object]
 
 
-def flatten(state: object, call: str) -> Tree:
+def flatten(state: object, call: str, prefix: Path = ()) -> Tree:
     """Return the leaves of `state` and its structure; messages name the `call` that was given it.
+
+    All paths begin with `prefix`.
 
     Raises:
         UnsupportedLeafError: a key is neither a string nor an int, the keys of a dict are of both
@@ -37,7 +39,7 @@ def flatten(state: object, call: str) -> Tree:
     leaves: list[Any] = []
     paths: list[Path] = []
     containers: list[Container] = []
-    _walk(state, (), call, (leaves, paths, containers))
+    _walk(state, prefix, call, (leaves, paths, containers))
     seen: dict[str, Path] = {}
     for path in paths:
         other = seen.setdefault(path_name(path), path)

@@ -37,6 +37,7 @@ from holdfast.errors import (
 from holdfast.format.json_codec import decode
 
 ROOT = "holdfast"
+ANSWER = "answer"
 LEADER = 0
 
 POLL_SECS_MIN = 0.002
@@ -113,6 +114,7 @@ class Rendezvous:
         self.rank = processes.rank
         self.count = processes.count
         self.clock = clock
+        self.names = [str(rank) for rank in range(processes.count)]
         self._numbers = numbers
         self._entries = processes.key_values() if processes.count > 1 else None
 
@@ -175,9 +177,10 @@ class Rendezvous:
     def _remove_past(self, present: _Decision) -> None:
         assert self._entries is not None
         for number in range(self._numbers.first_kept, present.number):
-            self._entries.delete(f"{ROOT}/{number}")
+            self._entries.delete(f"{ROOT}/{number}/values", self.names)
+            self._entries.delete(f"{ROOT}/{number}", [ANSWER])
         self._numbers.first_kept = present.number
-        self._entries.delete(present.values)
+        self._entries.delete(present.values, self.names)
 
     def pauses(self, timeout_secs: float) -> _Pauses:
         """Return the pauses of one wait, whose limit is `timeout_secs`."""
@@ -234,7 +237,7 @@ class _Decision:
         self._name = name
         self.number = number
         self.values = f"{ROOT}/{number}/values"
-        self._answer = f"{ROOT}/{number}/answer"
+        self._answer = f"{ROOT}/{number}/{ANSWER}"
 
     def __enter__(self) -> None:
         return None
@@ -272,7 +275,7 @@ class _Decision:
         while True:
             # Called before the values are read, so that a value put just before the error counts.
             found_trouble = trouble()
-            found = self._entries.below(self.values)
+            found = self._entries.get_many(self.values, self._of.names)
             if len(found) == self._of.count:
                 break
             self._raise_failure()
@@ -297,7 +300,9 @@ class _Decision:
             if found_trouble is not None:
                 raise found_trouble
             if is_over:
-                raise self._missing(self._entries.below(self.values), timeout_secs)
+                raise self._missing(
+                    self._entries.get_many(self.values, self._of.names), timeout_secs
+                )
             pauses.pause()
 
     def put(self, answer: _Answer) -> None:

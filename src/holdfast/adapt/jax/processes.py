@@ -65,19 +65,23 @@ class JaxKeyValues:
                 return None
             _raise_lost(f"get {key}", error)
 
-    def below(self, folder: str) -> dict[str, str]:
-        start = f"{folder}/"
+    def get_many(self, folder: str, names: Sequence[str]) -> dict[str, str]:
+        # One request, however many names: nothing else is put into a folder.
+        start, wanted = f"{folder}/", set(names)
         try:
             found = self._client.key_value_dir_get(start)
         except jax.errors.JaxRuntimeError as error:
             _raise_lost(f"list {folder}", error)
-        return {key.removeprefix(start): value for key, value in found}
+        values = {key.removeprefix(start): value for key, value in found}
+        return {name: value for name, value in values.items() if name in wanted}
 
-    def delete(self, folder: str) -> None:
+    def delete(self, folder: str, names: Sequence[str]) -> None:
+        # One request, as for `get_many`. A single name may be beside a folder.
+        key = f"{folder}/{names[0]}" if len(names) == 1 else f"{folder}/"
         try:
-            self._client.key_value_delete(f"{folder}/")
+            self._client.key_value_delete(key)
         except jax.errors.JaxRuntimeError as error:
-            _raise_lost(f"delete {folder}", error)
+            _raise_lost(f"delete {key}", error)
 
 
 def slice_of(devices: Sequence[object], own: Sequence[object]) -> int | None:

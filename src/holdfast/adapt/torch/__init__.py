@@ -1,0 +1,1 @@
+"""PyTorch: its states, its arrays, and its processes."""

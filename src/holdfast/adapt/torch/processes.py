@@ -1,0 +1,87 @@
+"""The processes of a PyTorch job, and the store of `torch.distributed` that they share.
+
+The store is held by rank 0's process, or under torchrun by its agent on the first host. No call
+here is a collective.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch.distributed as dist
+
+from holdfast.errors import InvalidArgumentError, ProcessLostError
+
+_PREFIX = "holdfast"
+
+
+class TorchProcesses:
+    """The rank and the size of the default process group; one process if there is none."""
+
+    slice_index = None
+
+    def __init__(self) -> None:
+        is_started = dist.is_available() and dist.is_initialized()
+        self.rank = dist.get_rank() if is_started else 0
+        self.count = dist.get_world_size() if is_started else 1
+        planned = os.environ.get("WORLD_SIZE", "1")
+        if not is_started and "RANK" in os.environ and planned.isdecimal() and int(planned) > 1:
+            raise InvalidArgumentError(
+                f"find the other processes: WORLD_SIZE is {planned}, and torch.distributed, by "
+                "which they find each other, is not started; call "
+                "torch.distributed.init_process_group() first"
+            )
+
+    def key_values(self) -> TorchKeyValues:
+        store: Any = dist.distributed_c10d._get_default_store()
+        return TorchKeyValues(dist.PrefixStore(_PREFIX, store))
+
+
+class TorchKeyValues:
+    """A store of `torch.distributed`; see `holdfast.adapt.contract.KeyValues`."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def put_if_absent(self, key: str, value: str) -> bool:
+        try:
+            found = self._store.compare_set(key, "", value)
+        except RuntimeError as error:
+            _raise_lost(f"put {key}", error)
+        return bool(found == value.encode())
+
+    def get(self, key: str) -> str | None:
+        try:
+            # Reading a missing key would wait for it.
+            return self._store.get(key).decode() if self._store.check([key]) else None
+        except RuntimeError as error:
+            _raise_lost(f"get {key}", error)
+
+    def get_many(self, folder: str, names: Sequence[str]) -> dict[str, str]:
+        try:
+            keys = [f"{folder}/{name}" for name in names]
+            if not self._store.check(keys):
+                pairs = list(zip(names, keys, strict=True))
+                present = [(name, key) for name, key in pairs if self._store.check([key])]
+                names, keys = [name for name, _ in present], [key for _, key in present]
+            found = self._store.multi_get(keys) if keys else []
+        except RuntimeError as error:
+            _raise_lost(f"get the values of {folder}", error)
+        return {name: value.decode() for name, value in zip(names, found, strict=True)}
+
+    def delete(self, folder: str, names: Sequence[str]) -> None:
+        try:
+            for name in names:
+                self._store.delete_key(f"{folder}/{name}")
+        except RuntimeError as error:
+            _raise_lost(f"delete {folder}", error)
+
+
+def _raise_lost(action: str, error: Exception) -> NoReturn:
+    raise ProcessLostError(
+        f"{action} in the store of torch.distributed: {str(error).splitlines()[0]}. Rank 0's "
+        "process or torchrun on the first host holds it; see its log, stop this process and "
+        "restart the job"
+    ) from error

@@ -1,0 +1,82 @@
+"""Fill a PyTorch state from a checkpoint: the given tensors stay the same objects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from holdfast.adapt.contract import RestoreRequest
+from holdfast.adapt.like import ArrayType, LikeRestoration, LikeState
+from holdfast.adapt.torch import tensors
+from holdfast.adapt.torch.objects import NewTensor, ProcessObject
+from holdfast.adapt.torch.tree import Likeness, flatten
+from holdfast.format.grid import Region, region_shape
+from holdfast.format.records import ArraySpec, CheckpointSpec
+
+
+def filling(spec: CheckpointSpec, request: RestoreRequest) -> LikeRestoration:
+    """Prepare to fill `request.like`.
+
+    Raises:
+        StructureMismatchError: it differs from what was saved.
+        UnsupportedLeafError: it cannot be flattened.
+    """
+    tree = flatten(request.like, "restore", Likeness(spec=spec, request=request))
+    like = LikeState(
+        leaves=tree.leaves,
+        paths=tree.paths,
+        unflatten=lambda found: tree.unflatten(list(map(_unwrapped, found)), request),
+    )
+    return LikeRestoration(spec, like, request, TorchArrayLeaves())
+
+
+def _unwrapped(leaf: Any) -> Any:
+    return leaf.leaf if isinstance(leaf, ProcessObject) else leaf
+
+
+class TorchArrayLeaves:
+    """See `holdfast.adapt.like.ArrayLeaves`."""
+
+    def __init__(self) -> None:
+        self._made: dict[Any, Any] = {}
+
+    def type_of(self, leaf: Any) -> ArrayType | None:
+        if isinstance(leaf, NewTensor):
+            return ArrayType(leaf.dtype, leaf.shape)
+        if isinstance(leaf, torch.Tensor):
+            return ArrayType(tensors.dtype_name_of(leaf.dtype), tuple(leaf.shape))
+        return None
+
+    def has_value(self, leaf: Any) -> bool:
+        return isinstance(leaf, torch.Tensor) and not leaf.is_meta
+
+    def buffers(self, leaf: Any, array: ArraySpec, dtype: np.dtype) -> dict[Region, np.ndarray]:
+        held = leaf.tensor if isinstance(leaf, NewTensor) else leaf
+        region = tensors.region_held(held)
+        extents = region_shape(region)
+        if not all(extents) and tensors.is_distributed(held):
+            return {}
+        return {region: np.empty(extents, dtype)}
+
+    def assembled(self, leaf: Any, array: ArraySpec, buffers: dict[Region, np.ndarray]) -> Any:
+        into = leaf.tensor if isinstance(leaf, NewTensor) else leaf
+        if into.is_meta:
+            into = self._materialised(into)
+        with torch.no_grad():
+            tensors.fill(into, buffers)
+        return into
+
+    def _materialised(self, leaf: Any) -> Any:
+        """Return a tensor with elements for one on the meta device; tied ones give the same."""
+        made = self._made.get(id(leaf))
+        if made is None:
+            device = torch.get_default_device()
+            if device.type == "meta":
+                device = torch.device("cpu")
+            made = torch.empty_like(leaf, device=device)
+            if isinstance(leaf, torch.nn.Parameter):
+                made = torch.nn.Parameter(made, requires_grad=leaf.requires_grad)
+            self._made[id(leaf)] = made
+        return made

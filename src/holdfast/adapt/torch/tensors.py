@@ -1,0 +1,237 @@
+"""PyTorch tensors: where their pieces are, their bytes, and tensors filled from host buffers.
+
+NumPy has no dtype for many of PyTorch's, so bytes are read and written through views as uint8.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from holdfast.adapt.contract import ArrayOutline
+from holdfast.errors import UnsupportedLeafError
+from holdfast.format.dtypes import numpy_dtype
+from holdfast.format.grid import (
+    ChunkShape,
+    Region,
+    chunk_count,
+    chunk_region,
+    chunk_shape_of,
+    region_shape,
+)
+from holdfast.format.paths import Path, path_name
+from holdfast.format.placement import Placement
+
+Holders = tuple[tuple[int, ...], ...]
+
+
+def is_tensor(leaf: object) -> bool:
+    """Return whether `leaf` is a PyTorch tensor of any kind."""
+    return isinstance(leaf, torch.Tensor)
+
+
+def dtype_name_of(dtype: torch.dtype) -> str:
+    """Return the name of a dtype as PyTorch prints it: the format has the same names."""
+    return str(dtype).removeprefix("torch.")
+
+
+def is_distributed(tensor: torch.Tensor) -> bool:
+    """Return whether `tensor` is a DTensor, without importing what the program did not import."""
+    return hasattr(tensor, "_local_tensor") and hasattr(tensor, "device_mesh")
+
+
+def local(tensor: Any) -> torch.Tensor:
+    """Return the elements that this process holds, outside of autograd."""
+    held: torch.Tensor = tensor._local_tensor if is_distributed(tensor) else tensor
+    return held.detach()
+
+
+def check_storable(tensor: Any, path: Path) -> None:
+    """Check that the bytes of a tensor can be stored.
+
+    Raises:
+        UnsupportedLeafError: they cannot; the message has the path and what to do.
+    """
+    name = path_name(path)
+    problem = _problem(tensor)
+    if problem is not None:
+        raise UnsupportedLeafError(f"save {name}: {problem}")
+
+
+def _problem(tensor: Any) -> str | None:
+    if tensor.is_quantized:
+        return (
+            f"quantized tensors ({tensor.dtype}) cannot be stored; save its int_repr(), q_scale() "
+            "and q_zero_point(), or dequantize() it"
+        )
+    if tensor.is_meta:
+        return "the tensor is on the meta device and has no elements; materialise it first"
+    if tensor.is_nested:
+        return "nested tensors cannot be stored; save its values() and offsets()"
+    if is_distributed(tensor):
+        if any(placed.is_partial() for placed in tensor.placements):
+            return (
+                f"expected elements, found pending sums ({tensor.placements}); redistribute it to "
+                "Shard or Replicate"
+            )
+    elif is_traceable_wrapper_subclass(tensor):
+        return (
+            f"{type(tensor).__qualname__} wraps other tensors and cannot be stored; save the "
+            "tensors in it"
+        )
+    if numpy_dtype(dtype_name_of(tensor.dtype)) is None:
+        return f"dtype {tensor.dtype} cannot be stored; convert it"
+    return None
+
+
+def outline_of(tensor: Any, path: Path) -> ArrayOutline:
+    """Return the outline of a dense tensor.
+
+    Raises:
+        UnsupportedLeafError: it cannot be stored.
+    """
+    check_storable(tensor, path)
+    shape = tuple(tensor.shape)
+    # Every process has its own ordinary tensor here; they are assumed to be equal, as with JAX.
+    chunk_shape, holders = shape, ((0,),)
+    if is_distributed(tensor):
+        found = _placed(shape, tensor.device_mesh, tuple(tensor.placements))
+        if found is None:
+            raise UnsupportedLeafError(
+                f"save {path_name(path)}: expected shards that form a grid, found "
+                f"{tensor.placements} of shape {shape}; redistribute it"
+            )
+        chunk_shape, holders = found  # type: ignore[assignment]
+    placed = Placement(
+        shape=shape,
+        dtype=dtype_name_of(tensor.dtype),
+        chunk_shape=chunk_shape,
+        holders=holders,
+    )
+    return ArrayOutline(path=path, placement=placed, prng_impl=None, scalar=False)
+
+
+def signature(leaf: Any) -> tuple[Any, ...] | None:
+    """Return what the outline of a tensor depends on; None for another leaf."""
+    if not isinstance(leaf, torch.Tensor):
+        return None
+    if is_distributed(leaf):
+        found: Any = leaf
+        return leaf.shape, leaf.dtype, found.device_mesh, tuple(found.placements)
+    if leaf.is_nested:
+        return id(leaf), "nested"
+    return leaf.shape, leaf.dtype, leaf.is_meta, type(leaf)
+
+
+@lru_cache(maxsize=4096)
+def _placed(
+    shape: tuple[int, ...], mesh: Any, placements: Any
+) -> tuple[ChunkShape, Holders] | None:
+    """Return the grid of a DTensor's shards and the ranks of each, or None if it has none."""
+    from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
+
+    ranks: dict[Region, set[int]] = {}
+    of_mesh = mesh.mesh
+    for coordinate in np.ndindex(*of_mesh.shape):
+        extents, start = _compute_local_shape_and_global_offset(
+            shape, tuple(of_mesh.shape), list(coordinate), placements
+        )
+        region = tuple(start), tuple(a + d for a, d in zip(start, extents, strict=True))
+        if math.prod(shape) == 0:
+            region = (0,) * len(shape), shape
+        ranks.setdefault(region, set()).add(int(of_mesh[coordinate]))
+    chunk_shape = chunk_shape_of(shape, ranks)
+    if chunk_shape is None:
+        return None
+    regions = [chunk_region(shape, chunk_shape, i) for i in range(chunk_count(shape, chunk_shape))]
+    return chunk_shape, tuple(tuple(sorted(ranks[region])) for region in regions)
+
+
+def region_held(tensor: Any) -> Region:
+    """Return the region of the whole tensor that this process holds; it may have no elements."""
+    shape = tuple(tensor.shape)
+    if not is_distributed(tensor):
+        return (0,) * len(shape), shape
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    extents, start = compute_local_shape_and_global_offset(
+        shape, tensor.device_mesh, tensor.placements
+    )
+    return tuple(start), tuple(a + d for a, d in zip(start, extents, strict=True))
+
+
+def identity(tensor: Any) -> tuple[Any, ...] | None:
+    """Return a key that tied tensors share: the same elements of the same memory.
+
+    Returns:
+        None for a tensor without elements of its own.
+    """
+    if tensor.is_meta:
+        return ("meta", id(tensor))
+    if _problem(tensor) is not None:
+        return None
+    held = local(tensor)
+    if held.layout is not torch.strided or not held.numel():
+        return None
+    signs = held.is_conj(), held.is_neg()
+    return held.data_ptr(), held.shape, held.stride(), held.dtype, tuple(tensor.shape), signs
+
+
+def host_bytes(held: torch.Tensor) -> memoryview:
+    """Return the bytes of a tensor in C order; a view where it is contiguous host memory."""
+    dense = held.resolve_conj().resolve_neg().cpu().contiguous()
+    if not dense.numel():
+        return memoryview(b"")
+    return memoryview(dense.reshape(-1).view(torch.uint8).numpy())
+
+
+def fill(into: Any, buffers: dict[Region, np.ndarray]) -> None:
+    """Copy what was restored into the elements that this process holds of a tensor."""
+    held = local(into)
+    for buffer in buffers.values():
+        if not buffer.nbytes:
+            continue
+        source = _as_bytes(buffer)
+        # Some dtypes have no copy kernel: their bytes are copied.
+        is_plain = held.is_contiguous() and not held.is_conj() and not held.is_neg()
+        if is_plain:
+            held.reshape(-1).view(torch.uint8).copy_(source)
+            continue
+        given = source.view(held.dtype).reshape(held.shape)
+        target = held
+        for axis, stride in enumerate(held.stride()):
+            # Of an expanded axis, all elements are one.
+            if stride == 0 and held.shape[axis] > 1:
+                target, given = target.narrow(axis, 0, 1), given.narrow(axis, 0, 1)
+        target.copy_(given)
+
+
+def _as_bytes(buffer: np.ndarray) -> torch.Tensor:
+    """Return the memory of an array as bytes, without PyTorch's warning for read-only memory."""
+    dense = np.ascontiguousarray(buffer)
+    memory = (ctypes.c_char * dense.nbytes).from_address(dense.ctypes.data)
+    found = torch.frombuffer(memory, dtype=torch.uint8)
+    found._holdfast_memory = dense  # keeps it alive
+    return found
+
+
+def tensor_of(array: np.ndarray, name: str) -> torch.Tensor:
+    """Return a new tensor with the elements of an array whose dtype has that name."""
+    made = torch.empty(array.shape, dtype=getattr(torch, name))
+    fill(made, {((0,) * array.ndim, array.shape): array})
+    return made
+
+
+def piece(held: torch.Tensor, region: Region, outer: Region) -> torch.Tensor:
+    """Return the elements of `region` of a tensor that holds exactly `outer`."""
+    for axis, (start, extent) in enumerate(zip(region[0], region_shape(region), strict=True)):
+        offset = start - outer[0][axis]
+        if (offset, extent) != (0, held.shape[axis]):
+            held = held.narrow(axis, offset, extent)
+    return held
