@@ -20,7 +20,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from holdfast.adapt.contract import Hold, Pinning, Snapshot, Transfer
@@ -329,8 +329,12 @@ def fill_chunks(
 def _copy_together(blocks: _Blocks, helper_count: int) -> None:
     """Copy blocks on this thread and `helper_count` others."""
     with ThreadPoolExecutor(helper_count, "holdfast-fill") as pool:
+        helping: list[Future[None]] = []
         try:
-            helping = [pool.submit(blocks.copy) for _ in range(helper_count)]
+            # When the interpreter exits, and at a limit of threads, none can be started.
+            with contextlib.suppress(RuntimeError):
+                for _ in range(helper_count):
+                    helping.append(pool.submit(blocks.copy))
             blocks.copy()
             for help_ in helping:
                 help_.result()
