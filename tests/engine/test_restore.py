@@ -12,10 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.clock import SystemClock
-from holdfast.engine.reading.restore import fill_targets
+from holdfast.engine.reading.restore import (
+    BATCH_COUNT_MAX,
+    BATCH_SIZE_BYTES,
+    _batches,
+    fill_targets,
+)
 from holdfast.engine.reading.sources import CheckpointSources
 from holdfast.engine.saving.part_layouts import PartLayouts
 from holdfast.engine.transfer.copy import copy_part
+from holdfast.format.layout import Chunk
 from holdfast.format.placement import RestoreTarget
 from holdfast.store.disk import DiskStore
 from tests.engine.making import (
@@ -224,3 +230,29 @@ def test_nothing_is_opened_for_nothing(big: Big) -> None:
     assert (tally.bytes_by_tier, big.store.opened) == ({}, [])
     fill_targets(big.sources, empty)
     assert big.store.opened == []
+
+
+def test_small_chunks_are_read_together_and_large_ones_alone() -> None:
+    def chunk(size_bytes: int) -> tuple[int, Chunk, list[RestoreTarget]]:
+        placed = Chunk(
+            name="a",
+            array_index=0,
+            chunk_index=0,
+            start=(0,),
+            stop=(1,),
+            ordinal=0,
+            offset_bytes=0,
+            size_bytes=size_bytes,
+            first_block=0,
+        )
+        return 0, placed, []
+
+    small, large = chunk(4), chunk(BATCH_SIZE_BYTES)
+    found = [*_batches([small] * (BATCH_COUNT_MAX + 1) + [large, large, small])]
+    assert [len(batch) for batch in found] == [BATCH_COUNT_MAX, 2, 1, 1]
+    assert [one for batch in found for one in batch] == [small] * (BATCH_COUNT_MAX + 1) + [
+        large,
+        large,
+        small,
+    ]
+    assert [*_batches([])] == []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
@@ -33,6 +33,8 @@ from holdfast.format.layout import Chunk
 from holdfast.format.placement import RestoreTarget
 from holdfast.store.contract import Reader
 
+BATCH_SIZE_BYTES = 1024 * 1024
+BATCH_COUNT_MAX = 256
 THREAD_COUNT = 4
 REASONS_MAX = 100
 
@@ -70,12 +72,13 @@ def fill_targets(sources: CheckpointSources, targets: Sequence[RestoreTarget]) -
     with ExitStack() as images, ThreadPoolExecutor(THREAD_COUNT, "holdfast-restore") as pool:
         ranks = {rank for rank, _, _ in wanted}
         readers = {rank: _PartReader(sources.parts[rank], tally, images) for rank in ranks}
-        jobs = [
-            pool.submit(
-                readers[rank].fill, chunk, sources.spec.arrays[chunk.array_index].dtype, of_chunk
-            )
-            for rank, chunk, of_chunk in wanted
-        ]
+
+        def fill(batch: Sequence[tuple[int, Chunk, list[RestoreTarget]]]) -> None:
+            for rank, chunk, of_chunk in batch:
+                dtype = sources.spec.arrays[chunk.array_index].dtype
+                readers[rank].fill(chunk, dtype, of_chunk)
+
+        jobs = [pool.submit(fill, batch) for batch in _batches(wanted)]
         try:
             for job in jobs:
                 job.result()
@@ -85,6 +88,22 @@ def fill_targets(sources: CheckpointSources, targets: Sequence[RestoreTarget]) -
             for job in jobs:
                 job.cancel()
     return tally
+
+
+def _batches(
+    wanted: Iterable[tuple[int, Chunk, list[RestoreTarget]]],
+) -> Iterator[list[tuple[int, Chunk, list[RestoreTarget]]]]:
+    """Yield small chunks together: passing each of them to a thread costs more than reading it."""
+    batch: list[tuple[int, Chunk, list[RestoreTarget]]] = []
+    size_bytes = 0
+    for one in wanted:
+        batch.append(one)
+        size_bytes += one[1].size_bytes
+        if size_bytes >= BATCH_SIZE_BYTES or len(batch) == BATCH_COUNT_MAX:
+            yield batch
+            batch, size_bytes = [], 0
+    if batch:
+        yield batch
 
 
 def _with_skipped(
