@@ -78,11 +78,8 @@ class ReadThroughPeer:
     def put(self, key: str, source: Source | Buffer) -> None:
         self._own.put(key, source)
 
-    def put_if_absent(self, key: str, data: bytes) -> bool:
-        return self._own.put_if_absent(key, data)
-
-    def link(self, source_key: str, key: str) -> None:
-        self._own.link(source_key, key)
+    def put_if_absent(self, key: str, data: bytes, after: Sequence[str] = ()) -> bool:
+        return self._own.put_if_absent(key, data, after)
 
     def delete(self, *keys: str) -> None:
         self._own.delete(*keys)

@@ -103,7 +103,9 @@ def test_what_is_being_removed_is_not_committed(
 def test_a_removal_waits_for_the_commit_of_what_it_removes(
     state: AgentState, storage_worker: StorageWorker, made: Made
 ) -> None:
-    coordinator: Any = SimpleNamespace(node=SimpleNamespace(attempt=1))
+    coordinator: Any = SimpleNamespace(
+        node=SimpleNamespace(attempt=1, is_leading=True, pending_ids=list)
+    )
     retention = Retention(state, storage_worker, coordinator)
     with ThreadPoolExecutor(1) as pool:
         with storage_worker.alone_with(made.id):
@@ -113,3 +115,16 @@ def test_a_removal_waits_for_the_commit_of_what_it_removes(
             assert list_checkpoints(state.durable)
         removing.result(WAIT_SECS)
     assert not list_checkpoints(state.durable)
+
+
+@pytest.mark.parametrize("is_leading", [True, False])
+def test_only_the_host_that_leads_removes_images(
+    state: AgentState, storage_worker: StorageWorker, made: Made, is_leading: bool
+) -> None:
+    """Another one could not exclude a commit that reuses them."""
+    coordinator: Any = SimpleNamespace(
+        node=SimpleNamespace(attempt=1, is_leading=is_leading, pending_ids=list)
+    )
+    Retention(state, storage_worker, coordinator)._remove_everywhere(made.id)
+    names = [stored.key.rpartition("/")[2] for stored in state.durable.list("checkpoints")]
+    assert names == ([] if is_leading else ["image-00000-of-00001.safetensors"])

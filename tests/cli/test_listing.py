@@ -37,7 +37,7 @@ def test_ls_tells_of_every_checkpoint(shared_host: Host, run: Path) -> None:
     assert timedelta(0) < datetime.now(UTC) - taken < timedelta(minutes=5)
     assert 0 < newest["age_secs"] < 300
     folder = run / "checkpoints" / f"000000002.{newest['attempt']}"
-    assert newest["size_bytes"] == sum(path.stat().st_size for path in folder.iterdir())
+    assert newest["size_bytes"] == sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
 def test_ls_tells_abandoned_branches_from_the_timeline(shared_host: Host, run: Path) -> None:
@@ -56,7 +56,16 @@ def test_ls_lists_only_the_newest_that_were_asked_for(shared_host: Host, run: Pa
 
 def test_ls_lines_fit_a_terminal(shared_host: Host, run: Path) -> None:
     lines = holdfast(shared_host, "ls", run).stdout.splitlines()
-    assert lines[0].split() == ["step", "attempt", "age", "size", "tiers", "state", "metrics"]
+    assert lines[0].split() == [
+        "step",
+        "attempt",
+        "age",
+        "size",
+        "written",
+        "tiers",
+        "state",
+        "metrics",
+    ]
     assert all(len(line) <= 100 for line in lines)
 
 

@@ -6,8 +6,14 @@ import os
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file
 
+from holdfast import open_run
+from holdfast.engine.lifecycle.catalog import list_checkpoints
+from holdfast.engine.lifecycle.references import remove_durable
 from holdfast.engine.lifecycle.run import create_run
+from holdfast.errors import StepNotFoundError
+from holdfast.format.names import CheckpointId
 from tests.cli.command_line import answer, holdfast
 from tests.engine.making import RUN_ID, TIME, Made, begin, disk, flip_bit, random_array
 from tests.engine.reusing import Chain
@@ -19,7 +25,7 @@ OWN_BYTES = 4096 + 4000
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def chain(tmp_path: Path) -> Chain:
     """Steps 10, 11 and 12; the last two keep the image of the first."""
     store = disk(tmp_path / "run")
     create_run(store, "run", RUN_ID, TIME)
@@ -33,12 +39,18 @@ def run(tmp_path: Path) -> Path:
         chain.go_on(store, [TUNED], step)
     for one in chain.made:
         chain.commit(store, one)
+    return chain
+
+
+@pytest.fixture
+def run(chain: Chain, tmp_path: Path) -> Path:
+    assert chain.made
     return tmp_path / "run"
 
 
-def reused(run: Path, step: int) -> Path:
-    name = "image-00000-of-00001.from-000000010.1.safetensors"
-    return run / "checkpoints" / f"{step:09d}.1" / name
+def reused(run: Path) -> Path:
+    """The image that steps 11 and 12 reuse."""
+    return run / "checkpoints/000000010.1/image-00000-of-00001.safetensors"
 
 
 def test_show_tells_what_is_reused_and_what_was_written_anew(one_host: Host, run: Path) -> None:
@@ -52,26 +64,60 @@ def test_show_tells_what_is_reused_and_what_was_written_anew(one_host: Host, run
     assert "reused:" not in holdfast(one_host, "show", run, 10).stdout
 
 
-def test_ls_counts_an_image_where_it_was_written(one_host: Host, run: Path) -> None:
+def test_ls_and_show_count_alike_and_written_bytes_are_those_of_the_files(
+    one_host: Host, run: Path
+) -> None:
     rows = {row["step"]: row for row in answer(one_host, "ls", run)["checkpoints"]}
     assert {row["state"] for row in rows.values()} == {"committed"}
-    files = {path.stat().st_ino: path for path in (run / "checkpoints").rglob("*.*")}
-    on_disk = sum(path.stat().st_size for path in files.values() if path.is_file())
-    assert sum(row["size_bytes"] for row in rows.values()) == on_disk
-    assert rows[10]["size_bytes"] > BASE_BYTES > 2 * rows[12]["size_bytes"]
+    for step, row in rows.items():
+        shown = answer(one_host, "show", run, step)
+        assert (row["size_bytes"], row["written_bytes"]) == (
+            shown["size_bytes"],
+            shown["written_bytes"],
+        )
+        images = (run / "checkpoints" / f"{step:09d}.1").glob("*.safetensors")
+        assert sum(path.stat().st_size for path in images) == row["written_bytes"]
+    assert rows[12]["size_bytes"] == OWN_BYTES + BASE_BYTES
+
+
+def test_a_folder_that_only_holds_images_for_later_checkpoints_is_no_checkpoint(
+    one_host: Host, run: Path
+) -> None:
+    store = disk(run)
+    remove_durable(store, list_checkpoints(store), [CheckpointId(10, 1)])
+    assert [path.name for path in reused(run).parent.iterdir()] == [reused(run).name]
+    found = answer(one_host, "ls", run)
+    assert ([row["step"] for row in found["checkpoints"]], found["count"]) == ([11, 12], 2)
+    assert answer(one_host, "verify", run)["ok"]
+    assert "expected" not in holdfast(one_host, "show", run, 12).stdout
+    with pytest.raises(StepNotFoundError):
+        open_run(run).metadata(10)
+
+
+def test_who_globs_a_checkpoints_folder_meets_no_stale_array(chain: Chain, run: Path) -> None:
+    """Under the name of a fresh one: as a reader with the safetensors library alone would do."""
+    fresh = {}
+    for step in (10, 11, 12):
+        for path in (run / "checkpoints" / f"{step:09d}.1").glob("*.safetensors"):
+            for name, array in load_file(path).items():
+                assert (step, name) not in fresh
+                fresh[step, name] = array.tobytes()
+    assert sorted(fresh) == [(10, "frozen"), (10, "tuned"), (11, "tuned"), (12, "tuned")]
+    assert len({fresh[step, "tuned"] for step in (10, 11, 12)}) == 3
+    made = {one.id.step: one for one in chain.made}
+    for (step, name), data in fresh.items():
+        assert made[step].arrays[name,].tobytes() == data
 
 
 @pytest.mark.parametrize("damage", ["gone", "short"])
 def test_ls_sees_that_a_reused_image_is_not_whole(one_host: Host, run: Path, damage: str) -> None:
     if damage == "gone":
-        reused(run, 12).unlink()
+        reused(run).unlink()
     else:
-        os.truncate(reused(run, 12), BASE_BYTES - 1)
-    rows = {row["step"]: row for row in answer(one_host, "ls", run)["checkpoints"]}
-    assert rows[12]["state"] == "damaged"
-    assert "the images that rank 0 reuses have" in rows[12]["problem"]
-    # What is cut off is so under all of its names.
-    assert rows[11]["state"] == ("committed" if damage == "gone" else "damaged")
+        os.truncate(reused(run), BASE_BYTES - 1)
+    for row in answer(one_host, "ls", run)["checkpoints"]:
+        assert row["state"] == "damaged"
+        assert "checkpoints/000000010.1/image-00000-of-00001.safetensors" in row["problem"]
 
 
 def test_verify_names_the_reused_image_whose_bytes_are_bad(one_host: Host, run: Path) -> None:
@@ -79,14 +125,10 @@ def test_verify_names_the_reused_image_whose_bytes_are_bad(one_host: Host, run: 
     assert found["ok"]
     # Of what is reused, the chunk that is not used is not read.
     assert found["checked_bytes"] == 3 * BASE_BYTES + 2 * OWN_BYTES - 2 * 4000
-    flip_bit(reused(run, 12), 8 * 5000)
+    flip_bit(reused(run), 8 * 5000)
     found = answer(one_host, "verify", run, code=1)
-    own = run / "checkpoints/000000010.1/image-00000-of-00001.safetensors"
-    assert [problem["file"] for problem in found["problems"]] == [
-        str(own),
-        str(reused(run, 11)),
-        str(reused(run, 12)),
-    ]
-    reused(run, 11).unlink()
+    problems = [(problem["step"], problem["file"]) for problem in found["problems"]]
+    assert problems == [(step, str(reused(run))) for step in (10, 11, 12)]
+    reused(run).unlink()
     found = answer(one_host, "verify", run, 11, code=1)
-    assert [p["file"] for p in found["problems"]] == [str(reused(run, 11))]
+    assert [p["file"] for p in found["problems"]] == [str(reused(run))]

@@ -19,6 +19,7 @@ from holdfast.format.names import CheckpointId, image_key, reused_image_key
 from holdfast.format.ranges import members, ranges_of
 from holdfast.format.records import PartRecord, ReusedImage
 from holdfast.store.contract import Store
+from holdfast.store.ram import RamStore
 from tests.engine.making import Made, random_array
 
 
@@ -61,8 +62,8 @@ def images_reusing(plan: PartPlan, last: PartRecord, unchanged: Collection[int])
 
 
 def link_images(store: Store, plan: PartPlan, last: PartRecord, images: PartImages) -> None:
-    """Link the reused images from the folder of `last`."""
-    for image in images.reused:
+    """Link the reused images from the folder of `last`, if `store` is in RAM."""
+    for image in images.reused if isinstance(store, RamStore) else ():
         source = reused_image_key(last.id, plan.rank, plan.part_count, image.origin)
         if image.origin == last.id:
             source = image_key(last.id, plan.rank, plan.part_count)

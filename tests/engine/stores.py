@@ -50,11 +50,8 @@ class DyingStore:
             source = _DyingSource(source_of(source), self._die)
         self._change(lambda: self._inner.put(key, source))
 
-    def put_if_absent(self, key: str, data: bytes) -> bool:
-        return self._change(lambda: self._inner.put_if_absent(key, data))
-
-    def link(self, source_key: str, key: str) -> None:
-        self._change(lambda: self._inner.link(source_key, key))
+    def put_if_absent(self, key: str, data: bytes, after: Sequence[str] = ()) -> bool:
+        return self._change(lambda: self._inner.put_if_absent(key, data, after))
 
     def delete(self, *keys: str) -> None:
         for key in keys:
@@ -132,8 +129,8 @@ class WatchingStore:
     def put(self, key: str, source: Source | Buffer) -> None:
         self._inner.put(key, source)
 
-    def put_if_absent(self, key: str, data: bytes) -> bool:
-        return self._inner.put_if_absent(key, data)
+    def put_if_absent(self, key: str, data: bytes, after: Sequence[str] = ()) -> bool:
+        return self._inner.put_if_absent(key, data, after)
 
     def get(self, key: str) -> bytes:
         return self._inner.get(key)
@@ -143,9 +140,6 @@ class WatchingStore:
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
         return self._inner.list(prefix)
-
-    def link(self, source_key: str, key: str) -> None:
-        self._inner.link(source_key, key)
 
     def delete(self, *keys: str) -> None:
         self._inner.delete(*keys)

@@ -13,8 +13,8 @@ from holdfast.engine.saving.incremental import (
     Mark,
     SealedPart,
     choose,
-    link_reused,
     remember,
+    secure_reused,
     size_of_next_bytes,
 )
 from holdfast.engine.saving.part import PartImages, PartPlan
@@ -90,7 +90,7 @@ class Run:
         """Choose images, and seal the part."""
         images, plan = self.choose(), self.plan()
         if self.last is not None:
-            link_reused(self.store, plan, images, self.last)
+            secure_reused(self.store, plan, images, self.last)
         record = write_part(self.store, plan, self.made.chunk_bytes, images)
         self.last = remember("ram", record, plan, images, self.marks, self.last, is_readable=True)
         return images
@@ -221,7 +221,7 @@ def test_where_one_image_is_gone_no_name_is_left_of_the_others(memory: RamStore)
     assert run.last is not None
     memory.delete("checkpoints/000000002.1/image-00000-of-00001.safetensors")
     with pytest.raises(ObjectNotFoundError):
-        link_reused(memory, run.plan(), images, run.last)
+        secure_reused(memory, run.plan(), images, run.last)
     assert [*memory.list("checkpoints/000000003.1")] == []
 
 

@@ -181,7 +181,7 @@ def test_a_large_job_is_planned_in_time_evenly_and_written_down_in_little_room(s
     largest = max(4 * math.prod(p.chunk_shape) for p in arrays)
     assert max(loads) <= np.mean(loads) + 2 * largest
     spec = planned_spec(arrays, layout_of)
-    reference = PartReference(record_digest="0" * 32, image_size_bytes=10**10, reused_size_bytes=0)
+    reference = PartReference(record_digest="0" * 32, image_size_bytes=10**10)
     manifest = Manifest(
         run_id="r" * 32, step=10**6, attempt=3, parts=(reference,) * RANKS, checkpoint=spec
     )

@@ -34,7 +34,7 @@ from holdfast.format.records import (
 from holdfast.format.values import encode_value
 from holdfast.store.contract import Store
 from holdfast.store.disk import DiskStore
-from tests.engine.reusing import images_reusing, link_images
+from tests.engine.reusing import images_reusing
 
 RUN_ID = "5f2b8c1e9d3a47f0a6b1c2d3e4f50617"
 TIME = datetime(2026, 8, 1, 12, 0, tzinfo=UTC)
@@ -102,21 +102,16 @@ def _write_part(
         return write_part(store, plan, chunk_bytes)
     unchanged = {chunk.ordinal for chunk in plan.layout.chunks if chunk.array_index == 1}
     images = images_reusing(plan, before[rank], unchanged)
-    link_images(store, plan, before[rank], images)
     return write_part(store, plan, chunk_bytes, images)
 
 
 def shown(run: Path) -> str:
     """The files of the example as the document shows them."""
-    found, names = [], {}
+    found = []
     files = (path for path in run.rglob("*") if path.is_file())
     for path in sorted(files, key=lambda p: (p.parent != run, p.parent, p.name[0] == "m", p)):
         key = str(path.relative_to(run))
         if path.name.endswith(".copy.json"):
-            continue
-        first = names.setdefault(path.stat().st_ino, key)
-        if first != key:
-            found.append(f"`{key}` is `{first}` under one more name.\n")
             continue
         twin = path.with_name(f"{path.stem}.copy.json")
         also = f", and the same in `{twin.name}`" if twin.exists() else ""

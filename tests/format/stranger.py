@@ -66,10 +66,12 @@ def read_checkpoint(run: Path, step: int, attempt: int) -> Checkpoint:
         ending = f"{rank:05d}-of-{len(parts):05d}"
         part = _sealed(folder / f"part-{ending}.json", reference["record_digest"])
         found = [part[k] for k in ("step", "attempt", "rank", "part_count", "image_size_bytes")]
-        _need(found == [step, attempt, rank, len(parts), reference["image_size_bytes"]], "the part")
+        found.append([[other["id"][0], other["image_size_bytes"]] for other in part["reused"]])
+        sizes = reference["image_size_bytes"], reference["origins"]
+        _need(found == [step, attempt, rank, len(parts), *sizes], "the part of the manifest")
         _need(part["checkpoint"] == (None if rank else held), "rank 0's copy of the checkpoint")
         owned = (_chunks(held["arrays"], i, rank, a) for i, a in enumerate(arrays.values()))
-        _read_images(folder / f"image-{ending}", part, dict(ChainMap(*owned)))
+        _read_images(folder / f"image-{ending}.safetensors", part, dict(ChainMap(*owned)))
         rank_values.append({tuple(v["path"]): _value(v["value"]) for v in part["values"]})
     values = {tuple(v["path"]): _value(v["value"]) for v in held["values"]}
     for alias in held["aliases"]:
@@ -109,9 +111,9 @@ def _read_images(path: Path, part: dict, chunks: dict[str, np.ndarray]) -> None:
     for other in part["reused"]:
         laid, used = ({order[i] for r in other[key] for i in range(*r)} for key in ("laid", "used"))
         _need(used <= laid & rest.keys(), "each chunk once, from an image that has it")
-        name = "{}.from-{:09d}.{}.safetensors".format(path, *other["id"])
-        _read_image(Path(name), other, laid, {name: rest.pop(name) for name in used})
-    _read_image(Path(f"{path}.safetensors"), part, {*rest}, rest)
+        image = path.parents[1] / "{:09d}.{}".format(*other["id"]) / path.name
+        _read_image(image, other, laid, {name: rest.pop(name) for name in used})
+    _read_image(path, part, {*rest}, rest)
 
 
 def _read_image(path: Path, part: dict, laid: set, used: dict) -> None:

@@ -20,7 +20,6 @@ from tests.store.places import mounted
 CALLS: dict[str, Callable[[DiskStore], object]] = {
     "put": lambda store: store.put("a/x", b"x"),
     "put if absent": lambda store: store.put_if_absent("a/x", b"x"),
-    "link": lambda store: store.link("a/y", "a/x"),
     "get": lambda store: store.get("a/y"),
     "open": lambda store: store.open("a/y").__enter__(),
     "list": lambda store: list(store.list("a")),

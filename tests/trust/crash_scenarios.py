@@ -401,6 +401,29 @@ def reused_images_straight_to_the_durable_tier(host: RecordedHost) -> None:
         host.settle()
 
 
+def reused_images_whose_origin_is_deleted(host: RecordedHost) -> None:
+    host.keeps = True
+    trainer = begun(host, saved=2)
+    host.start()
+    # The image stays in the folder of step 1: steps 2 and 3 need it.
+    host.remove(1)
+    host.take_durable(trainer, 3)
+    # The newest one, and then the last one that needs the image.
+    host.remove(3)
+    host.remove(2)
+    host.take_durable(trainer, 4)
+
+
+def reused_images_of_a_branch_that_is_left(host: RecordedHost) -> None:
+    host.keeps = True
+    trainer = begun(host, saved=3)
+    host.start()
+    host.take(trainer, 4)
+    host.go_back(trainer, 2, Id(2, 1))
+    for step in (3, 4, 5):
+        host.take_durable(trainer, step)
+
+
 Scenario = Callable[[RecordedHost], None]
 
 SCENARIOS: list[Scenario] = [
@@ -427,6 +450,8 @@ SCENARIOS: list[Scenario] = [
     reused_images,
     reused_images_of_what_ram_alone_had,
     reused_images_straight_to_the_durable_tier,
+    reused_images_whose_origin_is_deleted,
+    reused_images_of_a_branch_that_is_left,
 ]
 
 

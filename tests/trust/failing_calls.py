@@ -220,8 +220,8 @@ def _check_copied_keeping(place: Place) -> None:
 
 
 def _check_linked(place: Place) -> None:
-    durable = place.sound()[1]
-    assert durable.get(LINKED) == durable.get(image_key(OLD, 0, 2))
+    ram = place.sound()[0]
+    assert ram.get(LINKED) == ram.get(image_key(OLD, 0, 2))
 
 
 def _check_committed(place: Place) -> None:
@@ -293,7 +293,7 @@ CASES = [
     Case(
         "link",
         _nothing,
-        lambda place: place.durable.link(image_key(OLD, 0, 2), LINKED),
+        lambda place: place.ram.link(image_key(OLD, 0, 2), LINKED),
         _check_linked,
     ),
     Case("copy_part", _prepare_copy, _copy, _check_copied),

@@ -7,6 +7,7 @@ contents follow from the marks in the record (`crash_oracle`), not from Holdfast
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import stat
@@ -142,6 +143,7 @@ def failures(run: Path, adopted: Seen) -> Iterator[str]:
 
 def left_over(root: Path) -> Iterator[str]:
     """Unfinished files, empty folders, halves of checkpoints, and more slots than are in use."""
+    named = named_images(root / "disk" / "runs" / "one")
     for top in (root / "disk" / "runs" / "one", root / "shm" / "agent" / "ram"):
         for folder, folders, names in os.walk(top):
             if not folders and not names:
@@ -153,11 +155,28 @@ def left_over(root: Path) -> Iterator[str]:
                 )
             is_checkpoint = Path(folder).parent.name == "checkpoints"
             last = "part-00000-of-00001.json" if top.name == "ram" else "manifest.json"
-            if is_checkpoint and last not in names:
-                yield f"half a checkpoint {folder}"
+            if is_checkpoint and last not in names and not named.issuperset(full(folder, names)):
+                yield f"half a checkpoint {folder}: {sorted(names)}"
     slots = list((root / "shm" / "agent" / "ram" / "slots").iterdir())
     if len(slots) > SLOTS_MAX:
         yield f"{len(slots)} slots"
+
+
+def full(folder: str, names: Iterable[str]) -> set[str]:
+    return {f"{folder}/{name}" for name in names}
+
+
+def named_images(run: Path) -> set[str]:
+    """Return the paths of the images that the manifests name in folders of earlier checkpoints."""
+    found = set()
+    for path in run.glob("checkpoints/*/manifest.json"):
+        manifest = json.loads(path.read_text())
+        for rank, part in enumerate(manifest["parts"]):
+            image = f"image-{rank:05d}-of-{len(manifest['parts']):05d}.safetensors"
+            for step, _ in part["origins"]:
+                origin = f"{step:09d}.{manifest['attempt']}"
+                found.add(str(run / "checkpoints" / origin / image))
+    return found
 
 
 @dataclass

@@ -2,6 +2,8 @@
 
 Invariants:
 - Everything is removed on the one writing thread.
+- Images are removed by the host that leads, which commits too: the two exclude each other. Another
+  host that deletes a checkpoint leaves its images to the leader's next commit.
 - A decision and its removals are one call on that thread: nothing is decided twice, and however
   long the writes between two calls take, each commit finds everything removed that earlier ones
   dropped.
@@ -28,6 +30,7 @@ from holdfast.engine.lifecycle.catalog import Listing, list_checkpoint, list_che
 from holdfast.engine.lifecycle.commit import remove
 from holdfast.engine.lifecycle.identity import place_of
 from holdfast.engine.lifecycle.recovery import recover
+from holdfast.engine.lifecycle.references import image_keys_in, remove_durable
 from holdfast.engine.lifecycle.retention import Branches, branches, to_drop
 from holdfast.errors import FencedError, HoldfastError, StorageError, WaitTimeoutError
 from holdfast.events.schema import (
@@ -117,7 +120,12 @@ class Retention:
             in_care = [c for c in held if c.step <= limits.get(c.attempt, -1)]
             place = await self._storage_worker.query(place_of, state.durable.directory)
             recovery = await self._storage_worker.write(
-                recover, state.durable, in_care, attempt, place
+                recover,
+                state.durable,
+                in_care,
+                attempt,
+                place,
+                self._storage_worker.reused_images,
             )
         except HoldfastError as error:
             state.events.write(RecoveryFailed(reason=str(error)))
@@ -155,8 +163,8 @@ class Retention:
 
     def committed(self, manifest: Manifest, secs: float) -> None:
         """Report a manifest that was written here, and remove what the policies do not keep."""
-        checkpoint = CheckpointId(manifest.step, manifest.attempt)
-        self._infos[checkpoint] = _info(manifest)
+        checkpoint = manifest.id
+        self._remember(manifest)
         size_bytes = sum(part.image_size_bytes for part in manifest.parts)
         self._state.events.write(
             CheckpointCommitted(
@@ -344,7 +352,7 @@ class Retention:
         policies: Policies,
     ) -> None:
         """Remove leftovers, and what the built-in share drops unless a user's policy judges it."""
-        attempts, listed = self._attempts(), list_checkpoints(self._state.durable)
+        attempts, listed = self._attempts(), self._list()
         self._clear_leftovers(tidied.cleared, newest, pending, attempts, listed)
         if policies.preserve is None and not policies.user_preserves:
             return
@@ -359,7 +367,7 @@ class Retention:
 
         The newest checkpoint stays, whatever the policies decide.
         """
-        attempts, listed = self._attempts(), list_checkpoints(self._state.durable)
+        attempts, listed = self._attempts(), self._list()
         policy = self._state.durable_policies.preserve
         found, by_agent = self._decide_drops(policy, attempts, listed)
         drops = set(judged).intersection(by_agent) - set(found.timeline[-1:])
@@ -369,10 +377,10 @@ class Retention:
         self,
         drops: Iterable[CheckpointId],
         removed: list[CheckpointId],
-        listed: Mapping[CheckpointId, Listing],
+        listed: dict[CheckpointId, Listing],
     ) -> None:
         for checkpoint in drops:
-            self._remove_everywhere(checkpoint, listed[checkpoint])
+            self._remove_everywhere(checkpoint, listed)
             removed.append(checkpoint)
 
     def _attempts(self) -> dict[int, AttemptRecord]:
@@ -385,7 +393,7 @@ class Retention:
         newest: CheckpointId,
         pending: frozenset[CheckpointId],
         attempts: Mapping[int, AttemptRecord],
-        listed: Mapping[CheckpointId, Listing],
+        listed: dict[CheckpointId, Listing],
     ) -> None:
         """Remove what failed saves and deletes left of checkpoints up to `newest`, a commit.
 
@@ -395,14 +403,16 @@ class Retention:
         agent, which may finish them.
         """
         limits = last_steps(attempts)
+        remains = []
         for checkpoint, listing in listed.items():
             is_left = checkpoint.attempt <= newest.attempt and checkpoint.step <= newest.step
             if checkpoint.attempt < newest.attempt:
                 is_abandoned = checkpoint.step > limits.get(checkpoint.attempt, -1)
                 is_left |= is_abandoned or not listing.is_complete
             if is_left and not listing.is_committed and checkpoint not in pending:
-                remove(self._state.durable, checkpoint, listing)
-                cleared.append(checkpoint)
+                remains.append(checkpoint)
+        if remains:
+            cleared += self._remove_durable(listed, remains, pending)
 
     def _decide_drops(
         self,
@@ -421,15 +431,21 @@ class Retention:
     def _read_infos(self, checkpoints: Sequence[CheckpointId]) -> None:
         keys = [manifest_key(checkpoint) for checkpoint in checkpoints]
         read = self._state.durable.get_many(keys)
-        for checkpoint, key, data in zip(checkpoints, keys, read, strict=True):
+        for key, data in zip(keys, read, strict=True):
             if isinstance(data, HoldfastError):
                 raise data
             manifest = unseal(data, Manifest, key)
             check_manifest(manifest, key)
-            self._infos[checkpoint] = _info(manifest)
+            self._remember(manifest)
 
-    def _remove_everywhere(self, checkpoint: CheckpointId, listing: Listing | None = None) -> None:
-        """Remove a checkpoint from both tiers; `listing` is that of the durable one, if known."""
+    def _remember(self, manifest: Manifest) -> None:
+        self._infos[manifest.id] = _info(manifest)
+        self._storage_worker.reused_images.note(manifest)
+
+    def _remove_everywhere(
+        self, checkpoint: CheckpointId, listed: dict[CheckpointId, Listing] | None = None
+    ) -> None:
+        """Remove a checkpoint from both tiers; `listed` is the durable one's listing, if known."""
         known, newest = self._coordinator.node.attempt, newest_attempt(self._state.durable)
         if newest > known:
             raise FencedError(
@@ -437,11 +453,28 @@ class Retention:
                 f"{known}, and may continue from it; stop this process"
             )
         with self._storage_worker.alone_with(checkpoint):
-            durable, ram = self._state.durable, self._state.ram
-            remove(durable, checkpoint, listing or list_checkpoint(durable, checkpoint))
+            node, durable, ram = self._coordinator.node, self._state.durable, self._state.ram
+            if node.is_leading:
+                listed = self._list() if listed is None else listed
+                self._remove_durable(listed, [checkpoint], node.pending_ids())
+            else:
+                listing = list_checkpoint(durable, checkpoint)
+                remove(durable, checkpoint, listing, set(image_keys_in(checkpoint, listing)))
             in_ram = list_checkpoint(ram, checkpoint)
             if in_ram.sizes_bytes:
                 remove(ram, checkpoint, in_ram)
+
+    def _list(self) -> dict[CheckpointId, Listing]:
+        return self._storage_worker.reused_images.list_checkpoints(self._state.durable)
+
+    def _remove_durable(
+        self,
+        listed: dict[CheckpointId, Listing],
+        removed: Collection[CheckpointId],
+        in_care: Collection[CheckpointId],
+    ) -> list[CheckpointId]:
+        images = self._storage_worker.reused_images
+        return remove_durable(self._state.durable, listed, removed, images=images, in_care=in_care)
 
 
 def _age(checkpoint: CheckpointId) -> tuple[int, int]:

@@ -29,6 +29,7 @@ from holdfast.engine.lifecycle.attempts import (
 from holdfast.engine.lifecycle.catalog import Listing, list_checkpoint, list_checkpoints
 from holdfast.engine.lifecycle.commit import check_not_fenced, commit, read_part, remove
 from holdfast.engine.lifecycle.leases import Lease, Leases, LeaseWriter
+from holdfast.engine.lifecycle.references import ReusedImages
 from holdfast.engine.lifecycle.run import check_run
 from holdfast.engine.saving.part_layouts import PartLayouts
 from holdfast.engine.transfer.copy import copy_part
@@ -73,6 +74,7 @@ class StorageWorker:
         self._pulling = ThreadPoolExecutor(PULLS_MAX, "holdfast-copies")
         self._changed = threading.Condition()
         self._in_use: set[CheckpointId] = set()
+        self.reused_images = ReusedImages()
         self._has_reported_ram = False
         self._bad_sources: dict[str, type[Exception]] = {}
         self._missing: dict[tuple[CheckpointId, int], None] = {}
@@ -301,7 +303,7 @@ class StorageWorker:
             # A newer attempt may have begun while the bytes were written.
             check_not_fenced(durable, wanted.id)
             check_run(durable, str(durable.root), self._state.config.run_id)
-            return commit(durable, wanted.id, wanted.part_count)
+            return commit(durable, wanted.id, wanted.part_count, self.reused_images.committing)
 
     def _pull(self, wanted: effects.Pull, reserve: Callable[[int], str], *, is_filled: bool) -> int:
         state = self._state

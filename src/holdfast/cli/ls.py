@@ -32,6 +32,10 @@ def ls(directory: Path, limit: int | None, as_json: bool) -> None:
 
     Checkpoints that are not on the current timeline, because the run went back to an earlier step,
     are marked as abandoned. Images are not read; `holdfast verify` reads them.
+
+    "size" is the size of all images that a checkpoint consists of, "written" that of the images
+    written for it. The others hold unchanged arrays and were written for earlier checkpoints.
+    `holdfast show` counts in the same way.
     """
     run = read_only(directory)
     found = take_inventory(run, limit)
@@ -61,6 +65,7 @@ def _document(row: Row) -> dict[str, object]:
         "time": row.time,
         "age_secs": _age_secs(row),
         "size_bytes": row.size_bytes,
+        "written_bytes": row.written_bytes,
         "tiers": row.tiers,
         "state": row.state.value,
         "on_timeline": row.is_on_timeline,
@@ -81,6 +86,7 @@ def _print(found: Inventory) -> None:
         Column("attempt", "right"),
         Column("age", "right"),
         Column("size", "right"),
+        Column("written", "right"),
         Column("tiers"),
         Column("state"),
         Column("metrics", folds=True),
@@ -94,8 +100,8 @@ def _print(found: Inventory) -> None:
                 Text(f"step {row.id.step}, attempt {row.id.attempt}: {row.problem}", "red")
             )
     hidden = found.count - len(found.rows)
-    total = size_text(sum(row.size_bytes for row in found.rows))
-    parts = [f"{counted(len(found.rows), 'checkpoint')}, {total}"]
+    total = size_text(sum(row.written_bytes for row in found.rows))
+    parts = [f"{counted(len(found.rows), 'checkpoint')}, {total} written"]
     if hidden:
         parts.append(f"{hidden:,} older not shown")
     if found.latest_step is not None:
@@ -113,6 +119,7 @@ def _cells(row: Row) -> list[str | Text]:
         str(row.id.attempt),
         "?" if age is None else secs_text(age),
         size_text(row.size_bytes),
+        size_text(row.written_bytes),
         ", ".join(row.tiers) or "–",
         state,
         " ".join(f"{name}={_number(value)}" for name, value in (row.metrics or {}).items()),

@@ -30,6 +30,9 @@ def show(directory: Path, step: int | None, as_json: bool) -> None:
 
     Without STEP it shows the newest one on the current timeline. For each array it prints the
     shape, the dtype, the grid of the chunks into which it was sharded, and the size in bytes.
+
+    "size" is the size of all images that the checkpoint consists of, as in `holdfast ls`: the
+    arrays and the images' headers. "written" is the size of the images that were written for it.
     """
     run = read_only(directory)
     sources = _find(run, step)

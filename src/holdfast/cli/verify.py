@@ -94,7 +94,7 @@ def _bar(copies: Sequence[Copy]) -> Progress:
 
 
 def _listed_bytes(copy: Copy) -> int:
-    return copy.listing.size_bytes + copy.listing.reused_size_bytes
+    return copy.listing.size_bytes
 
 
 def _results(copies: Iterable[Copy], bar: Progress) -> Iterator[Result]:

@@ -68,7 +68,7 @@ def image_key(checkpoint: CheckpointId, rank: int, part_count: int) -> str:
 def reused_image_key(
     checkpoint: CheckpointId, rank: int, part_count: int, origin: CheckpointId
 ) -> str:
-    """Return the key in `checkpoint` of an image that `rank` wrote for `origin`."""
+    """Return the key in RAM of an image that `rank` wrote for `origin` and `checkpoint` reuses."""
     own = image_key(checkpoint, rank, part_count).removesuffix(".safetensors")
     return f"{own}.from-{checkpoint_name(origin)}.safetensors"
 
@@ -102,6 +102,13 @@ def parse_reused_image_name(name: str) -> tuple[int, int, CheckpointId] | None:
     rank, count = int(match[1]), int(match[2])
     whole = name.startswith(f"image-{rank:05d}-of-{count:05d}.from-")
     return (rank, count, origin) if whole and rank < count <= PART_COUNT_MAX else None
+
+
+def parse_object_key(key: str) -> tuple[CheckpointId, str] | None:
+    """Return (checkpoint, file name) of the key of an object of a checkpoint, or None."""
+    folder, _, name = key.removeprefix(f"{CHECKPOINTS}/").partition("/")
+    checkpoint = parse_checkpoint_name(folder)
+    return (checkpoint, name) if checkpoint is not None and name and "/" not in name else None
 
 
 def attempt_keys(attempt: int) -> tuple[str, str]:

@@ -15,6 +15,9 @@ from holdfast.format.names import image_key, reused_image_key
 from holdfast.format.ranges import members
 from holdfast.format.records import ArraySpec, PartRecord, ReusedImage
 
+DURABLE = "durable"
+"""The tier in which images are shared by checkpoints, and not named once more by each."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartLayout:
@@ -65,11 +68,22 @@ def part_layout(
     )
 
 
-def image_keys(part: PartRecord) -> tuple[str, ...]:
-    """Return the keys of a part's images, the own one first."""
-    own = image_key(part.id, part.rank, part.part_count)
-    reused = (reused_image_key(part.id, part.rank, part.part_count, k.origin) for k in part.reused)
-    return own, *reused
+def image_keys(part: PartRecord, tier: str) -> tuple[str, ...]:
+    """Return the keys of a part's images in a store of `tier`, the own one first.
+
+    In the durable tier a reused image is in the folder of the checkpoint that wrote it. In RAM it
+    has one more name, in the folder of each checkpoint that reuses it.
+    """
+    rank, count = part.rank, part.part_count
+    own = image_key(part.id, rank, count)
+    if tier == DURABLE:
+        return own, *(image_key(image.origin, rank, count) for image in part.reused)
+    return own, *(reused_image_key(part.id, rank, count, image.origin) for image in part.reused)
+
+
+def origins_of(part: PartRecord) -> tuple[tuple[int, int], ...]:
+    """Return the reused images of a part as the manifest lists them."""
+    return tuple((image.origin.step, image.image_size_bytes) for image in part.reused)
 
 
 def image_sizes_bytes(part: PartRecord) -> tuple[int, ...]:

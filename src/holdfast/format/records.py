@@ -149,9 +149,9 @@ Ranges = tuple[tuple[int, int], ...]
 class ReusedImage(msgspec.Struct, frozen=True, kw_only=True):
     """An image of an earlier checkpoint that is also part of this one.
 
-    `id` is the (step, attempt) of the checkpoint that wrote it. `laid` are the chunks in the image
-    and `used` those that are read from it, by their ordinals in the layout of all of the rank's
-    chunks.
+    `id` is the (step, attempt) of the checkpoint that wrote it and has it in its folder, for the
+    same rank and number of parts. `laid` are the chunks in the image and `used` those that are read
+    from it, by their ordinals in the layout of all of the rank's chunks.
     """
 
     id: tuple[int, int]
@@ -196,12 +196,18 @@ class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
 class PartReference(msgspec.Struct, frozen=True, kw_only=True):
     """The manifest's entry for one part: the digest of its record, and the sizes of its images.
 
-    `image_size_bytes` is the size of its own image, `reused_size_bytes` that of all reused images.
+    `image_size_bytes` is the size of its own image. `origins` are the images that it reuses, each
+    as the step of the checkpoint that wrote it, of the manifest's attempt, and its size in bytes.
     """
 
     record_digest: str
     image_size_bytes: int
-    reused_size_bytes: int = 0
+    origins: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all its images."""
+        return self.image_size_bytes + sum(size_bytes for _, size_bytes in self.origins)
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

@@ -209,19 +209,6 @@ class BucketStore:
 
         return self._tried(put)
 
-    def link(self, source_key: str, key: str) -> None:
-        check_key(key)
-        with self.open(source_key) as reader:
-            data = bytearray(reader.size_bytes)
-            reader.read_into(0, memoryview(data))
-        try:
-            is_same = self._tried(lambda: self._bucket.get(self._name(key), len(data) + 1)) == data
-        except ObjectNotFoundError:
-            self.put(key, data)
-            return
-        if not is_same:
-            raise StorageError(f"link {source_key} as {key}: there is another object; delete it")
-
     def get(self, key: str) -> bytes:
         name = self._name(key)
         data = self._tried(lambda: self._bucket.get(name, RECORD_SIZE_MAX_BYTES + 1))

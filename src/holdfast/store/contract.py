@@ -164,28 +164,16 @@ class Store(ReadableStore, Protocol):
         """
         ...
 
-    def put_if_absent(self, key: str, data: bytes) -> bool:
+    def put_if_absent(self, key: str, data: bytes, after: Sequence[str] = ()) -> bool:
         """Write an object if the key has none; return whether the key has this caller's object.
 
         Of concurrent callers with different bytes exactly one gets True. A store may return True
         for an object of the same bytes: it may be the caller's, of a try whose answer was lost.
 
         The object is never more durable than the objects that became visible before it in the same
-        folder (the key up to its last slash), including objects of a process that was killed during
-        `put`. So a manifest never outlasts what it names.
-        """
-        ...
-
-    def link(self, source_key: str, key: str) -> None:
-        """Give the object of `source_key` the name `key` too; each name outlives the other.
-
-        The new name is as durable as after `put`. An existing object is not replaced; if `key`
-        already names the same object, the call succeeds. A store that cannot give one object two
-        names copies it.
-
-        Raises:
-            ObjectNotFoundError: there is no object at `source_key`.
-            StorageError: `key` has another object, or the store failed.
+        folder (the key up to its last slash), and in the folders of the existing objects `after`,
+        including objects of a process that was killed during `put`. So a manifest never outlasts
+        what it names.
         """
         ...
 

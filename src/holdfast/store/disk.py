@@ -50,8 +50,6 @@ FIRST_SIZE_BYTES = 4 * 1024 * 1024
 LISTINGS_MAX = 3
 RECORDS_AT_ONCE = 16
 """More than a local disk needs; each record of a network file system is a round trip."""
-# No hard links on this file system, too many links, a mount in between, another owner's file.
-_CANNOT_LINK = (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.EXDEV)
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +73,6 @@ class DiskStore:
         self._files = files
         self._staging = StagingBuffers() if reads_directly else None
         self._known = self._folder_at(self.directory.path)
-        self._has_warned_no_links = False
         self._is_direct_refused = False
 
     def __repr__(self) -> str:
@@ -156,27 +153,9 @@ class DiskStore:
         finally:
             self._files.close(fd)
 
-    def put_if_absent(self, key: str, data: bytes) -> bool:
+    def put_if_absent(self, key: str, data: bytes, after: Sequence[str] = ()) -> bool:
         with self._writing() as folder:
-            return folder.put_if_absent(key, data)
-
-    def link(self, source_key: str, key: str) -> None:
-        try:
-            with self._writing() as folder:
-                folder.link(source_key, key)
-        except StorageError as error:
-            cause = error.__cause__
-            if not isinstance(cause, OSError) or cause.errno not in _CANNOT_LINK:
-                raise
-            if not self._has_warned_no_links:
-                self._has_warned_no_links = True
-                log.warning("%s; the bytes are copied instead, here and from now on", error)
-            self._copy(source_key, key)
-
-    def _copy(self, source_key: str, key: str) -> None:
-        """Write a copy of the object of `source_key`."""
-        with self.open(source_key) as reader:
-            self.put(key, _Copied(reader))
+            return folder.put_if_absent(key, data, after)
 
     def get(self, key: str) -> bytes:
         with self._reading() as folder:
@@ -235,23 +214,6 @@ def _create(folder: ObjectFolder, path: Path, *, is_direct: bool) -> tuple[int, 
     with contextlib.suppress(FileNotFoundError):
         folder.files.unlink(path)
     return folder.create(path, 0), False
-
-
-class _Copied:
-    """The bytes of an open object, read by way of a buffer."""
-
-    is_lasting = False
-
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-        self.size_bytes = reader.size_bytes
-
-    def blocks(self, start_bytes: int, stop_bytes: int) -> Iterator[Buffer]:
-        pages = memoryview(mmap.mmap(-1, STAGING_SIZE_BYTES))
-        for start in range(start_bytes, stop_bytes, STAGING_SIZE_BYTES):
-            piece = pages[: min(STAGING_SIZE_BYTES, stop_bytes - start)]
-            self._reader.read_into(start, piece)
-            yield piece
 
 
 def _blocks_ahead(source: Source) -> Generator[memoryview]:

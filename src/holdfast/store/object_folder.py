@@ -13,7 +13,7 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -139,9 +139,10 @@ class ObjectFolder:
             finally:
                 self._drop(unfinished)
 
-    def put_if_absent(self, key: str, data: bytes) -> bool:
+    def put_if_absent(self, key: str, data: bytes, after: Sequence[str] = ()) -> bool:
         """Write an object if the key has none, by linking a finished file to its name."""
         path = self.path(key)
+        folders = {self.path(other).parent for other in after} - {path.parent}
         unfinished = self._unfinished(path)
         with translated("write", path):
             try:
@@ -154,6 +155,8 @@ class ObjectFolder:
                     self.files.close(fd)
                 # Visible names in this folder may be of a process that was killed before its sync,
                 # and a manifest must not be more durable than the objects that it names.
+                for folder in sorted(folders):
+                    self._sync_path(folder)
                 self._sync_names(path.parent)
                 try:
                     self.files.link(unfinished, path)
@@ -356,6 +359,12 @@ class ObjectFolder:
     def _sync_names(self, folder: Path) -> None:
         if self._is_durable:
             sync_folder(self.files, folder)
+
+    def _sync_path(self, folder: Path) -> None:
+        """Make the names in an existing folder durable, and those of the folders down to it."""
+        while folder != self.root:
+            self._sync_names(folder)
+            folder = folder.parent
 
     def _unfinished(self, path: Path) -> Path:
         return path.with_name(f".{path.name}.{self._clock.token()}{UNFINISHED}")

@@ -86,10 +86,18 @@ class RamStore:
             else:
                 self._write_file(unfinished, source)
 
-    def put_if_absent(self, key: str, data: bytes) -> bool:
-        return self._folder.put_if_absent(key, data)
+    def put_if_absent(self, key: str, data: bytes, after: Sequence[str] = ()) -> bool:
+        return self._folder.put_if_absent(key, data, after)
 
     def link(self, source_key: str, key: str) -> None:
+        """Give the image of `source_key` one more name; its slot is in use while it has one.
+
+        An existing object is not replaced; if `key` already names the same one, the call succeeds.
+
+        Raises:
+            ObjectNotFoundError: there is no object at `source_key`.
+            StorageError: `key` has another object, or the store failed.
+        """
         self._folder.link(source_key, key)
 
     def get(self, key: str) -> bytes:

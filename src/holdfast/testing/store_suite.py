@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from holdfast.errors import InvalidArgumentError, ObjectNotFoundError, StorageError
+from holdfast.errors import InvalidArgumentError, ObjectNotFoundError
 from holdfast.store.contract import Store, StoredObject
 from holdfast.store.disk import FIRST_SIZE_BYTES
 from holdfast.testing import store_processes
@@ -175,8 +175,6 @@ class StoreSuite(StoreBytesSuite):
             "list": lambda key: list(store.list(key)),
             "delete": store.delete,
             "discard_unfinished": store.discard_unfinished,
-            "link from": lambda key: store.link(key, "a/linked"),
-            "link to": lambda key: store.link(self.key("a/b"), key),
         }
         accepted = []
         for key in BAD_KEYS:
@@ -185,76 +183,6 @@ class StoreSuite(StoreBytesSuite):
                     call(key)
                     accepted.append((name, key))
         assert accepted == []
-
-    # One object, several names.
-
-    def test_a_linked_object_shows_under_both_keys_and_outlasts_either(
-        self, store: Store, opener: Callable[[], Store]
-    ) -> None:
-        for first, second in [("a/1", "b/c/1"), ("a/2", "a/0")]:
-            first, second, data = self.key(first), self.key(second), content(5000, 1)
-            store.put(first, data)
-            store.link(first, second)
-            for opened in (store, opener()):
-                assert opened.get(first) == opened.get(second) == data
-                assert read_all(opened, second) == data
-                assert StoredObject(second, len(data)) in opened.list(second.partition("/")[0])
-            store.delete(first)
-            with pytest.raises(ObjectNotFoundError):
-                store.get(first)
-            assert read_all(opener(), second) == data
-            store.link(second, first)
-            store.delete(second)
-            assert [s.key for s in store.list("a")] == [first]
-            assert read_all(store, first) == data
-            store.delete(first)
-        assert [*store.list("a"), *store.list("b")] == []
-
-    def test_what_is_put_under_one_key_of_an_object_does_not_reach_the_other(
-        self, store: Store
-    ) -> None:
-        one, other = self.key("a/1"), self.key("b/1")
-        store.put(one, b"old")
-        store.link(one, other)
-        store.put(one, b"newer")
-        assert (store.get(one), store.get(other)) == (b"newer", b"old")
-
-    def test_only_an_object_can_be_linked(self, store: Store) -> None:
-        key, linked = self.key("a/b/c"), self.key("z/linked")
-        store.put(key, b"x")
-        for source in ("a/never", "a/b", "never/a/b", f"{key}/d"):
-            with pytest.raises(ObjectNotFoundError):
-                store.link(self.key(source), linked)
-        assert list(store.list("z")) == []
-
-    def test_a_link_replaces_nothing(self, store: Store) -> None:
-        one, other = self.key("a/1"), self.key("a/2")
-        store.put(one, b"x")
-        store.put(other, b"y")
-        with pytest.raises(StorageError, match="another"):
-            store.link(one, other)
-        assert (store.get(one), store.get(other)) == (b"x", b"y")
-        store.delete(other)
-        for _ in range(3):
-            store.link(one, other)
-        assert store.get(other) == b"x"
-
-    def test_a_link_does_not_fail_for_a_delete_elsewhere(
-        self, store: Store, opener: Callable[[], Store]
-    ) -> None:
-        stores = [opener() for _ in range(2)]
-        source = self.key("s/x")
-        store.put(source, b"x")
-        keys = [self.key(k) for k in ("a/b/0/x", "a/b/1/x")]
-
-        def link_and_delete(index: int) -> None:
-            for _ in range(RACE_ROUNDS):
-                stores[index].link(source, keys[index])
-                stores[index].delete(keys[index])
-
-        _in_threads(link_and_delete, 2)
-        assert list(store.list("a")) == []
-        assert store.get(source) == b"x"
 
     # Put if absent: the first one wins.
 
@@ -349,7 +277,7 @@ class StoreSuite(StoreBytesSuite):
         for _ in range(WALK_STEPS):
             key = chance.choice(keys)
             data = chance.randbytes(chance.choice([0, 1, 100, 4096, 5000]))
-            match chance.choice(["put", "put", "if absent", "link", "delete", "fail", "look"]):
+            match chance.choice(["put", "put", "if absent", "delete", "fail", "look"]):
                 case "put":
                     store.put(key, data)
                     model[key] = data
@@ -358,8 +286,6 @@ class StoreSuite(StoreBytesSuite):
                     # An object with these bytes may count as the caller's own.
                     assert model.setdefault(key, data) == data or not is_put
                     assert is_put or key in model
-                case "link":
-                    _link(store, chance.choice(keys), key, model)
                 case "delete":
                     store.delete(key)
                     model.pop(key, None)
@@ -367,19 +293,6 @@ class StoreSuite(StoreBytesSuite):
                     with pytest.raises(SourceFailedError):
                         store.put(key, BlockSource([data], on_block=fail))
             _assert_same(store, model, keys)
-
-
-def _link(store: Store, source_key: str, key: str, model: dict[str, bytes]) -> None:
-    """Link in the store and in the model, if the model allows it."""
-    if source_key not in model:
-        with pytest.raises(ObjectNotFoundError):
-            store.link(source_key, key)
-    elif key not in model:
-        store.link(source_key, key)
-        model[key] = model[source_key]
-    elif model[key] != model[source_key]:
-        with pytest.raises(StorageError):
-            store.link(source_key, key)
 
 
 def _assert_same(store: Store, model: dict[str, bytes], keys: Iterable[str]) -> None:

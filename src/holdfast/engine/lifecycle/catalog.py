@@ -16,6 +16,7 @@ from holdfast.format.names import (
     CheckpointId,
     checkpoint_folder,
     parse_checkpoint_name,
+    parse_object_key,
     parse_part_name,
     parse_reused_image_name,
 )
@@ -55,18 +56,32 @@ class Listing:
         return has_all_parts(self.parts)
 
     @property
-    def size_bytes(self) -> int:
-        """The bytes of all objects written for this checkpoint, without reused images."""
-        return sum(s for n, s in self.sizes_bytes.items() if parse_reused_image_name(n) is None)
+    def has_records(self) -> bool:
+        """Whether it has a record, and not only images, which later checkpoints may need."""
+        return any(name.endswith(".json") for name in self.sizes_bytes)
 
     @property
-    def reused_size_bytes(self) -> int:
-        """The bytes of the images of earlier checkpoints that it reuses."""
-        return sum(s for n, s in self.sizes_bytes.items() if parse_reused_image_name(n) is not None)
+    def size_bytes(self) -> int:
+        """The bytes of all images here; in RAM also of those that it reuses."""
+        return sum(s for n, s in self.sizes_bytes.items() if n.startswith("image-"))
+
+    @property
+    def written_bytes(self) -> int:
+        """The bytes of the images that were written for this checkpoint."""
+        reused = (s for n, s in self.sizes_bytes.items() if parse_reused_image_name(n) is not None)
+        return self.size_bytes - sum(reused)
 
 
 Listings = Mapping[str, Mapping[CheckpointId, Listing]]
 """The listings of several stores: by store name, then by checkpoint."""
+
+
+def listed_size_bytes(tier: Mapping[CheckpointId, Listing], key: str) -> int | None:
+    """Return the size of an object by the listings of its tier; None if it is not listed."""
+    found = parse_object_key(key)
+    if found is None or found[0] not in tier:
+        return None
+    return tier[found[0]].sizes_bytes.get(found[1])
 
 
 def list_stores(

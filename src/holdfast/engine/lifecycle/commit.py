@@ -1,7 +1,8 @@
 """The commit: the only operation that makes a checkpoint reachable.
 
 Invariants:
-- A manifest is written only when every part record it names, and the image of each, is durable.
+- A manifest is written only when every part record it names, and each image of each part, is
+  durable: its own, and the images of earlier checkpoints that it reuses.
 - It is written with put-if-absent: there is one commit, whichever process completes it.
 - No checkpoint of an attempt is committed once a newer attempt has begun (`check_not_fenced`).
 - Removal starts with the manifest, so that no crash leaves a manifest that names missing bytes.
@@ -9,13 +10,21 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from holdfast.engine.lifecycle.attempts import newest_attempt, read_attempts
 from holdfast.engine.lifecycle.catalog import Listing
 from holdfast.errors import CheckpointDamagedError, FencedError, HoldfastError, StorageError
 from holdfast.format.check import check_part
-from holdfast.format.names import CheckpointId, checkpoint_folder, manifest_key, part_key
+from holdfast.format.names import (
+    CheckpointId,
+    checkpoint_folder,
+    image_key,
+    manifest_key,
+    part_key,
+)
+from holdfast.format.part_layout import origins_of
 from holdfast.format.records import Manifest, PartRecord, PartReference
 from holdfast.format.sealed import record_digest, seal, unseal
 from holdfast.format.timeline import last_steps
@@ -64,7 +73,7 @@ def manifest_of(parts: Sequence[PartRecord], record_digests: Sequence[str]) -> M
             PartReference(
                 record_digest=digest,
                 image_size_bytes=part.image_size_bytes,
-                reused_size_bytes=sum(image.image_size_bytes for image in part.reused),
+                origins=origins_of(part),
             )
             for part, digest in zip(parts, record_digests, strict=True)
         ),
@@ -72,11 +81,24 @@ def manifest_of(parts: Sequence[PartRecord], record_digests: Sequence[str]) -> M
     )
 
 
-def commit(durable: Store, checkpoint: CheckpointId, part_count: int) -> Manifest:
+def commit(
+    durable: Store,
+    checkpoint: CheckpointId,
+    part_count: int,
+    committing: Callable[[CheckpointId, Iterable[str]], AbstractContextManager[None]] | None = None,
+) -> Manifest:
     """Commit a checkpoint whose parts are all durable; return its manifest.
 
+    Args:
+        durable: the durable tier.
+        checkpoint: the checkpoint.
+        part_count: the number of its parts.
+        committing: excludes removals of images while its result is entered, if this process may
+            remove some (`references.ReusedImages`); called if the checkpoint reuses images.
+
     Raises:
-        ObjectNotFoundError, CheckpointDamagedError: a part is missing or damaged; not committed.
+        ObjectNotFoundError, CheckpointDamagedError: a part or a reused image is missing or damaged;
+            not committed.
         StorageError: it is unknown whether it was committed; the call may be repeated.
     """
     records = []
@@ -85,9 +107,40 @@ def commit(durable: Store, checkpoint: CheckpointId, part_count: int) -> Manifes
         if isinstance(data, HoldfastError):
             raise data
         records.append((parse_part(data, key, checkpoint, rank, part_count), record_digest(data)))
-    manifest = manifest_of([part for part, _ in records], [digest for _, digest in records])
-    durable.put_if_absent(manifest_key(checkpoint), seal(manifest))
+    parts = [part for part, _ in records]
+    manifest = manifest_of(parts, [digest for _, digest in records])
+    reused = _reused_images(parts)
+    keys = sorted(key for key, _ in reused)
+    with committing(checkpoint, keys) if committing is not None and keys else nullcontext():
+        # Between this check and the manifest, none of them may be removed: no manifest names it.
+        _check_stored(durable, checkpoint, reused)
+        durable.put_if_absent(manifest_key(checkpoint), seal(manifest), after=keys)
     return manifest
+
+
+def _reused_images(parts: Sequence[PartRecord]) -> set[tuple[str, int]]:
+    """Return (key, size in bytes) of the images that the parts reuse."""
+    return {
+        (image_key(image.origin, part.rank, part.part_count), image.image_size_bytes)
+        for part in parts
+        for image in part.reused
+    }
+
+
+def _check_stored(
+    durable: ReadableStore, checkpoint: CheckpointId, images: Iterable[tuple[str, int]]
+) -> None:
+    """Check that all `images` exist with their sizes; each of their folders is listed once."""
+    expected = dict(images)
+    folders = {key.rpartition("/")[0] for key in expected}
+    found = {s.key: s.size_bytes for folder in folders for s in durable.list(folder)}
+    for key, size_bytes in expected.items():
+        if found.get(key) != size_bytes:
+            raise CheckpointDamagedError(
+                f"commit {checkpoint}: it reuses {key}, expected {size_bytes} bytes, found "
+                f"{found.get(key, 'no such image')}; the checkpoint that wrote it was removed "
+                "meanwhile, save again"
+            )
 
 
 def check_not_fenced(durable: ReadableStore, checkpoint: CheckpointId) -> None:
@@ -112,8 +165,13 @@ def check_not_fenced(durable: ReadableStore, checkpoint: CheckpointId) -> None:
         )
 
 
-def remove(store: Store, checkpoint: CheckpointId, listing: Listing) -> None:
-    """Remove a checkpoint from a store, its manifest first.
+def remove(
+    store: Store,
+    checkpoint: CheckpointId,
+    listing: Listing,
+    spared: Collection[str] = (),
+) -> None:
+    """Remove a checkpoint from a store, its manifest first; `spared` are keys that stay.
 
     Raises:
         StorageError: some objects may remain. It is no longer a checkpoint once its manifest is
@@ -125,4 +183,5 @@ def remove(store: Store, checkpoint: CheckpointId, listing: Listing) -> None:
     # Part records before images, so that no record names missing bytes.
     records = {name for name in listing.sizes_bytes if name.startswith("part-")}
     for names in (records, listing.sizes_bytes.keys() - records):
-        store.delete(*(f"{folder}/{name}" for name in sorted(names)))
+        keys = (f"{folder}/{name}" for name in sorted(names))
+        store.delete(*(key for key in keys if key not in spared))

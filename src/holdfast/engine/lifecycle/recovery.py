@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from holdfast.engine.lifecycle.attempts import attempt_numbers, mend_attempts, read_attempts
 from holdfast.engine.lifecycle.catalog import Listing, list_checkpoints
-from holdfast.engine.lifecycle.commit import commit, remove
+from holdfast.engine.lifecycle.commit import commit
+from holdfast.engine.lifecycle.references import ReusedImages, remove_durable
 from holdfast.engine.lifecycle.run import mend_run
 from holdfast.errors import CheckpointDamagedError, ObjectNotFoundError
 from holdfast.format.names import (
@@ -43,6 +44,7 @@ def recover(
     in_care: Collection[CheckpointId],
     attempt: int | None = None,
     place: RunPlace | None = None,
+    images: ReusedImages | None = None,
 ) -> Recovery:
     """Commit or remove every uncommitted checkpoint except those `in_care`.
 
@@ -52,6 +54,7 @@ def recover(
         attempt: the current attempt; its checkpoints and those of later ones are not touched.
             None: no process uses the run, and all unfinished objects are removed.
         place: the run's location, for a run record that is rewritten.
+        images: what checkpoints reuse, if this process also commits at the same time.
 
     Returns:
         The checkpoints committed and removed, and the repaired records.
@@ -59,31 +62,36 @@ def recover(
     Raises:
         StorageError: recovery is incomplete; the call may be repeated.
     """
+    images = images or ReusedImages()
     numbers, known = attempt_numbers(durable), dict[int, AttemptRecord]()
     mended = (*mend_run(durable, place), *mend_attempts(durable, numbers, known))
     limits = last_steps(read_attempts(durable, numbers, known))
-    committed, cleared = [], []
-    for checkpoint, listing in list_checkpoints(durable).items():
+    committed, remains = [], []
+    listed = list_checkpoints(durable)
+    for checkpoint, listing in listed.items():
         is_present = attempt is not None and checkpoint.attempt >= attempt
         if listing.is_committed or checkpoint in in_care or is_present:
             continue
         counts = checkpoint.step <= limits.get(checkpoint.attempt, -1)
-        if counts and _finish(durable, checkpoint, listing):
+        if counts and _finish(durable, checkpoint, listing, images):
             durable.discard_unfinished(checkpoint_folder(checkpoint))
             committed.append(checkpoint)
         else:
-            remove(durable, checkpoint, listing)
-            cleared.append(checkpoint)
+            remains.append(checkpoint)
+    # After the commits: a checkpoint that was committed just now may reuse images of the remains.
+    cleared = remove_durable(durable, listed, remains, images=images, in_care=in_care)
     for prefix in (RUN_FILE, ATTEMPTS, CHECKPOINTS, LEASES) if attempt is None else ():
         durable.discard_unfinished(prefix)
     return Recovery(committed=tuple(committed), cleared=tuple(cleared), mended=mended)
 
 
-def _finish(durable: Store, checkpoint: CheckpointId, listing: Listing) -> bool:
+def _finish(
+    durable: Store, checkpoint: CheckpointId, listing: Listing, images: ReusedImages
+) -> bool:
     if not listing.is_complete:
         return False
     try:
-        commit(durable, checkpoint, len(listing.parts))
+        commit(durable, checkpoint, len(listing.parts), images.committing)
     except (CheckpointDamagedError, ObjectNotFoundError):
         return False
     return True

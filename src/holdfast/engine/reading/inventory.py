@@ -14,7 +14,7 @@ from datetime import datetime
 import msgspec
 
 from holdfast.engine.lifecycle.attempts import read_attempts
-from holdfast.engine.lifecycle.catalog import Listing, list_stores
+from holdfast.engine.lifecycle.catalog import Listing, Listings, list_stores, listed_size_bytes
 from holdfast.engine.reading.run import ReadableRun
 from holdfast.engine.reading.sources import readable
 from holdfast.errors import HoldfastError, ObjectNotFoundError
@@ -22,7 +22,6 @@ from holdfast.format.names import (
     CheckpointId,
     image_key,
     manifest_key,
-    parse_reused_image_name,
     part_key,
 )
 from holdfast.format.records import PartReference, Time
@@ -47,7 +46,9 @@ class Row:
     Attributes:
         id: Its step and attempt.
         time: When it was taken; None if unknown.
-        size_bytes: Its size.
+        size_bytes: The size of the images that it consists of, as `CheckpointMetadata` counts it.
+        written_bytes: The size of those of them that were written for it.
+        origins: The steps of the checkpoints whose images it reuses, if it is committed.
         tiers: The tiers that hold parts of it.
         state: Its state.
         is_on_timeline: None if it is not complete, or a damaged attempt record hides the timeline.
@@ -58,6 +59,8 @@ class Row:
     id: CheckpointId
     time: datetime | None
     size_bytes: int
+    written_bytes: int
+    origins: tuple[int, ...]
     tiers: tuple[str, ...]
     state: State
     is_on_timeline: bool | None
@@ -112,9 +115,12 @@ def take_inventory(run: ReadableRun, limit: int | None) -> Inventory:
             for store in stores
             if checkpoint in listings[store.name]
         }
-        row = _row(checkpoint, held, checkpoint in complete, timeline)
+        row = _row(checkpoint, held, listings, checkpoint in complete, timeline)
         if row is not None:
             rows.append(row)
+    # Folders with nothing but images that later checkpoints reuse are no checkpoints.
+    origins = {CheckpointId(step, row.id.attempt) for row in rows for step in row.origins}
+    rows = [row for row in rows if row.id not in origins or _has_records(row.id, listings)]
     return Inventory(
         rows=tuple(rows),
         count=len(every) - (len(shown) - len(rows)),
@@ -130,9 +136,14 @@ def _latest_step(rows: Iterable[Row], timeline: set[CheckpointId] | None) -> int
     return max((c.step for c in timeline - damaged), default=None)
 
 
+def _has_records(checkpoint: CheckpointId, listings: Listings) -> bool:
+    return any(tier[checkpoint].has_records for tier in listings.values() if checkpoint in tier)
+
+
 def _row(
     checkpoint: CheckpointId,
     held: Mapping[ReadableStore, Listing],
+    listings: Listings,
     is_complete: bool,
     timeline: set[CheckpointId] | None,
 ) -> Row | None:
@@ -142,7 +153,7 @@ def _row(
     try:
         head = _read_head(checkpoint, held, committed)
         if head is not None and committed is not None:
-            problem = _misfit(checkpoint, head, held[committed])
+            problem = _misfit(checkpoint, head, listings[committed.name])
     except ObjectNotFoundError:
         return None
     except HoldfastError as error:
@@ -155,10 +166,15 @@ def _row(
         state = State.IN_RAM
     else:
         state = State.UNCOMMITTED
+    size_bytes, written_bytes = _sizes(head, held.values())
     return Row(
         id=checkpoint,
         time=head.checkpoint.time if head else None,
-        size_bytes=max(listing.size_bytes for listing in held.values()),
+        size_bytes=size_bytes,
+        written_bytes=written_bytes,
+        origins=tuple(sorted({step for part in head.parts for step, _ in part.origins}))
+        if head
+        else (),
         tiers=tuple(store.tier for store, listing in held.items() if listing.parts),
         state=state,
         is_on_timeline=_is_on(timeline, checkpoint, is_complete),
@@ -187,30 +203,33 @@ def _read_head(
     return None
 
 
-def _misfit(checkpoint: CheckpointId, head: _Head, listing: Listing) -> str | None:
-    """Return how the listing contradicts a committed checkpoint's manifest; None if it does not."""
+def _misfit(
+    checkpoint: CheckpointId, head: _Head, tier: Mapping[CheckpointId, Listing]
+) -> str | None:
+    """Return how the listings contradict a committed checkpoint's manifest; None if they do not."""
     count = len(head.parts)
     for rank, part in enumerate(head.parts):
-        for key in (part_key(checkpoint, rank, count), image_key(checkpoint, rank, count)):
-            if key.rpartition("/")[2] not in listing.sizes_bytes:
+        record = part_key(checkpoint, rank, count)
+        if listed_size_bytes(tier, record) is None:
+            return f"{record} is missing"
+        images = {image_key(checkpoint, rank, count): part.image_size_bytes}
+        for step, size_bytes in part.origins:
+            origin = CheckpointId(step, checkpoint.attempt)
+            images[image_key(origin, rank, count)] = size_bytes
+        for key, expected in images.items():
+            found = listed_size_bytes(tier, key)
+            if found is None:
                 return f"{key} is missing"
-        found = listing.sizes_bytes[key.rpartition("/")[2]]
-        if found != part.image_size_bytes:
-            return f"{key} has {found} bytes, expected {part.image_size_bytes} by the manifest"
-    return _misfit_of_reused(head, listing)
-
-
-def _misfit_of_reused(head: _Head, listing: Listing) -> str | None:
-    """Return how the listing contradicts the manifest about the images that it reuses."""
-    found = dict.fromkeys(range(len(head.parts)), 0)
-    for name, size_bytes in listing.sizes_bytes.items():
-        reused = parse_reused_image_name(name)
-        if reused is not None and reused[0] in found:
-            found[reused[0]] += size_bytes
-    for rank, part in enumerate(head.parts):
-        if found[rank] != part.reused_size_bytes:
-            return (
-                f"the images that rank {rank} reuses have {found[rank]} bytes, expected "
-                f"{part.reused_size_bytes} by the manifest"
-            )
+            if found != expected:
+                return f"{key} has {found} bytes, expected {expected} by the manifest"
     return None
+
+
+def _sizes(head: _Head | None, listings: Iterable[Listing]) -> tuple[int, int]:
+    """Return the bytes of all images of a checkpoint, and of those written for it."""
+    if head is not None and head.parts:
+        return (
+            sum(part.size_bytes for part in head.parts),
+            sum(part.image_size_bytes for part in head.parts),
+        )
+    return max((listing.size_bytes, listing.written_bytes) for listing in listings)

@@ -7,10 +7,16 @@ its parts sealed. A copy whose record is not the committed one is ignored.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from holdfast.engine.lifecycle.catalog import PEER, Listing, Listings, has_all_parts
+from holdfast.engine.lifecycle.catalog import (
+    PEER,
+    Listing,
+    Listings,
+    has_all_parts,
+    listed_size_bytes,
+)
 from holdfast.engine.lifecycle.commit import parse_part
 from holdfast.engine.saving.part_layouts import PartLayouts
 from holdfast.errors import (
@@ -23,7 +29,7 @@ from holdfast.errors import (
 from holdfast.format.check import check_manifest
 from holdfast.format.layout import Chunk
 from holdfast.format.names import CheckpointId, image_key, manifest_key, part_key
-from holdfast.format.part_layout import PartLayout, image_keys, image_sizes_bytes
+from holdfast.format.part_layout import PartLayout, image_keys, image_sizes_bytes, origins_of
 from holdfast.format.paths import path_name
 from holdfast.format.records import CheckpointSpec, Manifest, PartRecord
 from holdfast.format.sealed import record_digest, unseal
@@ -55,7 +61,7 @@ class PartSource:
     @property
     def image_keys(self) -> tuple[str, ...]:
         """The keys of its images in the store, its own first."""
-        return image_keys(self.part)
+        return image_keys(self.part, self.store.tier)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,12 +109,12 @@ def find_sources(
     records = _records(checkpoint, part_count, listed)
     for rank in range(part_count):
         copies = []
-        for store, listing in listed:
+        for store, _ in listed:
             data = records[store.name].get(rank)
             if data is not None:
                 try:
                     part = _parse_part(data, checkpoint, rank, part_count, manifest)
-                    _check_reused_listed(part, listing)
+                    _check_reused_listed(part, store.tier, listings[store.name])
                     copies.append((store, part))
                 except (CheckpointDamagedError, StorageError) as error:
                     passed_over.append(f"{store.name}: {error}")
@@ -170,18 +176,22 @@ def _is_listed(checkpoint: CheckpointId, rank: int, part_count: int, listing: Li
     return all(key.rpartition("/")[2] in listing.sizes_bytes for key in keys)
 
 
-def _check_reused_listed(part: PartRecord, listing: Listing) -> None:
-    for key in image_keys(part)[1:]:
-        if key.rpartition("/")[2] not in listing.sizes_bytes:
+def _check_reused_listed(
+    part: PartRecord, tier: str, listed: Mapping[CheckpointId, Listing]
+) -> None:
+    for key in image_keys(part, tier)[1:]:
+        if listed_size_bytes(listed, key) is None:
             raise CheckpointDamagedError(
                 f"read {key}: the part reuses this image, but it is missing"
             )
 
 
-def _sizes_bytes(part: PartRecord, listing: Listing) -> list[tuple[str, int, int]]:
+def _sizes_bytes(
+    part: PartRecord, tier: str, listed: Mapping[CheckpointId, Listing]
+) -> list[tuple[str, int, int]]:
     """Return (key, listed size, recorded size) of each image, in bytes."""
-    keys = image_keys(part)
-    found = (listing.sizes_bytes[key.rpartition("/")[2]] for key in keys)
+    keys = image_keys(part, tier)
+    found = (listed_size_bytes(listed, key) or 0 for key in keys)
     return list(zip(keys, found, image_sizes_bytes(part), strict=True))
 
 
@@ -189,7 +199,7 @@ def _check_length(copies: Sequence[tuple[ReadableStore, PartRecord]], listings: 
     """Check that the images of one copy are long enough, before memory is allocated."""
     problems: list[str] = []
     for store, part in copies:
-        sizes = _sizes_bytes(part, listings[store.name][part.id])
+        sizes = _sizes_bytes(part, store.tier, listings[store.name])
         short = [
             f"{store.name}: {key}: bytes [{found}, {size}) are missing; the file is cut off"
             for key, found, size in sizes
@@ -278,11 +288,12 @@ def _parse_part(
     part = parse_part(data, key, checkpoint, rank, part_count)
     if manifest is not None:
         reference, own = manifest.parts[rank], part.image_size_bytes
-        reused = sum(image.image_size_bytes for image in part.reused)
-        if (own, reused) != (reference.image_size_bytes, reference.reused_size_bytes):
+        origins = origins_of(part)
+        if (own, origins) != (reference.image_size_bytes, reference.origins):
             raise CheckpointDamagedError(
-                f"read {key}: its image has {own} bytes, and the images that it reuses {reused}; "
-                f"the manifest has {reference.image_size_bytes} and {reference.reused_size_bytes}"
+                f"read {key}: its image has {own} bytes, and it reuses (step, bytes) "
+                f"{list(origins)}; the manifest has {reference.image_size_bytes} and "
+                f"{list(reference.origins)}"
             )
     return part
 
@@ -312,7 +323,9 @@ def is_sound(checkpoint: CheckpointId, stores: Sequence[ReadableStore], listings
         any(
             all(
                 found == size
-                for _, found, size in _sizes_bytes(copy.part, listings[copy.store.name][checkpoint])
+                for _, found, size in _sizes_bytes(
+                    copy.part, copy.store.tier, listings[copy.store.name]
+                )
             )
             for copy in copies
         )

@@ -52,7 +52,9 @@ class View:
         for checkpoint in self.timeline:
             if checkpoint.step == step:
                 return checkpoint
-        begun = {c for tier in self.listings.values() for c in tier if c.step == step}
+        found = (entry for tier in self.listings.values() for entry in tier.items())
+        # A folder with images alone is no save: later checkpoints reuse them.
+        begun = {c for c, listing in found if c.step == step and listing.has_records}
         if any(c.step <= self.limits.get(c.attempt, -1) for c in begun):
             raise StepUncommittedError(
                 f"find step {step}: its save was begun and never committed; choose another step"

@@ -1,6 +1,7 @@
 """Choose the images of the previous part that a new part reuses: only changes are written.
 
-An image is reused whole: it gets one more name in the new checkpoint's folder. A chunk is unchanged
+An image is reused whole. In RAM it gets one more name in the new checkpoint's folder; in the
+durable tier the new part refers to it in the folder of its origin. A chunk is unchanged
 if its array is the same object, of an immutable kind, or if its digests are equal again. Digests
 are computed before anything is copied, and only of chunks whose digests were equal in the last two
 saves, so that arrays that change in every step are not read for it.
@@ -25,6 +26,7 @@ from holdfast.format.names import image_key, reused_image_key
 from holdfast.format.ranges import members, ranges_of
 from holdfast.format.records import PartRecord, ReusedImage
 from holdfast.store.contract import Store
+from holdfast.store.ram import RamStore
 
 REUSED_COUNT_MAX = 4
 USED_SIZE_MIN_BYTES = 1024 * 1024
@@ -159,30 +161,37 @@ def size_of_next_bytes(before: SealedPart, plan: PartPlan) -> int:
     return _images_of_part(plan, before, found).own.size_bytes
 
 
-def link_reused(store: Store, plan: PartPlan, images: PartImages, before: SealedPart) -> None:
-    """Give each reused image its name in the folder of the new checkpoint.
+def secure_reused(store: Store, plan: PartPlan, images: PartImages, before: SealedPart) -> None:
+    """Check that the reused images exist; in RAM, link each into the new checkpoint's folder.
+
+    RAM is recycled at any time; a linked image stays. In the durable tier the last commit of the
+    attempt names the images, so they are removed only if that checkpoint is deleted on request.
 
     Raises:
-        StorageError: the previous checkpoint was dropped meanwhile, or the store failed; no image
-            has a name in the new folder.
+        StorageError: an image was removed meanwhile, or the store failed; no image has a name in
+            the new folder.
     """
     last, rank, count = before.record.id, plan.rank, plan.part_count
     try:
         for image in images.reused:
+            if not isinstance(store, RamStore):
+                with store.open(image_key(image.origin, rank, count)):
+                    continue
             source = reused_image_key(last, rank, count, image.origin)
             if image.origin == last:
                 source = image_key(last, rank, count)
             store.link(source, reused_image_key(plan.id, rank, count, image.origin))
     except StorageError:
-        unlink_reused(store, plan, images)
+        release_reused(store, plan, images)
         raise
 
 
-def unlink_reused(store: Store, plan: PartPlan, images: PartImages) -> None:
-    """Remove these names, after a failed save; names that cannot be removed are left."""
-    for image in images.reused:
-        with contextlib.suppress(StorageError):
-            store.delete(reused_image_key(plan.id, plan.rank, plan.part_count, image.origin))
+def release_reused(store: Store, plan: PartPlan, images: PartImages) -> None:
+    """Remove the links, after a failed save; names that cannot be removed are left."""
+    if isinstance(store, RamStore):
+        for image in images.reused:
+            with contextlib.suppress(StorageError):
+                store.delete(reused_image_key(plan.id, plan.rank, plan.part_count, image.origin))
 
 
 def _may_serve(before: SealedPart, plan: PartPlan) -> bool:

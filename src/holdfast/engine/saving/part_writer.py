@@ -4,8 +4,8 @@ A part is opened, written, and then sealed or aborted. Its own image goes into a
 tier, or directly to a store; what writes it differs, the order does not.
 
 Invariants:
-- Reused images are linked into the new checkpoint's folder before anything else of it is written,
-  so their bytes stay even if the older checkpoint is dropped meanwhile.
+- In RAM, reused images are linked into the new checkpoint's folder before anything else of it is
+  written, so their bytes stay even if the older checkpoint is dropped meanwhile.
 - The part record is written last; if it exists, the part's images are complete.
 - A part that is not sealed leaves no name behind, not even that of a reused image: the name alone
   would hold memory that is never freed.
@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice
 
 from holdfast.adapt.contract import Snapshot
-from holdfast.engine.saving.incremental import LastPart, link_reused, unlink_reused
+from holdfast.engine.saving.incremental import LastPart, release_reused, secure_reused
 from holdfast.engine.saving.part import ChunkBytes, PartImages, PartPlan
 from holdfast.engine.saving.slots import SlotFill
 from holdfast.errors import StorageError
@@ -63,19 +63,19 @@ class PartWriter:
         self._is_sealed = False
 
     def open(self, fill: SlotFill | None = None) -> bool:
-        """Link the reused images, and hold them open, so that they stay readable in any case.
+        """Secure the reused images; in RAM, hold them open, so that they stay readable in any case.
 
         Args:
             fill: The slot for the part's own image, if one is prepared; `close` releases it.
 
         Returns:
-            False if they cannot be linked, because their checkpoint was dropped meanwhile. Then
+            False if one was removed, because its checkpoint was dropped meanwhile. Then
             `images` has all chunks in the part's own image.
         """
         self._fill = fill
         try:
             if self._before is not None:
-                link_reused(self._store, self._plan, self.images, self._before)
+                secure_reused(self._store, self._plan, self.images, self._before)
             for image in self.images.reused if self._store.tier == "ram" else ():
                 key = reused_image_key(
                     self._plan.id, self._plan.rank, self._plan.part_count, image.origin
@@ -83,7 +83,7 @@ class PartWriter:
                 self._readers.append(self._open.enter_context(self._store.open(key)))
         except StorageError as error:
             step = self._plan.id.step
-            log.debug("step %d reuses no images, they cannot be linked: %s", step, error)
+            log.debug("step %d reuses no images, they were removed: %s", step, error)
             self.abort()
             self.images = PartImages(own=self._plan.layout)
             return False
@@ -171,7 +171,7 @@ class PartWriter:
         # An image without a record is not a part: nothing else would free its slot.
         with contextlib.suppress(StorageError):
             self._store.delete(self._key)
-        unlink_reused(self._store, self._plan, self.images)
+        release_reused(self._store, self._plan, self.images)
 
     def close(self) -> None:
         """Abort the part if it was not sealed, and release all memory. Idempotent."""

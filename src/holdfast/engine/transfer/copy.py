@@ -7,28 +7,25 @@ not at all.
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from holdfast.engine.saving.part import check_digest
 from holdfast.engine.saving.part_layouts import PartLayouts
-from holdfast.errors import StorageError
+from holdfast.errors import ObjectNotFoundError, StorageError
 from holdfast.format.buffers import Buffer
 from holdfast.format.digests import digest
-from holdfast.format.names import CHECKPOINTS, image_key, part_key
+from holdfast.format.names import part_key
 from holdfast.format.part_layout import PartLayout, expected_digests, image_keys
 from holdfast.format.records import PartRecord, ReusedImage
 from holdfast.store.contract import ReadableStore, Reader, Store
 
-log = logging.getLogger(__name__)
-
 
 def copy_part(source: ReadableStore, target: Store, part: PartRecord, layouts: PartLayouts) -> None:
-    """Copy a sealed part to another store, its images first.
+    """Copy a sealed part to the durable tier, its images first.
 
-    A reused image that the target has already is linked there, not copied.
+    A reused image that the target has already is not copied.
 
     Raises:
         CheckpointDamagedError: a block of the source is damaged; the target has no part.
@@ -36,25 +33,36 @@ def copy_part(source: ReadableStore, target: Store, part: PartRecord, layouts: P
     """
     layouts.check_counts(part)
     layout = layouts.layout_of(part)
-    there = ReusedElsewhere(target, part)
+    keys = [*zip(image_keys(part, source.tier), image_keys(part, target.tier), strict=True)]
     # Reused images first, then the own image, then the record: the order of docs/format.md.
-    for number, key in reversed([*enumerate(image_keys(part))]):
-        if number == 0 or not there.link(number, layout):
+    for number, (source_key, key) in reversed([*enumerate(keys)]):
+        if number == 0 or not _is_stored(target, part, number, layout):
             expected = expected_digests(part, layout, number)
-            _copy_image(source, target, key, expected, layout.images[number].size_bytes)
+            size_bytes = layout.images[number].size_bytes
+            with source.open(source_key) as image:
+                target.put(key, _CheckedImage(image, source_key, expected, size_bytes))
     record_key = part_key(part.id, part.rank, part.part_count)
     target.put(record_key, source.get(record_key))
 
 
-def _copy_image(
-    source: ReadableStore,
-    target: Store,
-    key: str,
-    expected: Iterable[tuple[int, int, str]],
-    size_bytes: int,
-) -> None:
-    with source.open(key) as image:
-        target.put(key, _CheckedImage(image, key, expected, size_bytes))
+def _is_stored(target: Store, part: PartRecord, number: int, layout: PartLayout) -> bool:
+    """Return whether the target has image `number` of a part, which the part reuses.
+
+    Raises:
+        StorageError: it has another image there, which a part record describes.
+    """
+    image = part.reused[number - 1]
+    key = image_keys(part, target.tier)[number]
+    try:
+        if holds_image(target, key, image, len(layout.images[number].header)):
+            return True
+        target.get(part_key(image.origin, part.rank, part.part_count))
+    except ObjectNotFoundError:
+        return False
+    raise StorageError(
+        f"write part {part.rank} of {part.id}: it reuses {key}, expected the image with header "
+        f"digest {image.header_digest}, found another one, which is not replaced; save again"
+    )
 
 
 def without_holes(
@@ -71,48 +79,22 @@ def without_holes(
         yield end, size_bytes, ""
 
 
-class ReusedElsewhere:
-    """The reused images of a part that a store has already, under the name of any checkpoint.
+def holds_image(store: ReadableStore, key: str, image: ReusedImage, header_size_bytes: int) -> bool:
+    """Return whether the object of `key` is this image, by its size and the header's digest.
 
     A (step, attempt) is written once, so an image's name identifies it. If its save was tried more
     than once, in more than one place, the tries may have reused different images. The header's
     digest distinguishes them.
+
+    Raises:
+        ObjectNotFoundError: there is no object.
     """
-
-    def __init__(self, store: Store, part: PartRecord) -> None:
-        self._store = store
-        self._part = part
-        self._listed: list[str] | None = None
-
-    def link(self, number: int, layout: PartLayout) -> bool:
-        """Link image `number` of the part; return False if the store does not have it."""
-        key = image_keys(self._part)[number]
-        header_size_bytes = len(layout.images[number].header)
-        for found in self._places(self._part.reused[number - 1], key):
-            try:
-                if self._is_image(found, self._part.reused[number - 1], header_size_bytes):
-                    self._store.link(found, key)
-                    return True
-            except StorageError as error:
-                log.debug("%s is not linked: %s", key, error)
-        return False
-
-    def _places(self, image: ReusedImage, key: str) -> Iterator[str]:
-        # The image's own key comes first: an earlier try to copy this part may have left it there.
-        yield key
-        yield image_key(image.origin, self._part.rank, self._part.part_count)
-        if self._listed is None:
-            self._listed = [stored.key for stored in self._store.list(CHECKPOINTS)]
-        name = key.rpartition("/")[2]
-        yield from (k for k in reversed(self._listed) if k.rpartition("/")[2] == name)
-
-    def _is_image(self, key: str, image: ReusedImage, header_size_bytes: int) -> bool:
-        with self._store.open(key) as reader:
-            if reader.size_bytes != image.image_size_bytes:
-                return False
-            header = memoryview(bytearray(header_size_bytes))
-            reader.read_into(0, header)
-            return digest(header) == image.header_digest
+    with store.open(key) as reader:
+        if reader.size_bytes != image.image_size_bytes:
+            return False
+        header = memoryview(bytearray(header_size_bytes))
+        reader.read_into(0, header)
+        return digest(header) == image.header_digest
 
 
 class _CheckedImage:

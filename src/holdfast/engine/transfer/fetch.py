@@ -11,21 +11,24 @@ the slot is free again.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from holdfast.engine.saving.part import check_block
 from holdfast.engine.saving.part_layouts import PartLayouts
-from holdfast.engine.transfer.copy import ReusedElsewhere, without_holes
+from holdfast.engine.transfer.copy import holds_image, without_holes
 from holdfast.errors import CheckpointDamagedError, HoldfastError, StorageError
 from holdfast.format.digests import digest
-from holdfast.format.names import part_key
+from holdfast.format.names import CHECKPOINTS, image_key, part_key
 from holdfast.format.part_layout import PartLayout, expected_digests, image_keys
-from holdfast.format.records import PartRecord
+from holdfast.format.records import PartRecord, ReusedImage
 from holdfast.format.sealed import unseal
 from holdfast.store.contract import ReadableStore, Reader
 from holdfast.store.ram import RamStore, SlotWriter
+
+log = logging.getLogger(__name__)
 
 STREAM_COUNT = 4
 SPAN_SIZE_BYTES = 16 * 1024 * 1024
@@ -66,7 +69,7 @@ def fetch_part(
         target.put(record_key, record)
     except HoldfastError:
         # An image without a record would hold memory that is never released.
-        for key in image_keys(part):
+        for key in image_keys(part, target.tier):
             with contextlib.suppress(StorageError):
                 target.delete(key)
         raise
@@ -76,10 +79,10 @@ def fetch_part(
 def _pull_images(
     source: ReadableStore, target: RamStore, part: PartRecord, layout: PartLayout, is_filled: bool
 ) -> int:
-    there = ReusedElsewhere(target, part)
+    there = _ReusedElsewhere(target, part)
     pulled_bytes = 0
     # Reused images first, then the own image, then the record: the order of docs/format.md.
-    for number, key in reversed([*enumerate(image_keys(part))]):
+    for number, key in reversed([*enumerate(image_keys(part, target.tier))]):
         if number == 0 or not there.link(number, layout):
             size_bytes = layout.images[number].size_bytes
             expected = without_holes(expected_digests(part, layout, number), size_bytes)
@@ -89,6 +92,38 @@ def _pull_images(
                 filling.show(key)
             pulled_bytes += fetch.pulled_bytes
     return pulled_bytes
+
+
+class _ReusedElsewhere:
+    """The reused images of a part that RAM has already, under the name of any checkpoint."""
+
+    def __init__(self, store: RamStore, part: PartRecord) -> None:
+        self._store = store
+        self._part = part
+        self._listed: list[str] | None = None
+
+    def link(self, number: int, layout: PartLayout) -> bool:
+        """Link image `number` of the part; return False if the store does not have it."""
+        key = image_keys(self._part, self._store.tier)[number]
+        header_size_bytes = len(layout.images[number].header)
+        image = self._part.reused[number - 1]
+        for found in self._places(image, key):
+            try:
+                if holds_image(self._store, found, image, header_size_bytes):
+                    self._store.link(found, key)
+                    return True
+            except StorageError as error:
+                log.debug("%s is not linked: %s", key, error)
+        return False
+
+    def _places(self, image: ReusedImage, key: str) -> Iterator[str]:
+        # The image's own key comes first: an earlier try to copy this part may have left it there.
+        yield key
+        yield image_key(image.origin, self._part.rank, self._part.part_count)
+        if self._listed is None:
+            self._listed = [stored.key for stored in self._store.list(CHECKPOINTS)]
+        name = key.rpartition("/")[2]
+        yield from (k for k in reversed(self._listed) if k.rpartition("/")[2] == name)
 
 
 def _spans(expected: Iterator[tuple[int, int, str]]) -> Iterator[Digests]:
