@@ -98,7 +98,8 @@ def test_what_was_dropped_is_raised_at_the_end_where_the_training_ends_before_th
     assert failure["at_step"] is None
     # What was sealed was complete: then a newer one may be protected before it is.
     assert set(failure["failed"]) == set(found[0]["saved"]) - seen(run, "sealed")
-    assert len(failure["failed"]) > 40
+    # Saves that found no free slot meanwhile were refused, and are no drops.
+    assert len(failure["failed"]) > 20
     assert "accepted and then dropped" in failure["message"]
 
 
