@@ -140,7 +140,8 @@ def test_an_error_is_not_left_for_the_next_one_who_asks() -> None:
 
 
 def test_without_the_bindings_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cuda", None)
+    for name in ("cuda", "cuda.bindings", "cuda.bindings.runtime"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(DeviceError, match=r"install holdfast-checkpoint\[cuda\]"):
         open_cuda()
 

@@ -110,7 +110,9 @@ def test_what_a_rank_went_past_is_given_up_and_told(ranks: Ranks) -> None:
     assert ranks.told() == []
     ranks.publish(1, 6)
     ranks.skip(half, 1)
-    ranks.settle()
+    # Storage is listed once more first: the rank that left may have written its part.
+    for _ in range(3):
+        ranks.settle()
     assert ranks.told() == [("dropped", half)]
 
 

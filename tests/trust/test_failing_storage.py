@@ -123,7 +123,8 @@ def test_a_call_whose_nth_operation_fails_raises_or_works_and_can_be_repeated(ca
     with memory_folder() as folder:
         place = Path(folder, "place")
         count = count_operations(case, place)
-        assert count >= 8
+        # A second name for a slot takes the fewest: two.
+        assert count >= 2
         for number in range(1, count + 1):
             # The soak test has every kind at every operation.
             fail_operation(case, place, number, KINDS[number % len(KINDS)])
