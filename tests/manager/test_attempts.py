@@ -15,6 +15,8 @@ import pytest
 
 import holdfast
 from holdfast import errors, preservation_policy, save_decision_policy
+from holdfast.agent import protocol
+from holdfast.agent.client import AgentGoneError
 from holdfast.clock import SystemClock
 from holdfast.coordination.settings import LEASE_SECS
 from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt, read_attempt
@@ -137,8 +139,26 @@ def test_an_attempt_that_another_host_has_overtaken_deletes_nothing_and_waits_fo
     assert first.save(1, state(1))
     with pytest.raises(errors.FencedError, match="attempt 2 has taken the run over"):
         first.wait_until_finished(30)
+    session = first._session
+    wait_until(lambda: not session._watcher.is_alive())
     first.close()
+    assert session.sockets() == []
     assert not (run / "checkpoints" / "000000001.1" / "manifest.json").exists()
+
+
+def test_a_thread_that_outlives_its_manager_opens_no_connection(
+    one_host: Host, tmp_path: Path
+) -> None:
+    with manager(tmp_path / "run") as saving:
+        session = saving._session
+        client = session._client()
+        client.call("status", protocol.Empty(), protocol.AgentStatus)
+    with pytest.raises(errors.AgentUnavailableError, match="the manager is closed"):
+        session.call("status", protocol.Empty(), protocol.AgentStatus)
+    with pytest.raises(AgentGoneError):
+        client.call("status", protocol.Empty(), protocol.AgentStatus)
+    assert session.sockets() == []
+    assert client.fileno() is None
 
 
 def test_a_save_that_is_being_filled_when_the_takeover_comes_is_not_committed(

@@ -54,6 +54,7 @@ class _UnixConnection:
 
     def __init__(self, folder: Path, timeout_secs: float) -> None:
         self.sock: socket.socket | None = None
+        self._has_ended = False
         self._timeout_secs = min(timeout_secs, PULSE_SECS)
         self._folder = folder
 
@@ -88,6 +89,11 @@ class _UnixConnection:
         if sock is not None:
             sock.close()
 
+    def end(self) -> None:
+        """Close the connection for good: the next request fails."""
+        self._has_ended = True
+        self.close()
+
     def _receive_some(self) -> bytes:
         found = _socket(self).recv(PIECE_SIZE_BYTES)
         if not found:
@@ -100,6 +106,10 @@ class _UnixConnection:
         folder_fd = os.open(self._folder, flags)
         try:
             sock = self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            if self._has_ended:
+                # Checked once the socket can be seen: `end`, on another thread, closes it or is
+                # seen here.
+                raise ConnectionAbortedError("the connection was closed for good")
             sock.settimeout(self._timeout_secs)
             sock.connect(socket_address(folder_fd))
         finally:
@@ -120,10 +130,7 @@ class AgentClient:
     def __init__(self, folder: Path, timeout_secs: float | None = None) -> None:
         self.folder = folder
         self._timeout_secs = timeout_secs
-        self._connection = self._new_connection()
-
-    def _new_connection(self) -> _UnixConnection:
-        return _UnixConnection(self.folder, self._timeout_secs or CALL_SECS)
+        self._connection = _UnixConnection(folder, timeout_secs or CALL_SECS)
 
     def call(self, name: str, message: msgspec.Struct, kind: type[Answer]) -> Answer:
         """Make one call and return its answer.
@@ -175,6 +182,11 @@ class AgentClient:
     def close(self) -> None:
         """Close the connection; a later call opens it again."""
         self._connection.close()
+
+    def end(self) -> None:
+        """Close the connection for good, also under another thread's call, which fails."""
+        self.abort()
+        self._connection.end()
 
     def fileno(self) -> int | None:
         """Return the connection's descriptor, or None if it is closed."""

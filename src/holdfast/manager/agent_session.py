@@ -53,6 +53,8 @@ RETRY_SECS = 1.0
 JOIN_SECS = 0.02
 """How long `close` waits for the watcher before it interrupts the watcher's request once more."""
 
+CLOSED = "the manager is closed"
+
 log = logging.getLogger(__name__)
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
@@ -133,6 +135,8 @@ class AgentSession:
         self._clients = threading.local()
         self._all_clients: list[AgentClient] = []
         self._is_closed = False
+        self._has_ended = False
+        """Whether all connections are closed for good."""
         self._generation = 0
         self._is_return_due = False
         self._branching: protocol.Branch | None = None
@@ -260,7 +264,7 @@ class AgentSession:
     def close(self) -> None:
         """Detach from the agent, end the watcher's thread and close all connections.
 
-        All other threads that call the session must have ended.
+        Calls of other threads raise `AgentUnavailableError` from then on.
         """
         self._is_closed = True
         detach = protocol.Detach(group=self._attach.group, rank=self._attach.rank)
@@ -273,9 +277,10 @@ class AgentSession:
             if self._watch_client is not None:
                 self._watch_client.abort()
             self._watcher.join(JOIN_SECS)
-        # No other thread uses these connections any more.
-        for client in self._all_clients:
-            client.close()
+        # A save that was abandoned because storage hangs may call again: it opens no connection.
+        self._has_ended = True
+        for client in list(self._all_clients):
+            client.end()
         self.place.control.close()
 
     def sockets(self) -> list[int]:
@@ -285,6 +290,8 @@ class AgentSession:
         return [fd for fd in found if fd is not None]
 
     def _client(self) -> AgentClient:
+        if self._has_ended:
+            raise AgentUnavailableError(CLOSED)
         known: tuple[int, AgentClient] | None = getattr(self._clients, "known", None)
         if known is None or known[0] != self._generation:
             if known is not None and known[1] in self._all_clients:
@@ -329,7 +336,7 @@ class AgentSession:
         asked_at = self._clock.monotonic()
         with self._lock:
             if self._is_closed:
-                raise AgentUnavailableError("the manager is closed")
+                raise AgentUnavailableError(CLOSED)
             if self._generation == generation:
                 self._join_another(asked_at)
         self._return()
@@ -368,6 +375,13 @@ class AgentSession:
         return self.place
 
     def _watch(self) -> None:
+        try:
+            self._follow_notices()
+        finally:
+            if self._watch_client is not None:
+                self._watch_client.close()
+
+    def _follow_notices(self) -> None:
         cursor, generation = 0, -1
         while not self._is_closed:
             if generation != self._generation:
@@ -396,8 +410,6 @@ class AgentSession:
                     return
             for unknown in answer.unknown:
                 self._on_notice(protocol.Notice(kind="unknown", id=unknown))
-        if self._watch_client is not None:
-            self._watch_client.close()
 
     def _recover(self, generation: int) -> bool:
         try:
