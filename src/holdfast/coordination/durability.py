@@ -35,6 +35,7 @@ class Durability:
         self._commit_at_secs = 0.0
         self._is_listing = False
         self._list_at_secs = 0.0
+        self._listed_at_secs = 0.0
         self._has_listed = False
         self._listing_failures = 0
         # Listings are numbered in the order in which they begin; one is under way at a time.
@@ -55,7 +56,10 @@ class Durability:
         self._is_listing, self._has_listed = False, True
         self._newest_success = self._newest_listing
         self._allow_writes()
+        self._listed_at_secs = turn.now_secs
         self._list_at_secs = turn.now_secs + self._settings.lost_secs
+        if any((e.listing_awaited or 0) > self._newest_success for e in self._table):
+            self._list_soon()
 
     def has_looked_for(self, entry: CheckpointEntry) -> bool:
         """Return whether storage has been listed for a missing part since the first call.
@@ -67,6 +71,7 @@ class Durability:
             return True
         if entry.listing_awaited is None:
             entry.listing_awaited = self._newest_listing + 1
+            self._list_soon()
         has_failed = self._newest_listing >= entry.listing_awaited + TRIES_MAX
         return self._newest_success >= entry.listing_awaited or has_failed
 
@@ -142,6 +147,11 @@ class Durability:
         """Return whether a part is missing that a lost host may have made durable."""
         entries = self._table.entries.values()
         return not is_whole and any(e.is_pending and e.missing for e in entries)
+
+    def _list_soon(self) -> None:
+        """Allow a listing shortly after the last one: the end of a save waits for it."""
+        soon_secs = self._listed_at_secs + self._settings.storage_retry_secs
+        self._list_at_secs = min(self._list_at_secs, soon_secs)
 
     def _list(self, turn: Turn) -> None:
         if not self._is_listing and turn.now_secs >= self._list_at_secs:
