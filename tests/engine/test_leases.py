@@ -13,13 +13,14 @@ from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.leases import Lease, Leases, LeaseWriter
 from holdfast.errors import StorageError
 from holdfast.format.names import lease_key
+from holdfast.store.fleeting_files import FleetingFiles
 from holdfast.store.run_directory import RunDirectory
 
 RUN_ID = "run"
 
 
 def leases(run: Path) -> Leases:
-    return Leases(RunDirectory(run), RUN_ID, SystemClock())
+    return Leases(FleetingFiles(RunDirectory(run), SystemClock()), RUN_ID)
 
 
 def lease(attempt: int = 1, counter: int = 1) -> Lease:
@@ -105,7 +106,7 @@ def test_a_lease_that_came_with_a_copy_of_the_directory_is_none_of_the_copys(
     tmp_path: Path,
 ) -> None:
     leases(tmp_path).write(lease())
-    assert Leases(RunDirectory(tmp_path), "the copy", SystemClock()).read(1) is None
+    assert Leases(FleetingFiles(RunDirectory(tmp_path), SystemClock()), "the copy").read(1) is None
 
 
 def test_leases_follow_a_directory_that_is_moved(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_all_ranks_open_the_run_that_rank_0_makes(tmp_path: Path) -> None:
     opened = open_on_all([tmp_path / "run", tmp_path / "run", other])
     assert kinds(opened) == {OpenRun}
     assert len({(run.run_id, run.group) for run in opened}) == 1
-    assert opened[2].directory == other
+    assert opened[2].location.folder == other
 
 
 def foreign(path: Path) -> None:

@@ -133,7 +133,7 @@ class DeletingRun:
 
 def without_ram(directory: Path) -> ReadableRun:
     run = read_only(directory)
-    return ReadableRun(directory=run.directory, run_id=run.run_id, durable=run.durable)
+    return ReadableRun(location=run.location, run_id=run.run_id, durable=run.durable)
 
 
 class OvertakenRun:

@@ -32,6 +32,7 @@ from holdfast.job.run_access import read_damaged
 from holdfast.manager.restoring import Rounds, restore_newest
 from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LocalFileSystem
+from holdfast.store.location import RunLocation
 from holdfast.store.ram import RamStore
 from tests.engine.making import flip_bit, memory_folder
 from tests.hosts import host
@@ -198,7 +199,9 @@ def check_verify(run: DamagedRun, fault: Fault, view: str) -> None:
     """`holdfast verify` finds every fault that lies in bytes of the format."""
     _, own = read_damaged(run.run)
     ram = run.views()[view][0] if view != "disk" else None
-    whole = ReadableRun(directory=run.run, run_id=RUN_ID, durable=run.durable, find_ram=lambda: ram)
+    whole = ReadableRun(
+        location=RunLocation(run.run), run_id=RUN_ID, durable=run.durable, find_ram=lambda: ram
+    )
     bad = {("durable", check.key) for check in check_attempts(whole) if check.problem}
     if own is not None:
         bad.add(("durable", "holdfast.json"))

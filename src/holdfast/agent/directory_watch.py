@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from pathlib import Path
 
 from holdfast.agent.protocol import Notice
 from holdfast.agent.state import AgentState
@@ -56,23 +55,23 @@ class DirectoryWatch:
         """Check that a trainer has the same directory open as this agent.
 
         Args:
-            path: the path by which the trainer opened it.
-            identity: its device and inode, as `RunDirectory.word`.
+            path: the path or URL by which the trainer opened it.
+            identity: as `RunHome.identity_text`.
 
         Raises:
             StorageError: it is the same one, and it is gone.
             AgentUnavailableError: it is another one.
         """
-        directory = self._state.durable.directory
-        is_same = identity == directory.identity_text or await self._storage_worker.query(
-            directory.is_at, Path(path)
+        home = self._state.durable.home
+        is_same = identity == home.identity_text or await self._storage_worker.query(
+            home.is_at, path
         )
-        problem = await self._storage_worker.query(directory.problem)
+        problem = await self._storage_worker.query(home.problem)
         if is_same:
             if problem is not None:
                 raise StorageError(problem)
             return
-        if problem is not None and await self._storage_worker.query(directory.is_gone):
+        if problem is not None and await self._storage_worker.query(home.is_gone):
             # The caller finds no agent once this one has left, and starts one for its directory.
             self._leave(problem)
             await asyncio.sleep(LEAVE_SECS)
@@ -84,12 +83,12 @@ class DirectoryWatch:
         )
 
     async def _check_once(self) -> None:
-        directory, now_secs = self._state.durable.directory, self._state.clock.monotonic()
-        problem = await self._storage_worker.query(directory.problem)
+        home, now_secs = self._state.durable.home, self._state.clock.monotonic()
+        problem = await self._storage_worker.query(home.problem)
         if problem is None:
             self._unreachable_since = None
             return
-        if await self._storage_worker.query(directory.is_gone):
+        if await self._storage_worker.query(home.is_gone):
             self._leave(problem)
         elif self._unreachable_since is None:
             self._unreachable_since = now_secs

@@ -35,6 +35,7 @@ from holdfast.errors import StorageError
 from holdfast.events.schema import AgentLeft, AgentStarted
 from holdfast.format.json_codec import decode
 from holdfast.store.file_system import LOCAL, FileSystem
+from holdfast.store.location import RunLocation
 from holdfast.store.run_directory import RunDirectory
 
 NICENESS = 10
@@ -66,8 +67,9 @@ def main(argument: str, on_placed: Callable[[int], None], files: FileSystem = LO
         on_placed(0 if is_mine else ALREADY_RUNNING)
         if not is_mine:
             return ALREADY_RUNNING
-        _check_directory(Path(config.run))
-        with logging_into(Path(config.run), config.host):
+        location = RunLocation(config.run)
+        _check_place(location)
+        with logging_into(location.folder, config.host):
             _lower_priority()
             _raise_limits()
             gc.set_threshold(OBJECTS_PER_COLLECTION)
@@ -83,11 +85,12 @@ def main(argument: str, on_placed: Callable[[int], None], files: FileSystem = LO
     return 0
 
 
-def _check_directory(run: Path) -> None:
+def _check_place(location: RunLocation) -> None:
     """Refuse to start without the run's directory, which no agent creates."""
-    if RunDirectory(run).identity is None:
+    location.make_folder()
+    if not location.is_url and RunDirectory(location.folder).identity is None:
         raise StorageError(
-            f"start the agent of {run}: there is no such directory; it was deleted, moved or "
+            f"start the agent of {location}: there is no such directory; it was deleted, moved or "
             "unmounted"
         )
 

@@ -28,7 +28,6 @@ from holdfast.coordination.messages import CheckpointStatus
 from holdfast.engine.lifecycle.attempts import newest_attempt, read_attempts
 from holdfast.engine.lifecycle.catalog import Listing, list_checkpoint, list_checkpoints
 from holdfast.engine.lifecycle.commit import remove
-from holdfast.engine.lifecycle.identity import place_of
 from holdfast.engine.lifecycle.recovery import recover
 from holdfast.engine.lifecycle.references import image_keys_in, remove_durable
 from holdfast.engine.lifecycle.retention import Branches, branches, to_drop
@@ -118,7 +117,7 @@ class Retention:
         try:
             limits = last_steps(await self._storage_worker.query(self._attempts))
             in_care = [c for c in held if c.step <= limits.get(c.attempt, -1)]
-            place = await self._storage_worker.query(place_of, state.durable.directory)
+            place = await self._storage_worker.query(state.durable.home.place)
             recovery = await self._storage_worker.write(
                 recover,
                 state.durable,

@@ -23,8 +23,9 @@ from holdfast.coordination.messages import SECS_MAX
 from holdfast.events.writer import EventWriter
 from holdfast.format.names import CheckpointId
 from holdfast.policy import preservation_policy, save_decision_policy
-from holdfast.store.disk import DiskStore
+from holdfast.store.durable import DurableStore
 from holdfast.store.file_system import FileSystem
+from holdfast.store.location import open_durable
 from holdfast.store.ram import RamStore
 from holdfast.store.slots import SlotPool
 
@@ -50,7 +51,7 @@ class AgentState:
     control: ControlBlock
     events: EventWriter
     step_meter: StepMeter
-    durable: DiskStore
+    durable: DurableStore
     ram: RamStore
     pool: SlotPool
     slots: SlotAllocator
@@ -75,8 +76,8 @@ class AgentState:
 
     @property
     def run(self) -> str:
-        """The path of the run's directory, where it was found last."""
-        return str(self.durable.root)
+        """The path where the run was found last, or its URL."""
+        return self.durable.home.text
 
     @property
     def folder(self) -> Path:
@@ -103,14 +104,14 @@ def open_state(config: AgentConfig, clock: Clock, files: FileSystem) -> AgentSta
         OSError: its folder has no room for its files.
     """
     folder = Path(config.folder)
-    durable = DiskStore(Path(config.run), clock, files)
+    durable = open_durable(config.run, clock, files)
     ram_root = ram_folder(folder)
     ram_root.mkdir(mode=0o700, exist_ok=True)
     pool = SlotPool(ram_root, None, clock, files)
     ram = RamStore(ram_root, pool.reserve, clock, files)
     pool.on_evicted = ram.release_deleted
     control = create_cells(folder / WORDS)
-    events = EventWriter(durable.directory, config.host, clock)
+    events = EventWriter(durable.home, config.host, clock)
     return AgentState(
         config=config,
         clock=clock,

@@ -79,7 +79,7 @@ class StorageWorker:
         self._bad_sources: dict[str, type[Exception]] = {}
         self._missing: dict[tuple[CheckpointId, int], None] = {}
         """Parts that were missing at the source of a pull, the oldest first."""
-        self._leases = Leases(state.durable.directory, state.config.run_id, state.clock)
+        self._leases = Leases(state.durable.fleeting, state.config.run_id)
         self._lease_writer = LeaseWriter(self._leases)
         self.problem: HoldfastError | None = None
         """The last error of a listing, a start or a lease."""
@@ -302,7 +302,7 @@ class StorageWorker:
         with self.alone_with(wanted.id):
             # A newer attempt may have begun while the bytes were written.
             check_not_fenced(durable, wanted.id)
-            check_run(durable, str(durable.root), self._state.config.run_id)
+            check_run(durable, durable.home.text, self._state.config.run_id)
             return commit(durable, wanted.id, wanted.part_count, self.reused_images.committing)
 
     def _pull(self, wanted: effects.Pull, reserve: Callable[[int], str], *, is_filled: bool) -> int:
@@ -367,7 +367,7 @@ class StorageWorker:
 
     def _begin(self, wanted: effects.BeginAttempt) -> bool:
         config, durable = self._state.config, self._state.durable
-        check_run(durable, str(durable.root), config.run_id)
+        check_run(durable, durable.home.text, config.run_id)
         start = AttemptStart(
             run_id=config.run_id,
             origin=wanted.origin,

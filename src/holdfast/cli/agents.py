@@ -71,7 +71,7 @@ def agent_folder(run: ReadableRun, purpose: str) -> Path:
     folder = find_agent(run.agents_id, host_name())
     if folder is None:
         raise AgentUnavailableError(
-            f"{purpose} {run.directory}: no agent of the run answers on host {host_name()}; call "
+            f"{purpose} {run.location}: no agent of the run answers on host {host_name()}; call "
             "this on a host where a trainer is running"
         )
     return folder

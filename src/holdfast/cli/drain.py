@@ -11,7 +11,6 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 
 import psutil
 
@@ -34,7 +33,7 @@ from holdfast.events.schema import (
     TrainerLost,
 )
 from holdfast.job.run_access import ram_store
-from holdfast.store.disk import DiskStore
+from holdfast.store.location import RunLocation, open_durable
 
 POLL_SECS = 0.1
 QUIET_SECS = 1.0
@@ -179,7 +178,7 @@ class _Waiting:
         ram = ram_store(self._served.run_id, self._served.host, self._clock)
         if ram is None:
             return False
-        durable = list_checkpoints(DiskStore(Path(self._served.run), self._clock))
+        durable = list_checkpoints(open_durable(self._served.run, self._clock))
         return any(
             listing.is_complete and not (checkpoint in durable and durable[checkpoint].is_committed)
             for checkpoint, listing in list_checkpoints(ram).items()
@@ -217,7 +216,7 @@ def _unreported(served: AgentOfRun, since: datetime) -> list[str]:
     part that a trainer could not write (`rank` is set) was raised by that trainer.
     """
     kinds = AttemptStarted, TrainerLost, CheckpointCommitted, CheckpointFailed
-    found: list[Event] = read_events(Path(served.run), *kinds)
+    found: list[Event] = read_events(RunLocation(served.run).folder, *kinds)
     events = [event for event in found if event.host == served.host and event.time >= since]
     begun = [event.run_attempt for event in events if isinstance(event, AttemptStarted)]
     if not begun or not any(isinstance(event, TrainerLost) for event in events):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import click
 import msgspec
@@ -19,7 +18,7 @@ _STAMP = {field.name for field in msgspec.structs.fields(Event)}
 
 
 @click.command()
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("directory", metavar="DIR", type=click.Path())
 @click.option("--follow", is_flag=True, help="Continue with each new event, until interrupted.")
 @click.option(
     "--kind",
@@ -32,13 +31,13 @@ _STAMP = {field.name for field in msgspec.structs.fields(Event)}
 @click.option("--step", metavar="N", type=click.IntRange(min=0), help="Only events of this step.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def events(
-    directory: Path, follow: bool, kinds: tuple[str, ...], step: int | None, as_json: bool
+    directory: str, follow: bool, kinds: tuple[str, ...], step: int | None, as_json: bool
 ) -> None:
     """Print the events of the run in DIR, of all hosts and attempts, in the order of time.
 
     What cannot be read is reported on standard error.
     """
-    reader = EventReader(read_only(directory).directory)
+    reader = EventReader(read_only(directory).durable.home)
     for item in reader.follow(SystemClock()) if follow else reader.read():
         if isinstance(item, Omission):
             output.warn(f"left out: {item.where}: {item.reason}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 from rich.text import Text
 
@@ -22,12 +20,12 @@ _STYLES = {
 
 
 @click.command()
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("directory", metavar="DIR", type=click.Path())
 @click.option(
     "--limit", metavar="N", type=click.IntRange(min=1), help="List only the N newest checkpoints."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def ls(directory: Path, limit: int | None, as_json: bool) -> None:
+def ls(directory: str, limit: int | None, as_json: bool) -> None:
     """List the checkpoints of the run in DIR, in ascending order of steps.
 
     Checkpoints that are not on the current timeline, because the run went back to an earlier step,
@@ -44,7 +42,7 @@ def ls(directory: Path, limit: int | None, as_json: bool) -> None:
     if as_json:
         output.print_json(
             {
-                "run": str(run.directory),
+                "run": str(run.location),
                 "run_id": run.run_id,
                 "latest_step": found.latest_step,
                 "count": found.count,
@@ -53,7 +51,7 @@ def ls(directory: Path, limit: int | None, as_json: bool) -> None:
         )
         return
     if not found.rows:
-        output.print_line(f"{run.directory}: no checkpoints yet")
+        output.print_line(f"{run.location}: no checkpoints yet")
         return
     _print(found)
 

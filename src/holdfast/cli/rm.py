@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from holdfast.agent import protocol
@@ -12,7 +10,6 @@ from holdfast.agent.launch import find_agent
 from holdfast.cli import output
 from holdfast.cli.agents import ask
 from holdfast.cli.output import counted, size_text
-from holdfast.clock import SystemClock
 from holdfast.coordination.settings import LEASE_SECS
 from holdfast.engine.lifecycle.attempts import newest_attempt
 from holdfast.engine.lifecycle.catalog import Listing, list_checkpoints
@@ -25,7 +22,7 @@ from holdfast.job.run_access import read_only
 
 
 @click.command()
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("directory", metavar="DIR", type=click.Path())
 @click.argument("steps", metavar="STEP...", type=click.IntRange(min=0), nargs=-1, required=True)
 @click.option(
     "--attempt",
@@ -37,7 +34,7 @@ from holdfast.job.run_access import read_only
 @click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def rm(
-    directory: Path,
+    directory: str,
     steps: tuple[int, ...],
     attempt: int | None,
     yes: bool,
@@ -65,7 +62,7 @@ def rm(
             {"step": found.step, "attempt": found.attempt, "size_bytes": size_bytes}
             for found, size_bytes in zip(wanted, sizes, strict=True)
         ]
-        output.print_json({"run": str(run.directory), "removed": not dry_run, "checkpoints": rows})
+        output.print_json({"run": str(run.location), "removed": not dry_run, "checkpoints": rows})
     elif not dry_run:
         output.print_line(f"removed {counted(len(wanted), 'checkpoint')}")
 
@@ -87,7 +84,7 @@ def _find(run: ReadableRun, step: int, attempt: int | None) -> CheckpointId:
     if found not in known:
         there = sorted({c.attempt for c in known if c.step == step})
         raise StepNotFoundError(
-            f"remove step {step} of attempt {attempt} from {run.directory}: there is none; the "
+            f"remove step {step} of attempt {attempt} from {run.location}: there is none; the "
             + (f"step is there of attempts {there}" if there else "step is there of no attempt")
         )
     return found
@@ -106,10 +103,10 @@ def _remove(run: ReadableRun, wanted: list[CheckpointId]) -> None:
         ask(folder, "delete", request, protocol.Empty)
         return
     newest = newest_attempt(run.durable)
-    seen = Leases(run.durable.directory, run.run_id, SystemClock()).read(newest) if newest else None
+    seen = Leases(run.durable.fleeting, run.run_id).read(newest) if newest else None
     if seen is not None and seen.age_secs < LEASE_SECS:
         raise RunBusyError(
-            f"remove checkpoints of {run.directory}: attempt {newest} is live on host {seen.host}; "
+            f"remove checkpoints of {run.location}: attempt {newest} is live on host {seen.host}; "
             "call this there, or stop it first"
         )
     for found in wanted:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 
 import click
 
@@ -38,7 +37,7 @@ BACKOFF_SECS_MAX = 10.0
 @click.option(
     "--directory",
     metavar="DIR",
-    type=click.Path(path_type=Path),
+    type=click.Path(),
     help="Start the agent of this run before the command; create the run if it is missing.",
 )
 @click.option(
@@ -50,7 +49,7 @@ BACKOFF_SECS_MAX = 10.0
     help="How long to wait for saves to become durable after the command has ended.",
 )
 def run(
-    command: tuple[str, ...], max_restarts: int, directory: Path | None, drain_secs: float
+    command: tuple[str, ...], max_restarts: int, directory: str | None, drain_secs: float
 ) -> int:
     """Run CMD and exit with its exit code, once all its saves are durable.
 
@@ -80,10 +79,10 @@ def run(
     return ended.code or (1 if problems else 0)
 
 
-def _start_agent(directory: Path, clock: Clock) -> AgentOfRun:
+def _start_agent(directory: str, clock: Clock) -> AgentOfRun:
     opened = open_or_create(directory)
     config = AgentConfig(
-        run=str(opened.directory), run_id=opened.run_id, host=host_name(), folder=""
+        run=str(opened.location), run_id=opened.run_id, host=host_name(), folder=""
     )
     folder, reason = ensure_agent(config, clock)
     if reason is not None:

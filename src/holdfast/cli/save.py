@@ -25,7 +25,7 @@ AGENT_SECS = 30.0
 
 
 @click.command()
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("directory", metavar="DIR", type=click.Path())
 @click.option("--no-wait", is_flag=True, help="Return as soon as the run has accepted the request.")
 @click.option(
     "--timeout",
@@ -37,7 +37,7 @@ AGENT_SECS = 30.0
     help="How long to wait for the commit.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def save(directory: Path, no_wait: bool, timeout_secs: float, as_json: bool) -> None:
+def save(directory: str, no_wait: bool, timeout_secs: float, as_json: bool) -> None:
     """Request a checkpoint from the live run in DIR.
 
     Its trainers save at the next step that none of them has reached. The command waits until that
@@ -53,7 +53,7 @@ def save(directory: Path, no_wait: bool, timeout_secs: float, as_json: bool) -> 
     if as_json:
         output.print_json(
             {
-                "run": str(run.directory),
+                "run": str(run.location),
                 "target_step": target,
                 "committed": committed is not None,
                 "step": committed.step if committed else None,
@@ -69,7 +69,7 @@ def save(directory: Path, no_wait: bool, timeout_secs: float, as_json: bool) -> 
 
 
 def _gone(run: ReadableRun, error: AgentGoneError) -> AgentUnavailableError:
-    return AgentUnavailableError(f"save {run.directory}: its agent has ended: {error}")
+    return AgentUnavailableError(f"save {run.location}: its agent has ended: {error}")
 
 
 class _Request:
@@ -110,12 +110,12 @@ class _Request:
                 return found
             if is_over:
                 raise AgentUnavailableError(
-                    f"save {self._run.directory}: its trainers ended before they reached step "
+                    f"save {self._run.location}: its trainers ended before they reached step "
                     f"{self.target.step}"
                 )
             if self._clock.monotonic() >= deadline:
                 raise WaitTimeoutError(
-                    f"save {self._run.directory}: no checkpoint of step {self.target.step} or "
+                    f"save {self._run.location}: no checkpoint of step {self.target.step} or "
                     f"later was committed within {timeout_secs:g} s; it may still be committed"
                 )
             self._clock.sleep(POLL_SECS)
@@ -138,7 +138,7 @@ class _Request:
                 if held.committed:
                     return CheckpointId(held.step, held.attempt)
                 if held.failed is not None:
-                    reason = f"save {self._run.directory}: step {held.step}: {held.failed}"
+                    reason = f"save {self._run.location}: step {held.step}: {held.failed}"
                     raise SaveFailedError(held.step, reason)
         return None
 

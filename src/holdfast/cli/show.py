@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 
@@ -22,10 +21,10 @@ VALUE_LENGTH_MAX = 200
 
 
 @click.command()
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("directory", metavar="DIR", type=click.Path())
 @click.argument("step", metavar="[STEP]", type=click.IntRange(min=0), required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def show(directory: Path, step: int | None, as_json: bool) -> None:
+def show(directory: str, step: int | None, as_json: bool) -> None:
     """Show the arrays and values of one checkpoint of the run in DIR.
 
     Without STEP it shows the newest one on the current timeline. For each array it prints the
@@ -46,7 +45,7 @@ def _find(run: ReadableRun, step: int | None) -> CheckpointSources:
     view = run.load_view()
     if step is None:
         if not view.timeline:
-            raise StepNotFoundError(f"show {run.directory}: it has no checkpoints yet")
+            raise StepNotFoundError(f"show {run.location}: it has no checkpoints yet")
         return view.sources(view.timeline[-1])
     return view.sources(view.find(step))
 
@@ -60,7 +59,7 @@ def _tiers(sources: CheckpointSources) -> list[str]:
 def _document(run: ReadableRun, sources: CheckpointSources) -> dict[str, object]:
     metadata = metadata_of(sources)
     return {
-        "run": str(run.directory),
+        "run": str(run.location),
         "run_id": run.run_id,
         "step": metadata.step,
         "attempt": metadata.attempt,
@@ -89,7 +88,7 @@ def _print(run: ReadableRun, sources: CheckpointSources) -> None:
     age = secs_text((SystemClock().now() - metadata.time).total_seconds())
     metrics = " ".join(f"{k}={v:.5g}" for k, v in (metadata.metrics or {}).items())
     inputs = {
-        "run": f"{run.directory}",
+        "run": f"{run.location}",
         "checkpoint": f"step {metadata.step}, attempt {metadata.attempt}",
         "taken": f"{time_text(metadata.time)}, {age} ago",
         "size": f"{size_text(metadata.size_bytes)} of {_processes(metadata)}",

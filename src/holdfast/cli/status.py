@@ -29,9 +29,9 @@ class Left:
 
 
 @click.command()
-@click.argument("directory", metavar="[DIR]", type=click.Path(path_type=Path), required=False)
+@click.argument("directory", metavar="[DIR]", type=click.Path(), required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def status(directory: Path | None, as_json: bool) -> None:
+def status(directory: str | None, as_json: bool) -> None:
     """Show the agents on this host, or those of the run in DIR.
 
     For each agent it prints the run and the process, the attached trainers, the checkpoints it

@@ -23,13 +23,13 @@ from holdfast.errors import (
 )
 from holdfast.format.timeline import last_steps
 from holdfast.job.run_access import read_only
-from holdfast.store.disk import DiskStore
+from holdfast.store.location import open_durable
 
 POLL_SECS = 0.05
 
 
 @click.command()
-@click.argument("directory", metavar="[DIR]", type=click.Path(path_type=Path), required=False)
+@click.argument("directory", metavar="[DIR]", type=click.Path(), required=False)
 @click.option("--all", "is_all", is_flag=True, help="Stop every agent on this host.")
 @click.option(
     "--timeout",
@@ -41,7 +41,7 @@ POLL_SECS = 0.05
     help="How long to wait until they have ended.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def stop(directory: Path | None, is_all: bool, timeout_secs: float, as_json: bool) -> int:
+def stop(directory: str | None, is_all: bool, timeout_secs: float, as_json: bool) -> int:
     """Stop the agents of the run in DIR on this host, or all of them.
 
     A stopping agent first makes durable what it holds, and then clears its memory. It refuses to
@@ -122,8 +122,8 @@ def _check_nothing_lost(agent: protocol.AgentStatus, clock: Clock) -> None:
     It does not have to be if the run's directory is gone, if the run's timeline continues without
     it, or if a newer one is durable.
     """
-    store = DiskStore(Path(agent.run), clock)
-    if all(held.committed for held in agent.held if held.complete) or not store.root.is_dir():
+    store = open_durable(agent.run, clock)
+    if all(held.committed for held in agent.held if held.complete) or store.home.problem():
         return
     limits = last_steps(read_attempts(store))
     committed = [c for c, listing in list_checkpoints(store).items() if listing.is_committed]

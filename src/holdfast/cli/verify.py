@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import click
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
@@ -31,10 +30,10 @@ class Result:
 
 
 @click.command()
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("directory", metavar="DIR", type=click.Path())
 @click.argument("step", metavar="[STEP]", type=click.IntRange(min=0), required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def verify(directory: Path, step: int | None, as_json: bool) -> int:
+def verify(directory: str, step: int | None, as_json: bool) -> int:
     """Read every block of the run in DIR and check it.
 
     Without STEP it reads every committed checkpoint, the copies in this host's memory, and the
@@ -118,7 +117,7 @@ def _results(copies: Iterable[Copy], bar: Progress) -> Iterator[Result]:
 
 def _document(run: ReadableRun, results: Sequence[Result]) -> dict[str, object]:
     return {
-        "run": str(run.directory),
+        "run": str(run.location),
         "ok": not any(result.problems for result in results),
         "checked_bytes": sum(result.size_bytes for result in results),
         "copies": [
@@ -150,10 +149,10 @@ def _document(run: ReadableRun, results: Sequence[Result]) -> dict[str, object]:
     }
 
 
-def _path(run: ReadableRun, check: BlockCheck) -> Path:
+def _path(run: ReadableRun, check: BlockCheck) -> str:
     ram = run.find_ram()
-    root = ram.root if ram is not None and check.tier == ram.tier else run.directory
-    return root / check.key
+    root = ram.root if ram is not None and check.tier == ram.tier else run.location
+    return f"{root}/{check.key}"
 
 
 def _print_result(run: ReadableRun, result: Result) -> None:

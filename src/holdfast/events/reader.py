@@ -27,6 +27,7 @@ from holdfast.clock import Clock
 from holdfast.events.schema import EVENTS, UNSTAMPED, VERSION, Event, event_name
 from holdfast.events.segments import Segment, list_segments, open_folder, open_plain
 from holdfast.format.json_codec import decode
+from holdfast.store.durable import RunHome
 from holdfast.store.run_directory import RunDirectory
 
 LINE_SIZE_MAX_BYTES = 1024 * 1024
@@ -58,8 +59,8 @@ class Omission:
 class EventReader:
     """Reads the events of a run; each call of `read` yields what was written since the last one."""
 
-    def __init__(self, run: Path) -> None:
-        self._directory = RunDirectory(run)
+    def __init__(self, run: Path | RunHome) -> None:
+        self._home: RunHome = RunDirectory(run) if isinstance(run, Path) else run
         self._positions: dict[Segment, int] = {}
         self._times: dict[tuple[str, str], datetime] = {}
         self._problems: set[tuple[str, str]] = set()
@@ -71,13 +72,13 @@ class EventReader:
             is_live: A last line without its end is being written: a later call yields it.
         """
         try:
-            run = self._directory.current()
+            run = self._home.current()
             with open_folder(run) as folder_fd:
                 yield from self._read(folder_fd, is_live)
         except FileNotFoundError:
             return
         except OSError as error:
-            where = str(self._directory.path)
+            where = self._home.text
             yield Omission(where=where, reason=str(error), time=UNSTAMPED)
 
     def follow(

@@ -30,8 +30,8 @@ from holdfast.events.segments import (
     open_event_file,
     open_folder,
 )
+from holdfast.store.durable import RunHome
 from holdfast.store.location import RunLocation
-from holdfast.store.run_directory import RunDirectory
 
 QUEUE_LINES_MAX = 10_000
 CLOSE_SECS = 5.0
@@ -47,7 +47,7 @@ class EventWriter:
     `write` and `close` are called on one thread, which owns `attempt`.
     """
 
-    def __init__(self, run: RunDirectory, host: str, clock: Clock) -> None:
+    def __init__(self, run: RunHome, host: str, clock: Clock) -> None:
         self._host = host
         self._clock = clock
         self._series = {name: SegmentSeries(run, host, name) for name in (RUN, SAVES)}
@@ -140,7 +140,7 @@ class EventWriter:
 class SegmentSeries:
     """One series of this host's segments; owned by the writer's thread."""
 
-    def __init__(self, run: RunDirectory, host: str, name: str) -> None:
+    def __init__(self, run: RunHome, host: str, name: str) -> None:
         self._run = run
         self._segment = Segment(host, name, 0)
         self._is_listed = False

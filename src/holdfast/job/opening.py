@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.clock import Clock
-from holdfast.engine.lifecycle.identity import place_of, settle
+from holdfast.engine.lifecycle.identity import settle
 from holdfast.engine.lifecycle.run import create_run, read_run
-from holdfast.errors import InvalidArgumentError, NotARunError
+from holdfast.errors import NotARunError
 from holdfast.format.json_codec import decode
 from holdfast.format.names import RUN_FILE
 from holdfast.job.rendezvous import Rendezvous, json_text
 from holdfast.job.shared_root import Sighting, check_shared, look_for
-from holdfast.store.disk import DiskStore
+from holdfast.store.durable import DurableStore
 from holdfast.store.file_system import LOCAL
-from holdfast.store.location import RunLocation
+from holdfast.store.location import RunLocation, open_durable
 from holdfast.store.object_folder import UNFINISHED, make_folder, translated
 
 OPEN_SECS = 600.0
@@ -28,32 +26,14 @@ OPEN_SECS = 600.0
 class OpenRun:
     """An open run. `group` is the random token that the processes of this start share."""
 
-    directory: Path
+    location: RunLocation
     run_id: str
     group: str
-    durable: DiskStore
+    durable: DurableStore
 
 
-def run_directory(directory: object) -> Path:
-    """Return the absolute path of a run's directory.
-
-    Raises:
-        InvalidArgumentError: It is not a path, or is a URL, which is not supported.
-    """
-    if not isinstance(directory, str | os.PathLike) or not str(directory):
-        raise InvalidArgumentError(
-            f"open a run: expected a path, found {directory!r} ({type(directory).__name__})"
-        )
-    text = os.fspath(directory)
-    if re.match(r"[a-z0-9]+://", str(text)):
-        raise InvalidArgumentError(
-            f"open {text}: expected a path, found a URL; this version stores runs on file systems"
-        )
-    return Path(os.path.abspath(str(text)))
-
-
-def open_run(directory: object, rendezvous: Rendezvous, clock: Clock) -> OpenRun:
-    """Open the run in `directory` on all processes; rank 0 creates it if it is missing.
+def open_run(place: object, rendezvous: Rendezvous, clock: Clock) -> OpenRun:
+    """Open the run at `place` on all processes; rank 0 creates it if it is missing.
 
     Returns:
         The open run; `run_id` and `group` are the same on all processes.
@@ -62,24 +42,25 @@ def open_run(directory: object, rendezvous: Rendezvous, clock: Clock) -> OpenRun
         NotARunError, NewerFormatError, StorageError: The directory of some process. All processes
             raise the error, which names it. Nothing was changed, except that rank 0 may have
             created a run that other hosts do not see.
-        InvalidArgumentError: As `run_directory`, and as `Rendezvous.decide`.
+        InvalidArgumentError: As `RunLocation.parse`, and as `Rendezvous.decide`.
         ProcessLostError: As `Rendezvous.decide`.
     """
     with rendezvous.propagating_errors("open the run"):
-        path = run_directory(directory)
-    durable = DiskStore(path, clock)
+        location = RunLocation.parse(place)
+        durable = open_durable(location.text, clock)
+        location.make_folder()
 
     def opened(_: list[str]) -> str:
-        return f"{_open_or_create(path, durable, clock)} {clock.token()}"
+        return f"{_open_or_create(location, durable, clock)} {clock.token()}"
 
     run_id, _, group = rendezvous.decide("open the run", "", opened, OPEN_SECS).partition(" ")
     if rendezvous.count > 1:
         _find_on_all_hosts(run_id, durable, rendezvous, clock)
-    return OpenRun(directory=path, run_id=run_id, group=group, durable=durable)
+    return OpenRun(location=location, run_id=run_id, group=group, durable=durable)
 
 
 def _find_on_all_hosts(
-    run_id: str, durable: DiskStore, rendezvous: Rendezvous, clock: Clock
+    run_id: str, durable: DurableStore, rendezvous: Rendezvous, clock: Clock
 ) -> None:
     def judge(values: list[str]) -> str:
         check_shared(run_id, [decode(value, Sighting) for value in values])
@@ -90,28 +71,34 @@ def _find_on_all_hosts(
     rendezvous.decide("find the run", seen, judge, OPEN_SECS)
 
 
-def _open_or_create(directory: Path, durable: DiskStore, clock: Clock) -> str:
+def _open_or_create(location: RunLocation, durable: DurableStore, clock: Clock) -> str:
+    if _is_new_directory(location.folder):
+        place = durable.home.place()
+        record = create_run(durable, location.text, clock.token(), clock.now(), place)
+        return settle(durable, record, clock).run_id
+    try:
+        return settle(durable, read_run(durable, location.text), clock).run_id
+    except NotARunError as error:
+        if location.is_url or location.record.exists():
+            raise
+        raise NotARunError(
+            f"open {location}: expected a run or an empty directory, found files but no "
+            f"{RUN_FILE}; choose a new directory, or the run's own"
+        ) from error
+
+
+def _is_new_directory(directory: Path) -> bool:
+    """Return whether the directory holds no run yet; make it then."""
     with translated("open", directory):
         if directory.exists() and not directory.is_dir():
             raise NotARunError(f"open {directory}: expected a directory, found a file")
         # A crash during the creation can leave an unfinished record and nothing else, so such a
         # directory counts as new.
-        is_new = not directory.exists() or all(map(_is_unfinished, directory.iterdir()))
-    if is_new:
-        with translated("create", directory):
-            make_folder(LOCAL, directory, directory.parent, durable=True)
-        place = place_of(durable.directory)
-        record = create_run(durable, str(directory), clock.token(), clock.now(), place)
-        return settle(durable, record, clock).run_id
-    try:
-        return settle(durable, read_run(durable, str(directory)), clock).run_id
-    except NotARunError as error:
-        if RunLocation(directory).record.exists():
-            raise
-        raise NotARunError(
-            f"open {directory}: expected a run or an empty directory, found files but no "
-            f"{RUN_FILE}; choose a new directory, or the run's own"
-        ) from error
+        if directory.exists() and not all(map(_is_unfinished, directory.iterdir())):
+            return False
+    with translated("create", directory):
+        make_folder(LOCAL, directory, directory.parent, durable=True)
+    return True
 
 
 def _is_unfinished(path: Path) -> bool:

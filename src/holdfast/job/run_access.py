@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 from holdfast.agent.agent_directory import agent_folders, host_name, ram_folder
 from holdfast.agent.launch import find_agent
@@ -19,25 +18,25 @@ from holdfast.errors import (
     ObjectNotFoundError,
 )
 from holdfast.format.names import CHECKPOINTS
-from holdfast.job.opening import open_run, run_directory
+from holdfast.job.opening import open_run
 from holdfast.job.rendezvous import OneProcess, Rendezvous
-from holdfast.store.disk import DiskStore
+from holdfast.store.location import RunLocation, open_durable
 from holdfast.store.ram import RamStore
 
 
-def read_only(directory: str | os.PathLike[str]) -> ReadableRun:
-    """Open the run in `directory` without changing anything.
+def read_only(place: str | os.PathLike[str]) -> ReadableRun:
+    """Open the run at `place`, a path or a URL, without changing anything.
 
     Raises:
-        NotARunError, NewerFormatError, StorageError, InvalidArgumentError: The directory.
+        NotARunError, NewerFormatError, StorageError, InvalidArgumentError: The place.
     """
     clock = SystemClock()
-    path = run_directory(directory)
-    durable = DiskStore(path, clock)
-    record = read_run(durable, str(path))
+    location = RunLocation.parse(place)
+    durable = open_durable(location.text, clock)
+    record = read_run(durable, location.text)
     is_copy = find(durable, record, clock) is Finding.COPY
     return ReadableRun(
-        directory=path,
+        location=location,
         run_id=record.run_id,
         durable=durable,
         find_ram=_finder("" if is_copy else record.run_id, clock),
@@ -45,37 +44,37 @@ def read_only(directory: str | os.PathLike[str]) -> ReadableRun:
     )
 
 
-def read_damaged(directory: Path) -> tuple[ReadableRun, HoldfastError | None]:
+def read_damaged(place: str | os.PathLike[str]) -> tuple[ReadableRun, HoldfastError | None]:
     """Open a run read-only even if its own record is bad.
 
     Returns:
         The run, and the error of its record; None if the record is good.
 
     Raises:
-        NotARunError: The directory has no record and no checkpoints.
-        NewerFormatError, StorageError, InvalidArgumentError: The directory.
+        NotARunError: The place has no record and no checkpoints.
+        NewerFormatError, StorageError, InvalidArgumentError: The place.
     """
     try:
-        run = read_only(directory)
+        run = read_only(place)
     except NotARunError as error:
-        path = run_directory(directory)
-        durable = DiskStore(path, SystemClock())
+        location = RunLocation.parse(place)
+        durable = open_durable(location.text, SystemClock())
         if not any(durable.list(CHECKPOINTS)):
             raise
-        return ReadableRun(directory=path, run_id="", durable=durable), error
+        return ReadableRun(location=location, run_id="", durable=durable), error
     try:
-        read_run_record(run.durable, str(run.directory))
+        read_run_record(run.durable, run.location.text)
     except (CheckpointDamagedError, ObjectNotFoundError) as error:
         return run, error
     return run, None
 
 
-def open_or_create(directory: Path) -> ReadableRun:
-    """Open the run in `directory`, creating it if it is missing."""
+def open_or_create(place: str | os.PathLike[str]) -> ReadableRun:
+    """Open the run at `place`, creating it if it is missing."""
     clock = SystemClock()
-    opened = open_run(directory, Rendezvous(OneProcess(), clock), clock)
+    opened = open_run(place, Rendezvous(OneProcess(), clock), clock)
     return ReadableRun(
-        directory=opened.directory,
+        location=opened.location,
         run_id=opened.run_id,
         durable=opened.durable,
         find_ram=_finder(opened.run_id, clock),

@@ -18,7 +18,7 @@ from holdfast.engine.lifecycle.run import read_run
 from holdfast.errors import HoldfastError, NewerFormatError, NotARunError, error_named
 from holdfast.format.names import RUN_FILE
 from holdfast.job.rendezvous import plain_text
-from holdfast.store.disk import DiskStore
+from holdfast.store.durable import DurableStore
 from holdfast.store.location import RunLocation
 
 SHOW_SECS = 10.0
@@ -37,7 +37,7 @@ class Sighting(msgspec.Struct, frozen=True, array_like=True):
     error: str = NotARunError.__name__
 
 
-def look_for(run_id: str, durable: DiskStore, clock: Clock) -> Sighting:
+def look_for(run_id: str, durable: DurableStore, clock: Clock) -> Sighting:
     """Return what this process finds of the run, retrying for `SHOW_SECS` while it is missing."""
     deadline = clock.monotonic() + SHOW_SECS
     while True:
@@ -72,14 +72,15 @@ def check_shared(run_id: str, seen: Sequence[Sighting]) -> None:
     )
 
 
-def _look(durable: DiskStore) -> Sighting:
-    host, path = plain_text(host_name()), plain_text(str(durable.root))
+def _look(durable: DurableStore) -> Sighting:
+    host, path = plain_text(host_name()), plain_text(durable.home.text)
     try:
         return Sighting(host, path, read_run(durable, path).run_id)
     except NotARunError as error:
-        if not durable.root.exists():
+        location = RunLocation(durable.home.text)
+        if not location.is_url and not location.folder.exists():
             return Sighting(host, path, None, f"{path} does not exist")
-        if not RunLocation(durable.root).record.exists():
+        if location.is_url or not location.record.exists():
             return Sighting(host, path, None, f"{path} has no {RUN_FILE}")
         return Sighting(host, path, None, plain_text(str(error)))
     except HoldfastError as error:

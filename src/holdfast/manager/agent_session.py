@@ -44,7 +44,7 @@ from holdfast.errors import (
     StepNotFoundError,
 )
 from holdfast.events.schema import TrainerEvent
-from holdfast.store.run_directory import RunDirectory
+from holdfast.store.durable import RunHome
 
 TRIES_MAX = 5
 WATCH_CALL_SECS = 60.0
@@ -108,7 +108,7 @@ class AgentSession:
         clock: The clock for waits.
         on_notice: Called on the watcher's thread with each notice of the agent.
         on_return: Called after a new agent was joined, to report the saves in progress.
-        directory: The run's directory, which may be moved meanwhile.
+        home: Where the run lies; a directory may be moved meanwhile.
 
     Raises:
         AgentUnavailableError: No agent can be started or joined.
@@ -122,11 +122,11 @@ class AgentSession:
         clock: Clock,
         on_notice: Callable[[protocol.Notice], None],
         on_return: Callable[[], None],
-        directory: RunDirectory,
+        home: RunHome,
         start: AgentStart | None = None,
     ) -> None:
         self._config = config
-        self._directory = directory
+        self._home = home
         self._attach = attach
         self._clock = clock
         self._on_notice = on_notice
@@ -310,10 +310,11 @@ class AgentSession:
         for _ in range(TRIES_MAX):
             # Raises if the directory was removed: no agent is started for a replacement at its
             # path.
-            path = self._directory.current()
-            self._config = self._config.moved_to(path)
+            self._home.current()
+            run = self._home.text
+            self._config = self._config.moved_to(run)
             self._attach = msgspec.structs.replace(
-                self._attach, run=str(path), directory=self._directory.identity_text
+                self._attach, run=run, directory=self._home.identity_text
             )
             folder, reason = ensure_agent(self._config, self._clock, start)
             start = None
@@ -422,7 +423,7 @@ class AgentSession:
             if self._is_closed:
                 return False
             log.warning("no agent for %s: %s", self._config.run, error)
-            if self._directory.is_gone():
+            if self._home.is_gone():
                 self._on_notice(protocol.Notice(kind="lost", reason=str(error)))
                 return False
             self._on_notice(protocol.Notice(kind="unavailable", reason=str(error)))

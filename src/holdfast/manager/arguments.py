@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NoReturn
 
 from holdfast.adapt.contract import RestoreRequest
@@ -123,9 +122,9 @@ def check_ram(ram: object) -> None:
         )
 
 
-def raise_nothing_saved(directory: Path) -> NoReturn:
+def raise_nothing_saved(run: object) -> NoReturn:
     """Raise the error of a restore from a run that has no checkpoint."""
-    raise StepNotFoundError(f"restore: the run in {directory} has no checkpoint yet")
+    raise StepNotFoundError(f"restore: the run in {run} has no checkpoint yet")
 
 
 def raise_step_order(step: int, last: int, read: int | None) -> NoReturn:

@@ -68,7 +68,8 @@ class CheckpointManager:
     a `with` statement, or call `close` at the end.
 
     Args:
-        directory: The run's durable directory, the same for all processes. Created if missing.
+        directory: The run's durable directory, or its URL (docs/buckets.md), the same for all
+            processes. Created if missing.
         save_decision_policy: When to save to the durable tier. Default:
             `ContinuousCheckpointingPolicy()`.
         preservation_policy: Which checkpoints the durable tier keeps. The newest one is always
@@ -133,7 +134,7 @@ class CheckpointManager:
             self._session = self._job.join(start, self._clock, self._on_notice, self._on_new_agent)
         self._steps = SaveSchedule(self._session.place.origin, self._options, self._processes.count)
         held = HeldResources(job=self._job, progress=self._progress, session=self._session)
-        self._lifetime = Lifetime(run.directory, held, self._steps.stop)
+        self._lifetime = Lifetime(run.location.text, held, self._steps.stop)
         with self._lifetime.closed_on_error():
             self._begin(held)
             self._session.report_event(
@@ -144,7 +145,7 @@ class CheckpointManager:
                     secs=round(self._clock.monotonic() - opened_secs, 4),
                 )
             )
-        self._show(terminal.opening_text(run.directory, self._session.place))
+        self._show(terminal.opening_text(run.location, self._session.place))
 
     def _begin(self, held: HeldResources) -> None:
         self._meter = meter_for(self._options)
@@ -372,7 +373,7 @@ class CheckpointManager:
         number = None if step is None else arguments.check_step(step)
         restored = self._restorer.read(number, request)
         if restored is None:
-            arguments.raise_nothing_saved(self._run.directory)
+            arguments.raise_nothing_saved(self._run.location)
         self.last_restore = restored.report
         self._show(f"read {terminal.restore_text(restored.report)}")
         self._restorer.note_read(restored)
@@ -501,7 +502,7 @@ class CheckpointManager:
         self._lifetime.close(SAVER_SECS)
         left = self._session.left
         if left is not None and left.is_last:
-            text = terminal.staying_text(self._run.directory, left)
+            text = terminal.staying_text(self._run.location, left)
             if text is not None:
                 log.info("%s", text)
 

@@ -29,8 +29,8 @@ from holdfast.manager.planning import NO_REPLICAS, Replicas
 from holdfast.peers.address import PeerAddress, parsed_addresses
 from holdfast.peers.config import PeerConfig, make_token, read_token
 from holdfast.store.contract import ReadableStore
-from holdfast.store.disk import DiskStore
-from holdfast.store.location import RunLocation
+from holdfast.store.durable import DurableStore
+from holdfast.store.location import open_durable
 
 if TYPE_CHECKING:
     from holdfast.peers.store import PeerStore
@@ -95,7 +95,7 @@ class JobContext:
     attempt: Attempt
     replicas: Replicas
     peers: JobPeers
-    durable: DiskStore
+    durable: DurableStore
 
     def begin_agent(self) -> AgentStart:
         """Start this host's agent where there is none, and do not wait for it; `join` does."""
@@ -115,7 +115,7 @@ class JobContext:
             HoldfastError: The agent refuses this process.
         """
         return AgentSession(
-            self.config, self.attach, clock, on_notice, on_return, self.durable.directory, start
+            self.config, self.attach, clock, on_notice, on_return, self.durable.home, start
         )
 
     def load_view(self, session: AgentSession, clock: Clock) -> View:
@@ -134,7 +134,7 @@ class JobContext:
     def close(self) -> None:
         """Close the connections to other hosts, and release the run's directory."""
         self.peers.close()
-        self.durable.directory.release()
+        self.durable.home.release()
 
 
 def find_job(
@@ -154,7 +154,7 @@ def find_job(
     peers = JobPeers({}, _nowhere)
     if hosts.count > 1:
         # The run's id is in the name, so that a copied run directory gets a token of its own.
-        token_file = str(RunLocation(run.durable.root).token(run.run_id))
+        token_file = str(run.location.token(run.run_id))
 
         def tokened(_: list[str]) -> str:
             make_token(token_file, clock.token())
@@ -175,8 +175,8 @@ def find_job(
         replicas=replicas,
         peers=peers,
         # Several processes here share the page cache: what one has read, the others read from it.
-        durable=DiskStore(
-            run.durable.directory, clock, reads_directly=hosts.count_ranks(host_name()) == 1
+        durable=open_durable(
+            run.durable.home, clock, reads_directly=hosts.count_ranks(host_name()) == 1
         ),
     )
 
@@ -192,8 +192,10 @@ def _peer_config(options: Options, token_file: str) -> PeerConfig:
 
 def _config(run: OpenRun, options: Options, peers: PeerConfig | None) -> AgentConfig:
     """Return the configuration of this host's agent; its folder is chosen when it starts."""
+    # Raises if the directory was removed, and follows one that was moved.
+    run.durable.home.current()
     return AgentConfig(
-        run=str(run.durable.directory.current()),
+        run=run.durable.home.text,
         run_id=run.run_id,
         host=host_name(),
         folder="",

@@ -29,6 +29,7 @@ from holdfast.manager.preemption import PreemptionSignals
 from holdfast.manager.progress import Progress
 from holdfast.manager.saver import Saver
 from holdfast.manager.user_policies import UserPolicyThread
+from holdfast.store.location import RunLocation
 
 EXIT_SECS = 60.0
 """How long the process's exit waits until accepted saves are sealed."""
@@ -73,11 +74,11 @@ class Calls:
     is checked only where it does more than read cells of the control block.
 
     Args:
-        directory: The run's directory, for messages.
+        run: The run's path or URL, for messages.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, run: str) -> None:
+        self._run = run
         self._thread: threading.Thread | None = None
         self.is_closed = False
 
@@ -89,12 +90,12 @@ class Calls:
         """
         if self.is_closed:
             raise InvalidArgumentError(
-                f"{name}: the manager of {self._directory} is closed; create another one"
+                f"{name}: the manager of {self._run} is closed; create another one"
             )
         current, owner = threading.current_thread(), self._thread
         if owner is not None and owner is not current and owner.is_alive():
             raise InvalidArgumentError(
-                f"{name}: called on thread {current.name!r}, but the manager of {self._directory} "
+                f"{name}: called on thread {current.name!r}, but the manager of {self._run} "
                 f"is used by thread {owner.name!r}; call all its methods on one thread"
             )
         self._thread = current
@@ -104,22 +105,22 @@ class Lifetime:
     """The open state of one manager. Each call of the manager calls `check` first.
 
     Args:
-        directory: The run's directory.
+        run: The run's path or URL.
         held: What the manager holds, to be released.
         on_end: Called when the manager can no longer be used.
     """
 
-    def __init__(self, directory: Path, held: HeldResources, on_end: Callable[[], None]) -> None:
-        self._directory = directory
+    def __init__(self, run: str, held: HeldResources, on_end: Callable[[], None]) -> None:
+        self._run = run
         self._held = held
         self._on_end = on_end
         self._error: HoldfastError | None = None
-        self._calls = Calls(directory)
+        self._calls = Calls(run)
         # A manager that is never closed still seals its accepted saves. The hook is registered
         # after those of the framework, so it runs before that shuts down its devices.
         self._at_exit = weakref.finalize(self, _seal_all, held.progress)
         atexit.register(self._at_exit)
-        _open[os.path.realpath(directory)] = self
+        _open[_key(run)] = self
 
     @property
     def is_closed(self) -> bool:
@@ -159,10 +160,10 @@ class Lifetime:
             return
         log.warning(
             "the run %s is opened again in this process: closing its earlier manager",
-            self._directory,
+            self._run,
         )
         self._error = FencedError(
-            f"the run {self._directory} was opened again in this process, "
+            f"the run {self._run} was opened again in this process, "
             "which began a new attempt; use the newer manager"
         )
         self._on_end()
@@ -179,7 +180,7 @@ class Lifetime:
     def forked(self) -> None:
         """Release, in a forked child, what it inherited; the parent's manager is unaffected."""
         self._error = InvalidArgumentError(
-            f"the manager of {self._directory}: this process was forked from process "
+            f"the manager of {self._run}: this process was forked from process "
             f"{os.getppid()}, to which the manager belongs; save and restore there"
         )
         self._detach()
@@ -195,10 +196,16 @@ class Lifetime:
         atexit.unregister(self._at_exit)
 
 
+def _key(run: str) -> str:
+    """Return what is equal for two names of one run."""
+    return run if RunLocation(run).is_url else os.path.realpath(run)
+
+
 def replace_open(directory: object) -> None:
-    """Close the manager of `directory` that is open in this process, if there is one."""
-    if isinstance(directory, str | os.PathLike):
-        found = _open.get(os.path.realpath(os.fspath(directory)))
+    """Close the manager of the run at `directory` that is open in this process, if there is one."""
+    # An invalid place has no manager; opening the run reports it.
+    with contextlib.suppress(InvalidArgumentError):
+        found = _open.get(_key(RunLocation.parse(directory).text))
         if found is not None:
             found.replace()
 

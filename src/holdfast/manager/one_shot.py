@@ -31,18 +31,17 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.engine.lifecycle.attempts import AttemptStart, attempt_numbers, begin_attempt
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.lifecycle.commit import commit
-from holdfast.engine.lifecycle.identity import place_of
 from holdfast.engine.lifecycle.run import create_run, read_run_record
 from holdfast.engine.saving.part_writer import write_part
 from holdfast.errors import HoldfastError, InvalidArgumentError
 from holdfast.format.names import CHECKPOINTS, MANIFEST, CheckpointId
 from holdfast.format.records import RunPlace
-from holdfast.job.opening import run_directory
 from holdfast.manager import arguments
 from holdfast.manager.planning import Planner, Taking
 from holdfast.manager.run import Run
 from holdfast.store.disk import DiskStore
 from holdfast.store.file_system import LOCAL
+from holdfast.store.location import RunLocation
 from holdfast.store.object_folder import UNFINISHED, translated
 from holdfast.store.renames import exchange, rename_to_new
 
@@ -71,7 +70,7 @@ def save(
         UnsupportedLeafError: a leaf cannot be saved.
         OutOfSpaceError, StorageError: it could not be written. In all cases nothing has changed.
     """
-    directory = run_directory(path)
+    directory = _directory(path)
     checked = arguments.check_metrics(metrics)
     clock = SystemClock()
     with translated("save to", directory):
@@ -101,6 +100,15 @@ def load(
     """
     with Run(path) as run:
         return run.restore(like=like, only=only, partial=partial, cast=cast)
+
+
+def _directory(path: object) -> Path:
+    location = RunLocation.parse(path)
+    if location.is_url:
+        raise InvalidArgumentError(
+            f"save to {location}: expected a path, found a URL; save there with a CheckpointManager"
+        )
+    return location.folder
 
 
 def _check_target(directory: Path, overwrite: bool, clock: Clock) -> None:
@@ -225,7 +233,7 @@ def _write(
     clock: Clock,
 ) -> None:
     """Write a whole run to `store`, whose directory will be renamed to `directory`."""
-    built = place_of(store.directory)
+    built = store.home.place()
     # A rename keeps the inode; with the path it will have, the run is where its record says.
     place = RunPlace(inode=built.inode, path=str(directory)) if built is not None else None
     record = create_run(store, str(directory), clock.token(), clock.now(), place)

@@ -86,8 +86,8 @@ class Run:
 
     @property
     def directory(self) -> Path:
-        """The run's directory, where it was found last."""
-        return self._run.durable.root
+        """The run's directory, where it was found last; of a run in a bucket, see `location`."""
+        return Path(self._run.durable.home.text)
 
     @property
     def run_id(self) -> str:

@@ -40,6 +40,7 @@ from holdfast.store.direct_io import (
     open_directly,
 )
 from holdfast.store.file_system import LOCAL, FileSystem
+from holdfast.store.fleeting_files import FleetingFiles
 from holdfast.store.object_folder import ObjectFolder
 from holdfast.store.run_directory import RunDirectory
 
@@ -68,11 +69,12 @@ class DiskStore:
         reads_directly: bool = False,
     ) -> None:
         """`reads_directly`: bypass the page cache; no other local process reads the same bytes."""
-        self.directory = RunDirectory(root) if isinstance(root, Path) else root
+        self.home = RunDirectory(root) if isinstance(root, Path) else root
+        self.fleeting = FleetingFiles(self.home, clock)
         self._clock = clock
         self._files = files
         self._staging = StagingBuffers() if reads_directly else None
-        self._known = self._folder_at(self.directory.path)
+        self._known = self._folder_at(self.home.path)
         self._is_direct_refused = False
 
     def __repr__(self) -> str:
@@ -81,14 +83,14 @@ class DiskStore:
     @property
     def root(self) -> Path:
         """The last known path of the directory."""
-        return self.directory.path
+        return self.home.path
 
     def _folder_at(self, path: Path) -> ObjectFolder:
         return ObjectFolder(path, self._clock, self._files, durable=True)
 
     def _folder(self) -> ObjectFolder:
         """Return the objects at the directory's current path."""
-        path, known = self.directory.current(), self._known
+        path, known = self.home.current(), self._known
         if known.root != path:
             known = self._known = self._folder_at(path)
         return known
@@ -100,7 +102,7 @@ class DiskStore:
         try:
             yield folder
         except StorageError:
-            self.directory.current()
+            self.home.current()
             raise
 
     @contextlib.contextmanager

@@ -1,32 +1,81 @@
-"""Where the files of a run are. No other module joins a path of a run.
+"""Where a run lies, and where this host keeps its own files of it.
 
-A run is a directory. What a store keeps there is named by keys (`holdfast.format.names`); this
-module names the remaining files, and where a key lies.
+A run lies in a directory, or at a URL of a bucket. What a store keeps there is named by keys
+(`holdfast.format.names`); this module names the remaining files, which belong to hosts: events,
+the agents' logs, and the agents' token. No other module joins a path of a run.
+
+A run at a URL has no directory for them. They are in a folder of this host and user, one for each
+URL, and nobody else may read it.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import tempfile
 from pathlib import Path
 
+import xxhash
+
+from holdfast.clock import Clock
+from holdfast.errors import InvalidArgumentError, StorageError
 from holdfast.format.names import EVENTS, RUN_FILE
+from holdfast.store.disk import DiskStore
+from holdfast.store.durable import DurableStore, RunHome
+from holdfast.store.file_system import LOCAL, FileSystem
+from holdfast.store.run_directory import RunDirectory
+
+STATE_VARIABLE = "HOLDFAST_STATE"
+_URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
+SCHEMES = ("s3", "gs", "az")
 
 
 class RunLocation:
-    """The place of one run, at a path that is valid now: a directory may be moved later."""
+    """The place of one run: a path that is valid now, since a directory may be moved; or a URL."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+    def __init__(self, place: str | os.PathLike[str]) -> None:
+        self.text = os.fspath(place)
+
+    @classmethod
+    def parse(cls, place: object) -> RunLocation:
+        """Return the location that a user has given: with an absolute path, or a checked URL.
+
+        Raises:
+            InvalidArgumentError: It is neither a path nor a URL of a bucket and a prefix in it.
+        """
+        if not isinstance(place, str | os.PathLike) or not str(place):
+            raise InvalidArgumentError(
+                f"open a run: expected a path or a URL, found {place!r} ({type(place).__name__})"
+            )
+        text = str(os.fspath(place))
+        url = _URL.fullmatch(text)
+        return cls(_checked_url(text, url) if url is not None else os.path.abspath(text))
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def is_url(self) -> bool:
+        """Whether it is in a bucket."""
+        return _URL.fullmatch(self.text) is not None
+
+    @property
+    def folder(self) -> Path:
+        """The folder with this host's files of the run: the run's directory, if it has one."""
+        if not self.is_url:
+            return Path(self.text)
+        return _state_root() / xxhash.xxh3_128_hexdigest(self.text.encode())
 
     @property
     def events(self) -> Path:
         """The folder of events and of the agents' logs."""
-        return self.path / EVENTS
+        return self.folder / EVENTS
 
     @property
     def record(self) -> Path:
-        """The run's record, without which the directory is no run."""
-        return self.path / RUN_FILE
+        """The run's record, without which a directory is no run."""
+        return self.folder / RUN_FILE
 
     def agent_log(self, host: str) -> Path:
         """Return the log of the agent of `host`."""
@@ -34,4 +83,106 @@ class RunLocation:
 
     def token(self, run_id: str) -> Path:
         """Return the file with the token by which the agents of a run know each other."""
-        return self.path / f"agents-{run_id}.token"
+        return self.folder / f"agents-{run_id}.token"
+
+    def make_folder(self) -> None:
+        """Create the folder of a run at a URL, for this user alone.
+
+        Raises:
+            StorageError: It cannot be created, or belongs to another user.
+        """
+        if not self.is_url:
+            return
+        folder = self.folder
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            state = os.lstat(folder)
+        except OSError as error:
+            raise StorageError(
+                f"make {folder}, for this host's events and logs of {self.text}: {error.strerror}; "
+                f"set {STATE_VARIABLE} to a folder that can be written"
+            ) from error
+        if state.st_uid != os.geteuid():
+            raise StorageError(
+                f"use {folder}, for this host's events and logs of {self.text}: expected a folder "
+                f"of user {os.geteuid()}, found one of user {state.st_uid}; set {STATE_VARIABLE}"
+            )
+
+
+def open_durable(
+    where: str | RunHome,
+    clock: Clock,
+    files: FileSystem = LOCAL,
+    *,
+    reads_directly: bool = False,
+) -> DurableStore:
+    """Return the store of the run at `where`; nothing is read or written yet.
+
+    Args:
+        where: a path, a URL, or the home of another store.
+        clock: the time.
+        files: the file system, for a run in a directory.
+        reads_directly: read around the page cache: no other local process reads the same bytes.
+
+    Raises:
+        InvalidArgumentError: it is a URL, which is not supported.
+    """
+    if isinstance(where, RunDirectory):
+        return DiskStore(where, clock, files, reads_directly=reads_directly)
+    location = RunLocation(where if isinstance(where, str) else where.text)
+    if location.is_url:
+        raise InvalidArgumentError(
+            f"open {location}: expected a path, found a URL; this version stores runs on file "
+            "systems"
+        )
+    return DiskStore(Path(location.text), clock, files, reads_directly=reads_directly)
+
+
+def _checked_url(text: str, url: re.Match[str]) -> str:
+    scheme, rest = url["scheme"].lower(), url["rest"]
+    bucket, _, prefix = rest.partition("/")
+    prefix = prefix.strip("/")
+    example = f"{scheme if scheme in SCHEMES else 's3'}://bucket/runs/name"
+    if scheme not in SCHEMES:
+        known = ", ".join(f"{one}://" for one in SCHEMES)
+        raise InvalidArgumentError(
+            f"open {text}: expected a URL that begins with one of {known}, found {scheme}://"
+        )
+    if "@" in bucket or ":" in bucket:
+        # Not repeated: what is before an @ may be a password.
+        raise InvalidArgumentError(
+            f"open a run at a {scheme}:// URL: expected a bucket as in {example}, found "
+            "credentials or a port; give them by the environment (docs/buckets.md)"
+        )
+    if not _BUCKET.fullmatch(bucket):
+        raise InvalidArgumentError(
+            f"open {text}: expected a bucket's name as in {example}, found {bucket!r}"
+        )
+    if not prefix:
+        raise InvalidArgumentError(
+            f"open {text}: expected a prefix for the run as in {example}, found a bucket alone"
+        )
+    bad = next((s for s in prefix.split("/") if not s or s in (".", "..")), None)
+    if bad is not None or any(c in prefix for c in "?#%\\") or not prefix.isprintable():
+        raise InvalidArgumentError(
+            f"open {text}: expected a prefix as in {example}, found one with an empty or relative "
+            "segment, or with one of ? # % \\"
+        )
+    return f"{scheme}://{bucket}/{prefix}"
+
+
+def _state_root() -> Path:
+    """Return the folder for this user's files of runs in buckets, on this host."""
+    given = os.environ.get(STATE_VARIABLE)
+    if given:
+        return Path(os.path.abspath(given))
+    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    # A container's user may have no home: then nothing there can be made.
+    if os.path.isabs(home) and os.access(_nearest(Path(home)), os.W_OK | os.X_OK):
+        return Path(home) / "holdfast"
+    return Path(tempfile.gettempdir()) / f"holdfast-state-{os.geteuid()}"
+
+
+def _nearest(path: Path) -> Path:
+    """Return the path, or the nearest folder above it that exists."""
+    return path if path.exists() or path.parent == path else _nearest(path.parent)

@@ -23,6 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.errors import StorageError
+from holdfast.format.records import RunPlace
+from holdfast.store.mounts import has_lasting_inodes
 
 _DELETED = " (deleted)"
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
@@ -49,6 +51,11 @@ class RunDirectory:
         return self._path
 
     @property
+    def text(self) -> str:
+        """The last known path, as text."""
+        return str(self._path)
+
+    @property
     def identity(self) -> tuple[int, int] | None:
         """(device, inode); None if no directory has existed at the path yet."""
         state = self._bound()
@@ -59,6 +66,19 @@ class RunDirectory:
         """The identity as text; empty if no directory has existed at the path yet."""
         identity = self.identity
         return f"{identity[0]}:{identity[1]}" if identity is not None else ""
+
+    def place(self) -> RunPlace | None:
+        """Return its inode and its current path; None if no directory has existed at the path yet.
+
+        Raises:
+            StorageError: As `current`.
+        """
+        path, identity = self.current(), self.identity
+        return RunPlace(inode=identity[1], path=str(path)) if identity is not None else None
+
+    def has_lasting_inodes(self) -> bool:
+        """Return whether its file system gives it the same inode each time it is mounted."""
+        return has_lasting_inodes(self._path)
 
     def problem(self) -> str | None:
         """Return why the directory cannot be used now; None if it can."""
@@ -95,10 +115,10 @@ class RunDirectory:
         except OSError as error:
             return error.errno == errno.ESTALE
 
-    def is_at(self, path: Path) -> bool:
-        """Return whether `path` leads to this directory."""
+    def is_at(self, text: str) -> bool:
+        """Return whether that path leads to this directory."""
         state = self._bound()
-        return state is not None and _is_at(path, state)
+        return state is not None and _is_at(Path(text), state)
 
     def release(self) -> None:
         """Close the descriptor; a later use binds the directory at the path where it was last."""

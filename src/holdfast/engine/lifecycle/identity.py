@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from enum import Enum
-from pathlib import Path
 
 import xxhash
 
@@ -26,9 +24,8 @@ from holdfast.errors import HoldfastError
 from holdfast.format.names import COPIES, RUN_FILE
 from holdfast.format.records import RunPlace, RunRecord
 from holdfast.format.sealed import seal, unseal
-from holdfast.store.disk import DiskStore
-from holdfast.store.mounts import has_lasting_inodes
-from holdfast.store.run_directory import RunDirectory
+from holdfast.store.durable import DurableStore, RunHome
+from holdfast.store.location import RunLocation, open_durable
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +55,9 @@ def judge(
     """
     if recorded is None:
         return Finding.SAME
+    if RunLocation(recorded.path).is_url != RunLocation(found.path).is_url:
+        # Between a file system and a bucket nothing can be moved.
+        return Finding.COPY
     if inodes_last:
         # Inode numbers are per file system. Of two directories with equal numbers (two mount
         # points, for example), the one at the recorded path is the original.
@@ -69,32 +69,26 @@ def judge(
     return Finding.SAME if found == recorded else Finding.MOVED
 
 
-def place_of(directory: RunDirectory) -> RunPlace | None:
-    """Return the current location of a directory; None if it does not exist."""
-    path, identity = directory.current(), directory.identity
-    return RunPlace(inode=identity[1], path=str(path)) if identity is not None else None
-
-
-def find(store: DiskStore, record: RunRecord, clock: Clock) -> Finding:
+def find(store: DurableStore, record: RunRecord, clock: Clock) -> Finding:
     """Return the relation of the store's directory to the run in its `record`. Read-only."""
-    found = place_of(store.directory)
+    found = store.home.place()
     if found is None or record.place is None:
         return Finding.SAME
     return judge(
         record.place,
         found,
-        inodes_last=has_lasting_inodes(Path(found.path)),
-        other_inode=_other_inode(store.directory, record, record.place, clock),
+        inodes_last=store.home.has_lasting_inodes(),
+        other_inode=_other_inode(store.home, record, record.place, clock),
     )
 
 
-def settle(store: DiskStore, record: RunRecord, clock: Clock) -> RunRecord:
+def settle(store: DurableStore, record: RunRecord, clock: Clock) -> RunRecord:
     """Return the record of the run in the store's directory, rewritten if it moved or is a copy.
 
     Raises:
         StorageError: the record cannot be written; the call may be repeated.
     """
-    finding, place = find(store, record, clock), place_of(store.directory)
+    finding, place = find(store, record, clock), store.home.place()
     if finding is Finding.SAME or place is None:
         return record
     if finding is Finding.MOVED:
@@ -115,7 +109,7 @@ def settle(store: DiskStore, record: RunRecord, clock: Clock) -> RunRecord:
 
 
 def _record_of_copy(
-    store: DiskStore, original: RunRecord, place: RunPlace, clock: Clock
+    store: DurableStore, original: RunRecord, place: RunPlace, clock: Clock
 ) -> RunRecord:
     """Return the copy's own record, created by the first process that gets here."""
     token = xxhash.xxh3_128_hexdigest(f"{original.run_id} {place.inode} {place.path}".encode())
@@ -127,14 +121,12 @@ def _record_of_copy(
     return unseal(store.get(key), RunRecord, key)
 
 
-def _other_inode(
-    directory: RunDirectory, record: RunRecord, recorded: RunPlace, clock: Clock
-) -> int | None:
-    path = Path(recorded.path)
-    # A directory that cannot be read, or is not a run, is not the original.
+def _other_inode(home: RunHome, record: RunRecord, recorded: RunPlace, clock: Clock) -> int | None:
+    # A place that cannot be read, or has no run, is not the original.
     with contextlib.suppress(HoldfastError, OSError):
-        if not directory.is_at(path):
-            other = DiskStore(path, clock)
-            if read_run(other, str(path)).run_id == record.run_id:
-                return os.stat(path).st_ino
+        if not home.is_at(recorded.path):
+            other = open_durable(recorded.path, clock)
+            place = other.home.place()
+            if place is not None and read_run(other, recorded.path).run_id == record.run_id:
+                return place.inode
     return None

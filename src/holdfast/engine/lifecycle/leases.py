@@ -1,9 +1,8 @@
-"""Leases in a run's folder: for each attempt a small file that its leading host rewrites.
+"""Leases of a run: for each attempt a small object that its leading host rewrites.
 
 A start on another host reads the age of the newest attempt's lease. The age is the difference of
-two times from the file system, that of the lease and that of a file written just now, so that
-hosts' clocks are not compared. Where a network file system takes file times from its clients, their
-clocks must agree to within seconds.
+two times from the store, that of the lease and that of an object written just now, so that hosts'
+clocks are not compared.
 
 A lease need not survive the loss of power, and it fences nothing: see decisions/0020.
 """
@@ -12,20 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 
-from holdfast.clock import Clock
 from holdfast.coordination.inputs import LeaseSeen
-from holdfast.errors import HoldfastError, ObjectNotFoundError
+from holdfast.errors import HoldfastError
 from holdfast.format.json_codec import decode
 from holdfast.format.names import LEASES, lease_key
-from holdfast.store.file_system import LOCAL
-from holdfast.store.object_folder import UNFINISHED, ObjectFolder, translated
-from holdfast.store.run_directory import RunDirectory
+from holdfast.store.durable import FleetingStore
 
 NANOSECONDS = 1e9
 
@@ -33,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of the file; `incarnation` and `counter` differ after each renewal.
+    """The content of the object; `incarnation` and `counter` differ after each renewal.
 
     `pid` is the process of the lowest rank on the host. `run_id` distinguishes a run's own leases
     from those copied with its directory.
@@ -50,15 +44,9 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 class Leases:
     """The leases of one run. Thread-safe."""
 
-    def __init__(self, directory: RunDirectory, run_id: str, clock: Clock) -> None:
-        self._directory = directory
+    def __init__(self, store: FleetingStore, run_id: str) -> None:
+        self._store = store
         self._run_id = run_id
-        self._clock = clock
-
-    @property
-    def _folder(self) -> ObjectFolder:
-        # Bypasses the injected FileSystem: no crash guarantee depends on leases.
-        return ObjectFolder(self._directory.current(), self._clock, LOCAL, durable=False)
 
     def write(self, lease: Lease) -> None:
         """Write a lease, replacing the previous one atomically.
@@ -66,8 +54,7 @@ class Leases:
         Raises:
             StorageError: the previous lease is unchanged.
         """
-        with self._folder.writing(self._folder.path(lease_key(lease.attempt))) as unfinished:
-            self._write(unfinished, msgspec.json.encode(lease))
+        self._store.put(lease_key(lease.attempt), msgspec.json.encode(lease))
 
     def remove(self, attempt: int) -> None:
         """Remove an attempt's lease, if it exists.
@@ -75,7 +62,7 @@ class Leases:
         Raises:
             StorageError: the lease may remain.
         """
-        self._folder.delete(lease_key(attempt))
+        self._store.delete(lease_key(attempt))
 
     def remove_before(self, attempt: int) -> None:
         """Remove the leases of older attempts, which are not read any more.
@@ -83,53 +70,30 @@ class Leases:
         Raises:
             StorageError: any of them may remain.
         """
-        keys = [stored.key for stored in self._folder.list(LEASES)]
-        self._folder.delete(*(key for key in keys if key < lease_key(attempt)))
+        keys = [stored.key for stored in self._store.list(LEASES)]
+        self._store.delete(*(key for key in keys if key < lease_key(attempt)))
 
     def read(self, attempt: int) -> LeaseSeen | None:
         """Return an attempt's lease and its age, or None if this run has none.
 
         Raises:
-            StorageError: it cannot be read, or the file system's time cannot.
+            StorageError: it cannot be read, or the store's time cannot.
         """
-        path = self._folder.path(lease_key(attempt))
-        # Write the new file first, so that a network file system refreshes its view of the folder.
-        now_ns = self._now_ns(path.parent)
-        try:
-            with self._folder.opened(lease_key(attempt)) as reader:
-                written_ns = os.fstat(reader.fd).st_mtime_ns
-                data = bytearray(reader.size_bytes)
-                reader.read_into(0, memoryview(data))
-        except ObjectNotFoundError:
+        key = lease_key(attempt)
+        read = self._store.read_timed(key)
+        if read is None:
             return None
-        age_secs = (now_ns - written_ns) / NANOSECONDS
+        written_ns = read.written_ns
+        age_secs = (read.now_ns - written_ns) / NANOSECONDS
         try:
-            lease = decode(bytes(data), Lease)
+            lease = decode(read.data, Lease)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            log.warning("%s is not a valid lease, only its time is used: %s", path, error)
+            log.warning("%s is not a valid lease, only its time is used: %s", key, error)
             return LeaseSeen(host="unknown", pid=0, stamp=str(written_ns), age_secs=age_secs)
         if lease.run_id != self._run_id:
             return None
         stamp = f"{lease.incarnation}.{lease.counter}.{written_ns}"
         return LeaseSeen(host=lease.host, pid=lease.pid, stamp=stamp, age_secs=age_secs)
-
-    def _now_ns(self, folder: Path) -> int:
-        """Return the file system's current time, from a file written now."""
-        probe = folder / f".probe.{self._clock.token()}{UNFINISHED}"
-        with translated("read the time of", folder):
-            try:
-                self._write(probe, b"\n")
-                return probe.stat().st_mtime_ns
-            finally:
-                with contextlib.suppress(FileNotFoundError):
-                    self._folder.files.unlink(probe)
-
-    def _write(self, path: Path, data: bytes) -> None:
-        fd = self._folder.create(path, 0)
-        try:
-            self._folder.write_all(fd, memoryview(data))
-        finally:
-            self._folder.files.close(fd)
 
 
 class LeaseWriter:

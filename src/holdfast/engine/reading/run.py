@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from holdfast.engine.reading.view import View, view_of
 from holdfast.store.contract import ReadableStore
-from holdfast.store.disk import DiskStore
+from holdfast.store.durable import DurableStore
+from holdfast.store.location import RunLocation
 from holdfast.store.ram import RamStore
 
 
@@ -29,9 +29,9 @@ class ReadableRun:
     agents and the RAM of that id are not its own.
     """
 
-    directory: Path
+    location: RunLocation
     run_id: str
-    durable: DiskStore
+    durable: DurableStore
     find_ram: Callable[[], RamStore | None] = _no_ram
     is_copy: bool = False
 
