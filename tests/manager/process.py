@@ -190,6 +190,12 @@ def delete(manager: holdfast.CheckpointManager, step: int) -> None:
         say(not_deleted=step, why=type(error).__name__, message=str(error))
 
 
+def break_off() -> None:
+    """Ends at once: another rank may have ended already, and JAX's own end would wait for it."""
+    sys.stdout.flush()
+    os._exit(0)
+
+
 def main() -> None:
     address, count, rank, directory = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     todo = json.loads(sys.argv[5])
@@ -239,6 +245,12 @@ def main() -> None:
             say(finished=manager.finish(todo["finish"], state_at(todo["finish"], rank)))
         if todo.get("stay"):
             signal.pause()
+        if todo.get("only_closes"):
+            say(saved=saved)
+            with failures_said(todo, None):
+                manager.close()
+            say(closed=True)
+            break_off()
         with failures_said(todo, None):
             manager.wait_until_finished()
         if todo.get("delete_on") == rank:

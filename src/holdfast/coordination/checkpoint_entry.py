@@ -26,6 +26,7 @@ class CheckpointEntry:
         round: how often writing it was restarted after it had failed.
         listing_awaited: the number of the listing that has to show that a part is missing; None if
             none is awaited.
+        was_sought: a missing part of it has been looked for in storage, or will be soon.
         is_stale: the assignment of its copies and writes has to be computed again.
         failed_at_secs: when `failure` was set.
         incomplete_since_secs: since when parts of the complete checkpoint are lost; None if none.
@@ -49,6 +50,7 @@ class CheckpointEntry:
     dropped: str = ""
     round: int = 0
     listing_awaited: int | None = None
+    was_sought: bool = False
     is_stale: bool = True
     failed_at_secs: float = 0.0
     incomplete_since_secs: float | None = None

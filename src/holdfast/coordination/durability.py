@@ -13,6 +13,8 @@ Invariants:
 
 from __future__ import annotations
 
+import math
+
 from holdfast.coordination.checkpoint_entry import CheckpointEntry
 from holdfast.coordination.checkpoint_table import CheckpointTable
 from holdfast.coordination.effects import Commit, ListDurable
@@ -36,6 +38,8 @@ class Durability:
         self._is_listing = False
         self._list_at_secs = 0.0
         self._listed_at_secs = 0.0
+        # A listing that the end of a save waits for; one that is under way does not count as it.
+        self._list_soon_at_secs = math.inf
         self._has_listed = False
         self._listing_failures = 0
         # Listings are numbered in the order in which they begin; one is under way at a time.
@@ -58,8 +62,6 @@ class Durability:
         self._allow_writes()
         self._listed_at_secs = turn.now_secs
         self._list_at_secs = turn.now_secs + self._settings.lost_secs
-        if any((e.listing_awaited or 0) > self._newest_success for e in self._table):
-            self._list_soon()
 
     def has_looked_for(self, entry: CheckpointEntry) -> bool:
         """Return whether storage has been listed for a missing part since the first call.
@@ -71,7 +73,7 @@ class Durability:
             return True
         if entry.listing_awaited is None:
             entry.listing_awaited = self._newest_listing + 1
-            self._list_soon()
+            self._list_soon(self._listed_at_secs)
         has_failed = self._newest_listing >= entry.listing_awaited + TRIES_MAX
         return self._newest_success >= entry.listing_awaited or has_failed
 
@@ -120,7 +122,7 @@ class Durability:
             turn: the present turn.
             is_whole: all ranks of the attempt live.
         """
-        if not self._has_listed or self._is_stuck(is_whole):
+        if not self._has_listed or (not is_whole and self._seek_missing(turn)):
             self._list(turn)
         if not is_whole and self._has_listed:
             self._want_newest(turn)
@@ -134,8 +136,8 @@ class Durability:
 
     def next_at_secs(self, now_secs: float) -> float:
         """Return when a commit or listing is due again; infinity if none is."""
-        times = (self._commit_at_secs, self._list_at_secs)
-        return min((at_secs for at_secs in times if at_secs > now_secs), default=float("inf"))
+        times = (self._commit_at_secs, self._list_at_secs, self._list_soon_at_secs)
+        return min((at_secs for at_secs in times if at_secs > now_secs), default=math.inf)
 
     def _allow_writes(self) -> None:
         if not self._may_write:
@@ -143,19 +145,29 @@ class Durability:
             for entry in self._table.entries.values():
                 entry.is_stale = True
 
-    def _is_stuck(self, is_whole: bool) -> bool:
-        """Return whether a part is missing that a lost host may have made durable."""
-        entries = self._table.entries.values()
-        return not is_whole and any(e.is_pending and e.missing for e in entries)
+    def _seek_missing(self, turn: Turn) -> bool:
+        """Return whether a due part is missing that a silent host may have made durable.
 
-    def _list_soon(self) -> None:
-        """Allow a listing shortly after the last one: the end of a save waits for it."""
-        soon_secs = self._listed_at_secs + self._settings.storage_retry_secs
-        self._list_at_secs = min(self._list_at_secs, soon_secs)
+        A checkpoint that has just begun to miss one is looked for soon, when the other hosts have
+        had time to write their parts, and from then on at the pace of all listings.
+        """
+        missed = [e for e in self._table.entries.values() if e.is_pending and e.missing]
+        for entry in missed:
+            if not entry.was_sought:
+                entry.was_sought = True
+                self._list_soon(turn.now_secs)
+        return bool(missed)
+
+    def _list_soon(self, after_secs: float) -> None:
+        """Schedule a listing shortly after that time: the end of a save waits for it."""
+        soon_secs = after_secs + self._settings.storage_retry_secs
+        self._list_soon_at_secs = min(self._list_soon_at_secs, soon_secs)
 
     def _list(self, turn: Turn) -> None:
-        if not self._is_listing and turn.now_secs >= self._list_at_secs:
+        due_at_secs = min(self._list_at_secs, self._list_soon_at_secs)
+        if not self._is_listing and turn.now_secs >= due_at_secs:
             self._is_listing = True
+            self._list_soon_at_secs = math.inf
             self._newest_listing += 1
             turn.act(ListDurable())
 

@@ -55,7 +55,11 @@ SAVER_SECS = 300.0
 CLOSE_SECS = 3600.0
 """How long `close` waits until all accepted saves are durable."""
 CUT_CLOSE_SECS = 5.0
-"""The same after a preemption for which the hosts did not agree on a step; see `AGREE_SECS`."""
+"""The same after a preemption for which the hosts did not agree on a step; see `AGREE_SECS`.
+
+Hosts that are cut off from each other find each other's parts in storage two heartbeats after they
+began to miss them, so a small state is committed by then.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -419,7 +423,8 @@ class CheckpointManager:
         other hosts have confirmed it. Preservation is awaited for at most 10 seconds more.
 
         Args:
-            timeout_secs: The longest wait in seconds. None waits without a limit.
+            timeout_secs: The longest wait in seconds. None waits without a limit, or for 5 s after
+                a preemption for which the hosts did not agree on a step.
 
         Raises:
             SaveFailedError: Saves failed, were dropped or are not confirmed, or no agent answers.
@@ -427,7 +432,10 @@ class CheckpointManager:
             InvalidArgumentError: The timeout is invalid.
         """
         self._lifetime.check("wait_until_finished")
-        self._progress.wait_until_finished(arguments.check_timeout(timeout_secs))
+        checked_secs = arguments.check_timeout(timeout_secs)
+        if checked_secs is None and self._steps.is_unconfirmed:
+            checked_secs = CUT_CLOSE_SECS
+        self._progress.wait_until_finished(checked_secs)
 
     def delete(self, step: int) -> None:
         """Remove the checkpoint of `step` from every tier, on all hosts.
