@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import holdfast
-from holdfast import preservation_policy, save_decision_policy
+from holdfast import errors, preservation_policy, save_decision_policy
 from holdfast.testing.stand_in_device import StandInDevice
 from tests.hosts import Host, events, wait_until
 
@@ -203,6 +203,24 @@ def test_a_tmpfs_that_is_too_small_sends_the_run_straight_to_disk_and_says_so_on
     assert caplog.text.count("no RAM for checkpoints") == 1
     assert len(events(run, "ram_unavailable")) == 1
     assert {e["tier"] for e in events(run, "sealed")} == {"durable"}
+
+
+def test_a_save_for_ram_alone_that_finds_no_room_is_not_said_to_go_to_disk(
+    one_host: Host, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    never = save_decision_policy.SpecificStepsPolicy([10**9])
+    ram = holdfast.RamTier(save_decision_policy=EVERY_STEP, limit_bytes=100_000)
+    with holdfast.CheckpointManager(
+        tmp_path / "run", save_decision_policy=never, ram=ram
+    ) as manager:
+        for step in range(2):
+            assert manager.save(step, STATE)
+            with pytest.raises(errors.SaveFailedError):
+                manager.wait_until_finished()
+    (warning,) = [text for text in caplog.messages if "no RAM for checkpoints" in text]
+    assert "step 0 and later ones that are due in RAM alone are not saved" in warning
+    assert "limit of 100000 bytes" in warning
+    assert "directly to the durable tier" not in caplog.text
 
 
 def fill_up(file: FileIO) -> None:

@@ -143,7 +143,8 @@ class Saver:
         self._is_closed = False
         self._has_ended = False
         self._is_getting_ready = False
-        self._has_warned_no_ram = False
+        self._warned_no_ram: set[bool] = set()
+        """Which warning was logged: for saves that are due in the durable tier, or for others."""
         self._patience = SlotPatience(clock)
         self._slots = RamSlots(lambda: session.place.ram_folder, clock)
         self._last = LastPart()
@@ -382,7 +383,6 @@ class Saver:
         """Write the part and report it; return its tier, or None if no tier takes it."""
         tier = self._write(request)
         if tier is None:
-            self._progress.finish(request.plan.id)
             return None
         now_secs, whole_bytes = self._clock.monotonic(), request.plan.layout.size_bytes
         written_bytes = whole_bytes if request.written_bytes is None else request.written_bytes
@@ -536,8 +536,9 @@ class Saver:
         if part is not None:
             part.abort()
         if self._session.place.ram_folder is not None:
-            self._warn_no_ram(reason)
+            self._warn_no_ram(request, reason)
         if not request.is_durable_due:
+            self._progress.drop(plan.id, str(reason))
             self._abandon(plan.id, str(reason))
             return None
         self._set_at_storage(f"step {plan.id.step}, which is being written to the durable tier")
@@ -603,16 +604,21 @@ class Saver:
             self._at_storage = waits_for
             self._changed.notify_all()
 
-    def _warn_no_ram(self, reason: str | StorageError) -> None:
+    def _warn_no_ram(self, request: SaveRequest, reason: str | StorageError) -> None:
+        step, is_due = request.plan.id.step, request.is_durable_due
         if isinstance(reason, ObjectNotFoundError):
             # RAM has room: a file of this one part was removed while it was written.
-            log.warning("this save goes directly to the durable tier: %s", reason)
+            effect = "goes directly to the durable tier" if is_due else "is not made"
+            log.warning("the save of step %d %s: %s", step, effect, reason)
             return
-        if self._has_warned_no_ram:
-            return
-        self._has_warned_no_ram = True
-        log.warning("no RAM for checkpoints; writing them directly to the durable tier: %s", reason)
-        self._session.report_event(RamUnavailable(rank=self._session.rank, reason=str(reason)))
+        if is_due not in self._warned_no_ram:
+            effect = "writing them directly to the durable tier"
+            if not is_due:
+                effect = f"step {step} and later ones that are due in RAM alone are not saved"
+            log.warning("no RAM for checkpoints; %s: %s", effect, reason)
+        if not self._warned_no_ram:
+            self._session.report_event(RamUnavailable(rank=self._session.rank, reason=str(reason)))
+        self._warned_no_ram.add(is_due)
 
     def _report_skipped(self, checkpoint: CheckpointId) -> None:
         reason = f"rank {self._session.rank} {protocol.SKIPPED}"
