@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tests.hosts import Host, host
+from tests.switch import TUN, Switch
 
 INTERFACE = "eth0"
 COORDINATOR_INTERFACE = "eth1"
@@ -24,12 +25,14 @@ COORDINATOR_INTERFACE = "eth1"
 _numbers = itertools.count()
 
 
-def why_not() -> str | None:
+def why_not(*, has_switch: bool = False) -> str | None:
     """Why no network can be made here; None where it can."""
     if os.geteuid() != 0:
         return "making network namespaces takes root"
     if shutil.which("ip") is None:
         return "`ip` (iproute2), which makes network namespaces, is not installed"
+    if has_switch and not os.path.exists(TUN):
+        return f"there is no {TUN}, which makes TAP devices"
     tag = f"{os.getpid()}x"
     try:
         _ip("netns", "add", f"hf{tag}")
@@ -89,8 +92,11 @@ class Network:
 
 
 @contextlib.contextmanager
-def network(count: int) -> Iterator[Network]:
-    """A bridge and hosts on it, all of which are gone on leaving."""
+def network(count: int, switch: Switch | None = None) -> Iterator[Network]:
+    """A bridge and hosts on it, all of which are gone on leaving.
+
+    With a `switch`, the hosts' first cables end there and not on the bridge.
+    """
     tag = f"{os.getpid()}{next(_numbers)}"
     made = Network(tag)
     bridge, second = f"hf{tag}", f"hf{tag}c"
@@ -99,7 +105,7 @@ def network(count: int) -> Iterator[Network]:
             _ip("link", "add", one_bridge, "type", "bridge")
             stack.callback(_ip_quietly, "link", "delete", one_bridge)
             _ip("link", "set", one_bridge, "up")
-        for index, name in enumerate("abcdefgh"[:count]):
+        for index, name in enumerate("abcdefghijklmnopqrstuvwxyz"[:count]):
             space, port, address = f"hf{tag}n{index}", made.port(index), f"10.123.0.{index + 1}"
             _ip("netns", "add", space)
             stack.callback(_ip_quietly, "netns", "delete", space)
@@ -108,10 +114,14 @@ def network(count: int) -> Iterator[Network]:
                 (port, INTERFACE, bridge, address),
                 (f"hf{tag}q{index}", COORDINATOR_INTERFACE, second, uncut),
             ):
-                # Connections that linger would keep the namespace, and the cable with it.
-                stack.callback(_ip_quietly, "link", "delete", end)
-                _ip("link", "add", end, "type", "veth", "peer", "name", inner, "netns", space)
-                _ip("link", "set", end, "master", on, "up")
+                if switch is not None and inner == INTERFACE:
+                    switch.add_port(end)
+                    _ip("link", "set", end, "netns", space, "name", inner)
+                else:
+                    # Connections that linger would keep the namespace, and the cable with it.
+                    stack.callback(_ip_quietly, "link", "delete", end)
+                    _ip("link", "add", end, "type", "veth", "peer", "name", inner, "netns", space)
+                    _ip("link", "set", end, "master", on, "up")
                 _ip("-n", space, "addr", "add", f"{ip}/24", "dev", inner)
                 _ip("-n", space, "link", "set", inner, "up")
             _ip("-n", space, "link", "set", "lo", "up")
@@ -121,6 +131,8 @@ def network(count: int) -> Iterator[Network]:
             made.hosts.append(one)
             made.addresses.append(address)
             made.uncut_addresses.append(uncut)
+        if switch is not None:
+            stack.enter_context(switch.running())
         yield made
 
 
