@@ -352,6 +352,38 @@ def test_nothing_is_touched_unless_everything_fits(save: Callable[[Any], Any]) -
     assert_same(into["a"], torch.zeros(3))
 
 
+def test_the_nearest_names_are_suggested(save: Callable[[Any], Any]) -> None:
+    restore = save({"model": Net(), "other": torch.ones(1)})
+    renamed = nn.Module()
+    renamed.frist, renamed.norm = Net().first, Net().norm
+    with pytest.raises(errors.StructureMismatchError) as caught:
+        restore({"model": renamed, "unlike": torch.ones(1)})
+    for expected in (
+        "model/frist.bias: expected array float32[4], found nothing (the checkpoint has "
+        "model/first.bias)",
+        "model/frozen: expected nothing, found array float32[2]\n",
+        "unlike: expected array float32[1], found nothing\n",
+    ):
+        assert expected in str(caught.value)
+
+
+def test_different_arrays_are_not_restored_into_tied_tensors(save: Callable[[Any], Any]) -> None:
+    tied = Net()
+    untied = Net()
+    untied.last = nn.Linear(4, 4)
+    with torch.no_grad():
+        untied.last.weight.fill_(2)
+    before = bits(tied.norm.weight), bits(tied.first.weight)
+    restore = save({"model": untied})
+    with pytest.raises(errors.StructureMismatchError, match=r"first.weight and model/last.weight"):
+        restore({"model": tied})
+    assert (bits(tied.norm.weight), bits(tied.first.weight)) == before
+    with torch.no_grad():
+        untied.last.weight.copy_(untied.first.weight)
+    save({"model": untied})({"model": tied})
+    assert_same(tied.last.weight, untied.first.weight)
+
+
 def test_only_partial_and_cast_choose_what_is_filled(save: Callable[[Any], Any]) -> None:
     first, other = trained(), trained(1)
     restore = save({"model": first[0], "optimizer": first[1], "x": torch.arange(3.0)})

@@ -183,12 +183,14 @@ class RestoreRequest:
         partial: where `like` and the checkpoint may differ: a leaf that the checkpoint lacks, or
             has with another shape or kind, is kept from `like`; one that `like` lacks is ignored.
         cast: whether arrays are converted to the dtypes of `like`.
+        native: whether arrays are the framework's own where there is no `like`.
     """
 
     like: object = None
     only: PathPrefixes | None = None
     partial: PathPrefixes = NO_PREFIXES
     cast: bool = False
+    native: bool = False
 
     def wants(self, path: Path) -> bool:
         """Return whether `path` is in the part of the tree to read."""

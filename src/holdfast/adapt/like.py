@@ -7,11 +7,13 @@ frameworks. What differs between them is how a leaf becomes buffers to fill, and
 
 from __future__ import annotations
 
+import difflib
 import functools
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -28,6 +30,8 @@ from holdfast.format.records import ArraySpec, CheckpointSpec
 from holdfast.format.values import decode_value
 
 DIFFERENCES_SHOWN_MAX = 20
+NAMES_COMPARED_MAX = 200
+SIMILARITY_MIN = 0.75
 
 log = logging.getLogger(__name__)
 
@@ -65,11 +69,15 @@ class ArrayLeaves(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LikeState:
-    """A flattened state: its leaves, their paths, and how such leaves become a state again."""
+    """A flattened state: its leaves, their paths, and how such leaves become a state again.
+
+    `ties` are pairs of paths whose leaves are one array in memory, which is filled in place.
+    """
 
     leaves: Sequence[Any]
     paths: Sequence[Path]
     unflatten: Callable[[Sequence[Any]], object]
+    ties: Sequence[tuple[Path, Path]] = ()
 
 
 class LikeRestoration:
@@ -133,6 +141,24 @@ class LikeRestoration:
             buffers = self._buffers[path]
             for region, buffer in buffers.items():
                 buffers[region] = converted(buffer, dtype, path_name(path))
+        self._check_ties()
+
+    def _check_ties(self) -> None:
+        """Check that arrays for one place in memory are equal there; the last would win otherwise.
+
+        A checkpoint may have equal copies: a tool that wrote tied arrays twice.
+        """
+        differing = [
+            f"{path_name(first)} and {path_name(second)}: expected equal arrays, since those given "
+            "are tied; found different ones"
+            for first, second in self._like.ties
+            if self._index.get(first) != self._index.get(second)
+            and first in self._index
+            and second in self._index
+            and not _are_equal(self._buffers[first], self._buffers[second])
+        ]
+        if differing:
+            raise_mismatch(differing)
 
     def finish(self, process_values: Mapping[Path, object]) -> object:
         restored = []
@@ -185,14 +211,34 @@ class _Comparison:
         # States that are not asked for are left out: a job of another number of processes, which
         # divides them anew, has to leave them out.
         saved |= {path: "object with a state" for path in spec.process_values if path in given}
-        differences = [
-            difference
+        differences = {
+            path: difference
             for path in dict.fromkeys([*given, *saved])
             if request.wants(path)
             and (difference := self._compare(path, given, saved.get(path))) is not None
-        ]
+        }
         if differences:
-            raise_mismatch(differences, request)
+            raise_mismatch(self._with_hints(differences, given, saved), _scope(request))
+
+    @staticmethod
+    def _with_hints(
+        differences: dict[Path, str],
+        given: Mapping[Path, object],
+        saved: Mapping[Path, object],
+    ) -> list[str]:
+        """Return the differences; those shown name the nearest path that the other side has."""
+        only_given = [path_name(path) for path in differences if path not in saved]
+        only_saved = [path_name(path) for path in differences if path not in given]
+        found = []
+        for number, (path, difference) in enumerate(differences.items()):
+            is_missing = (path in given) != (path in saved)
+            if number < DIFFERENCES_SHOWN_MAX and is_missing:
+                others = only_saved if path in given else only_given
+                name = _nearest(path_name(path), others)
+                side = "the checkpoint" if path in given else "the state asked for"
+                difference += f" ({side} has {name})" if name else ""
+            found.append(difference)
+        return found
 
     def _compare(
         self, path: Path, given: Mapping[Path, Any], found: ArrayType | str | None
@@ -245,11 +291,10 @@ class _Comparison:
         return f"{type(leaf).__module__}.{type(leaf).__qualname__}"
 
 
-def raise_mismatch(differences: Sequence[str], request: RestoreRequest) -> None:
-    """Raise a `StructureMismatchError` that lists the differences."""
+def raise_mismatch(differences: Sequence[str], scope: str = "") -> NoReturn:
+    """Raise a `StructureMismatchError` that lists the differences; `scope` limits the claim."""
     shown = differences[:DIFFERENCES_SHOWN_MAX]
     more = len(differences) - len(shown)
-    scope = "" if request.only is None else f" below {', '.join(request.only.names)}"
     raise StructureMismatchError(
         f"restore: the state asked for differs from the checkpoint{scope} in {len(differences)} "
         "places (expected is what was asked for, found is what was saved):\n  "
@@ -258,6 +303,33 @@ def raise_mismatch(differences: Sequence[str], request: RestoreRequest) -> None:
         + "\nPass a state of the saved structure, partial=... with the paths that may differ, or "
         "like=None for all that was saved."
     )
+
+
+def _scope(request: RestoreRequest) -> str:
+    return "" if request.only is None else f" below {', '.join(request.only.names)}"
+
+
+def _nearest(name: str, others: Sequence[str]) -> str | None:
+    """Return the most similar one of `others`, or None if none is similar.
+
+    Comparing is slow, so that of many only those with the same last part are compared.
+    """
+    if len(others) > NAMES_COMPARED_MAX:
+        last = re.split(r"[./]", name)[-1]
+        others = [other for other in others if other.endswith(last)][:NAMES_COMPARED_MAX]
+    found = difflib.get_close_matches(name, others, 1, SIMILARITY_MIN)
+    return found[0] if found else None
+
+
+def _are_equal(one: dict[Region, np.ndarray], other: dict[Region, np.ndarray]) -> bool:
+    """Return whether the buffers have the same bytes: NaNs are equal, zeros of two signs not."""
+    return one.keys() == other.keys() and all(
+        np.array_equal(_bytes(one[region]), _bytes(other[region])) for region in one
+    )
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _type_of_spec(array: ArraySpec) -> ArrayType:

@@ -1,8 +1,8 @@
-"""Restore without a `like`: nested dicts, lists and tuples of NumPy arrays and values."""
+"""Restore without a `like`: nested dicts, lists and tuples of arrays and values."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from holdfast.errors import CheckpointDamagedError, StructureMismatchError
 from holdfast.format.dtypes import numpy_dtype
 from holdfast.format.paths import Path, PathPrefixes, path_name
 from holdfast.format.placement import RestoreTarget
-from holdfast.format.records import CheckpointSpec
+from holdfast.format.records import ArraySpec, CheckpointSpec
 from holdfast.format.values import decode_value
 
 
@@ -21,11 +21,21 @@ class NestedRestoration:
 
     With `only`, just the subtrees at those prefixes. What contains them comes as dicts, also where
     it was saved as a list, so that an index leads to the same leaf.
+
+    Args:
+        make: returns the framework's array with the elements of an array as stored; used if the
+            request is for arrays of the framework.
     """
 
-    def __init__(self, spec: CheckpointSpec, request: RestoreRequest = EVERYTHING) -> None:
+    def __init__(
+        self,
+        spec: CheckpointSpec,
+        request: RestoreRequest = EVERYTHING,
+        make: Callable[[np.ndarray, ArraySpec], Any] | None = None,
+    ) -> None:
         check_prefixes(spec, request)
         self._request = request
+        self._make = make if request.native else None
         self._spec = spec
         self.kept: Sequence[Path] = ()
         self.process_values: Sequence[Path] = [p for p in spec.process_values if request.wants(p)]
@@ -46,11 +56,9 @@ class NestedRestoration:
         """Do nothing: without a `like` the arrays keep the dtypes in which they were saved."""
 
     def finish(self, process_values: Mapping[Path, object]) -> object:
-        leaves: dict[Path, Any] = {}
-        buffers = {target.array_index: target.buffer for target in self.targets}
-        for path, index in self._indices.items():
-            # Tied arrays are one object again.
-            leaves[path] = buffers[index][()] if self._spec.arrays[index].scalar else buffers[index]
+        # Tied arrays are one object again.
+        arrays = {target.array_index: self._array(target) for target in self.targets}
+        leaves: dict[Path, Any] = {path: arrays[index] for path, index in self._indices.items()}
         for value in self._spec.values:
             if self._request.wants(value.path):
                 leaves[value.path] = decode_value(value.value)
@@ -62,6 +70,12 @@ class NestedRestoration:
             if is_left_out and (not path or containers.get(path[:-1]) in ("list", "tuple")):
                 leaves[path] = None
         return nested(containers, leaves)
+
+    def _array(self, target: RestoreTarget) -> Any:
+        spec = self._spec.arrays[target.array_index]
+        if self._make is not None:
+            return self._make(target.buffer, spec)
+        return target.buffer[()] if spec.scalar else target.buffer
 
     def _containers(self) -> dict[Path, str]:
         """Return the kinds of the inner nodes at, below and above the prefixes, by path."""

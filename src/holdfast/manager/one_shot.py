@@ -93,13 +93,14 @@ def load(
     only: str | Sequence[str] | None = None,
     partial: str | Sequence[str] | None = None,
     cast: bool = False,
+    framework: str | None = None,
 ) -> Any:
     """Read the state that `save` wrote to `path`; of a run's directory, its newest checkpoint.
 
     Arguments and errors are those of `Run.restore`, and of `open_run`.
     """
     with Run(path) as run:
-        return run.restore(like=like, only=only, partial=partial, cast=cast)
+        return run.restore(like=like, only=only, partial=partial, cast=cast, framework=framework)
 
 
 def _directory(path: object) -> Path:

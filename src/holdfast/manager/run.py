@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from holdfast.adapt.contract import Framework
 from holdfast.adapt.detect import find_framework
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine.reading.metadata import CheckpointMetadata, metadata_of
@@ -50,9 +50,9 @@ def open_run(directory: str | os.PathLike[str]) -> Run:
 class Run:
     """A run that is read: its durable checkpoints, and those in this host's RAM.
 
-    It needs no framework: without `like` arrays come as NumPy arrays, those of bfloat16 and the
-    like with the dtypes of the package ml_dtypes. Checkpoints in the RAM of other hosts are not
-    seen. Threads may share it.
+    It needs no framework: without `like` and `framework` arrays come as NumPy arrays, those of
+    bfloat16 and the like with the dtypes of the package ml_dtypes. Checkpoints in the RAM of other
+    hosts are not seen. Threads may share it.
 
     Args:
         directory: the run's durable directory.
@@ -144,6 +144,7 @@ class Run:
         only: str | Sequence[str] | None = None,
         partial: str | Sequence[str] | None = None,
         cast: bool = False,
+        framework: str | None = None,
     ) -> Any:
         """Read the state of `step`, else of the newest checkpoint that can be restored.
 
@@ -161,6 +162,8 @@ class Run:
                 lacks, which are ignored; `.` is the whole tree.
             cast: convert arrays to the dtypes of `like`: floating-point among each other, integers
                 among each other.
+            framework: `jax`, `torch` or `numpy`: whose arrays the result has where there is no
+                `like`, whichever wrote them. With `like`, whose `like` is; None: find it.
 
         Returns:
             The state. Its arrays are the caller's own.
@@ -171,17 +174,20 @@ class Run:
             StepUncommittedError, CheckpointDamagedError: the step.
             StructureMismatchError: `like` is not what was saved, or nothing is at a prefix of
                 `only`; the message lists all differences by path.
+            UnsupportedLeafError: `framework` has no dtype of an array.
+            InvalidArgumentError: there is no such framework.
             StorageError: the run cannot be read.
         """
         self._check_open("restore")
         request = arguments.check_request(like, only, partial, cast)
-        framework, rounds = self._framework(), outside_rounds()
+        request = replace(request, native=framework is not None)
+        of, rounds = find_framework(framework), outside_rounds()
         look = self._run.load_view
         if step is not None:
             number = arguments.check_step(step)
-            restored = restore_step(look, number, framework, request, rounds, self._clock)
+            restored = restore_step(look, number, of, request, rounds, self._clock)
         else:
-            newest = restore_newest(look, framework, request, rounds, self._clock)
+            newest = restore_newest(look, of, request, rounds, self._clock)
             if newest is None:
                 arguments.raise_nothing_saved(self.directory)
             restored = newest
@@ -225,9 +231,6 @@ class Run:
     def close(self) -> None:
         """Make further calls fail; may be repeated. Restored states stay as they are."""
         self._is_closed = True
-
-    def _framework(self) -> Framework:
-        return find_framework()
 
     def _sources(self, step: int) -> CheckpointSources:
         number = arguments.check_step(step)

@@ -12,8 +12,10 @@ from holdfast.adapt.jax import arrays
 from holdfast.adapt.jax.arrays import check_usable
 from holdfast.adapt.jax.tree import flatten
 from holdfast.adapt.like import ArrayType, LikeRestoration, LikeState
+from holdfast.errors import UnsupportedLeafError
 from holdfast.format.dtypes import dtype_name
 from holdfast.format.grid import Region
+from holdfast.format.paths import path_name
 from holdfast.format.records import ArraySpec, CheckpointSpec
 
 
@@ -32,6 +34,29 @@ def like_restoration(spec: CheckpointSpec, request: RestoreRequest) -> LikeResto
         unflatten=lambda leaves: jax.tree_util.tree_unflatten(structure.treedef, leaves),
     )
     return LikeRestoration(spec, like, request, JaxArrayLeaves())
+
+
+def whole_array(array: np.ndarray, spec: ArraySpec) -> Any:
+    """Return an array on the default device with the elements of one as stored.
+
+    Raises:
+        UnsupportedLeafError: JAX has no such dtype, or not without `jax_enable_x64`.
+    """
+    name = path_name(spec.path)
+    if array.dtype.fields is not None:
+        raise UnsupportedLeafError(
+            f"restore {name}: expected a dtype of JAX, found {spec.dtype}, which only PyTorch has; "
+            "read it as an array of NumPy"
+        )
+    found = jax.dtypes.canonicalize_dtype(array.dtype)
+    if found != array.dtype:
+        raise UnsupportedLeafError(
+            f"restore {name}: expected {array.dtype}, found that JAX would make it {found}; set "
+            "jax_enable_x64, or read it as an array of NumPy"
+        )
+    # A copy: JAX may otherwise use the memory, which belongs to the reader.
+    made: Any = jax.device_put(np.array(array))
+    return jax.random.wrap_key_data(made, impl=spec.prng_impl) if spec.prng_impl else made
 
 
 class JaxArrayLeaves:

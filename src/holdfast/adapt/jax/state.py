@@ -28,7 +28,7 @@ from holdfast.adapt.contract import (
 from holdfast.adapt.jax import arrays as jax_arrays
 from holdfast.adapt.jax.devices import JaxDevices
 from holdfast.adapt.jax.processes import JaxProcesses
-from holdfast.adapt.jax.restore import like_restoration
+from holdfast.adapt.jax.restore import like_restoration, whole_array
 from holdfast.adapt.jax.tree import Structure, flatten
 from holdfast.adapt.nested import NestedRestoration
 from holdfast.errors import DeviceError
@@ -68,7 +68,7 @@ class JaxFramework:
 
     def restoration(self, spec: CheckpointSpec, request: RestoreRequest) -> Restoration:
         if request.like is None:
-            return NestedRestoration(spec, request)
+            return NestedRestoration(spec, request, whole_array)
         return like_restoration(spec, request)
 
     def _outline(self, found: list[Any], structure: Structure) -> Outline:

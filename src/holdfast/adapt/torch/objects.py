@@ -256,7 +256,7 @@ class ProcessObject:
         return state
 
     def set_state(self, state: Any) -> None:
-        self._put(_with_tensors(state))
+        self._put(_with_tensors(state, path_name(self._path)))
 
 
 StateObject = ModuleState | ObjectState | SparseState
@@ -348,13 +348,13 @@ def _with_values(state: Any, where: str, sizes: list[int]) -> Any:
     return state
 
 
-def _with_tensors(state: Any) -> Any:
+def _with_tensors(state: Any, where: str) -> Any:
     if isinstance(state, TensorValue):
         name = dtype_name(state.dtype)
         assert name is not None
-        return tensors.tensor_of(np.asarray(state), name)
+        return tensors.tensor_of(np.asarray(state), name, where)
     if isinstance(state, dict):
-        return {key: _with_tensors(value) for key, value in state.items()}
+        return {key: _with_tensors(value, f"{where}/{key}") for key, value in state.items()}
     if type(state) in (list, tuple):
-        return type(state)(map(_with_tensors, state))
+        return type(state)(_with_tensors(value, where) for value in state)
     return state

@@ -11,7 +11,7 @@ from holdfast.adapt.contract import RestoreRequest
 from holdfast.adapt.like import ArrayType, LikeRestoration, LikeState
 from holdfast.adapt.torch import tensors
 from holdfast.adapt.torch.objects import NewTensor, ProcessObject
-from holdfast.adapt.torch.tree import Likeness, flatten
+from holdfast.adapt.torch.tree import Likeness, flatten, tied
 from holdfast.format.grid import Region, region_shape
 from holdfast.format.records import ArraySpec, CheckpointSpec
 
@@ -28,6 +28,11 @@ def filling(spec: CheckpointSpec, request: RestoreRequest) -> LikeRestoration:
         leaves=tree.leaves,
         paths=tree.paths,
         unflatten=lambda found: tree.unflatten(list(map(_unwrapped, found)), request),
+        ties=[
+            (tree.paths[first], tree.paths[index])
+            for index, first in enumerate(tied(tree.leaves))
+            if first is not None
+        ],
     )
     return LikeRestoration(spec, like, request, TorchArrayLeaves())
 
@@ -56,7 +61,7 @@ class TorchArrayLeaves:
         held = leaf.tensor if isinstance(leaf, NewTensor) else leaf
         region = tensors.region_held(held)
         extents = region_shape(region)
-        if not all(extents) and tensors.is_distributed(held):
+        if not all(extents) and tensors.is_divided(held):
             return {}
         return {region: np.empty(extents, dtype)}
 

@@ -28,7 +28,8 @@ from holdfast.adapt.torch.restore import filling
 from holdfast.adapt.torch.tree import TorchTree, flatten, tied
 from holdfast.format.grid import Region, slices_within
 from holdfast.format.layout import Chunk
-from holdfast.format.records import CheckpointSpec
+from holdfast.format.paths import path_name
+from holdfast.format.records import ArraySpec, CheckpointSpec
 
 
 class TorchFramework:
@@ -53,7 +54,9 @@ class TorchFramework:
         return self._outline(tree, tied(tree.leaves))
 
     def restoration(self, spec: CheckpointSpec, request: RestoreRequest) -> Restoration:
-        return NestedRestoration(spec, request) if request.like is None else filling(spec, request)
+        if request.like is None:
+            return NestedRestoration(spec, request, _tensor_of)
+        return filling(spec, request)
 
     def _outline(self, tree: TorchTree, aliases: Sequence[int | None]) -> Outline:
         own = [i for i, of in enumerate(aliases) if of is None]
@@ -127,6 +130,10 @@ class _TorchSnapshot:
     def release(self) -> None:
         self._pieces = []
         self.hold = Hold.HOST
+
+
+def _tensor_of(array: np.ndarray, spec: ArraySpec) -> torch.Tensor:
+    return tensors.tensor_of(array, spec.dtype, path_name(spec.path))
 
 
 def _not_pinned(memory: memoryview) -> PinnedMemory | None:

@@ -46,9 +46,24 @@ def is_distributed(tensor: torch.Tensor) -> bool:
     return hasattr(tensor, "_local_tensor") and hasattr(tensor, "device_mesh")
 
 
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Return whether `tensor` is a ShardedTensor, which FSDP1 has in its sharded state dicts."""
+    return hasattr(tensor, "local_shards") and hasattr(tensor, "sharding_spec")
+
+
+def is_divided(tensor: torch.Tensor) -> bool:
+    """Return whether this process holds its own part of a tensor of several processes."""
+    return is_distributed(tensor) or is_sharded(tensor)
+
+
 def local(tensor: Any) -> torch.Tensor:
     """Return the elements that this process holds, outside of autograd."""
-    held: torch.Tensor = tensor._local_tensor if is_distributed(tensor) else tensor
+    held: torch.Tensor = tensor
+    if is_distributed(tensor):
+        held = tensor._local_tensor
+    elif is_sharded(tensor):
+        shards = tensor.local_shards()
+        held = shards[0].tensor if shards else torch.empty((0,) * tensor.dim(), dtype=tensor.dtype)
     return held.detach()
 
 
@@ -65,6 +80,11 @@ def check_storable(tensor: Any, path: Path) -> None:
 
 
 def _problem(tensor: Any) -> str | None:
+    if is_sharded(tensor):
+        shards = tensor.local_shards()
+        if len(shards) > 1:
+            return f"expected a ShardedTensor of one shard on each rank, found {len(shards)}"
+        return _problem(local(tensor))
     if tensor.is_quantized:
         return (
             f"quantized tensors ({tensor.dtype}) cannot be stored; save its int_repr(), q_scale() "
@@ -100,12 +120,15 @@ def outline_of(tensor: Any, path: Path) -> ArrayOutline:
     shape = tuple(tensor.shape)
     # Every process has its own ordinary tensor here; they are assumed to be equal, as with JAX.
     chunk_shape, holders = shape, ((0,),)
-    if is_distributed(tensor):
-        found = _placed(shape, tensor.device_mesh, tuple(tensor.placements))
+    if is_divided(tensor):
+        if is_distributed(tensor):
+            found = _placed(shape, tensor.device_mesh, tuple(tensor.placements))
+        else:
+            found = _grid(shape, {_shard_region(s): {s.placement.rank()} for s in _shards(tensor)})
         if found is None:
             raise UnsupportedLeafError(
                 f"save {path_name(path)}: expected shards that form a grid, found "
-                f"{tensor.placements} of shape {shape}; redistribute it"
+                f"{getattr(tensor, 'placements', tensor)} of shape {shape}; redistribute it"
             )
         chunk_shape, holders = found  # type: ignore[assignment]
     placed = Placement(
@@ -124,6 +147,9 @@ def signature(leaf: Any) -> tuple[Any, ...] | None:
     if is_distributed(leaf):
         found: Any = leaf
         return leaf.shape, leaf.dtype, found.device_mesh, tuple(found.placements)
+    if is_sharded(leaf):
+        regions = [(_shard_region(s), s.placement.rank()) for s in _shards(leaf)]
+        return leaf.shape, leaf.dtype, tuple(regions)
     if leaf.is_nested:
         return id(leaf), "nested"
     return leaf.shape, leaf.dtype, leaf.is_meta, type(leaf)
@@ -146,6 +172,12 @@ def _placed(
         if math.prod(shape) == 0:
             region = (0,) * len(shape), shape
         ranks.setdefault(region, set()).add(int(of_mesh[coordinate]))
+    return _grid(shape, ranks)
+
+
+def _grid(
+    shape: tuple[int, ...], ranks: dict[Region, set[int]]
+) -> tuple[ChunkShape, Holders] | None:
     chunk_shape = chunk_shape_of(shape, ranks)
     if chunk_shape is None:
         return None
@@ -153,9 +185,22 @@ def _placed(
     return chunk_shape, tuple(tuple(sorted(ranks[region])) for region in regions)
 
 
+def _shards(tensor: Any) -> list[Any]:
+    """Return the places of the shards of a ShardedTensor, on all ranks."""
+    return list(tensor.metadata().shards_metadata)
+
+
+def _shard_region(shard: Any) -> Region:
+    start = tuple(shard.shard_offsets)
+    return start, tuple(a + d for a, d in zip(start, shard.shard_sizes, strict=True))
+
+
 def region_held(tensor: Any) -> Region:
     """Return the region of the whole tensor that this process holds; it may have no elements."""
     shape = tuple(tensor.shape)
+    if is_sharded(tensor):
+        shards = tensor.local_shards()
+        return _shard_region(shards[0].metadata) if shards else ((0,) * len(shape),) * 2
     if not is_distributed(tensor):
         return (0,) * len(shape), shape
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -177,8 +222,12 @@ def identity(tensor: Any) -> tuple[Any, ...] | None:
     if _problem(tensor) is not None:
         return None
     held = local(tensor)
-    if held.layout is not torch.strided or not held.numel():
+    if held.layout is not torch.strided:
         return None
+    if not held.numel():
+        # All ranks have to find the same ties, also those whose shards have no elements.
+        storage = held.untyped_storage()
+        return (storage._cdata, tuple(tensor.shape)) if is_distributed(tensor) else None
     signs = held.is_conj(), held.is_neg()
     return held.data_ptr(), held.shape, held.stride(), held.dtype, tuple(tensor.shape), signs
 
@@ -221,9 +270,19 @@ def _as_bytes(buffer: np.ndarray) -> torch.Tensor:
     return found
 
 
-def tensor_of(array: np.ndarray, name: str) -> torch.Tensor:
-    """Return a new tensor with the elements of an array whose dtype has that name."""
-    made = torch.empty(array.shape, dtype=getattr(torch, name))
+def tensor_of(array: np.ndarray, name: str, where: str) -> torch.Tensor:
+    """Return a new tensor with the elements of an array whose dtype has that name.
+
+    Raises:
+        UnsupportedLeafError: PyTorch has no such dtype; the message has `where`.
+    """
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise UnsupportedLeafError(
+            f"restore {where}: expected a dtype of PyTorch, found {name}; read it as an array of "
+            "NumPy"
+        )
+    made = torch.empty(array.shape, dtype=dtype)
     fill(made, {((0,) * array.ndim, array.shape): array})
     return made
 
