@@ -19,7 +19,7 @@ from holdfast.engine.lifecycle.run import create_run
 from holdfast.engine.reading.view import view_of
 from holdfast.format.names import CheckpointId, parse_checkpoint_name
 from holdfast.store.bucket import BucketStore
-from holdfast.store.disk import DiskStore
+from holdfast.store.durable import DurableStore
 from holdfast.testing.object_server import ObjectServer, Plan, Trouble, no_trouble, troubles
 from tests.engine.making import memory_folder
 from tests.trust.in_process import RUN_ID, InProcessHost, StepClock, read_checkpoint, right_array
@@ -31,9 +31,9 @@ PAGE = 1000
 class BucketOfRun(BucketStore):
     """A bucket beside a folder, in which leases and events lie."""
 
-    def __init__(self, server: ObjectServer, folder: DiskStore) -> None:
+    def __init__(self, server: ObjectServer, folder: DurableStore) -> None:
         super().__init__(server, PREFIX, StepClock())
-        self.directory, self.root = folder.directory, folder.root
+        self.home, self.fleeting = folder.home, folder.fleeting
 
 
 class HostOfBucket(InProcessHost):
@@ -49,7 +49,7 @@ class HostOfBucket(InProcessHost):
 
     def opened_state(self, config: AgentConfig) -> AgentState:
         state = open_state(config, self.clock, self.files)
-        state.durable = BucketOfRun(self.server, state.durable)  # type: ignore[assignment]
+        state.durable = BucketOfRun(self.server, state.durable)
         return state
 
     def open_run(self) -> None:
