@@ -100,15 +100,23 @@ def test_a_forced_save_that_waits_says_once_for_what(
         found = [record.getMessage() for record in caplog.records]
         return [text for text in found if "the training has waited" in text]
 
-    monkeypatch.setattr(Saver, "_ask", asked)
+    # From now on no slot is given out, so the first one has to be ready.
     wait_for_a_slot(manager)
+    monkeypatch.setattr(Saver, "_ask", asked)
     assert manager.save(0, state(0))
     manager._progress.wait(lambda sealed, finished: sealed, 30)
     assert manager.save(1, state(1), force=True)
     wait_until(lambda: manager._saver._waiting is None)
     assert manager.save(2, state(2), force=True)
     assert not warnings()
-    go_on = threading.Timer(1.0, is_full.clear)
+
+    def free_once_warned() -> None:
+        try:
+            wait_until(warnings)
+        finally:
+            is_full.clear()
+
+    go_on = threading.Thread(target=free_once_warned)
     go_on.start()
     with caplog.at_level(logging.WARNING):
         assert manager.save(3, state(3), force=True)
