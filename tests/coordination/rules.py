@@ -86,13 +86,12 @@ def obey_overtaken_orders(patch: Patch) -> None:
 
 
 def commit_without_the_last_part(patch: Patch) -> None:
-    def next_to_commit(self: Durability) -> Any:
+    def durable_pending(self: Durability) -> Any:
         for found in self._table.pending():
             if len(found.durable) >= max(1, found.part_count - 1):
-                return found
-        return None
+                yield found
 
-    patch(Durability, "_next_to_commit", next_to_commit)
+    patch(Durability, "_durable_pending", durable_pending)
 
 
 def count_parts_of_other_steps(patch: Patch) -> None:

@@ -47,6 +47,22 @@ def waiting(progress: Progress, then: Callable[[], None]) -> float:
     return ended[0] - began
 
 
+def test_storage_that_fails_for_many_saves_is_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    progress = Progress(SystemClock())
+    for checkpoint in (FIRST, SECOND):
+        progress.accept(checkpoint, durable=True, by_step=True)
+    for checkpoint in (FIRST, SECOND):
+        noticed(progress, "failed", checkpoint, reason="no space left")
+        # The agent does not know a save that has ended, and its answer may come late.
+        progress.finish(checkpoint)
+    warned = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert [record.getMessage() for record in warned] == ["step 1 is not saved: no space left"]
+    with pytest.raises(SaveFailedError, match="save steps 1, 2: 2 checkpoints were not made"):
+        progress.raise_failure()
+
+
 @pytest.fixture
 def committed() -> Progress:
     """One save that the agent here has committed, after which it applies preservation."""

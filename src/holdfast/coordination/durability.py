@@ -14,6 +14,7 @@ Invariants:
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from holdfast.coordination.checkpoint_entry import CheckpointEntry
 from holdfast.coordination.checkpoint_table import CheckpointTable
@@ -97,7 +98,8 @@ class Durability:
     def commit_failed(self, turn: Turn, item: CommitFailed) -> None:
         """Schedule the next try of a commit that has failed or whose result is unknown.
 
-        After `TRIES_MAX` tries, or if a newer attempt forbids it, the checkpoint has failed.
+        After `TRIES_MAX` tries, or if a newer attempt forbids it, the checkpoint has failed. Those
+        that wait behind it then get one try each, without a pause; the newest one gets all tries.
         """
         self.committing = None
         self._table.is_changed = True
@@ -106,8 +108,12 @@ class Durability:
         self._commit_at_secs = turn.now_secs + self._settings.storage_retry_secs
         entry = self._table.entries.get(item.id)
         if entry is not None and (self._tries >= TRIES_MAX or item.newer_attempt):
-            self._tries = 0
             self._table.fail(entry, item.reason, turn.now_secs)
+            waiting = sum(1 for _ in self._durable_pending())
+            if waiting:
+                self._commit_at_secs = turn.now_secs
+            if waiting <= 1:
+                self._tries = 0
 
     def place_replicas(self, ring: Ring) -> None:
         """Assign all pulls and writes again: hosts joined or were lost; `ring` has the present."""
@@ -245,16 +251,16 @@ class Durability:
     def _commit(self, turn: Turn) -> None:
         if self.committing is not None or turn.now_secs < self._commit_at_secs:
             return
-        entry = self._next_to_commit()
+        entry = next(self._durable_pending(), None)
         if entry is not None:
             self.committing = entry.id
             turn.act(Commit(entry.id, entry.part_count))
 
-    def _next_to_commit(self) -> CheckpointEntry | None:
+    def _durable_pending(self) -> Iterator[CheckpointEntry]:
+        """Yield the pending checkpoints whose parts are durable, the oldest first."""
         for entry in self._table.pending():
             if len(entry.durable) == entry.part_count:
-                return entry
-        return None
+                yield entry
 
 
 def _writes_of_known_parts(entry: CheckpointEntry) -> dict[str, list[int]]:

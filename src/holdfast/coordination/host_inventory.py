@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from holdfast.coordination.effects import Drop, Persist, Pull, ReportOutcome
@@ -46,7 +47,7 @@ class _Holding:
     Attributes:
         own: the ranks whose part was sealed here; `replicas`: those whose part is a replica.
         written: the ranks whose part this host has made durable.
-        failure: why this host cannot write its parts in `round`; `tries`: since the last success.
+        failure: why this host cannot write its parts in `round`.
         abandoned: why a rank here could not make its part.
         notified: the last status of which the ranks here were notified.
         status, reason: the leader's last verdict.
@@ -60,7 +61,6 @@ class _Holding:
     written: set[int] = field(default_factory=set)
     failure: str = ""
     round: int = 0
-    tries: int = 0
     abandoned: str = ""
     notified: CheckpointStatus | None = None
     status: CheckpointStatus = CheckpointStatus.OPEN
@@ -102,6 +102,8 @@ class HostInventory:
         self._pull_orders: tuple[PullOrder, ...] = ()
         self._writing: CheckpointId | None = None
         self._write_at_secs = 0.0
+        self._write_tries = 0
+        """The failed writes since the last success, or since the newest checkpoint has failed."""
         self._pulling: set[tuple[CheckpointId, int]] = set()
         self._unwanted: set[tuple[CheckpointId, int]] = set()
         self._pull_at_secs: dict[tuple[CheckpointId, int], float] = {}
@@ -229,23 +231,31 @@ class HostInventory:
 
     def parts_written(self, item: PartsWritten) -> None:
         """Note that parts are durable."""
-        self._writing = None
+        self._writing, self._write_tries = None, 0
         holding = self._held.get(item.id)
         if holding is not None:
             holding.written |= item.ranks
-            holding.tries = 0
 
     def write_failed(self, turn: Turn, item: WriteFailed) -> None:
-        """Schedule the next try of a failed write; after `TRIES_MAX` it is reported as failed."""
+        """Schedule the next try of a failed write; after `TRIES_MAX` it is reported as failed.
+
+        Checkpoints that wait behind it then get one try each, without a pause, because the storage
+        has failed for as long for them. The newest one gets all its tries.
+        """
         self._writing = None
+        self._write_tries += 1
+        self._write_at_secs = turn.now_secs + self._settings.storage_retry_secs
         holding = self._held.get(item.id)
         if holding is None:
             return
-        holding.tries += 1
-        self._write_at_secs = turn.now_secs + self._settings.storage_retry_secs
-        if holding.tries >= TRIES_MAX or item.newer_attempt:
+        if self._write_tries >= TRIES_MAX or item.newer_attempt:
             # An empty failure would mean none.
-            holding.failure, holding.tries = _short(item.reason) or "it failed", 0
+            holding.failure = _short(item.reason) or "it failed"
+            waiting = sum(1 for _ in self._writes_left())
+            if waiting:
+                self._write_at_secs = turn.now_secs
+            if waiting <= 1:
+                self._write_tries = 0
 
     # Commands of the leader.
 
@@ -325,18 +335,23 @@ class HostInventory:
         turn.act(Drop(checkpoint, reason))
 
     def _write(self, turn: Turn) -> None:
+        left = next(self._writes_left(), None)
+        if left is not None:
+            self._writing = left.id
+            turn.act(left)
+
+    def _writes_left(self) -> Iterator[Persist]:
+        """Yield the ordered writes that are neither done nor failed, the oldest first."""
         for order in self._writes:
             holding = self._held.get(order.id)
             if holding is None:
                 continue
             if order.round > holding.round:
-                holding.round, holding.failure, holding.tries = order.round, "", 0
+                holding.round, holding.failure = order.round, ""
             here = (holding.own | holding.replicas) - holding.written
             ranks = here.intersection(ranks_in(order.ranks))
             if ranks and not holding.failure:
-                self._writing = order.id
-                turn.act(Persist(order.id, frozenset(ranks)))
-                return
+                yield Persist(order.id, frozenset(ranks))
 
     def _pull(self, turn: Turn) -> None:
         for order in self._pull_orders:

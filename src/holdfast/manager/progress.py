@@ -167,9 +167,9 @@ class Progress:
     def finish(self, checkpoint: CheckpointId) -> None:
         """Remove a save that is durable, or that ended without a loss."""
         with self._changed:
-            self._has_warned_failure = False
-            self._saves.pop(checkpoint, None)
-            self._sealed.pop(checkpoint, None)
+            save = self._saves.pop(checkpoint, None) or self._sealed.pop(checkpoint, None)
+            if save is not None:
+                self._has_warned_failure = False
             self._changed.notify_all()
 
     def _await_preservation(self, checkpoint: CheckpointId) -> None:
