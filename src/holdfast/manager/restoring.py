@@ -152,7 +152,7 @@ def restore_newest(
             tried is None or tried.error is None, tried.id if tried is not None else None
         )
         if good and tried is not None:
-            return _finish(tried, rounds, skipped, clock.monotonic() - started)
+            return _finish(tried, request, rounds, skipped, clock.monotonic() - started)
         if tried is None:
             if skipped:
                 raise CheckpointDamagedError(
@@ -221,7 +221,7 @@ def restore_step(
         raise tried.error
     if not good:
         raise CheckpointDamagedError(f"restore step {step}: another process could not read it")
-    return _finish(tried, rounds, [], clock.monotonic() - started)
+    return _finish(tried, request, rounds, [], clock.monotonic() - started)
 
 
 def _try(
@@ -264,7 +264,11 @@ def _check_processes(sources: CheckpointSources, paths: Sequence[Path], rounds: 
 
 
 def _finish(
-    tried: _Try, rounds: Rounds, skipped: list[tuple[int, int, str]], seconds: float
+    tried: _Try,
+    request: RestoreRequest,
+    rounds: Rounds,
+    skipped: list[tuple[int, int, str]],
+    seconds: float,
 ) -> RestoredState:
     assert tried.sources is not None
     assert tried.restoration is not None
@@ -285,16 +289,18 @@ def _finish(
         sources=dict(tried.tally.bytes_by_tier),
         skipped=tuple(skipped),
         passed_over=tuple(tried.tally.passed_over),
-        left_out=_left_out(tried.sources, tried.restoration.process_values, rounds),
+        left_out=_left_out(tried.sources, tried.restoration.process_values, request, rounds),
         kept=tuple(map(path_name, tried.restoration.kept)),
         seconds=round(seconds, 4),
     )
     return RestoredState(tried.restoration.finish(process_values), report, tried.id)
 
 
-def _left_out(sources: CheckpointSources, taken: Sequence[Path], rounds: Rounds) -> tuple[str, ...]:
+def _left_out(
+    sources: CheckpointSources, taken: Sequence[Path], request: RestoreRequest, rounds: Rounds
+) -> tuple[str, ...]:
     names = tuple(path_name(p) for p in sources.spec.process_values if p not in set(taken))
-    if names and len(sources.parts) == rounds.count:
+    if names and len(sources.parts) == rounds.count and request.only is None:
         # With another number of processes they must be left out; here it may be an oversight.
         log.warning(
             "step %d is restored without the states of %s, which the requested state leaves out; "

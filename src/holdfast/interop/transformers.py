@@ -1,0 +1,162 @@
+"""Hugging Face's Trainer: `train(trainer, run)` in the place of `trainer.train()`.
+
+The weights, the optimizer, the learning rates, the random numbers and the trainer's own progress
+are saved together after each step that is due, and a training that is started again continues from
+the newest checkpoint, in the middle of an epoch too. The trainer skips the batches that it has
+trained on, as it does for its own checkpoints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_callback import ExportableState
+
+from holdfast.adapt.torch.objects import Replicated
+from holdfast.adapt.torch.random_state import RandomState
+from holdfast.errors import InvalidArgumentError
+from holdfast.interop.trainer_session import TrainerSession
+
+_STATE_FILE, _WEIGHTS_FILE = "trainer_state.json", "pytorch_model.bin"
+
+
+def train(trainer: Trainer, run: str | os.PathLike[str], **options: Any) -> Any:
+    """Train with checkpoints in `run`, from the newest one there if there is one.
+
+    Args:
+        trainer: a Trainer, or an instance of a subclass. Its own checkpoints are not needed: pass
+            `save_strategy="no"` in its arguments.
+        run: the run's directory.
+        options: arguments of `holdfast.CheckpointManager`.
+
+    Returns:
+        What `trainer.train()` returns. After a preemption, the training has ended early.
+
+    Raises:
+        InvalidArgumentError: the trainer uses FSDP or DeepSpeed by its arguments, which load their
+            weights in a way of their own.
+        HoldfastError: as for `CheckpointManager`, its `save` and its `resume`.
+    """
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        raise InvalidArgumentError(
+            "train: expected a Trainer without FSDP and DeepSpeed in its arguments, found one with "
+            "them; use holdfast.CheckpointManager in a loop of your own"
+        )
+    # The processes find each other by torch.distributed, which this starts.
+    _ = trainer.args.device
+    callback = _Callback(trainer, TrainerSession(run, options))
+    trainer.add_callback(callback)
+    finishes = False
+    try:
+        with callback.folder() as folder:
+            result = trainer.train(resume_from_checkpoint=folder)
+        finishes = True
+        return result
+    finally:
+        trainer.remove_callback(callback)
+        callback.session.close(finishes=finishes)
+
+
+class _Progress:
+    """The trainer's progress: its state as the Trainer writes it beside its own checkpoints."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, str]:
+        state = self._trainer.state
+        handler = self._trainer.callback_handler
+        exported = [
+            each
+            for each in (*handler.callbacks, self._trainer.control)
+            if isinstance(each, ExportableState)
+        ]
+        for each in exported:
+            state.stateful_callbacks[type(each).__name__] = each.state()
+        return {"json": json.dumps(dataclasses.asdict(state), sort_keys=True)}
+
+    def load_state_dict(self, state: dict[str, str]) -> None:
+        """Do nothing: the Trainer has read it from the folder that it was given."""
+
+
+class _Callback(TrainerCallback):  # type: ignore[misc]
+    """Saves after each step, and sets the state when the training begins."""
+
+    def __init__(self, trainer: Trainer, session: TrainerSession) -> None:
+        self._trainer, self.session = trainer, session
+        self._step: int | None = None
+        self._random = RandomState()
+        self._state: dict[str, Any] = {}
+        self._of_ranks: dict[str, Any] = {}
+        # The random numbers to set before the next step, once its batch has been made.
+        self._drawn: dict[str, Any] | None = None
+
+    @contextlib.contextmanager
+    def folder(self) -> Iterator[str | None]:
+        """Yield the folder that the Trainer continues from; None if the run has no checkpoint.
+
+        It has the Trainer's progress, and no weights: this callback sets them in place.
+        """
+        found = self.session.read("trainer")
+        if found is None:
+            yield None
+            return
+        self._step, progress = found
+        silence = logging.getLogger("transformers.trainer")
+        silence.addFilter(_has_weights)
+        try:
+            with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
+                (Path(folder) / _STATE_FILE).write_text(progress["json"])
+                torch.save({}, Path(folder) / _WEIGHTS_FILE)
+                yield folder
+        finally:
+            silence.removeFilter(_has_weights)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._state = {
+            "model": kwargs["model"],
+            "optimizer": kwargs["optimizer"],
+            "scheduler": kwargs["lr_scheduler"],
+            "trainer": Replicated(_Progress(self._trainer)),
+        }
+        scaler = getattr(self._trainer.accelerator, "scaler", None)
+        if scaler is not None:
+            self._state["scaler"] = scaler
+        self._of_ranks = {"rng": self._random}
+        if self._step is not None:
+            self.session.resume(self._step, self._state, self._of_ranks)
+            self._drawn = self._random.state_dict()
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # The first batch of an epoch draws numbers, and was not made yet when this was saved.
+        if self._drawn is not None and state.epoch is not None and float(state.epoch).is_integer():
+            self._set_random()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._drawn is not None:
+            self._set_random()
+
+    def _set_random(self) -> None:
+        assert self._drawn is not None
+        self._random.load_state_dict(self._drawn)
+        self._drawn = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.session.save(state.global_step, {**self._state, **self._of_ranks})
+        if self.session.is_preempted:
+            control.should_training_stop = True
+
+
+def _has_weights(record: logging.LogRecord) -> bool:
+    """Return False for the Trainer's warning that the folder has no weights."""
+    return not record.getMessage().startswith("There were missing keys in the checkpoint model")
