@@ -16,6 +16,7 @@ from holdfast import __version__
 from holdfast.cli.clean import clean
 from holdfast.cli.demo import demo
 from holdfast.cli.events import events
+from holdfast.cli.exporting import export, import_files
 from holdfast.cli.ls import ls
 from holdfast.cli.output import print_error, print_json
 from holdfast.cli.rm import rm
@@ -43,7 +44,8 @@ def commands() -> None:
     """Checkpoint training runs continuously, off the training thread."""
 
 
-for _command in (ls, show, verify, events, save, rm, status, stop, clean, run, demo):
+_COMMANDS = (ls, show, verify, events, save, rm, export, import_files)
+for _command in (*_COMMANDS, status, stop, clean, run, demo):
     commands.add_command(_command)
 
 

@@ -1,0 +1,188 @@
+"""Weights of a checkpoint as safetensors files with an index, as the Hugging Face Hub has them.
+
+Arrays are read one after another, each block checked by its digest, so that the memory needed is
+that of the largest array. No framework is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import urllib.parse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from holdfast.adapt.casts import can_cast, converted
+from holdfast.engine.reading.metadata import ArrayMetadata, CheckpointMetadata
+from holdfast.errors import InvalidArgumentError, UnsupportedLeafError
+from holdfast.format.dtypes import item_size_bytes, numpy_dtype, safetensors_form
+from holdfast.manager import Run
+
+SHARD_SIZE_BYTES = 5 * 10**9
+INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tensor:
+    """One array of the checkpoint: `saved_as` is its path, `name` that in the files."""
+
+    saved_as: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * item_size_bytes(self.dtype)
+
+
+def export_safetensors(
+    run: Run,
+    step: int,
+    directory: Path,
+    *,
+    prefix: str = "",
+    dtype: str | None = None,
+    shard_size_bytes: int = SHARD_SIZE_BYTES,
+    progress: Callable[[int], None] = lambda size_bytes: None,
+) -> list[Path]:
+    """Write the arrays of `step` into the new directory `directory`.
+
+    Args:
+        run: the run.
+        step: a step of the run.
+        directory: it must not exist. It is there whole, or not at all.
+        prefix: only what is below this path, which the names then lack: `model`.
+        dtype: convert floating-point arrays to this dtype; None: keep theirs.
+        shard_size_bytes: the size that a file exceeds only for a single array.
+        progress: called with the bytes of each array that was written.
+
+    Returns:
+        The files with weights. Tied arrays are written once, under the name of the first.
+
+    Raises:
+        InvalidArgumentError: the directory exists, no array is below `prefix`, or two arrays would
+            have one name.
+        UnsupportedLeafError: safetensors has no such dtype; the message has the path.
+        StepNotFoundError, CheckpointDamagedError, StorageError: the checkpoint.
+    """
+    if directory.exists():
+        raise InvalidArgumentError(f"export to {directory}: it exists; give a new path")
+    found = list(_tensors(run.metadata(step), prefix, dtype))
+    if not found:
+        raise InvalidArgumentError(f"export step {step}: no array is below {prefix!r}")
+    shards = _shards(found, shard_size_bytes)
+    building = directory.with_name(f".{directory.name}.unfinished")
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir(parents=True)
+    names = [_file_name(number, len(shards)) for number in range(len(shards))]
+    try:
+        for name, shard in zip(names, shards, strict=True):
+            _write(run, step, building / name, shard, progress)
+        if len(shards) > 1:
+            of_tensor = {t.name: n for n, shard in zip(names, shards, strict=True) for t in shard}
+            total = {"total_size": sum(tensor.size_bytes for tensor in found)}
+            text = json.dumps({"metadata": total, "weight_map": of_tensor}, indent=2)
+            _write_synced(building / INDEX, [text.encode()])
+        building.rename(directory)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return [directory / name for name in names]
+
+
+def _tensors(metadata: CheckpointMetadata, prefix: str, dtype: str | None) -> Iterator[_Tensor]:
+    """Yield the arrays below `prefix` with their names and dtypes in the files."""
+    start = prefix.strip("/") + "/" if prefix.strip("/") else ""
+    names: dict[str, str] = {}
+    written: set[str] = set()
+    for path, array in metadata.arrays.items():
+        if not path.startswith(start):
+            continue
+        if (array.alias_of or path) in written:
+            continue
+        written.add(array.alias_of or path)
+        name = urllib.parse.unquote(path.removeprefix(start).replace("/", "."))
+        other = names.setdefault(name, path)
+        if other != path:
+            raise InvalidArgumentError(f"export: {other} and {path} would both be named {name}")
+        yield _Tensor(
+            saved_as=path, name=name, shape=array.shape, dtype=_dtype_of(path, array, dtype)
+        )
+
+
+def _dtype_of(path: str, array: ArrayMetadata, wanted: str | None) -> str:
+    """Return the dtype in which an array is written."""
+    is_floating = can_cast(array.dtype, "float32")
+    dtype = wanted if wanted is not None and is_floating else array.dtype
+    if numpy_dtype(dtype) is None:
+        raise InvalidArgumentError(f"export: expected the name of a dtype, found {dtype!r}")
+    if safetensors_form(dtype, (2,))[0] == "U8" and dtype != "uint8":
+        raise UnsupportedLeafError(
+            f"export {path}: safetensors has no {dtype}; convert it with --dtype, or leave it out "
+            "with --prefix"
+        )
+    return dtype
+
+
+def _shards(tensors: list[_Tensor], size_bytes: int) -> list[list[_Tensor]]:
+    shards: list[list[_Tensor]] = [[]]
+    for tensor in tensors:
+        held = sum(other.size_bytes for other in shards[-1])
+        if shards[-1] and held + tensor.size_bytes > size_bytes:
+            shards.append([])
+        shards[-1].append(tensor)
+    return shards
+
+
+def _file_name(number: int, count: int) -> str:
+    if count == 1:
+        return "model.safetensors"
+    return f"model-{number + 1:05d}-of-{count:05d}.safetensors"
+
+
+def _write(
+    run: Run, step: int, path: Path, shard: list[_Tensor], progress: Callable[[int], None]
+) -> None:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for tensor in shard:
+        start, end = end, end + tensor.size_bytes
+        kind, shape = safetensors_form(tensor.dtype, tensor.shape)
+        header[tensor.name] = {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+
+    def pieces() -> Iterator[bytes | memoryview]:
+        yield len(text).to_bytes(8, "little") + text
+        for tensor in shard:
+            yield _bytes(run, step, tensor)
+            progress(tensor.size_bytes)
+
+    _write_synced(path, pieces())
+
+
+def _bytes(run: Run, step: int, tensor: _Tensor) -> memoryview:
+    found: Any = run.restore(step, only=tensor.saved_as, framework=None)
+    # What contains it comes as nested dicts, of which each has one key here.
+    while isinstance(found, dict):
+        (found,) = found.values()
+    array = np.asarray(found)
+    dtype = numpy_dtype(tensor.dtype)
+    assert dtype is not None
+    if array.dtype != dtype:
+        array = converted(array, dtype, tensor.saved_as)
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _write_synced(path: Path, pieces: Iterator[bytes | memoryview] | list[bytes]) -> None:
+    with path.open("wb") as file:
+        for piece in pieces:
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,121 @@
+"""Files of other programs: safetensors and `torch.save` written, `torch.save` and DCP read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch cannot be had here", exc_type=ImportError)
+
+import torch.distributed.checkpoint as dcp  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+
+import holdfast  # noqa: E402
+from holdfast.cli.main import main  # noqa: E402
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[Path, Any]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Embedding(7, 4), torch.nn.Linear(4, 7, bias=False))
+    model[1].weight = model[0].weight
+    model.register_buffer("count", torch.tensor(3))
+    model.register_parameter("scale", torch.nn.Parameter(torch.rand(5)))
+    holdfast.save(tmp_path / "saved", {"model": model, "epoch": 3})
+    return tmp_path / "saved", model
+
+
+def test_safetensors_in_shards_have_the_names_of_the_model(
+    saved: tuple[Path, Any], tmp_path: Path
+) -> None:
+    directory, model = saved
+    size = ["--max-shard-size", str(60 / 10**9)]
+    assert (
+        main(["export", str(directory), "--hf", str(tmp_path / "hf"), "--prefix", "model", *size])
+        == 0
+    )
+    index = json.loads((tmp_path / "hf" / "model.safetensors.index.json").read_text())
+    found = {}
+    for name in set(index["weight_map"].values()):
+        found |= load_file(tmp_path / "hf" / name)
+    assert found.keys() == index["weight_map"].keys() == {"0.weight", "count", "scale"}
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in found.values())
+    assert len(set(index["weight_map"].values())) == 2
+    model_after = model.state_dict()
+    assert all(torch.equal(tensor, model_after[name]) for name, tensor in found.items())
+
+
+def test_floating_point_arrays_are_converted(saved: tuple[Path, Any], tmp_path: Path) -> None:
+    directory, model = saved
+    out = tmp_path / "hf"
+    assert main(["export", str(directory), "0", "--hf", str(out), "--dtype", "bfloat16"]) == 0
+    found = load_file(out / "model.safetensors")
+    assert torch.equal(found["model.scale"], model.scale.bfloat16())
+    assert found["model.count"].dtype == torch.int64
+    assert [path.name for path in out.iterdir()] == ["model.safetensors"]
+
+
+def test_what_cannot_be_exported_leaves_nothing(
+    saved: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory, _ = saved
+    holdfast.save(tmp_path / "odd", {"x": np.zeros(3, ml_dtypes.int4)})
+    out = str(tmp_path / "out")
+    for arguments, message in (
+        ([str(tmp_path / "odd"), "--hf", out], "x: safetensors has no int4"),
+        ([str(directory), "--hf", out, "--prefix", "gone"], "no array is below 'gone'"),
+        ([str(directory), "--hf", str(directory)], "it exists"),
+        ([str(directory), "--hf", out, "--dtype", "float33"], "found 'float33'"),
+        ([str(directory)], "expected either --hf DIR or --torch FILE"),
+    ):
+        assert main(["export", *arguments]) == 1
+        assert message in " ".join(capsys.readouterr().err.split())
+    assert {path.name for path in tmp_path.iterdir()} == {"saved", "odd"}
+
+
+def test_a_file_of_torch_goes_out_and_comes_back(saved: tuple[Path, Any], tmp_path: Path) -> None:
+    directory, model = saved
+    file = tmp_path / "state.pt"
+    assert main(["export", str(directory), "--torch", str(file)]) == 0
+    state = torch.load(file, weights_only=True)
+    assert state["epoch"] == 3
+    assert torch.equal(state["model"]["scale"], model.scale)
+    assert main(["import", str(file), str(tmp_path / "back")]) == 0
+    with holdfast.open_run(tmp_path / "back") as run:
+        assert run.metadata(0).arrays["model/1.weight"].alias_of == "model/0.weight"
+        found = run.restore(framework="torch")
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found["model"][name], state["model"][name]) for name in state["model"])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_folder_of_dcp_is_imported(tmp_path: Path) -> None:
+    state = {
+        "model": {"w.x": torch.rand(4, 3), "half": torch.rand(2).half()},
+        "optimizer": {"state": {0: {"step": torch.tensor(2.0)}}, "lr": 0.5},
+        "step": 7,
+    }
+    dcp.save(state, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    assert main(["import", str(tmp_path / "dcp"), str(tmp_path / "back")]) == 0
+    found = holdfast.load(tmp_path / "back", framework="torch")
+    assert torch.equal(found["model"].pop("w.x"), state["model"].pop("w.x"))
+    assert torch.equal(found["model"].pop("half"), state["model"].pop("half"))
+    # DCP lists the keys of dicts as strings.
+    state["optimizer"]["state"] = {"0": state["optimizer"]["state"][0]}
+    assert found == state
+
+
+def test_what_is_no_file_of_torch_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text").write_text("no")
+    (tmp_path / "folder").mkdir()
+    for name in ("text", "folder", "gone"):
+        assert main(["import", str(tmp_path / name), str(tmp_path / "back")]) == 1
+        assert f"import {tmp_path / name}: expected" in capsys.readouterr().err.replace("\n", "")
+    assert not (tmp_path / "back").exists()
