@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import importlib.util
 import json
 import os
 import shutil
@@ -15,11 +16,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.hosts import WAIT_SECS, Host, events, host, is_running, stop, wait_until
 from tests.manager.test_processes import PROCESS, free_address
 from tests.said import Said
 
 END_SECS = 90.0
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+TORCH = pytest.param(
+    "torch",
+    marks=[
+        pytest.mark.soak,
+        pytest.mark.skipif(not HAS_TORCH, reason="PyTorch cannot be had here"),
+    ],
+)
+FRAMEWORKS = pytest.mark.parametrize("framework", ["jax", TORCH])
+"""For tests that start jobs with `framework=framework`."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""One of several processes of a job that shares a host; jax.distributed on the CPU.
+"""One of several processes of a job that shares a host; of JAX or PyTorch, on the CPU.
 
 Arguments: coordinator's address, count, rank, directory, what to do as JSON. Prints JSON lines.
 
@@ -17,16 +17,17 @@ import time
 import traceback
 from collections.abc import Iterator
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax._src import distributed
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import holdfast
 from holdfast import preservation_policy, save_decision_policy
 from holdfast.errors import HoldfastError, SaveFailedError
 from holdfast.testing.stand_in_device import StandInDevice
+
+if json.loads(sys.argv[5]).get("framework") == "torch":
+    import torch_states as states
+else:
+    import jax_states as states
 
 WITH_POSITION = json.loads(sys.argv[5]).get("position", True)
 # MiB of an array that every process has, after how many steps it changes, and whether it does.
@@ -36,9 +37,6 @@ BIG_EVERY = json.loads(sys.argv[5]).get("big_every", 1)
 IS_FROZEN = json.loads(sys.argv[5]).get("frozen", False)
 # One rank's arrays may stand on a device that stands still when it is told to.
 DEVICE = StandInDevice()
-
-# A rank that is ahead of the others waits so long for them.
-LOCKSTEP_MS = 120_000
 
 # What a save takes on this rank's training thread, beside what it really takes.
 SAVE_SECS = json.loads(sys.argv[5]).get("save_secs", {}).get(sys.argv[3], 0)
@@ -58,46 +56,38 @@ class Position:
         self.value = state["value"]
 
 
-def array(values: np.ndarray, sharding: NamedSharding) -> jax.Array:
-    return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
-
-
 def state_at(step: int, rank: int) -> dict:
-    devices = np.array(jax.devices())
-    mesh = Mesh(devices, ("x",))
     rows = np.arange(48 * 50, dtype=np.float32).reshape(48, 50) + step
     state = {
-        "sharded": array(rows, NamedSharding(mesh, PartitionSpec("x"))),
-        "replicated": array(rows * 2, NamedSharding(mesh, PartitionSpec())),
-        "local": jnp.float32(step),
+        "sharded": states.array(rows, is_sharded=True),
+        "replicated": states.array(rows * 2, is_sharded=False),
+        "local": states.scalar(step),
         "host": np.arange(5) + step,
         "step": step,
     }
     if not IS_SHARDED:
         del state["sharded"]
     if BIG_MIB:
-        state["big"] = big_at(0 if IS_FROZEN else step // BIG_EVERY * BIG_EVERY, mesh)
+        state["big"] = big_at(0 if IS_FROZEN else step // BIG_EVERY * BIG_EVERY)
     if WITH_POSITION:
         state["position"] = Position(1000 * rank + step)
     return state
 
 
 @functools.lru_cache(1)
-def big_at(step: int, mesh: Mesh) -> jax.Array:
+def big_at(step: int):
     values = np.arange(BIG_MIB << 18, dtype=np.float32).reshape(BIG_MIB, 512, 512) - step
-    return array(values, NamedSharding(mesh, PartitionSpec()))
+    return states.array(values, is_sharded=False)
 
 
 def right(state: dict, step: int, rank: int) -> bool:
     expected = state_at(step, rank)
-    for name in expected.keys() & {"sharded", "replicated", "big"}:
-        for mine, other in zip(
-            state[name].addressable_shards, expected[name].addressable_shards, strict=True
-        ):
-            if not np.array_equal(np.asarray(mine.data), np.asarray(other.data)):
-                return False
     return (
-        float(state["local"]) == step
+        all(
+            states.are_equal(state[name], expected[name])
+            for name in expected.keys() & {"sharded", "replicated", "big"}
+        )
+        and float(state["local"]) == step
         and np.array_equal(state["host"], expected["host"])
         and (not WITH_POSITION or state["position"].value == expected["position"].value)
         and state["step"] == step
@@ -127,7 +117,7 @@ def train(manager: holdfast.CheckpointManager, steps: range, rank: int, todo: di
     for step in steps:
         time.sleep(pause_secs(todo, step, rank))
         if todo.get("lockstep"):
-            await_others(step)
+            states.await_others(step)
         if todo.get("signal_at") == step and rank == todo.get("signal_rank", 0):
             os.kill(os.getpid(), signal.SIGTERM)
         if [rank, step] == todo.get("hold"):
@@ -175,13 +165,6 @@ def failures_said(todo: dict, step: int | None) -> Iterator[None]:
         say(failed=error.steps, at_step=step, message=str(error))
 
 
-def await_others(step: int) -> None:
-    """Waits until all ranks have come to `step`, as a collective in the step would."""
-    client = distributed.global_state.client
-    assert client is not None
-    client.wait_at_barrier(f"step {step}", LOCKSTEP_MS)
-
-
 def delete(manager: holdfast.CheckpointManager, step: int) -> None:
     try:
         manager.delete(step)
@@ -200,8 +183,7 @@ def main() -> None:
     address, count, rank, directory = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     todo = json.loads(sys.argv[5])
     heartbeat_secs = todo.get("heartbeat_secs", 100)
-    jax.distributed.initialize(address, count, rank, heartbeat_timeout_seconds=heartbeat_secs)
-    assert jax.process_count() == count
+    states.start(address, count, rank, heartbeat_secs)
     policy = save_decision_policy.ContinuousCheckpointingPolicy(
         max_overhead=todo.get("max_overhead")
     )
@@ -226,7 +208,7 @@ def main() -> None:
             signal.pause()
         like = state_at(-1, rank)
         if todo.get("other_like") == rank:
-            like["another"] = jnp.float32(0)
+            like["another"] = states.scalar(0)
         say(resuming=True)
         start, state = manager.resume(like, step=todo.get("back_to"))
         report = manager.last_restore
@@ -261,9 +243,9 @@ def main() -> None:
         say(saved=saved, steps=manager.all_steps())
         if todo.get("dies") and rank == count - 1:
             # Without closing its manager, so that all agents linger.
-            jax.distributed.shutdown()
+            states.shut_down()
             os._exit(0)
-    jax.distributed.shutdown()
+    states.shut_down()
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import pytest
 
 from tests.hosts import Host, stop, wait_until
 from tests.manager.job import (
+    FRAMEWORKS,
     check_went_on,
     has_copies,
     is_committed,
@@ -30,17 +31,18 @@ from tests.manager.job import (
 BIG = {"big_mib": 96, "big_every": 4, "device_count": 1}
 
 
+@FRAMEWORKS
 @pytest.mark.parametrize(
     "lost", [0, *(pytest.param(other, marks=pytest.mark.soak) for other in (1, 2, 3))]
 )
 def test_one_lost_host_costs_no_step_and_no_read_of_the_durable_tier(
-    four_hosts: list[Host], tmp_path: Path, lost: int
+    four_hosts: list[Host], tmp_path: Path, lost: int, framework: str
 ) -> None:
     run = tmp_path / "run"
-    run_job(four_hosts, run, steps=9, interval=4, dies=True)
+    run_job(four_hosts, run, steps=9, interval=4, dies=True, framework=framework)
     wait_until(lambda: has_copies(four_hosts, 8))
     lose(four_hosts[lost])
-    check_went_on(run_job(four_hosts, run, steps=1, interval=100), 8)
+    check_went_on(run_job(four_hosts, run, steps=1, interval=100, framework=framework), 8)
     assert set(sources(run)) <= {"ram", "peer"}
 
 

@@ -13,56 +13,67 @@ import pytest
 
 from tests.cli.command_line import holdfast
 from tests.hosts import Host, events, wait_until
-from tests.manager.job import check_went_on, run_job, seen, sources, start_job
+from tests.manager.job import FRAMEWORKS, check_went_on, run_job, seen, sources, start_job
 
 
+@FRAMEWORKS
 @pytest.mark.soak
 def test_four_hosts_make_one_checkpoint_and_all_come_back(
-    four_hosts: list[Host], tmp_path: Path
+    four_hosts: list[Host], tmp_path: Path, framework: str
 ) -> None:
     run = tmp_path / "run"
-    first = run_job(four_hosts, run, steps=9, interval=4, dies=True)
+    first = run_job(four_hosts, run, framework=framework, steps=9, interval=4, dies=True)
     assert [r["saved"] for r in first] == [[0, 4, 8]] * 4
     assert first[0]["steps"] == [0, 4, 8]
     # Each agent knows, so that `holdfast run` and `holdfast stop` on its host do not wait for it.
     held = [held for one in four_hosts for held in one.agent().held]
     assert {held.step for held in held if held.complete and held.committed} == {8}
-    again = run_job(four_hosts, run, steps=4, interval=4)
+    again = run_job(four_hosts, run, framework=framework, steps=4, interval=4)
     check_went_on(again, 8)
     assert set(sources(run)) <= {"ram", "peer"}
 
 
+@FRAMEWORKS
 @pytest.mark.soak
 def test_fewer_hosts_go_on_from_what_more_hosts_saved(
-    four_hosts: list[Host], tmp_path: Path
+    four_hosts: list[Host], tmp_path: Path, framework: str
 ) -> None:
     run = tmp_path / "run"
-    run_job(four_hosts, run, steps=5, interval=4, position=False)
-    two = run_job(four_hosts[1:3], run, steps=5, interval=4, position=False)
+    run_job(four_hosts, run, framework=framework, steps=5, interval=4, position=False)
+    two = run_job(four_hosts[1:3], run, framework=framework, steps=5, interval=4, position=False)
     check_went_on(two, 4)
-    four = run_job(four_hosts, run, steps=1, interval=100, position=False)
+    four = run_job(four_hosts, run, framework=framework, steps=1, interval=100, position=False)
     check_went_on(four, 8)
 
 
+@FRAMEWORKS
 @pytest.mark.soak
 def test_a_signal_on_one_host_saves_and_leaves_on_all_hosts_at_one_step(
-    four_hosts: list[Host], tmp_path: Path
+    four_hosts: list[Host], tmp_path: Path, framework: str
 ) -> None:
     run = tmp_path / "run"
     found = run_job(
-        four_hosts, run, steps=2000, sleep=0.02, interval=10**6, signal_at=20, signal_rank=2
+        four_hosts,
+        run,
+        framework=framework,
+        steps=2000,
+        sleep=0.02,
+        interval=10**6,
+        signal_at=20,
+        signal_rank=2,
     )
     (left,) = {r["left"] for r in found}
     assert left >= 20
     assert found[0]["steps"] == [0, left]
 
 
+@FRAMEWORKS
 @pytest.mark.soak
 def test_continuous_targets_are_met_by_all_hosts_at_one_step(
-    four_hosts: list[Host], tmp_path: Path
+    four_hosts: list[Host], tmp_path: Path, framework: str
 ) -> None:
     run = tmp_path / "run"
-    found = run_job(four_hosts, run, steps=300, sleep=0.01)
+    found = run_job(four_hosts, run, framework=framework, steps=300, sleep=0.01)
     complete = seen(run, "committed")
     assert len(complete) >= 3
     assert complete <= set.intersection(*(set(r["saved"]) for r in found))
