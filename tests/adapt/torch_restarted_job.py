@@ -1,0 +1,44 @@
+"""One process of a job that is started again: rank 1 is killed after step 5 with `killed`.
+
+No step is due in the durable tier, so what it continues from was in RAM. Prints a JSON line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+
+import torch
+import torch.distributed as dist
+
+import holdfast
+from holdfast import save_decision_policy
+
+STEPS = 9
+
+
+def main(run: str) -> None:
+    dist.init_process_group("gloo")
+    state = {"w": torch.zeros(1000), "rng": holdfast.torch.RandomState()}
+    ram = holdfast.RamTier(save_decision_policy=save_decision_policy.FixedIntervalPolicy(1))
+    never = save_decision_policy.SpecificStepsPolicy([10**9])
+    with holdfast.CheckpointManager(run, ram=ram, save_decision_policy=never) as manager:
+        start, _ = manager.resume(state)
+        report = manager.last_restore
+        for step in range(start, STEPS):
+            state["w"] += step
+            manager.save(step, state)
+            manager.wait_until_finished()
+            # All have sealed the step before one of them dies.
+            dist.barrier()
+            if step == 5 and sys.argv[2] == "killed" and dist.get_rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+        found = {"start": start, "w": float(state["w"][0])}
+        print(json.dumps({**found, "sources": report.sources if report else {}}), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
