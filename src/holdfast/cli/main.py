@@ -16,7 +16,7 @@ from holdfast import __version__
 from holdfast.cli.clean import clean
 from holdfast.cli.demo import demo
 from holdfast.cli.events import events
-from holdfast.cli.exporting import export, import_files
+from holdfast.cli.files import export, import_files
 from holdfast.cli.ls import ls
 from holdfast.cli.output import print_error, print_json
 from holdfast.cli.rm import rm
