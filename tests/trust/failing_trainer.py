@@ -41,6 +41,12 @@ def say(**line: object) -> None:
     print(json.dumps(line), flush=True)
 
 
+def say_failed(error: SaveFailedError, step: int) -> None:
+    """Print a line for each step whose failure this error is the first to report."""
+    for failed in error.steps:
+        say(failed=failed, at=step, reason=str(error))
+
+
 def train(manager: holdfast.CheckpointManager, options: dict) -> None:
     start, state = manager.resume(state_of(-1, options["size"]))
     say(start=start, right=is_right(state, start - 1))
@@ -54,7 +60,7 @@ def train(manager: holdfast.CheckpointManager, options: dict) -> None:
         try:
             saved = manager.save(step, state)
         except SaveFailedError as error:
-            say(failed=error.step, at=step, reason=str(error))
+            say_failed(error, step)
             saved = False
         say(step=step, saved=saved, secs=time.monotonic() - began)
         time.sleep(options["pause"])
@@ -71,7 +77,7 @@ def save_last(manager: holdfast.CheckpointManager, step: int, state: dict) -> No
         try:
             is_saved = manager.save(step, state, force=True)
         except SaveFailedError as error:
-            say(failed=error.step, at=step, reason=str(error))
+            say_failed(error, step)
     say(last=step)
 
 
