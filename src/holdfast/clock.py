@@ -29,7 +29,7 @@ class Clock(Protocol):
         """Block the calling thread for `secs` seconds."""
         ...
 
-    def token(self) -> str:
+    def new_token(self) -> str:
         """Return 32 hexadecimal digits that cannot be guessed."""
         ...
 
@@ -53,5 +53,5 @@ class SystemClock:
     def sleep(self, secs: float) -> None:
         time.sleep(secs)
 
-    def token(self) -> str:
+    def new_token(self) -> str:
         return secrets.token_hex(16)

@@ -34,7 +34,7 @@ def test_a_transfer_by_cuda_copies_what_it_should() -> None:
         for i, at, n in [(0, 0, 4000), (1, 4000, 5000)]
     ]
     fake.is_ready = False
-    transfer = pinned.start(ranges)
+    transfer = pinned.queue_copies(ranges)
     assert not transfer.has_arrived(9000)
     assert pinned.is_busy
     fake.is_ready = True
@@ -46,7 +46,7 @@ def test_a_transfer_by_cuda_copies_what_it_should() -> None:
     assert fake.events == [(fake.cudaEventDisableTiming, 0), (fake.cudaEventDisableTiming, 1)]
     assert fake.recorded == [(0, 0), (1, 2)]
     assert not fake.awaited
-    pinned.start(ranges).is_over()
+    pinned.queue_copies(ranges).is_over()
     assert len(fake.events) == 2, "events were not used again"
     pinned.close()
     assert not fake.registered
@@ -59,7 +59,7 @@ def test_two_streams_of_a_device_take_turns_and_keep_the_order() -> None:
     pinned = RegisteredMemory(Streams(CudaRuntime(fake)), memoryview(pages), 0)
     # The first two are one turn, since they are small.
     cuts = [0, 100, PIECE_SIZE_BYTES, len(pages)]
-    transfer = pinned.start(
+    transfer = pinned.queue_copies(
         [
             DeviceRange(
                 device=0,
@@ -85,10 +85,10 @@ def test_what_has_arrived_stays_so_while_its_events_serve_the_next_transfer() ->
     source = np.arange(100, dtype=np.uint8)
     pinned = RegisteredMemory(Streams(CudaRuntime(fake)), memoryview(pages), 0)
     one = DeviceRange(device=0, address=source.ctypes.data, size_bytes=100, offset_bytes=0)
-    first = pinned.start([one])
+    first = pinned.queue_copies([one])
     assert first.is_over()
     fake.is_ready = False
-    second = pinned.start([one])
+    second = pinned.queue_copies([one])
     assert fake.recorded == [(0, 0), (0, 0)]
     assert first.has_arrived(100)
     assert not second.has_arrived(100)
@@ -101,24 +101,24 @@ def test_the_current_device_of_the_thread_stays_what_it_was() -> None:
     fake = FakeCuda()
     runtime = CudaRuntime(fake)
     fake.current = 1
-    runtime.register(4096, 10, 0)
-    runtime.open_stream(0).mark()
+    runtime.page_lock(4096, 10, 0)
+    runtime.open_stream(0).record_mark()
     assert fake.current == 1
     fake.failing["cudaHostRegister"] = cudaError_t.cudaErrorInvalidValue
     with pytest.raises(DeviceError):
-        runtime.register(8192, 10, 0)
+        runtime.page_lock(8192, 10, 0)
     assert fake.current == 1
 
 
 @pytest.mark.parametrize(
     ("name", "call"),
     [
-        ("cudaHostRegister", lambda r: r.register(4096, 10, 0)),
-        ("cudaHostUnregister", lambda r: r.unregister(4096)),
+        ("cudaHostRegister", lambda r: r.page_lock(4096, 10, 0)),
+        ("cudaHostUnregister", lambda r: r.page_unlock(4096)),
         ("cudaStreamCreateWithFlags", lambda r: r.open_stream(0)),
         ("cudaMemcpyAsync", lambda r: r.open_stream(0).copy(4096, 8192, 1)),
-        ("cudaEventCreateWithFlags", lambda r: r.open_stream(0).mark()),
-        ("cudaEventRecord", lambda r: r.open_stream(0).mark()),
+        ("cudaEventCreateWithFlags", lambda r: r.open_stream(0).record_mark()),
+        ("cudaEventRecord", lambda r: r.open_stream(0).record_mark()),
         ("cudaStreamWaitEvent", lambda r: r.open_stream(0).wait_for(0)),
         ("cudaEventQuery", lambda r: r.open_stream(0).has_passed(0)),
         ("cudaStreamQuery", lambda r: r.open_stream(0).is_idle()),
@@ -135,7 +135,7 @@ def test_an_error_is_not_left_for_the_next_one_who_asks() -> None:
     fake = FakeCuda()
     fake.failing["cudaHostRegister"] = cudaError_t.cudaErrorInvalidValue
     with pytest.raises(DeviceError):
-        CudaRuntime(fake).register(4096, 10, 0)
+        CudaRuntime(fake).page_lock(4096, 10, 0)
     assert fake.last_error is cudaError_t.cudaSuccess
 
 
@@ -159,12 +159,12 @@ def test_the_real_bindings_take_the_calls() -> None:
     event = bindings.cudaEvent_t(0)
     for call in (
         open_cuda,
-        lambda: runtime.unregister(4096),
+        lambda: runtime.page_unlock(4096),
         lambda: runtime._call("cudaHostRegister", 4096, 10, bindings.cudaHostRegisterPortable),
         lambda: runtime._call("cudaStreamCreateWithFlags", bindings.cudaStreamNonBlocking),
         lambda: runtime._call("cudaEventCreateWithFlags", bindings.cudaEventDisableTiming),
         lambda: runtime._call("cudaSetDevice", 0),
-        lambda: runtime.record(event, bindings.cudaStream_t(0)),
+        lambda: runtime.record_event(event, bindings.cudaStream_t(0)),
         lambda: stream.copy(4096, 8192, 1),
         lambda: stream.wait_for(event),
         lambda: stream.has_passed(event),

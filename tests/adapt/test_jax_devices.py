@@ -25,7 +25,7 @@ def state(size_bytes: int = 10 * MB) -> dict[int, jax.Array]:
 
 
 def hold(devices: JaxDevices, arrays: dict[int, jax.Array]) -> DeviceArrays:
-    held = devices.hold(arrays)
+    held = devices.fix_arrays(arrays)
     held.wait()
     return held
 
@@ -148,7 +148,7 @@ def test_without_a_device_nothing_is_copied_and_nothing_is_told(
 ) -> None:
     caplog.set_level(logging.DEBUG, "holdfast")
     devices = JaxDevices()
-    held = devices.hold(state())
+    held = devices.fix_arrays(state())
     assert held.keys() == []
     assert not held.is_borrowed
     assert devices.pin(memoryview(bytearray(10))) is None

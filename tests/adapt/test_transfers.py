@@ -56,7 +56,7 @@ def test_all_bytes_arrive_where_they_belong(
 ) -> None:
     source = source_of(SIZE)
     pinned = RegisteredMemory(streams, memoryview(memory), 0)
-    transfer = pinned.start(ranges_of(source, *cuts, devices=devices))
+    transfer = pinned.queue_copies(ranges_of(source, *cuts, devices=devices))
     wait_until(lambda: transfer.has_arrived(SIZE))
     assert memory[:] == source.tobytes()
     wait_until(transfer.is_over)
@@ -71,7 +71,7 @@ def test_what_has_arrived_is_told_piece_by_piece(
     source = source_of(SIZE)
     pinned = RegisteredMemory(streams, memoryview(memory), 0)
     with device.held():
-        transfer = pinned.start(ranges_of(source))
+        transfer = pinned.queue_copies(ranges_of(source))
         assert not transfer.has_arrived(1)
         for count, stop in enumerate((PIECE, 2 * PIECE, SIZE), 1):
             assert not transfer.has_arrived(stop)
@@ -88,7 +88,7 @@ def test_a_slow_device_is_waited_for_where_its_bytes_are_asked_for_and_no_sooner
     source = source_of(3000)
     pinned = RegisteredMemory(streams, memoryview(memory), 0)
     with device.held():
-        transfer = pinned.start(ranges_of(source, 1000, 2000, devices=2))
+        transfer = pinned.queue_copies(ranges_of(source, 1000, 2000, devices=2))
         assert not transfer.has_arrived(1)
     wait_until(lambda: transfer.has_arrived(3000))
     assert memory[:3000] == source.tobytes()
@@ -103,7 +103,7 @@ def test_a_copy_that_fails_is_told_however_late_it_is_asked_for(
     source = source_of(SIZE)
     pinned = RegisteredMemory(streams, memoryview(memory), 0)
     device.fails_at_copy = number
-    transfer = pinned.start(ranges_of(source))
+    transfer = pinned.queue_copies(ranges_of(source))
     wait_until(transfer.is_over)
     with pytest.raises(DeviceError, match="error 719"):
         transfer.has_arrived(SIZE)
@@ -119,7 +119,7 @@ def test_memory_is_busy_after_a_refused_copy_until_the_ones_before_it_have_run(
     pinned = RegisteredMemory(streams, memoryview(memory), 0)
     device.refuses_copy = 2
     with device.held():
-        transfer = pinned.start(ranges_of(source))
+        transfer = pinned.queue_copies(ranges_of(source))
         with pytest.raises(DeviceError, match="error 1 "):
             transfer.has_arrived(1)
         assert pinned.is_busy
@@ -136,7 +136,7 @@ def test_a_source_that_changes_before_its_copy_ran_tears_the_image(
     before = source.tobytes()
     pinned = RegisteredMemory(streams, memoryview(memory), 0)
     with device.held():
-        transfer = pinned.start(ranges_of(source))
+        transfer = pinned.queue_copies(ranges_of(source))
         source += 1
     wait_until(lambda: transfer.has_arrived(1000))
     assert memory[:1000] == source.tobytes() != before

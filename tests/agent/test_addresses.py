@@ -76,10 +76,10 @@ def test_a_job_reads_from_where_its_hosts_are_reached_now() -> None:
         return store
 
     peers = JobPeers({"host-c": OLD, "host-b": OLD}, store_at)
-    first = peers.stores()
+    first = peers.ram_stores()
     assert not peers.update_addresses({"host-b": OLD, "host-of-another-job": NEW})
-    assert peers.stores() == first
+    assert peers.ram_stores() == first
     assert peers.update_addresses({"host-b": NEW, "host-c": PeerAddress("10.0.0.1", 3000, 500)})
-    assert peers.stores() == [first[0], made[-1]]
+    assert peers.ram_stores() == [first[0], made[-1]]
     assert made[-1].name == "peer 10.0.0.1:5000"
     peers.close()

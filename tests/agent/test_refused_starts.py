@@ -27,7 +27,7 @@ def known(host: InProcessHost) -> dict[str, Any]:
         "limit_bytes": state.pool.limit_bytes,
         "domain": coordinator.domain,
         "settings": coordinator.settings,
-        "addresses": coordinator.addresses(),
+        "addresses": coordinator.peer_addresses(),
         "words": list(state.control.cells[: step_cell(1)]),
     }
 

@@ -57,7 +57,7 @@ class Rig:
     def tick(self, secs: float, phase: SavePhase = QUIET) -> None:
         """Let time pass, and look."""
         self.clock.sleep(secs)
-        self.meter.tick(self.members, phase)
+        self.meter.read_progress(self.members, phase)
 
     def found(self, kind: type[Event]) -> list:
         self.events.close()
@@ -170,7 +170,7 @@ def test_the_next_agent_does_not_repeat_what_was_recorded(rig: Rig) -> None:
     rig.first(0, secs=0)
     rig.step(3)
     rig.control.cells[notice_cell(5)] = 1
-    rig.meter.adopt(rig.members)
+    rig.meter.adopt_members(rig.members)
     rig.tick(0.1)
     assert rig.found(FirstStep) == []
     assert rig.found(PreemptionNoticed) == []

@@ -40,8 +40,8 @@ def recycle_once_complete(patch: Patch) -> None:
     def count(self: entry.CheckpointEntry, rank: int, required: int, domains: Any) -> None:
         _count(self, rank, min(required, 1), domains)
 
-    _count = entry.CheckpointEntry.count
-    patch(entry.CheckpointEntry, "count", count)
+    _count = entry.CheckpointEntry.update_rank
+    patch(entry.CheckpointEntry, "update_rank", count)
 
 
 def drop_all_but_the_newest_part(patch: Patch) -> None:
@@ -106,7 +106,7 @@ def count_parts_of_other_steps(patch: Patch) -> None:
             if known is not None and other is not None and known.part_count == other.part_count:
                 for rank, holders in known.holders.items():
                     other.holders.setdefault(rank, {}).update(holders)
-                    other.count(rank, self.required, self.domains)
+                    other.update_rank(rank, self.required, self.domains)
                 self._advance(other)
 
     patch(CheckpointTable, "apply_report", mixed)

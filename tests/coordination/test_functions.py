@@ -137,7 +137,7 @@ def test_what_is_due_keeps_its_ram_on_a_host_that_was_silent_for_a_while() -> No
     assert not table.verdict(older.id).may_release
     assert table.pending()[0].id == older.id
     # Once that is reported, the RAM may be released.
-    table.fail(table.entries[older.id], "its host was silent for too long", 0.0)
+    table.mark_failed(table.entries[older.id], "its host was silent for too long", 0.0)
     assert table.verdict(older.id).may_release
 
 

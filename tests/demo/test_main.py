@@ -34,7 +34,7 @@ def test_lines_are_shown_where_there_is_no_terminal() -> None:
         assert isinstance(display, PlainDisplay)
         display.begin("a run", 83)
         for step in range(83):
-            display.step(step, 2.0)
+            display.show_step(step, 2.0)
         display.show_line("[told]")
     lines = text.getvalue().splitlines()
     assert lines[0] == "a run: step 10 of 83, loss 2.000"
@@ -48,7 +48,7 @@ def test_a_bar_is_shown_on_a_terminal() -> None:
     with make_display(console) as display:
         assert isinstance(display, LiveDisplay)
         display.begin("a run", 80)
-        display.step(39, 2.5)
+        display.show_step(39, 2.5)
         display.show_line("[told]")
     assert "40/80 loss 2.500" in text.getvalue()
     assert "[told]" in text.getvalue()

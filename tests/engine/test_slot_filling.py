@@ -85,7 +85,7 @@ class OnHost:
         self.chunk_bytes = chunk_bytes
         self.hold = hold
 
-    def secure(self) -> None:
+    def copy_borrowed(self) -> None:
         self.hold = Hold.HOST
 
 

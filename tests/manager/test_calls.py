@@ -77,6 +77,6 @@ def test_a_step_that_is_not_due_is_refused_after_close_too(one_host: Host, tmp_p
 
 def test_another_thread_may_follow_one_that_has_ended() -> None:
     calls = Calls(Path("runs/gpt"))
-    assert in_thread(lambda: calls.check("save")) is None
-    calls.check("close")
-    assert isinstance(in_thread(lambda: calls.check("save")), InvalidArgumentError)
+    assert in_thread(lambda: calls.check_call("save")) is None
+    calls.check_call("close")
+    assert isinstance(in_thread(lambda: calls.check_call("save")), InvalidArgumentError)

@@ -184,7 +184,7 @@ def test_all_saves_that_failed_are_reported_together_and_once() -> None:
     progress = Progress(SystemClock())
     for step in (7, 3, 5):
         progress.accept(CheckpointId(step, 1), durable=True, by_step=True)
-        progress.fail(CheckpointId(step, 1), f"reason {step}")
+        progress.fail_save(CheckpointId(step, 1), f"reason {step}")
     with pytest.raises(SaveFailedError, match=r"steps 3, 5, 7.*reason 3.*reason 7") as raised:
         progress.raise_failure()
     assert (raised.value.step, raised.value.steps) == (3, (3, 5, 7))
@@ -195,7 +195,7 @@ def test_all_saves_that_failed_are_reported_together_and_once() -> None:
 def test_one_save_that_failed_has_one_step() -> None:
     progress = Progress(SystemClock())
     progress.accept(CheckpointId(7, 1), durable=True, by_step=True)
-    progress.fail(CheckpointId(7, 1), "no room")
+    progress.fail_save(CheckpointId(7, 1), "no room")
     with pytest.raises(SaveFailedError, match=r"save step 7: .*no room") as raised:
         progress.raise_failure()
     assert raised.value.steps == (7,)
@@ -204,7 +204,7 @@ def test_one_save_that_failed_has_one_step() -> None:
 def test_an_error_of_another_kind_is_reported_besides_failed_saves() -> None:
     progress = Progress(SystemClock())
     progress.accept(CheckpointId(7, 1), durable=True, by_step=True)
-    progress.fail(CheckpointId(7, 1), "no room")
+    progress.fail_save(CheckpointId(7, 1), "no room")
     progress.stop(FencedError("taken over"))
     with pytest.raises(SaveFailedError):
         progress.raise_failure()

@@ -365,7 +365,7 @@ def test_a_part_whose_ram_is_removed_under_it_still_has_all_its_bytes(
         shutil.rmtree(root)
         with pytest.raises(StorageError, match="the RAM tier was removed"):
             part.seal()
-        part.abort()
+        part.discard()
         assert part.is_whole
         write_part(durable, plan, part.chunk_bytes())
     sources = sources_of(plan.id, durable)

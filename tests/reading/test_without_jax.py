@@ -72,7 +72,7 @@ def test_a_numpy_snapshot_borrows_its_arrays_until_it_is_secured() -> None:
     assert framework.snapshot({"w": array, "n": 2}).outline is snapshot.outline
     assert framework.snapshot({"w": array[:2], "n": 2}).outline is not snapshot.outline
     assert snapshot.hold is Hold.BORROWED
-    snapshot.secure()
+    snapshot.copy_borrowed()
     assert snapshot.hold is Hold.HOST
     array[:] = 0
     (outline,) = snapshot.outline.arrays

@@ -68,7 +68,7 @@ class StepClock:
     def sleep(self, secs: float) -> None:
         self.secs += secs
 
-    def token(self) -> str:
+    def new_token(self) -> str:
         self.tokens += 1
         return f"{self.tokens:032x}"
 

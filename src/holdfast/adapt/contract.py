@@ -76,7 +76,7 @@ class PinnedMemory(Protocol):
         """Whether a device may still write into it."""
         ...
 
-    def start(self, ranges: Sequence[DeviceRange]) -> Transfer:
+    def queue_copies(self, ranges: Sequence[DeviceRange]) -> Transfer:
         """Queue the copies of `ranges`, which are sorted by their offset in the host's memory.
 
         The devices' memory must not change until the transfer is over. A copy that the device
@@ -116,7 +116,7 @@ class Snapshot(Protocol):
         values: the plain Python values.
         process_values: the states of stateful objects.
         marks: one mark per array of the outline; the same object has the same bytes again.
-        hold: what the snapshot guarantees at present; `secure` changes it.
+        hold: what the snapshot guarantees at present; `copy_borrowed` changes it.
         on_devices: the arrays, by their index in the outline, that were in a device's memory when
             the snapshot was taken. Comparing them by digest would need a copy to the host.
         pin: registers memory that this state, or one like it, will be copied into.
@@ -150,7 +150,7 @@ class Snapshot(Protocol):
         """
         ...
 
-    def secure(self) -> None:
+    def copy_borrowed(self) -> None:
         """Copy what is borrowed into host memory of the snapshot's own; then nothing is borrowed.
 
         A failed device is reported by `chunk_bytes`.
@@ -214,7 +214,7 @@ class Restoration(Protocol):
     process_values: Sequence[Path]
     kept: Sequence[Path]
 
-    def convert(self) -> None:
+    def convert_dtypes(self) -> None:
         """Convert the filled buffers to the dtypes that were asked for.
 
         Raises:

@@ -200,7 +200,7 @@ class SavedValues:
         self._values: list[SavedValue] = []
         self._process_values: list[SavedValue] = []
 
-    def add(self, leaf: object, path: Path) -> None:
+    def encode_value(self, leaf: object, path: Path) -> None:
         """Encode a plain value, or the state of a stateful object."""
         if is_value(leaf):
             self._values.append(SavedValue(path=path, value=encode_value(leaf, path_name(path))))

@@ -58,11 +58,13 @@ class ArrayLeaves(Protocol):
         """Return whether such a leaf holds elements that can be kept."""
         ...
 
-    def buffers(self, leaf: Any, array: ArraySpec, dtype: np.dtype) -> dict[Region, np.ndarray]:
+    def make_buffers(
+        self, leaf: Any, array: ArraySpec, dtype: np.dtype
+    ) -> dict[Region, np.ndarray]:
         """Return a buffer to fill for each region of `array` that this process needs."""
         ...
 
-    def assembled(self, leaf: Any, array: ArraySpec, buffers: dict[Region, np.ndarray]) -> Any:
+    def assemble_array(self, leaf: Any, array: ArraySpec, buffers: dict[Region, np.ndarray]) -> Any:
         """Return the array with the sharding of `leaf`, made of the filled buffers."""
         ...
 
@@ -121,7 +123,7 @@ class LikeRestoration:
         if is_numpy:
             made = {((0,) * len(array.shape), array.shape): np.empty(array.shape, dtype)}
         else:
-            made = self._arrays.buffers(leaf, array, dtype)
+            made = self._arrays.make_buffers(leaf, array, dtype)
         self._buffers[path] = made
         return [
             RestoreTarget(
@@ -134,7 +136,7 @@ class LikeRestoration:
             for region, buffer in made.items()
         ]
 
-    def convert(self) -> None:
+    def convert_dtypes(self) -> None:
         for path, wanted in self._casts.items():
             dtype = numpy_dtype(wanted)
             assert dtype is not None
@@ -176,7 +178,7 @@ class LikeRestoration:
         array = self._spec.arrays[self._index[path]]
         buffers = self._buffers.pop(path)
         if not leaves.is_numpy(leaf):
-            return self._arrays.assembled(leaf, array, buffers)
+            return self._arrays.assemble_array(leaf, array, buffers)
         (buffer,) = buffers.values()
         if isinstance(leaf, np.generic):
             return buffer[()]

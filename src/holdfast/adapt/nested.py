@@ -52,7 +52,7 @@ class NestedRestoration:
             for index, array in arrays.items()
         ]
 
-    def convert(self) -> None:
+    def convert_dtypes(self) -> None:
         """Do nothing: without a `like` the arrays keep the dtypes in which they were saved."""
 
     def finish(self, process_values: Mapping[Path, object]) -> object:

@@ -87,10 +87,12 @@ class NoArrayLeaves:
     def has_value(self, leaf: Any) -> bool:
         raise AssertionError("NumPy's arrays are handled by the restoration itself")
 
-    def buffers(self, leaf: Any, array: ArraySpec, dtype: np.dtype) -> dict[Region, np.ndarray]:
+    def make_buffers(
+        self, leaf: Any, array: ArraySpec, dtype: np.dtype
+    ) -> dict[Region, np.ndarray]:
         raise AssertionError("NumPy's arrays are handled by the restoration itself")
 
-    def assembled(self, leaf: Any, array: ArraySpec, buffers: dict[Region, np.ndarray]) -> Any:
+    def assemble_array(self, leaf: Any, array: ArraySpec, buffers: dict[Region, np.ndarray]) -> Any:
         raise AssertionError("NumPy's arrays are handled by the restoration itself")
 
 
@@ -109,7 +111,7 @@ class _NumpySnapshot:
             if leaves.is_numpy(leaf):
                 self._arrays.append(leaves.host_array(leaf))
             else:
-                others.add(leaf, path)
+                others.encode_value(leaf, path)
         self.values, self.process_values = others.values, others.process_values
         self.marks: tuple[Mark, ...] = (None,) * len(self._arrays)
 
@@ -121,7 +123,7 @@ class _NumpySnapshot:
     def device_ranges(self, chunks: Sequence[Chunk]) -> dict[Chunk, DeviceRange]:
         return {}
 
-    def secure(self) -> None:
+    def copy_borrowed(self) -> None:
         self._arrays = [leaves.owned_copy(array) for array in self._arrays]
         self.hold = Hold.HOST
 

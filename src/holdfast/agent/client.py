@@ -58,7 +58,7 @@ class _UnixConnection:
         self._timeout_secs = min(timeout_secs, PULSE_SECS)
         self._folder = folder
 
-    def send(self, name: str, body: bytes) -> None:
+    def send_request(self, name: str, body: bytes) -> None:
         """Send a request; connect first where there is no connection."""
         sock = self.sock if self.sock is not None else self._connect()
         sock.sendall(request(name, body))
@@ -143,7 +143,7 @@ class AgentClient:
         """
         is_answered = False
         try:
-            self._connection.send(name, msgspec.json.encode(message))
+            self._connection.send_request(name, msgspec.json.encode(message))
             self._await_answer(name)
             status, body = self._connection.receive()
             is_answered = True

@@ -171,11 +171,11 @@ class Coordinator:
             if self._messenger is not None:
                 self._messenger.update_address(host, address)
 
-    def addresses(self) -> dict[str, PeerAddress]:
+    def peer_addresses(self) -> dict[str, PeerAddress]:
         """Return the address of each known host's agent."""
         return self._peers.addresses()
 
-    def forget(self, host: str, before: PeerAddress | None) -> None:
+    def restore_address(self, host: str, before: PeerAddress | None) -> None:
         """Replace a host's address by `before`, the one known earlier; None: there was none."""
         if before is not None:
             self.reached(host, before)
@@ -223,7 +223,7 @@ class Coordinator:
                         control_block.NEVER
                     )
             case effects.Drop():
-                self._storage_worker.drop(effect.id)
+                self._storage_worker.free_checkpoint(effect.id)
             case effects.Persist():
                 self._start(self._storage_worker.persist(effect))
             case effects.Commit():

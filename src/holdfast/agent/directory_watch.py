@@ -51,7 +51,7 @@ class DirectoryWatch:
             await self._check_once()
             await asyncio.sleep(POLL_SECS)
 
-    async def check(self, path: str, identity: str) -> None:
+    async def check_identity(self, path: str, identity: str) -> None:
         """Check that a trainer has the same directory open as this agent.
 
         Args:

@@ -63,22 +63,22 @@ class PendingStart:
                 waiter.set_exception(error)
         self.waiters.clear()
 
-    def add(self, coordinator: Coordinator, request: protocol.Attach) -> None:
+    def add_process(self, coordinator: Coordinator, request: protocol.Attach) -> None:
         """Keep one process's request; its addresses are used from now on."""
         self.requests[request.rank] = request
-        known = coordinator.addresses()
+        known = coordinator.peer_addresses()
         coordinator.update_addresses(parsed_addresses(request.addresses))
-        for host, address in coordinator.addresses().items():
+        for host, address in coordinator.peer_addresses().items():
             if address != known.get(host):
                 first = self.learned.get(host)
                 self.learned[host] = (address, first[1] if first else known.get(host))
 
     def restore_addresses(self, coordinator: Coordinator) -> None:
         """Undo the changes of `add`, except where a newer address has arrived since."""
-        known = coordinator.addresses()
+        known = coordinator.peer_addresses()
         for host, (learned, before) in self.learned.items():
             if known.get(host) == learned:
-                coordinator.forget(host, before)
+                coordinator.restore_address(host, before)
 
 
 def check_policies(request: protocol.Attach) -> None:

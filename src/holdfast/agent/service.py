@@ -221,7 +221,7 @@ class Service:
         if state.group is not None:
             is_writing = bool(self._coordinator.node.pending_ids())
             phase = SavePhase.WRITING if is_writing else SavePhase.QUIET
-            state.step_meter.tick(
+            state.step_meter.read_progress(
                 state.group.present, SavePhase.SEALING if state.filling else phase
             )
 
@@ -318,7 +318,7 @@ class Service:
 
     async def attach(self, request: protocol.Attach, pid: int) -> protocol.Attached:
         if request.directory:
-            await self._directory.check(request.run, request.directory)
+            await self._directory.check_identity(request.run, request.directory)
         attached = await self._trainer_sessions.attach(request, pid)
         self._wake.set()
         return attached

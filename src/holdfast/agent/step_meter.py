@@ -96,7 +96,7 @@ class StepMeter:
         self._recorded: dict[int, RankPosition] = {}
         self._recorded_secs = clock.monotonic()
 
-    def adopt(self, members: Sequence[TrainerProcess]) -> None:
+    def adopt_members(self, members: Sequence[TrainerProcess]) -> None:
         """Take over trainers whose first step and notice an earlier agent has recorded."""
         for member in members:
             self._seats[member.seat] = _Seat(
@@ -107,7 +107,7 @@ class StepMeter:
         """Record that a save has begun; it may end before the next tick."""
         self._phase = SavePhase.SEALING
 
-    def tick(self, members: Sequence[TrainerProcess], phase: SavePhase) -> None:
+    def read_progress(self, members: Sequence[TrainerProcess], phase: SavePhase) -> None:
         """Read the cells of the present trainers, and record their progress when it is due."""
         now_secs = self._clock.monotonic()
         self._phase = max(self._phase, phase)

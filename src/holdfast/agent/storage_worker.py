@@ -226,7 +226,7 @@ class StorageWorker:
             counter=counter,
         )
 
-    def drop(self, checkpoint: CheckpointId) -> None:
+    def free_checkpoint(self, checkpoint: CheckpointId) -> None:
         """Free a checkpoint's RAM here; a failure is reported once, and leaves the RAM in use."""
         try:
             remove(self._state.ram, checkpoint, list_checkpoint(self._state.ram, checkpoint))

@@ -73,7 +73,7 @@ class TrainerSessions:
         self._state.group = group
         if group is not None:
             self._seat = max((m.seat for m in group.members.values()), default=-1) + 1
-            self._state.step_meter.adopt(group.present)
+            self._state.step_meter.adopt_members(group.present)
             for member in group.present:
                 self._follow(member)
             for rank in sorted(group.lost):
@@ -358,7 +358,7 @@ class TrainerSessions:
         if start.group.group not in self._starts:
             start.replaced = self._replace_layout(request)
             self._starts[start.group.group] = start
-        start.add(self._coordinator, request)
+        start.add_process(self._coordinator, request)
 
     def _restore(self, start: PendingStart) -> None:
         """Undo the changes of a refused start, except where newer ones have followed."""

@@ -61,7 +61,7 @@ class Agents:
         self._served: dict[tuple[str, str], AgentOfRun] = {}
         """By run id and host, because the path changes if the run's directory is moved."""
 
-    def add(self, served: AgentOfRun) -> None:
+    def add_agent(self, served: AgentOfRun) -> None:
         """Add an agent that is known before any process is attached to it."""
         self._served[served.run_id, served.host] = served
 
@@ -72,7 +72,7 @@ class Agents:
             if served != self._served.get((served.run_id, served.host)) and any(
                 _descends(trainer.pid, pid) for trainer in status.trainers
             ):
-                self.add(served)
+                self.add_agent(served)
 
     def drain(self, secs: float, since: datetime, is_ending: Callable[[], bool]) -> list[str]:
         """Wait until all saves are durable.

@@ -63,7 +63,7 @@ def run(
     signals = Signals()
     with signals.handled():
         if directory is not None:
-            agents.add(_start_agent(directory, clock))
+            agents.add_agent(_start_agent(directory, clock))
         if signals.is_ending:
             return 128 + signals.received[-1]
         supervisor = _Supervisor(command, signals, agents, clock)

@@ -96,7 +96,7 @@ class CheckpointEntry:
             return CheckpointStatus.PROTECTED
         return CheckpointStatus.COMPLETE if self.was_complete else CheckpointStatus.OPEN
 
-    def count(self, rank: int, required: int, domains: Mapping[str, str]) -> None:
+    def update_rank(self, rank: int, required: int, domains: Mapping[str, str]) -> None:
         """Update `missing`, `thin` and `exposed` for one rank.
 
         Args:

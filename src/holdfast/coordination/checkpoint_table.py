@@ -97,7 +97,7 @@ class CheckpointTable:
         """Count the holders of all parts again, after `required` has become known."""
         for entry in self.entries.values():
             for rank in range(entry.part_count):
-                entry.count(rank, self.required, self.domains)
+                entry.update_rank(rank, self.required, self.domains)
             self._advance(entry)
 
     def list_durable(
@@ -175,11 +175,11 @@ class CheckpointTable:
         self._add_committed((entry.id,))
         for rank in range(entry.part_count):
             entry.durable.add(rank)
-            entry.count(rank, self.required, self.domains)
+            entry.update_rank(rank, self.required, self.domains)
         self._advance(entry)
         self._record_status(entry, CheckpointStatus.COMMITTED)
 
-    def fail(self, entry: CheckpointEntry, reason: str, now_secs: float) -> None:
+    def mark_failed(self, entry: CheckpointEntry, reason: str, now_secs: float) -> None:
         """Note that a checkpoint cannot be made durable."""
         entry.failure, entry.failed_at_secs = reason, now_secs
         self._record_status(entry, CheckpointStatus.FAILED)
@@ -290,7 +290,7 @@ class CheckpointTable:
             entry.is_due |= after.is_due
             self._apply_failures(entry, host, after)
         for rank in touched:
-            entry.count(rank, self.required, self.domains)
+            entry.update_rank(rank, self.required, self.domains)
         if touched:
             self._advance(entry)
 
@@ -312,7 +312,7 @@ class CheckpointTable:
         found = self._durable.get(entry.id, frozenset()) - entry.durable
         entry.durable |= found
         for rank in found:
-            entry.count(rank, self.required, self.domains)
+            entry.update_rank(rank, self.required, self.domains)
         if found:
             self._advance(entry)
         if entry.id in self._committed and not entry.is_committed:

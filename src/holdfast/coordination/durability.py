@@ -108,7 +108,7 @@ class Durability:
         self._commit_at_secs = turn.now_secs + self._settings.storage_retry_secs
         entry = self._table.entries.get(item.id)
         if entry is not None and (self._tries >= TRIES_MAX or item.newer_attempt):
-            self._table.fail(entry, item.reason, turn.now_secs)
+            self._table.mark_failed(entry, item.reason, turn.now_secs)
             waiting = sum(1 for _ in self._durable_pending())
             if waiting:
                 self._commit_at_secs = turn.now_secs
@@ -231,7 +231,9 @@ class Durability:
                 able = [h for h in _own_first(entry, rank) if h not in entry.failures]
                 if not able:
                     # Every holder has failed in this round, so the checkpoint has failed.
-                    self._table.fail(entry, next(iter(entry.failures.values())), turn.now_secs)
+                    self._table.mark_failed(
+                        entry, next(iter(entry.failures.values())), turn.now_secs
+                    )
                     writes = {}
                     break
                 writes.setdefault(able[0], []).append(rank)
@@ -246,7 +248,7 @@ class Durability:
         elif turn.now_secs - entry.incomplete_since_secs >= 2 * self._settings.lost_secs:
             ranks = sorted(entry.missing)[:8]
             reason = f"the parts of ranks {ranks} were lost with their hosts"
-            self._table.fail(entry, reason, turn.now_secs)
+            self._table.mark_failed(entry, reason, turn.now_secs)
 
     def _commit(self, turn: Turn) -> None:
         if self.committing is not None or turn.now_secs < self._commit_at_secs:

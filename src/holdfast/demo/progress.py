@@ -16,7 +16,7 @@ class Display(Protocol):
         """Start a run; the previous one has ended."""
         ...
 
-    def step(self, step: int, loss: float) -> None:
+    def show_step(self, step: int, loss: float) -> None:
         """Show that a step is finished. After a failure, steps are repeated."""
         ...
 
@@ -58,7 +58,7 @@ class LiveDisplay:
     def begin(self, name: str, steps: int) -> None:
         self._task = self._progress.add_task(name, total=steps, loss="-")
 
-    def step(self, step: int, loss: float) -> None:
+    def show_step(self, step: int, loss: float) -> None:
         self._progress.update(self._task, completed=step + 1, loss=f"{loss:.3f}")
 
     def show_line(self, text: str) -> None:
@@ -89,7 +89,7 @@ class PlainDisplay:
     def begin(self, name: str, steps: int) -> None:
         self._name, self._steps = name, steps
 
-    def step(self, step: int, loss: float) -> None:
+    def show_step(self, step: int, loss: float) -> None:
         done = step + 1
         if done == self._steps or done % max(1, self._steps // 8) == 0:
             self.show_line(f"{self._name}: step {done} of {self._steps}, loss {loss:.3f}")

@@ -69,7 +69,7 @@ def drive(plan: DemoPlan, display: Display, clock: Clock) -> RunLog:
     strikes: list[Strike] = []
     while True:
         life = _Life(plan, display, clock, len(starts))
-        strikes += life.watch(due, tails)
+        strikes += life.run_until_exit(due, tails)
         starts.append(life.log())
         if life.is_finished:
             return RunLog(starts=tuple(starts), strikes=tuple(strikes))
@@ -98,7 +98,7 @@ class _Life:
         records = tuple(tuple(trainer.records) for trainer in self._trainers)
         return Start(spawned=self._spawned, by_host=records)
 
-    def watch(self, due: deque[Failure], tails: Sequence[journal.Tail]) -> list[Strike]:
+    def run_until_exit(self, due: deque[Failure], tails: Sequence[journal.Tail]) -> list[Strike]:
         """Start the trainers, carry out due failures, and wait until the trainers have ended.
 
         Args:
@@ -153,7 +153,7 @@ class _Life:
             if trainer.host == 0:
                 for record in records:
                     if isinstance(record, journal.Step):
-                        self._display.step(record.step, record.loss_value)
+                        self._display.show_step(record.step, record.loss_value)
         self._show_start()
         return has_any
 

@@ -51,7 +51,7 @@ def open_run(place: object, rendezvous: Rendezvous, clock: Clock) -> OpenRun:
         location.make_folder()
 
     def opened(_: list[str]) -> str:
-        return f"{_open_or_create(location, durable, clock)} {clock.token()}"
+        return f"{_open_or_create(location, durable, clock)} {clock.new_token()}"
 
     run_id, _, group = rendezvous.decide("open the run", "", opened, OPEN_SECS).partition(" ")
     if rendezvous.count > 1:
@@ -74,7 +74,7 @@ def _find_on_all_hosts(
 def _open_or_create(location: RunLocation, durable: DurableStore, clock: Clock) -> str:
     if _is_new_directory(location.folder):
         place = durable.home.place()
-        record = create_run(durable, location.text, clock.token(), clock.now(), place)
+        record = create_run(durable, location.text, clock.new_token(), clock.now(), place)
         return settle(durable, record, clock).run_id
     try:
         return settle(durable, read_run(durable, location.text), clock).run_id

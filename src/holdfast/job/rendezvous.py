@@ -172,7 +172,7 @@ class Rendezvous:
     def fail_next(self, name: str, error: BaseException) -> None:
         """End the next decision with `error`, which this rank raises in place of joining it."""
         if self._entries is not None:
-            _Decision(self, self._entries, self._numbers.next_number(), name).fail(error)
+            _Decision(self, self._entries, self._numbers.next_number(), name).put_error(error)
 
     def _remove_past(self, present: _Decision) -> None:
         assert self._entries is not None
@@ -249,7 +249,7 @@ class _Decision:
         traceback: TracebackType | None,
     ) -> None:
         if error is not None:
-            self.fail(error)
+            self.put_error(error)
 
     def give(self, value: str) -> None:
         """Put this rank's value.
@@ -309,7 +309,7 @@ class _Decision:
         """Put the answer, unless there is one."""
         self._entries.put_if_absent(self._answer, json_text(answer))
 
-    def fail(self, error: BaseException) -> None:
+    def put_error(self, error: BaseException) -> None:
         """End the decision with `error`, unless it has an answer, and let the others read that."""
         kind, message = type(error).__name__, plain_text(str(error))
         if not isinstance(error, HoldfastError):

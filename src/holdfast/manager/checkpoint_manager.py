@@ -138,7 +138,7 @@ class CheckpointManager:
             self._session = self._job.join(start, self._clock, self._on_notice, self._on_new_agent)
         self._steps = SaveSchedule(self._session.place.origin, self._options, self._processes.count)
         held = HeldResources(job=self._job, progress=self._progress, session=self._session)
-        self._lifetime = Lifetime(run.location.text, held, self._steps.stop)
+        self._lifetime = Lifetime(run.location.text, held, self._steps.check_every_step)
         with self._lifetime.closed_on_error():
             self._begin(held)
             self._session.report_event(
@@ -276,7 +276,7 @@ class CheckpointManager:
             StepOrderError, FencedError, UnsupportedLeafError: As for `save`.
             ProcessLostError: Another process has ended.
         """
-        self._lifetime.check("finish")
+        self._lifetime.check_call("finish")
         with self._blocking():
             return self._finisher.finish(
                 arguments.check_step(step),
@@ -320,7 +320,7 @@ class CheckpointManager:
 
         After an error the run's position is unchanged.
         """
-        self._lifetime.check("resume")
+        self._lifetime.check_call("resume")
         request = arguments.check_request(state, only, partial, cast)
         number = None if step is None else arguments.check_step(step)
         restored = self._restorer.read(number, request)
@@ -372,7 +372,7 @@ class CheckpointManager:
                 states were saved by a different number of processes; see `process_values`.
             ProcessLostError: Another process has ended.
         """
-        self._lifetime.check("restore")
+        self._lifetime.check_call("restore")
         request = arguments.check_request(like, only, partial, cast)
         number = None if step is None else arguments.check_step(step)
         restored = self._restorer.read(number, request)
@@ -388,7 +388,7 @@ class CheckpointManager:
 
         Only checkpoints of the current timeline count, not those of abandoned branches.
         """
-        self._lifetime.check("latest_step")
+        self._lifetime.check_call("latest_step")
         newest = find_newest_sound(self._look)
         return newest.step if newest else None
 
@@ -397,7 +397,7 @@ class CheckpointManager:
 
         Only checkpoints of the current timeline count, not those of abandoned branches.
         """
-        self._lifetime.check("all_steps")
+        self._lifetime.check_call("all_steps")
         return [checkpoint.step for checkpoint in find_sound(self._look)]
 
     def reached_preemption(self, step: int) -> bool:
@@ -431,7 +431,7 @@ class CheckpointManager:
             WaitTimeoutError: The timeout has passed. Saving continues.
             InvalidArgumentError: The timeout is invalid.
         """
-        self._lifetime.check("wait_until_finished")
+        self._lifetime.check_call("wait_until_finished")
         checked_secs = arguments.check_timeout(timeout_secs)
         if checked_secs is None and self._steps.is_unconfirmed:
             checked_secs = CUT_CLOSE_SECS
@@ -445,7 +445,7 @@ class CheckpointManager:
             StorageError: Some of its files may remain. It can no longer be restored.
             WaitTimeoutError: Other hosts may keep it in memory until they are notified.
         """
-        self._lifetime.check("delete")
+        self._lifetime.check_call("delete")
         found = self._look().find(arguments.check_step(step))
         request = protocol.Delete(ids=((found.step, found.attempt),))
         self._session.call("delete", request, protocol.Empty)
@@ -457,7 +457,7 @@ class CheckpointManager:
             StepNotFoundError, StepUncommittedError: There is no checkpoint of `step`.
             CheckpointDamagedError: Its records cannot be read.
         """
-        self._lifetime.check("metadata")
+        self._lifetime.check_call("metadata")
         number, view = arguments.check_step(step), self._look()
         return metadata_of(view.sources(view.find(number)))
 
@@ -475,7 +475,7 @@ class CheckpointManager:
             StepNotFoundError, StepUncommittedError: There is no checkpoint of `step`.
             CheckpointDamagedError: Its records cannot be read.
         """
-        self._lifetime.check("process_values")
+        self._lifetime.check_call("process_values")
         number, view = arguments.check_step(step), self._look()
         return process_values_of(view.sources(view.find(number)))
 
@@ -496,7 +496,7 @@ class CheckpointManager:
         """
         if self._lifetime.is_closed:
             return
-        self._lifetime.check("close")
+        self._lifetime.check_call("close")
         self._finisher.close(warns=self._ends_well)
         try:
             is_unconfirmed = self._steps.is_unconfirmed
@@ -537,7 +537,7 @@ class CheckpointManager:
             place.control.cells[place.cost_cell] = int(cost_secs * 1e9)
 
     def _check_step(self, step: object, force: bool) -> int:
-        self._lifetime.check("save")
+        self._lifetime.check_call("save")
         number = self._restorer.check_order(arguments.check_step(step), force=force)
         if self._steps.take_first():
             self._session.place.publish_first_step(number, self._clock.now())
@@ -546,7 +546,7 @@ class CheckpointManager:
     def _save_if_due(
         self, step: int, state: object, metrics: Mapping[str, float] | None, force: bool
     ) -> bool:
-        self._lifetime.check("save")
+        self._lifetime.check_call("save")
         self._progress.raise_failure()
         if step in self._steps.accepted and not force:
             return True

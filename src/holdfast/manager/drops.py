@@ -102,7 +102,7 @@ class Drops:
             self._drops = {a: d for a, d in self._drops.items() if not self._is_replaced(a, d)}
             self._count()
 
-    def clear(self) -> None:
+    def remove_all(self) -> None:
         """Remove all drops."""
         self._drops.clear()
         self._count()

@@ -56,7 +56,7 @@ class JobPeers:
         self._store_at = store_at
         self._stores = {host: store_at(address) for host, address in addresses.items()}
 
-    def stores(self) -> list[PeerStore]:
+    def ram_stores(self) -> list[PeerStore]:
         """Return each host's RAM store, at the newest address known."""
         return list(self._stores.values())
 
@@ -128,7 +128,7 @@ class JobContext:
         return view
 
     def _stores(self, session: AgentSession, clock: Clock) -> list[ReadableStore]:
-        tiers = RamTiers(session.place.ram_folder, self.peers.stores(), clock)
+        tiers = RamTiers(session.place.ram_folder, self.peers.ram_stores(), clock)
         return [*tiers.stores(), self.durable]
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ def find_job(
         token_file = str(run.location.token(run.run_id))
 
         def tokened(_: list[str]) -> str:
-            make_token(token_file, clock.token())
+            make_token(token_file, clock.new_token())
             return ""
 
         rendezvous.decide("make the agents' token", "", tokened, MEET_SECS)

@@ -82,7 +82,7 @@ class Calls:
         self._thread: threading.Thread | None = None
         self.is_closed = False
 
-    def check(self, name: str) -> None:
+    def check_call(self, name: str) -> None:
         """Check that the call `name` may be made now, on this thread.
 
         Raises:
@@ -127,7 +127,7 @@ class Lifetime:
         """Whether `close` has completed."""
         return self._calls.is_closed
 
-    def check(self, name: str) -> None:
+    def check_call(self, name: str) -> None:
         """Check that the call `name` may be made now, on this thread.
 
         Raises:
@@ -137,7 +137,7 @@ class Lifetime:
         """
         if self._error is not None:
             raise type(self._error)(f"{name}: {self._error}")
-        self._calls.check(name)
+        self._calls.check_call(name)
 
     def close(self, saver_secs: float) -> None:
         """Release everything the manager holds. After an exception the next call continues."""

@@ -145,7 +145,7 @@ def _locked_directory(directory: Path, clock: Clock) -> Iterator[Path]:
     """Yield a new hidden directory beside `directory`, locked; remove what is there at the end."""
     fds: list[int] = []
     while not fds:
-        building = directory.parent / f".{directory.name}.{clock.token()[:12]}{UNFINISHED}"
+        building = directory.parent / f".{directory.name}.{clock.new_token()[:12]}{UNFINISHED}"
         building.mkdir()
         try:
             # Race: another save may take it for a leftover before it is locked, and remove it.
@@ -237,7 +237,7 @@ def _write(
     built = store.home.place()
     # A rename keeps the inode; with the path it will have, the run is where its record says.
     place = RunPlace(inode=built.inode, path=str(directory)) if built is not None else None
-    record = create_run(store, str(directory), clock.token(), clock.now(), place)
+    record = create_run(store, str(directory), clock.new_token(), clock.now(), place)
     start = AttemptStart(
         run_id=record.run_id, origin=None, host=host_name(), pid=os.getpid(), time=clock.now()
     )

@@ -200,7 +200,7 @@ class Progress:
         checkpoint = CheckpointId(*notice.id)
         match notice.kind:
             case "failed":
-                self.fail(checkpoint, notice.reason)
+                self.fail_save(checkpoint, notice.reason)
             case "dropped":
                 self.drop(checkpoint, notice.reason)
             case "preserved":
@@ -247,7 +247,7 @@ class Progress:
         self._has_warned_skipped |= is_skipped
         log.log(level, "step %d is not saved: %s", checkpoint.step, reason)
 
-    def fail(self, checkpoint: CheckpointId, reason: str) -> None:
+    def fail_save(self, checkpoint: CheckpointId, reason: str) -> None:
         """End a failed save; `raise_failure` reports it once. An unknown save is ignored."""
         with self._changed:
             save = self._saves.pop(checkpoint, None) or self._sealed.pop(checkpoint, None)
@@ -271,7 +271,7 @@ class Progress:
             waiting = list(self._saves)
             self._sealed.clear()
         for checkpoint in waiting:
-            self.fail(checkpoint, reason)
+            self.fail_save(checkpoint, reason)
 
     def report_error(self, error: HoldfastError) -> None:
         """Queue an error unrelated to a save; ignore a duplicate of a queued one."""
@@ -285,7 +285,7 @@ class Progress:
         with self._changed:
             self._saves.clear()
             self._sealed.clear()
-            self._drops.clear()
+            self._drops.remove_all()
             self._unpreserved.clear()
             if not self._is_stopped:
                 self._is_stopped = self._has_failed = True

@@ -77,7 +77,7 @@ class Restorer:
         # Published first, so that targets that the agent sets from now on are above this step.
         place = self.session.place
         place.control.cells[place.step_cell] = found.step
-        self.saver.forget()
+        self.saver.reuse_nothing()
         timeline = self.look().timeline
         if timeline and timeline[-1] != found:
             self.session.branch((found.step, found.attempt))

@@ -243,7 +243,7 @@ def _try(
             # A slot that this process borrows would be missing to the live run's next save.
             targets = [replace(target, take=None) for target in targets]
         tried.tally = fill_targets(tried.sources, targets)
-        tried.restoration.convert()
+        tried.restoration.convert_dtypes()
     except ObjectNotFoundError as error:
         tried.error = CheckpointDamagedError(f"restore {checkpoint}: {error}")
     except BAD_COPY as error:

@@ -265,7 +265,7 @@ class SaveSchedule:
         self.accepted = {saved for saved in self.accepted if saved < step}
         self._served = {TARGET_DURABLE: NEVER, TARGET_RAM: NEVER}
 
-    def stop(self) -> None:
+    def check_every_step(self) -> None:
         """Send every further step through the check of the manager's state, which refuses it."""
         self.step_max, self._has_ended = -1, True
 

@@ -9,7 +9,7 @@ Invariants:
 - An exception on the training thread, at any point, ends the save in bounded time: as failed, or as
   complete if the saver's thread has everything it needs.
 
-Assumes that `submit`, `expect`, `forget` and `close` are called on the training thread only.
+Assumes that `submit`, `expect`, `reuse_nothing` and `close` are called on the training thread only.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class SaveRequest:
         for replica in self.replicas:
             replica.fill.end()
 
-    def drop(self) -> None:
+    def release_all(self) -> None:
         """Release all resources of a request that was not handed over."""
         self.end()
         self.held.close()
@@ -184,7 +184,7 @@ class Saver:
         if snapshot.hold is not Hold.DEVICE:
             request.part = self._begin(request, request.held)
         if request.part is None and snapshot.hold is Hold.BORROWED:
-            snapshot.secure()
+            snapshot.copy_borrowed()
         if request.part is not None and request.copies and not request.part.images.reused:
             request.replicas = self._copier.begin(request.copies, request.held)
         # The saver's thread reports the save to the agent while this thread copies.
@@ -231,13 +231,13 @@ class Saver:
                 # The exception may have been raised before the thread was notified.
                 self._changed.notify_all()
             return
-        self._progress.fail(request.plan.id, reason)
+        self._progress.fail_save(request.plan.id, reason)
         self.skip(request.plan.id)
-        request.drop()
+        request.release_all()
 
-    def forget(self) -> None:
+    def reuse_nothing(self) -> None:
         """Reuse nothing for the next save, because the run continues from another checkpoint."""
-        self._last.forget()
+        self._last.reuse_nothing()
 
     def get_ready(self) -> None:
         """Prepare a slot for the next save: one is sealed or has ended, so a slot may be free."""
@@ -534,7 +534,7 @@ class Saver:
         """
         plan = request.plan
         if part is not None:
-            part.abort()
+            part.discard()
         if self._session.place.ram_folder is not None:
             self._warn_no_ram(request, reason)
         if not request.is_durable_due:
@@ -637,7 +637,7 @@ class Saver:
 
     def _fail(self, request: SaveRequest, error: Exception) -> None:
         reason = request.interruption or f"{type(error).__name__}: {error}"
-        self._progress.fail(request.plan.id, reason)
+        self._progress.fail_save(request.plan.id, reason)
         if isinstance(error, AgentUnavailableError):
             # No agent can be notified; the next one detects the incomplete part by itself.
             return
@@ -675,7 +675,7 @@ def report_unknown(session: AgentSession, progress: Progress, checkpoint: Checkp
         # It was for RAM alone, and an earlier agent recycled it: a newer checkpoint exists.
         progress.finish(checkpoint)
     elif not _report_again(session, sealed):
-        progress.fail(checkpoint, "it is unknown to the agent, and a newer attempt has begun")
+        progress.fail_save(checkpoint, "it is unknown to the agent, and a newer attempt has begun")
 
 
 def _report_again(session: AgentSession, sealed: protocol.Sealed) -> bool:

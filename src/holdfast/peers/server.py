@@ -284,7 +284,7 @@ class PeerServer:
         self, request: web.BaseRequest, connection: ServedConnection, key: str
     ) -> web.StreamResponse:
         tag = request.headers.get("If-Match")
-        reader = await connection.hold(key, tag, functools.partial(self._open, key))
+        reader = await connection.open_held(key, tag, functools.partial(self._open, key))
         size = reader.size_bytes
         headers = {"Accept-Ranges": "bytes", "ETag": object_tag(reader)}
         # The client's reader was opened on an earlier object of this key.

@@ -105,7 +105,7 @@ class ServedConnection(asyncio.Protocol):
             if self._transport is not None:
                 self._start_idle_timer()
 
-    async def hold(
+    async def open_held(
         self, key: str, tag: str | None, open_object: Callable[[], Opened]
     ) -> SlotReader:
         """Return the object of `key`, and keep it open.

@@ -206,16 +206,16 @@ class DiskStore:
 def _create(folder: ObjectFolder, path: Path, *, is_direct: bool) -> tuple[int, bool]:
     """Return the descriptor of a new file, and whether it bypasses the page cache."""
     if not is_direct:
-        return folder.create(path, 0), False
+        return folder.create_file(path, 0), False
     try:
-        return folder.create(path, os.O_DIRECT), True
+        return folder.create_file(path, os.O_DIRECT), True
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
     # Some file systems create the file before they refuse O_DIRECT.
     with contextlib.suppress(FileNotFoundError):
         folder.files.unlink(path)
-    return folder.create(path, 0), False
+    return folder.create_file(path, 0), False
 
 
 def _blocks_ahead(source: Source) -> Generator[memoryview]:

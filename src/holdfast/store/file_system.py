@@ -34,7 +34,7 @@ class FileSystem(Protocol):
         """Write at the file's position; return how many bytes of `data` were written."""
         ...
 
-    def fill(self, fd: int, pages: mmap.mmap, offset_bytes: int, data: memoryview) -> None:
+    def fill_pages(self, fd: int, pages: mmap.mmap, offset_bytes: int, data: memoryview) -> None:
         """Copies `data` into the mapped `pages` of `fd`."""
         ...
 
@@ -87,7 +87,7 @@ class LocalFileSystem:
     def write(self, fd: int, data: memoryview) -> int:
         return os.write(fd, data)
 
-    def fill(self, fd: int, pages: mmap.mmap, offset_bytes: int, data: memoryview) -> None:
+    def fill_pages(self, fd: int, pages: mmap.mmap, offset_bytes: int, data: memoryview) -> None:
         if len(data) < RELEASE_SIZE_BYTES:
             pages[offset_bytes : offset_bytes + len(data)] = data
             return

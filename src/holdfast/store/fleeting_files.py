@@ -61,7 +61,7 @@ class FleetingFiles:
 
     def _now_ns(self, folder: ObjectFolder, beside: Path) -> int:
         """Return the file system's current time, from a file written now."""
-        probe = beside / f".probe.{self._clock.token()}{UNFINISHED}"
+        probe = beside / f".probe.{self._clock.new_token()}{UNFINISHED}"
         with translated("read the time of", beside):
             try:
                 _write(folder, probe, b"\n")
@@ -72,7 +72,7 @@ class FleetingFiles:
 
 
 def _write(folder: ObjectFolder, path: Path, data: bytes) -> None:
-    fd = folder.create(path, 0)
+    fd = folder.create_file(path, 0)
     try:
         folder.write_all(fd, memoryview(data))
     finally:

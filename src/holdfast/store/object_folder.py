@@ -146,7 +146,7 @@ class ObjectFolder:
         unfinished = self._unfinished(path)
         with translated("write", path):
             try:
-                fd = self.create(unfinished, 0)
+                fd = self.create_file(unfinished, 0)
                 try:
                     self.write_all(fd, memoryview(data))
                     if self._is_durable:
@@ -208,7 +208,7 @@ class ObjectFolder:
                 raise
         raise ObjectNotFoundError(f"link {source}: there is no such object")
 
-    def create(self, path: Path, flags: int) -> int:
+    def create_file(self, path: Path, flags: int) -> int:
         """Open a new file for writing, creating its folder if missing; return the descriptor."""
         flags |= os.O_WRONLY | os.O_CREAT | os.O_EXCL
         return self.in_folder(path, lambda: self.files.open(path, flags, 0o666))
@@ -367,7 +367,7 @@ class ObjectFolder:
             folder = folder.parent
 
     def _unfinished(self, path: Path) -> Path:
-        return path.with_name(f".{path.name}.{self._clock.token()}{UNFINISHED}")
+        return path.with_name(f".{path.name}.{self._clock.new_token()}{UNFINISHED}")
 
     def _drop(self, path: Path) -> None:
         with contextlib.suppress(FileNotFoundError):

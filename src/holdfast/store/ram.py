@@ -157,7 +157,7 @@ class RamStore:
             filling.link(unfinished, offset)
 
     def _write_file(self, unfinished: Path, source: Source) -> None:
-        fd = self._folder.create(unfinished, 0)
+        fd = self._folder.create_file(unfinished, 0)
         try:
             for block in exact_blocks(source, 0, source.size_bytes):
                 self._folder.write_all(fd, block)
@@ -403,7 +403,7 @@ class _MappedSlot:
             self.check_whole()
             self._unchecked_bytes = CHECKED_SIZE_BYTES
         self._unchecked_bytes -= len(data)
-        self._files.fill(self._fd, self._map, offset_bytes, data)
+        self._files.fill_pages(self._fd, self._map, offset_bytes, data)
 
     def target(self, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop) of its memory, for writing."""

@@ -186,7 +186,7 @@ class SlotPool:
                 f"reserve {size_bytes} bytes of RAM in {self._folder}: the memory limit of this "
                 f"process's cgroup leaves {max(left, 0)}; raise the limit, or disable the RAM tier"
             )
-        path = self._folder / self._clock.token()
+        path = self._folder / self._clock.new_token()
         make_folder(self._files, self._folder, self._folder, durable=False)
         fd = self._files.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:

@@ -167,9 +167,9 @@ class FailingFileSystem:
         taken = data[: _taken(fault)]
         return _done(fault, path, lambda: self._inner.write(fd, taken))
 
-    def fill(self, fd: int, pages: mmap.mmap, offset_bytes: int, data: memoryview) -> None:
+    def fill_pages(self, fd: int, pages: mmap.mmap, offset_bytes: int, data: memoryview) -> None:
         path, fault = self._ask_of("fill", fd)
-        _done(fault, path, lambda: self._inner.fill(fd, pages, offset_bytes, data))
+        _done(fault, path, lambda: self._inner.fill_pages(fd, pages, offset_bytes, data))
 
     def truncate(self, fd: int, size_bytes: int) -> None:
         path, fault = self._ask_of("truncate", fd)

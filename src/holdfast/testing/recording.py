@@ -216,9 +216,9 @@ class RecordingFileSystem:
             self._add(Write(self._nodes[fd], stop - taken, bytes(data[:taken])))
             return taken
 
-    def fill(self, fd: int, pages: mmap.mmap, offset_bytes: int, data: memoryview) -> None:
+    def fill_pages(self, fd: int, pages: mmap.mmap, offset_bytes: int, data: memoryview) -> None:
         with self._lock:
-            self._inner.fill(fd, pages, offset_bytes, data)
+            self._inner.fill_pages(fd, pages, offset_bytes, data)
             self._add(Write(self._nodes[fd], offset_bytes, bytes(data)))
 
     def truncate(self, fd: int, size_bytes: int) -> None:

@@ -57,7 +57,7 @@ class StandInDevice:
 
     # As `holdfast.adapt.devices.runtime.DeviceRuntime`.
 
-    def register(self, address: int, size_bytes: int, device: int) -> None:
+    def page_lock(self, address: int, size_bytes: int, device: int) -> None:
         if self.refuses_to_register or not size_bytes:
             raise DeviceError("cudaHostRegister: expected success, found error 1 (stand-in)")
         if address in self.registered:
@@ -65,7 +65,7 @@ class StandInDevice:
         self.registered[address] = size_bytes
         self.registered_count += 1
 
-    def unregister(self, address: int) -> None:
+    def page_unlock(self, address: int) -> None:
         if address not in self.registered:
             raise DeviceError("cudaHostUnregister: expected success, found error 713 (stand-in)")
         size_bytes = self.registered.pop(address)
@@ -78,7 +78,7 @@ class StandInDevice:
 
     # As `holdfast.adapt.jax.devices.DeviceMemory`.
 
-    def stats(self, device: Any) -> Mapping[str, int] | None:
+    def memory_stats(self, device: Any) -> Mapping[str, int] | None:
         if self.limit_bytes is None:
             return None
         return {
@@ -87,10 +87,10 @@ class StandInDevice:
             "peak_bytes_in_use": max(self.peak_bytes, self.in_use_bytes),
         }
 
-    def copies(self, arrays: list[Any]) -> list[Any]:
+    def device_copies(self, arrays: list[Any]) -> list[Any]:
         if self.is_out_of_memory:
             raise XlaError("RESOURCE_EXHAUSTED: Out of memory (stand-in)")
-        return XlaMemory().copies(arrays)
+        return XlaMemory().device_copies(arrays)
 
     def wait(self, arrays: list[Any]) -> None:
         if self.runs_out_later:
@@ -109,7 +109,7 @@ class StandInDevice:
         finally:
             self.let_run(None)
             for stream in self._streams:
-                stream.stop()
+                stream.end_thread()
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -194,7 +194,7 @@ class StandInStream:
             self._waiting.append((target, source, size_bytes))
             self._changed.notify_all()
 
-    def mark(self) -> _StandInMark:
+    def record_mark(self) -> _StandInMark:
         return _StandInMark(self, self._queued)
 
     def wait_for(self, mark: _StandInMark) -> None:
@@ -209,7 +209,7 @@ class StandInStream:
                 raise self._failure
             return self._done >= mark.count
 
-    def reuse(self, mark: _StandInMark) -> None:
+    def recycle_mark(self, mark: _StandInMark) -> None:
         pass
 
     def is_idle(self) -> bool:
@@ -229,7 +229,7 @@ class StandInStream:
             self._changed.wait_for(lambda: self._done >= count or self._failure, STOP_SECS)
             return self._done >= count
 
-    def stop(self) -> None:
+    def end_thread(self) -> None:
         """End the thread."""
         with self._changed:
             self._is_stopped = True

@@ -48,13 +48,13 @@ class CudaRuntime:
         """
         return int(self._call("cudaGetDeviceCount"))
 
-    def register(self, address: int, size_bytes: int, device: int) -> None:
+    def page_lock(self, address: int, size_bytes: int, device: int) -> None:
         # Portable: registered for the contexts of all devices, not only this one.
         with self._on(device):
             flags = self._cuda.cudaHostRegisterPortable
             self._call("cudaHostRegister", address, size_bytes, flags)
 
-    def unregister(self, address: int) -> None:
+    def page_unlock(self, address: int) -> None:
         self._call("cudaHostUnregister", address)
 
     def open_stream(self, device: int) -> CudaStream:
@@ -97,7 +97,7 @@ class CudaRuntime:
         with self._on(device):
             return self._call("cudaEventCreateWithFlags", self._cuda.cudaEventDisableTiming)
 
-    def record(self, event: Any, handle: Any) -> None:
+    def record_event(self, event: Any, handle: Any) -> None:
         """Record an event after all queued work."""
         self._call("cudaEventRecord", event, handle)
 
@@ -127,9 +127,9 @@ class CudaStream:
     def copy(self, target: int, source: int, size_bytes: int) -> None:
         self._runtime.enqueue(self._handle, target, source, size_bytes)
 
-    def mark(self) -> Any:
+    def record_mark(self) -> Any:
         event = self._events.pop() if self._events else self._runtime.make_event(self._device)
-        self._runtime.record(event, self._handle)
+        self._runtime.record_event(event, self._handle)
         return event
 
     def wait_for(self, mark: Any) -> None:
@@ -138,7 +138,7 @@ class CudaStream:
     def has_passed(self, mark: Any) -> bool:
         return self._runtime.is_done("cudaEventQuery", mark)
 
-    def reuse(self, mark: Any) -> None:
+    def recycle_mark(self, mark: Any) -> None:
         self._events.append(mark)
 
     def is_idle(self) -> bool:

@@ -25,7 +25,7 @@ class DeviceStream(Protocol):
         """
         ...
 
-    def mark(self) -> Mark:
+    def record_mark(self) -> Mark:
         """Return a mark after all queued copies.
 
         Raises:
@@ -49,7 +49,7 @@ class DeviceStream(Protocol):
         """
         ...
 
-    def reuse(self, mark: Mark) -> None:
+    def recycle_mark(self, mark: Mark) -> None:
         """Recycle a mark that was passed or never will be; the caller does not use it again."""
         ...
 
@@ -65,7 +65,7 @@ class DeviceStream(Protocol):
 class DeviceRuntime(Protocol):
     """A kind of device."""
 
-    def register(self, address: int, size_bytes: int, device: int) -> None:
+    def page_lock(self, address: int, size_bytes: int, device: int) -> None:
         """Page-lock host memory, so that every device can write into it directly.
 
         Raises:
@@ -73,7 +73,7 @@ class DeviceRuntime(Protocol):
         """
         ...
 
-    def unregister(self, address: int) -> None:
+    def page_unlock(self, address: int) -> None:
         """Undo `register`.
 
         Raises:

@@ -65,7 +65,7 @@ class RegisteredMemory:
         self._address = self._bytes.ctypes.data
         self._transfer: QueuedTransfer | None = None
         try:
-            streams.runtime.register(self._address, len(memory), device)
+            streams.runtime.page_lock(self._address, len(memory), device)
         except DeviceError:
             self._bytes = None
             raise
@@ -74,7 +74,7 @@ class RegisteredMemory:
     def is_busy(self) -> bool:
         return self._transfer is not None and not self._transfer.is_over()
 
-    def start(self, ranges: Sequence[DeviceRange]) -> QueuedTransfer:
+    def queue_copies(self, ranges: Sequence[DeviceRange]) -> QueuedTransfer:
         self._transfer = QueuedTransfer(self._streams, self._address, ranges)
         return self._transfer
 
@@ -82,7 +82,7 @@ class RegisteredMemory:
         if self._bytes is None:
             return
         try:
-            self._streams.runtime.unregister(self._address)
+            self._streams.runtime.page_unlock(self._address)
         except DeviceError as error:
             log.warning("memory of the RAM tier stays locked until this process ends: %s", error)
         # The memory can be unmapped only without views of it.
@@ -125,7 +125,7 @@ class _Turns:
     def end_turn(self) -> None:
         """Mark the end of the queued copies, and switch to the other stream."""
         if self._unmarked:
-            mark = self._stream.mark()
+            mark = self._stream.record_mark()
             self.marks.append((self._stream, mark))
             for piece in self._unmarked:
                 piece.mark = mark
@@ -190,7 +190,7 @@ class QueuedTransfer:
             self._passed = len(self._pieces)
             for turns in self._turns.values():
                 for stream, mark in turns.marks:
-                    stream.reuse(mark)
+                    stream.recycle_mark(mark)
             self._turns = {}
         return self._is_over
 

@@ -45,11 +45,11 @@ log = logging.getLogger(__name__)
 class DeviceMemory(Protocol):
     """A kind of device's memory, as XLA manages it."""
 
-    def stats(self, device: Any) -> Mapping[str, int] | None:
+    def memory_stats(self, device: Any) -> Mapping[str, int] | None:
         """Return `jax.Device.memory_stats`: bytes in use, their peak, their limit."""
         ...
 
-    def copies(self, arrays: list[jax.Array]) -> list[jax.Array]:
+    def device_copies(self, arrays: list[jax.Array]) -> list[jax.Array]:
         """Return copies of arrays of one device, computed in the order of its queue.
 
         Raises:
@@ -69,11 +69,11 @@ class DeviceMemory(Protocol):
 class XlaMemory:
     """XLA's own memory management."""
 
-    def stats(self, device: Any) -> Mapping[str, int] | None:
+    def memory_stats(self, device: Any) -> Mapping[str, int] | None:
         found: Mapping[str, int] | None = device.memory_stats()
         return found
 
-    def copies(self, arrays: list[jax.Array]) -> list[jax.Array]:
+    def device_copies(self, arrays: list[jax.Array]) -> list[jax.Array]:
         made: list[jax.Array] = _device_copies(arrays)
         return made
 
@@ -135,7 +135,7 @@ class JaxDevices:
         self._streams: Streams | None = None
         self._has_fallen_back = False
 
-    def hold(self, arrays: Mapping[int, jax.Array]) -> DeviceArrays:
+    def fix_arrays(self, arrays: Mapping[int, jax.Array]) -> DeviceArrays:
         """Fix those of `arrays` that are on devices, by their keys; for the training thread.
 
         CPU arrays are in the host's memory and are skipped, unless a test is `serving` the CPU.
@@ -217,7 +217,7 @@ class JaxDevices:
             self._log_no_room(_names(sizes))
             return False
         for device, size_bytes in sizes.items():
-            stats = memory.stats(device) or {}
+            stats = memory.memory_stats(device) or {}
             limit_bytes = stats.get("bytes_limit", 0)
             if not limit_bytes:
                 # No limit is known; the allocator raises if there is no room.
@@ -391,7 +391,7 @@ class _Pieces:
         result._forms = self._forms
         result._pieces = {key: dict(pieces) for key, pieces in self._pieces.items()}
         for of_device in places.values():
-            copies = memory.copies([self._pieces[key][place] for key, place in of_device])
+            copies = memory.device_copies([self._pieces[key][place] for key, place in of_device])
             for (key, place), copy in zip(of_device, copies, strict=True):
                 result._pieces[key][place] = copy
         return result

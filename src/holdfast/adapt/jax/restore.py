@@ -72,14 +72,16 @@ class JaxArrayLeaves:
     def has_value(self, leaf: Any) -> bool:
         return isinstance(leaf, jax.Array) and not leaf.is_deleted()
 
-    def buffers(self, leaf: Any, array: ArraySpec, dtype: np.dtype) -> dict[Region, np.ndarray]:
+    def make_buffers(
+        self, leaf: Any, array: ArraySpec, dtype: np.dtype
+    ) -> dict[Region, np.ndarray]:
         regions = arrays.regions_needed(array.shape, _stored_like(leaf, array))
         return {
             region: arrays.aligned_buffer(tuple(b - a for a, b in zip(*region, strict=True)), dtype)
             for region in regions
         }
 
-    def assembled(self, leaf: Any, array: ArraySpec, buffers: dict[Region, np.ndarray]) -> Any:
+    def assemble_array(self, leaf: Any, array: ArraySpec, buffers: dict[Region, np.ndarray]) -> Any:
         made = arrays.assembled(array.shape, _stored_like(leaf, array), buffers)
         return jax.random.wrap_key_data(made, impl=array.prng_impl) if array.prng_impl else made
 

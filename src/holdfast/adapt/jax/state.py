@@ -127,7 +127,7 @@ class _JaxSnapshot:
                 arrays.append(leaves.owned_copy(leaf))
                 marks.append(None)
             else:
-                others.add(leaf, path)
+                others.encode_value(leaf, path)
         self.values, self.process_values = others.values, others.process_values
         self.marks = tuple(marks)
         self._hold(arrays, devices)
@@ -135,7 +135,7 @@ class _JaxSnapshot:
     def _hold(self, arrays: list[Any], devices: JaxDevices) -> None:
         of_jax = {i: array for i, array in enumerate(arrays) if isinstance(array, jax.Array)}
         elsewhere = {i: array for i, array in of_jax.items() if jax_arrays.is_on_device(array)}
-        self._on_devices = devices.hold(elsewhere) if elsewhere else None
+        self._on_devices = devices.fix_arrays(elsewhere) if elsewhere else None
         self.pin: Pinning = devices.pin
         self.on_devices = frozenset(elsewhere)
         self._pieces = []
@@ -200,7 +200,7 @@ class _JaxSnapshot:
         # JAX reports no donation, so nothing is borrowed for longer than a call.
         return False
 
-    def secure(self) -> None:
+    def copy_borrowed(self) -> None:
         if self._on_devices is None:
             return
         try:

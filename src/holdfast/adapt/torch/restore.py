@@ -57,7 +57,9 @@ class TorchArrayLeaves:
     def has_value(self, leaf: Any) -> bool:
         return isinstance(leaf, torch.Tensor) and not leaf.is_meta
 
-    def buffers(self, leaf: Any, array: ArraySpec, dtype: np.dtype) -> dict[Region, np.ndarray]:
+    def make_buffers(
+        self, leaf: Any, array: ArraySpec, dtype: np.dtype
+    ) -> dict[Region, np.ndarray]:
         held = leaf.tensor if isinstance(leaf, NewTensor) else leaf
         region = tensors.region_held(held)
         extents = region_shape(region)
@@ -65,7 +67,7 @@ class TorchArrayLeaves:
             return {}
         return {region: np.empty(extents, dtype)}
 
-    def assembled(self, leaf: Any, array: ArraySpec, buffers: dict[Region, np.ndarray]) -> Any:
+    def assemble_array(self, leaf: Any, array: ArraySpec, buffers: dict[Region, np.ndarray]) -> Any:
         into = leaf.tensor if isinstance(leaf, NewTensor) else leaf
         if into.is_meta:
             into = self._materialised(into)

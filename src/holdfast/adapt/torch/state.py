@@ -97,7 +97,7 @@ class _TorchSnapshot:
                 array = leaves.host_array(leaf)
                 self._pieces.append((array, ((0,) * array.ndim, array.shape)))
             else:
-                others.add(leaf, path)
+                others.encode_value(leaf, path)
         self.values, self.process_values = others.values, others.process_values
         self.marks: tuple[Mark, ...] = (None,) * len(self._pieces)
 
@@ -111,7 +111,7 @@ class _TorchSnapshot:
     def device_ranges(self, chunks: Sequence[Chunk]) -> dict[Chunk, DeviceRange]:
         return {}
 
-    def secure(self) -> None:
+    def copy_borrowed(self) -> None:
         self._pieces = [
             (
                 leaves.owned_copy(held)

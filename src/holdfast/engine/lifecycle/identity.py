@@ -115,7 +115,7 @@ def _record_of_copy(
     token = xxhash.xxh3_128_hexdigest(f"{original.run_id} {place.inode} {place.path}".encode())
     key = f"{COPIES}/{token}.json"
     drawn = RunRecord(
-        run_id=clock.token(), time=clock.now(), place=place, copied_from=original.run_id
+        run_id=clock.new_token(), time=clock.now(), place=place, copied_from=original.run_id
     )
     store.put_if_absent(key, seal(drawn))
     return unseal(store.get(key), RunRecord, key)

@@ -53,7 +53,7 @@ class RestoreTally:
             if reason not in self.passed_over and len(self.passed_over) < REASONS_MAX:
                 self.passed_over.append(reason)
 
-    def add(self, tier: str, size_bytes: int) -> None:
+    def count_bytes(self, tier: str, size_bytes: int) -> None:
         """Count bytes that were read and verified."""
         with self.lock:
             self.bytes_by_tier[tier] = self.bytes_by_tier.get(tier, 0) + size_bytes
@@ -190,7 +190,7 @@ class _PartReader:
             offset = placed.offset_bytes + start
             right = copy.part.blocks[placed.first_block + number]
             check_block(data[start:stop], right, where, offset)
-        self._tally.add(copy.store.tier, placed.size_bytes)
+        self._tally.count_bytes(copy.store.tier, placed.size_bytes)
 
     def _fill(self, chunk: Chunk, dtype: str, targets: Sequence[RestoreTarget]) -> None:
         region = (chunk.start, chunk.stop)
@@ -239,7 +239,7 @@ class _PartReader:
                 if index + 1 >= len(self._copies):
                     raise
             else:
-                self._tally.add(copy.store.tier, len(block))
+                self._tally.count_bytes(copy.store.tier, len(block))
                 return
         raise CheckpointDamagedError(
             f"read {self._copies[0].image_keys[0]}: no intact copy is left: "

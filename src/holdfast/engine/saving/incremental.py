@@ -56,13 +56,13 @@ class SealedPart:
 class LastPart:
     """The last sealed part of this rank, whose images the next one may reuse.
 
-    Owned by the saver's thread; the training thread calls `choose` and `forget` too.
+    Owned by the saver's thread; the training thread calls `choose` and `reuse_nothing` too.
     """
 
     def __init__(self) -> None:
         self._sealed: SealedPart | None = None
 
-    def forget(self) -> None:
+    def reuse_nothing(self) -> None:
         """Reuse nothing for the next part, because the run continues from another checkpoint."""
         self._sealed = None
 

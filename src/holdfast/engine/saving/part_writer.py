@@ -84,7 +84,7 @@ class PartWriter:
         except StorageError as error:
             step = self._plan.id.step
             log.debug("step %d reuses no images, they were removed: %s", step, error)
-            self.abort()
+            self.discard()
             self.images = PartImages(own=self._plan.layout)
             return False
         return True
@@ -164,7 +164,7 @@ class PartWriter:
         if self._fill is not None:
             self._fill.end()
 
-    def abort(self) -> None:
+    def discard(self) -> None:
         """Remove all names of the part from the store, unless it was sealed; bytes stay."""
         if self._is_sealed:
             return
@@ -176,7 +176,7 @@ class PartWriter:
     def close(self) -> None:
         """Abort the part if it was not sealed, and release all memory. Idempotent."""
         self.end()
-        self.abort()
+        self.discard()
         self._open.close()
         if self._fill is not None:
             self._fill.close()

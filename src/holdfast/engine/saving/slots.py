@@ -192,7 +192,7 @@ class SlotFill:
                 self._copy(snapshot, keep)
             except (StorageError, DeviceError):
                 if snapshot.hold is Hold.BORROWED:
-                    snapshot.secure()
+                    snapshot.copy_borrowed()
                 raise
             finally:
                 self.end()
@@ -239,7 +239,7 @@ class SlotFill:
             self.is_whole = True
             return
         began_secs = self._clock.monotonic()
-        with _Arrival(memory.start(list(ranges.values())), self._clock) as arrival:
+        with _Arrival(memory.queue_copies(list(ranges.values())), self._clock) as arrival:
             others = [chunk for chunk in layout.chunks if chunk not in ranges]
             fill_chunks(slot, others, snapshot.chunk_bytes, digesting=False)
 
@@ -340,7 +340,7 @@ def _copy_together(blocks: _Blocks, helper_count: int) -> None:
                 help_.result()
         finally:
             # Also after a Ctrl-C: on exit, no thread writes to the slot any more.
-            blocks.stop()
+            blocks.stop_queue()
 
 
 def _helper_count(chunks: Sequence[Chunk]) -> int:
@@ -383,9 +383,9 @@ class _Blocks:
                     self._digests[number] = self._copy_and_digest(self._slot, offset_bytes, data)
         finally:
             # After one thread failed, the others' work is useless.
-            self.stop()
+            self.stop_queue()
 
-    def stop(self) -> None:
+    def stop_queue(self) -> None:
         """Stop the queue: `copy` returns after its current block."""
         self._is_stopped = True
 
