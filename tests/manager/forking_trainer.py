@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import multiprocessing
 import os
 import signal
@@ -91,6 +92,35 @@ def call(manager: holdfast.CheckpointManager) -> None:
     say(latest=manager.latest_step())
 
 
+def open_again(manager: holdfast.CheckpointManager) -> None:
+    """Open the live run in a child, and leave the parent's `with` there."""
+    reading, writing = os.pipe()
+    log = logging.getLogger("holdfast")
+    with manager:
+        pid = os.fork()
+        if pid != 0:
+            os.waitpid(pid, 0)
+            say(**json.loads(os.read(reading, 1 << 16)))
+            assert manager.save(60, {"w": np.ones(100_000)})
+            manager.wait_until_finished(30)
+            say(latest=manager.latest_step())
+            return
+        logged: list[str] = []
+        log.handle = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+        began = time.monotonic()
+        try:
+            holdfast.CheckpointManager(sys.argv[1])
+            found = "no error"
+        except errors.HoldfastError as error:
+            found = f"{type(error).__name__}: {error}"
+        secs = time.monotonic() - began
+        try:
+            manager.__exit__(SystemExit, SystemExit(0), None)
+        finally:
+            os.write(writing, json.dumps({"found": found, "secs": secs, "logged": logged}).encode())
+            os._exit(0)
+
+
 def outlive(manager: holdfast.CheckpointManager) -> None:
     """Leave a child behind, and die by SIGKILL."""
     pid = os.fork()
@@ -126,6 +156,7 @@ def main() -> None:
             "terminate": terminate,
             "exit": exit_child,
             "call": call,
+            "open": open_again,
             "outlive": outlive,
             "count": count,
         }[todo](manager)

@@ -46,12 +46,20 @@ def state(value: int) -> dict[str, Any]:
     ],
 )
 def test_all_ranks_do_the_same_with_the_last_step(found: list[Having], plan: FinishPlan) -> None:
-    assert plan_of([Ending(9, having) for having in found]) is plan
+    assert plan_of([Ending(9, having, 9) for having in found]) is plan
 
 
 def test_ranks_that_give_different_last_steps_are_refused() -> None:
     with pytest.raises(errors.InvalidArgumentError, match=r"finish step 9: .* 8 on rank 1"):
-        plan_of([Ending(9, NOTHING), Ending(8, NOTHING)])
+        plan_of([Ending(9, NOTHING, 8), Ending(8, NOTHING, 8)])
+
+
+@pytest.mark.parametrize("found", [[NOTHING], [NOTHING, NOTHING], [DURABLE, NOTHING]])
+def test_a_last_step_that_would_abandon_later_ones_is_refused(found: list[Having]) -> None:
+    endings = [Ending(9, having, 9 + rank) for rank, having in enumerate([*found, NOTHING])]
+    with pytest.raises(errors.StepOrderError, match=r"finish step 9: expected a step after"):
+        plan_of(endings)
+    assert plan_of([Ending(9, DURABLE, 12)]) is FinishPlan.NOTHING
 
 
 PART = {"part-00001-of-00002.json": 1, "image-00001-of-00002.safetensors": 1}
@@ -107,7 +115,7 @@ def test_finish_saves_a_step_that_was_not_given_to_save(one_host: Host, tmp_path
     with manager(tmp_path / "run") as training:
         training.save(0, state(0))
         assert training.finish(7, state(7))
-        with pytest.raises(errors.StepOrderError, match="save step 5"):
+        with pytest.raises(errors.StepOrderError, match="finish step 5: expected a step after 7"):
             training.finish(5, state(5))
         for step in (-1, "7", True):
             with pytest.raises(errors.InvalidArgumentError, match="step"):

@@ -42,6 +42,17 @@ def test_each_call_in_a_forked_child_tells_that_it_was_forked(
     assert saved == {"latest": 60}
 
 
+def test_a_forked_child_that_opens_the_run_is_refused_at_once(
+    one_host: Host, tmp_path: Path
+) -> None:
+    opened, saved = lines(finished(one_host.start(TRAINER, tmp_path / "run", "open")))
+    assert opened["found"].startswith("RunBusyError: "), opened
+    # A manager that waits for threads that only the parent has would take 30 s.
+    assert opened["secs"] < 15
+    assert opened["logged"] == []
+    assert saved == {"latest": 60}
+
+
 def test_a_child_that_outlives_a_killed_trainer_holds_no_slot(
     one_host: Host, tmp_path: Path
 ) -> None:

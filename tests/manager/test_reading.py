@@ -16,11 +16,11 @@ from tests.manager.test_processes import results, start_job
 EVERY_STEP = save_decision_policy.FixedIntervalPolicy(1)
 
 
-def manager(directory: Path) -> holdfast.CheckpointManager:
+def manager(directory: Path, kept: int | None = None) -> holdfast.CheckpointManager:
     return holdfast.CheckpointManager(
         directory,
         save_decision_policy=EVERY_STEP,
-        preservation_policy=preservation_policy.LatestN(None),
+        preservation_policy=preservation_policy.LatestN(kept),
     )
 
 
@@ -86,6 +86,32 @@ def test_a_save_behind_the_newest_step_after_a_look_tells_how_to_go_back(
             fresh.save(15, state(15))
         with pytest.raises(errors.StepExistsError, match="force=True"):
             fresh.save(21, state(21))
+
+
+@pytest.mark.parametrize("kept", [2, None], ids=["deleted", "present"])
+def test_saving_an_older_step_again_abandons_no_later_one(
+    one_host: Host, tmp_path: Path, kept: int | None
+) -> None:
+    with manager(tmp_path / "run", kept) as training:
+        for step in range(6):
+            training.save(step, state(step))
+            training.wait_until_finished()
+        steps = training.all_steps()
+        assert (1 in steps) == (kept is None)
+        with pytest.raises(errors.StepOrderError, match=r"expected a step after 5, .*resume"):
+            training.save(1, state(1), force=True)
+        if kept is None:
+            # Durable already.
+            assert not training.finish(1, state(1))
+        else:
+            with pytest.raises(errors.StepOrderError, match=r"finish step 1: .* after 5, .*resume"):
+                training.finish(1, state(1))
+        assert training.all_steps() == steps
+        # The newest one is overwritten, and nothing else.
+        assert training.save(5, state(50), force=True)
+        training.wait_until_finished()
+        assert training.all_steps() == steps
+        assert training.restore()["n"] == 50
 
 
 def test_going_back_to_a_step_that_is_not_there_changes_nothing(

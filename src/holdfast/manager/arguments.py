@@ -127,10 +127,11 @@ def raise_nothing_saved(run: object) -> NoReturn:
     raise StepNotFoundError(f"restore: the run in {run} has no checkpoint yet")
 
 
-def raise_step_order(step: int, last: int, read: int | None) -> NoReturn:
+def raise_step_order(call: str, step: int, last: int, read: int | None) -> NoReturn:
     """Raise the error of a step that does not follow the run's last one.
 
     Args:
+        call: The call that refuses it.
         step: The refused step.
         last: The run's last step.
         read: The step that `restore` has read since the last save; None if there was no restore.
@@ -138,7 +139,7 @@ def raise_step_order(step: int, last: int, read: int | None) -> NoReturn:
     hint = "" if read is None else f"restore({read}) only reads and does not move the run; "
     shown = "N" if read is None else str(read)
     raise StepOrderError(
-        f"save step {step}: expected a step after {last}, the run's last one; {hint}to continue "
+        f"{call} step {step}: expected a step after {last}, the run's last one; {hint}to continue "
         f"from an earlier step, call resume(state, step={shown}), which abandons the later ones, "
         "or use a new directory"
     )

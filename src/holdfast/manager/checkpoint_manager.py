@@ -186,6 +186,8 @@ class CheckpointManager:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._lifetime.is_inherited:
+            return
         if error is None:
             self.close()
             return
@@ -213,9 +215,10 @@ class CheckpointManager:
             step: The training step that produced `state`. It must increase from call to call.
             state: A pytree of arrays, Python values and objects with a state of their own.
             metrics: Numbers by name, for policies and for `holdfast ls`.
-            force: Save whatever the policies decide, and overwrite a checkpoint of the same step;
-                the older one stays until the new one is committed. A forced save, and the save of
-                a preemption, waits for a free place while two earlier saves are in progress.
+            force: Save whatever the policies decide, and overwrite the run's newest checkpoint if
+                that is of the same step; the older one stays until the new one is committed. A
+                forced save, and the save of a preemption, waits for a free place while two earlier
+                saves are in progress.
 
         Returns:
             True if a checkpoint of this step is being saved.
@@ -225,7 +228,7 @@ class CheckpointManager:
                 may not have been saved; calling `save` again with the same step is allowed.
             FencedError: A newer attempt has taken over the run. This process saves nothing more.
             StepExistsError: The step is already saved, and `force` is not set.
-            StepOrderError: The step is before the run's last one.
+            StepOrderError: The step is before the run's last one, also with `force`.
             InvalidArgumentError: The step or a metric is invalid, the manager is closed, or another
                 thread uses it.
             UnsupportedLeafError: A leaf cannot be saved. Nothing was written.

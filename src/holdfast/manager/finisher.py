@@ -17,6 +17,7 @@ from holdfast.errors import InvalidArgumentError, SaveFailedError
 from holdfast.format.json_codec import decode
 from holdfast.format.names import CheckpointId
 from holdfast.job.rendezvous import Rendezvous, json_text
+from holdfast.manager.arguments import raise_step_order
 from holdfast.manager.restore_votes import Votes
 from holdfast.manager.restorer import Restorer
 
@@ -74,10 +75,11 @@ def having_of(
 
 
 class Ending(msgspec.Struct, frozen=True, array_like=True):
-    """The last step as one rank was given it, and what this rank has of it."""
+    """The last step as one rank was given it, what this rank has of it, and its newest step."""
 
     step: int
     having: Having
+    newest: int
 
 
 def plan_of(endings: Sequence[Ending]) -> FinishPlan:
@@ -85,6 +87,7 @@ def plan_of(endings: Sequence[Ending]) -> FinishPlan:
 
     Raises:
         InvalidArgumentError: The ranks were given different steps.
+        StepOrderError: To save the step would abandon the checkpoint of a later one.
     """
     for rank, ending in enumerate(endings):
         if ending.step != endings[0].step:
@@ -95,9 +98,12 @@ def plan_of(endings: Sequence[Ending]) -> FinishPlan:
     found = {ending.having for ending in endings}
     if found == {Having.DURABLE}:
         return FinishPlan.NOTHING
-    if found == {Having.NOTHING}:
-        return FinishPlan.SAVE
-    return FinishPlan.SAVE_AGAIN if Having.NOTHING in found else FinishPlan.MAKE_DURABLE
+    if Having.NOTHING not in found:
+        return FinishPlan.MAKE_DURABLE
+    step, newest = endings[0].step, max(ending.newest for ending in endings)
+    if newest > step:
+        raise_step_order("finish", step, newest, None)
+    return FinishPlan.SAVE if found == {Having.NOTHING} else FinishPlan.SAVE_AGAIN
 
 
 class Agreed(msgspec.Struct, frozen=True):
@@ -110,7 +116,7 @@ def agreed_plan(rendezvous: Rendezvous, votes: Votes, ending: Ending) -> FinishP
     """Return what all ranks do, after each has reported what it has.
 
     Raises:
-        InvalidArgumentError: The ranks were given different steps.
+        InvalidArgumentError, StepOrderError: As `plan_of`.
         ProcessLostError: Another rank has ended, or did not join within `FINISH_SECS`.
     """
 
@@ -154,7 +160,8 @@ class Finisher:
                 is_accepted=step in restorer.steps.accepted,
                 is_due=restorer.progress.is_becoming_durable(checkpoint),
             )
-        match agreed_plan(self._rendezvous, self._votes, Ending(step, having)):
+            ending = Ending(step, having, restorer.newest_step())
+        match agreed_plan(self._rendezvous, self._votes, ending):
             case FinishPlan.NOTHING:
                 return False
             case FinishPlan.MAKE_DURABLE:

@@ -115,6 +115,8 @@ class Lifetime:
         self._held = held
         self._on_end = on_end
         self._error: HoldfastError | None = None
+        self.is_inherited = False
+        """Whether this is a forked child of the process that opened the manager."""
         self._calls = Calls(run)
         # A manager that is never closed still seals its accepted saves. The hook is registered
         # after those of the framework, so it runs before that shuts down its devices.
@@ -179,6 +181,7 @@ class Lifetime:
 
     def forked(self) -> None:
         """Release, in a forked child, what it inherited; the parent's manager is unaffected."""
+        self.is_inherited = True
         self._error = InvalidArgumentError(
             f"the manager of {self._run}: this process was forked from process "
             f"{os.getppid()}, to which the manager belongs; save and restore there"
@@ -236,6 +239,8 @@ def _after_fork_in_child() -> None:
     for lifetime in list(_open.values()):
         if not lifetime.is_closed:
             lifetime.forked()
+    # The parent's managers are not the child's to close, where it opens one of their runs.
+    _open.clear()
     signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
 
 

@@ -93,7 +93,7 @@ class Restorer:
 
         Raises:
             StepExistsError: The step is already saved.
-            StepOrderError: The step is before the run's last one.
+            StepOrderError: The step is before the run's last one, also with `force`.
         """
         steps = self.steps
         if step > steps.last:
@@ -101,18 +101,26 @@ class Restorer:
         if steps.is_asked_again(step, self.progress.raised_at):
             # The previous call raised the failure of an earlier save, and the caller repeats it.
             return step
-        is_known = step in steps.accepted or any(c.step == step for c in self.look().timeline)
-        if is_known and force:
+        saved = {c.step for c in self.look().timeline}
+        newest = self.newest_step()
+        if force and step == newest:
             self.branch_at(step)
             return step
         # After a restore that did not move the run, an overwrite is probably not intended, so the
         # message does not propose it.
-        if not is_known or (steps.read is not None and step != steps.last):
-            raise_step_order(step, steps.last, steps.read)
-        raise StepExistsError(
-            f"save step {step}: it is already saved; save a later one, or pass force=True to "
-            "overwrite it"
-        )
+        is_overwrite_unlikely = steps.read is not None and step != steps.last
+        if force or is_overwrite_unlikely or not (step in saved or step == newest):
+            raise_step_order("save", step, max(steps.last, newest), steps.read)
+        hint = ", or pass force=True to overwrite it" if step == newest else ""
+        raise StepExistsError(f"save step {step}: it is already saved; save a later one{hint}")
+
+    def newest_step(self) -> int:
+        """Return the newest step that is saved, or whose save was accepted; -1 without one.
+
+        Saving an older one again would abandon this one.
+        """
+        steps = {c.step for c in self.look().timeline}
+        return max(steps | self.steps.accepted, default=-1)
 
     def branch_at(self, step: int) -> None:
         """Begin a branch of the run in which `step` can be saved again."""
