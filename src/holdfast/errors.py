@@ -64,6 +64,13 @@ class OutOfSpaceError(StorageError):
     """A store has too little free space for the bytes: free space, or enlarge the store."""
 
 
+class StorageRefusedError(StorageError):
+    """A service refuses a request, for example because a permission is missing.
+
+    Repeating the request does not help.
+    """
+
+
 class ObjectNotFoundError(StorageError):
     """A store has no object with this key."""
 

@@ -33,7 +33,7 @@ class BucketOfRun(BucketStore):
 
     def __init__(self, server: ObjectServer, folder: DurableStore) -> None:
         super().__init__(server, PREFIX, StepClock())
-        self.home, self.fleeting = folder.home, folder.fleeting
+        self.home, self.fleeting = folder.home, folder.fleeting  # type: ignore[assignment]
 
 
 class HostOfBucket(InProcessHost):

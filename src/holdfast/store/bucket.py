@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
 from holdfast.clock import Clock
@@ -29,9 +30,11 @@ from holdfast.errors import (
     ObjectNotFoundError,
     OutOfSpaceError,
     StorageError,
+    StorageRefusedError,
 )
 from holdfast.format.buffers import Buffer
 from holdfast.format.sealed import RECORD_SIZE_MAX_BYTES
+from holdfast.store.bucket_home import BucketHome, FleetingObjects
 from holdfast.store.contract import (
     Reader,
     Source,
@@ -45,31 +48,35 @@ from holdfast.store.contract import (
 PART_SIZE_MIN_BYTES = 16 * 1024 * 1024
 PART_COUNT_MAX = 9_000
 """Below the 10,000 parts that S3 allows."""
-PARTS_AT_ONCE = 8
 RECORDS_AT_ONCE = 16
 DELETIONS_MAX = 1_000
 """Keys in one request that deletes several."""
 TRIES_MAX = 6
-PAUSE_SECS = 0.1
+TRIES_SECS = 300.0
+"""After this time no further try begins."""
+PAUSE_SECS = 0.2
 """The pause after the first failure; it doubles with each further one."""
+FINAL_ERRORS = (ObjectNotFoundError, OutOfSpaceError, StorageRefusedError)
+"""Errors after which a request is not repeated."""
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
 
-class ListedPage(NamedTuple):
-    """One page of a listing; `next_after` is the last key of the page, "" on the last page."""
+class Head(NamedTuple):
+    """The properties of an object; its version is text that another object of the key lacks."""
 
-    objects: Sequence[StoredObject]
-    next_after: str
+    size_bytes: int
+    version: str
+    modified_ns: int
 
 
 class Bucket(Protocol):
     """The requests of an object store, each tried once; keys are whole keys of the bucket.
 
     Every method raises `StorageError` if the request failed and may be repeated: its effect is then
-    unknown. `OutOfSpaceError` and `ObjectNotFoundError` are final.
+    unknown. Errors of `FINAL_ERRORS` are final. A client may repeat requests by itself.
     """
 
     def put(self, key: str, blocks: Sequence[Buffer]) -> None:
@@ -80,28 +87,16 @@ class Bucket(Protocol):
         """Write an object if there is none; return False if there is one, maybe the caller's."""
         ...
 
-    def begin_upload(self, key: str) -> str:
-        """Begin an upload in parts and return its id."""
-        ...
+    def upload(self, key: str, source: Source, part_size_bytes: int) -> None:
+        """Write an object of the bytes of `source`, in parts, replacing an old one.
 
-    def upload_part(self, key: str, upload: str, number: int, blocks: Sequence[Buffer]) -> str:
-        """Upload the part of that number, the concatenation of `blocks`; return its tag."""
-        ...
-
-    def complete_upload(self, key: str, upload: str, tags: Sequence[str]) -> None:
-        """Make the object visible; `tags` are those of all parts in order.
-
-        Raises:
-            ObjectNotFoundError: there is no such upload: it was completed or aborted before.
+        Several parts are sent at once, and a failed part is repeated. The object becomes visible
+        with the last request; an upload that fails is discarded as far as it can be.
         """
         ...
 
-    def abort_upload(self, key: str, upload: str) -> None:
-        """Discard an upload that was not completed."""
-        ...
-
-    def head(self, key: str) -> tuple[int, str]:
-        """Return an object's size in bytes and its version."""
+    def head(self, key: str) -> Head:
+        """Return the properties of an object."""
         ...
 
     def get_range(self, key: str, version: str, start_bytes: int, stop_bytes: int) -> Buffer:
@@ -112,8 +107,12 @@ class Bucket(Protocol):
         """Return an object's bytes; of a longer object only the first `size_max_bytes`."""
         ...
 
-    def list_page(self, prefix: str, after: str) -> ListedPage:
-        """Return the objects whose key begins with `prefix` and is after `after`, in order."""
+    def list_pages(self, prefix: str, after: str) -> Iterator[Sequence[StoredObject]]:
+        """Yield pages of the objects whose key begins with `prefix` and is after `after`, in order.
+
+        `prefix` ends with a slash; `after` is empty or a key that begins with `prefix`. Each page
+        is a request.
+        """
         ...
 
     def delete(self, keys: Sequence[str]) -> None:
@@ -135,7 +134,10 @@ class BucketStore:
         prefix: str,
         clock: Clock,
         part_size_bytes: int = PART_SIZE_MIN_BYTES,
+        home: BucketHome | None = None,
     ) -> None:
+        self.home = home or BucketHome(prefix, Path(os.devnull))
+        self.fleeting = FleetingObjects(self, clock)
         self._bucket = bucket
         self._prefix = prefix
         self._clock = clock
@@ -150,46 +152,13 @@ class BucketStore:
         if size_bytes > self._part_size_bytes:
             self._upload(name, source)
             return
-        blocks = _blocks(source, 0, size_bytes)
+        blocks = lasting_blocks(source, 0, size_bytes)
         self._tried(lambda: self._bucket.put(name, blocks))
 
     def _upload(self, name: str, source: Source) -> None:
-        """Put an object in parts; on an error, no part of it remains."""
         size_bytes = source.size_bytes
-        part_bytes = max(self._part_size_bytes, -(-size_bytes // PART_COUNT_MAX))
-        starts = range(0, size_bytes, part_bytes)
-        upload = self._tried(lambda: self._bucket.begin_upload(name))
-
-        def send(number: int) -> str:
-            start = starts[number - 1]
-            # Requested here, so that at most as many parts as threads are held in memory.
-            blocks = _blocks(source, start, min(start + part_bytes, size_bytes))
-            return self._tried(lambda: self._bucket.upload_part(name, upload, number, blocks))
-
-        with contextlib.ExitStack() as on_error:
-            on_error.callback(self._abort, name, upload)
-            with ThreadPoolExecutor(min(PARTS_AT_ONCE, len(starts)), "holdfast-upload") as pool:
-                sending = [pool.submit(send, number) for number in range(1, len(starts) + 1)]
-                try:
-                    tags = [part.result() for part in sending]
-                finally:
-                    pool.shutdown(cancel_futures=True)
-            self._complete(name, upload, tags, size_bytes)
-            on_error.pop_all()
-
-    def _abort(self, name: str, upload: str) -> None:
-        # Once: what remains is not visible, and the bucket's rule ends it.
-        with contextlib.suppress(StorageError):
-            self._bucket.abort_upload(name, upload)
-
-    def _complete(self, name: str, upload: str, tags: Sequence[str], size_bytes: int) -> None:
-        try:
-            self._tried(lambda: self._bucket.complete_upload(name, upload, tags))
-        except ObjectNotFoundError:
-            # A try whose answer was lost has completed it. An older object of that name has the
-            # same bytes: an image's name identifies it.
-            if self._tried(lambda: self._bucket.head(name))[0] != size_bytes:
-                raise
+        part_size_bytes = max(self._part_size_bytes, -(-size_bytes // PART_COUNT_MAX))
+        self._tried(lambda: self._bucket.upload(name, source, part_size_bytes))
 
     def put_if_absent(self, key: str, data: bytes, after: Sequence[str] = ()) -> bool:
         """Write an object if the key has none.
@@ -225,24 +194,46 @@ class BucketStore:
     @contextlib.contextmanager
     def open(self, key: str) -> Iterator[Reader]:
         name = self._name(key)
-        size_bytes, version = self._tried(lambda: self._bucket.head(name))
+        head = self._tried(lambda: self._bucket.head(name))
 
         def read(start_bytes: int, stop_bytes: int) -> Buffer:
             return self._tried(
-                lambda: self._bucket.get_range(name, version, start_bytes, stop_bytes)
+                lambda: self._bucket.get_range(name, head.version, start_bytes, stop_bytes)
             )
 
-        yield _BucketReader(name, size_bytes, read)
+        yield _BucketReader(name, head.size_bytes, read)
+
+    def modified_ns(self, key: str) -> int:
+        """Return when an object was written, by the service's clock.
+
+        Raises:
+            ObjectNotFoundError: the key has no object.
+        """
+        name = self._name(key)
+        return self._tried(lambda: self._bucket.head(name)).modified_ns
+
+    def has_objects(self) -> bool:
+        """Return whether anything is stored below the prefix."""
+        return next(self._listed(self._prefix), None) is not None
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
-        name, after = f"{self._name(prefix)}/", ""
+        return self._listed(f"{self._name(prefix)}/")
+
+    def _listed(self, name: str) -> Iterator[StoredObject]:
+        """Yield the objects whose whole key begins with `name`, by their keys in the store."""
+        last, pages = "", self._bucket.list_pages(name, "")
+        tries = Tries(self._clock, self._prefix)
         while True:
-            page = self._tried(lambda after=after: self._bucket.list_page(name, after))  # type: ignore[misc]
-            for key, size_bytes in page.objects:
-                yield StoredObject(key[len(self._prefix) :], size_bytes)
-            after = page.next_after
-            if not after:
+            try:
+                for page in pages:
+                    for key, size_bytes in page:
+                        last = key
+                        yield StoredObject(key[len(self._prefix) :], size_bytes)
+                    tries = Tries(self._clock, self._prefix)
                 return
+            except StorageError as error:
+                tries.failed(error)
+                pages = self._bucket.list_pages(name, last)
 
     def delete(self, *keys: str) -> None:
         names = [self._name(key) for key in keys]
@@ -262,15 +253,37 @@ class BucketStore:
 
     def _tried(self, call: Callable[[], T]) -> T:
         """Return the result of `call`, which is repeated after failures."""
-        for number in range(TRIES_MAX - 1):
+        tries = Tries(self._clock, self._prefix)
+        while True:
             try:
                 return call()
-            except (ObjectNotFoundError, OutOfSpaceError):
-                raise
             except StorageError as error:
-                log.debug("a request to %s is repeated: %s", self._prefix, error)
-                self._clock.sleep(PAUSE_SECS * 2**number)
-        return call()
+                tries.failed(error)
+
+
+class Tries:
+    """The tries of one request: with growing pauses, and bounded in number and time."""
+
+    def __init__(self, clock: Clock, what: str) -> None:
+        self._clock = clock
+        self._what = what
+        self._count = 0
+        self._deadline_secs = clock.monotonic() + TRIES_SECS
+
+    def failed(self, error: StorageError) -> None:
+        """Wait until the next try.
+
+        Raises:
+            StorageError: `error`, if it is final, or was the last try's.
+        """
+        self._count += 1
+        is_last = self._count == TRIES_MAX or self._clock.monotonic() > self._deadline_secs
+        if isinstance(error, FINAL_ERRORS) or is_last:
+            raise error
+        log.info("a request to %s is repeated: %s", self._what, error)
+        # Between half of the pause and all of it, so that many hosts do not repeat in step.
+        share = 0.5 + int(self._clock.token()[:4], 16) / (1 << 17)
+        self._clock.sleep(share * PAUSE_SECS * 2 ** (self._count - 1))
 
 
 class _BucketReader:
@@ -298,7 +311,7 @@ class _BucketReader:
         return None
 
 
-def _blocks(source: Source, start_bytes: int, stop_bytes: int) -> Sequence[Buffer]:
+def lasting_blocks(source: Source, start_bytes: int, stop_bytes: int) -> Sequence[Buffer]:
     """Return bytes [start, stop) of a source in memory that lasts for repeated requests."""
     blocks = exact_blocks(source, start_bytes, stop_bytes)
     if source.is_lasting:

@@ -11,6 +11,7 @@ processes.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import random
 import threading
@@ -24,14 +25,18 @@ from typing import Any, TypeVar
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import HoldfastError, ObjectNotFoundError, StorageError
 from holdfast.format.buffers import Buffer
-from holdfast.store.bucket import DELETIONS_MAX, Bucket, BucketStore, ListedPage
-from holdfast.store.contract import StoredObject
+from holdfast.store.bucket import (
+    DELETIONS_MAX,
+    TRIES_MAX,
+    Bucket,
+    BucketStore,
+    Head,
+    lasting_blocks,
+)
+from holdfast.store.contract import Source, StoredObject, source_of
 
 PAGE_COUNT_MAX = 1_000
-METHODS = (
-    *("put", "create", "begin_upload", "upload_part", "complete_upload", "abort_upload"),
-    *("head", "get_range", "get", "list_page", "delete"),
-)
+METHODS = (*("put", "create", "upload", "head", "get_range", "get", "list_all", "delete"),)
 
 T = TypeVar("T")
 
@@ -81,6 +86,7 @@ class ObjectServer:
         self.uploads: dict[str, dict[int, bytes]] = {}
         self.requests: Counter[str] = Counter()
         self.plan = plan
+        self._written_ns: dict[str, int] = {}
         self._keys: list[str] = []
         """The keys of `objects`, sorted."""
         self._clock = clock or SystemClock()
@@ -100,38 +106,46 @@ class ObjectServer:
 
         return self._do("create", key, create)
 
-    def begin_upload(self, key: str) -> str:
-        def begin() -> str:
-            upload = f"upload-{next(self._numbers)}"
-            self.uploads[upload] = {}
-            return upload
+    def upload(self, key: str, source: Source | Buffer, part_size_bytes: int) -> None:
+        """Upload in parts, each repeated where it fails, as the clients of services do."""
+        source = source_of(source)
+        upload = self._tried("begin_upload", key, self._begin)
+        try:
+            for start in range(0, source.size_bytes, part_size_bytes):
+                stop = min(start + part_size_bytes, source.size_bytes)
+                data = b"".join(lasting_blocks(source, start, stop))
+                keep = functools.partial(self._keep, upload, start, data)
+                self._tried("upload_part", key, keep)
+            self._tried("complete_upload", key, lambda: self._complete(key, upload))
+        except HoldfastError:
+            with contextlib.suppress(StorageError):
+                self._tried("abort_upload", key, lambda: self.uploads.pop(upload, None))
+            raise
 
-        return self._do("begin_upload", key, begin)
+    def _begin(self) -> str:
+        upload = f"upload-{next(self._numbers)}"
+        self.uploads[upload] = {}
+        return upload
 
-    def upload_part(self, key: str, upload: str, number: int, blocks: Sequence[Buffer]) -> str:
-        def keep() -> str:
-            self._parts(upload)[number] = b"".join(blocks)
-            return f"{upload}.{number}"
+    def _keep(self, upload: str, start_bytes: int, data: bytes) -> None:
+        self.uploads[upload][start_bytes] = data
 
-        return self._do("upload_part", key, keep)
+    def _complete(self, key: str, upload: str) -> None:
+        parts = self.uploads.pop(upload, None)
+        # Completed by a try whose answer was lost.
+        if parts is not None:
+            self._write(key, b"".join(parts[start] for start in sorted(parts)))
 
-    def complete_upload(self, key: str, upload: str, tags: Sequence[str]) -> None:
-        def complete() -> None:
-            parts = self._parts(upload)
-            if [*tags] != [f"{upload}.{number}" for number in sorted(parts)]:
-                raise StorageError(f"complete {upload}: the parts are not those of the tags")
-            self._write(key, b"".join(parts[number] for number in sorted(parts)))
-            del self.uploads[upload]
+    def _tried(self, request: str, key: str, call: Callable[[], T]) -> T:
+        for _ in range(TRIES_MAX - 1):
+            with contextlib.suppress(StorageError):
+                return self._do(request, key, call)
+        return self._do(request, key, call)
 
-        self._do("complete_upload", key, complete)
-
-    def abort_upload(self, key: str, upload: str) -> None:
-        self._do("abort_upload", key, lambda: self.uploads.pop(upload, None))
-
-    def head(self, key: str) -> tuple[int, str]:
-        def look() -> tuple[int, str]:
+    def head(self, key: str) -> Head:
+        def look() -> Head:
             data, version = self._found(key)
-            return len(data), version
+            return Head(len(data), version, self._written_ns[key])
 
         return self._do("head", key, look)
 
@@ -147,18 +161,23 @@ class ObjectServer:
     def get(self, key: str, size_max_bytes: int) -> bytes:
         return self._do("get", key, lambda: self._found(key)[0][:size_max_bytes])
 
-    def list_page(self, prefix: str, after: str) -> ListedPage:
-        def find() -> ListedPage:
-            keys = self._keys
-            start = bisect_right(keys, after) if after else bisect_left(keys, prefix)
-            page = keys[start : start + PAGE_COUNT_MAX]
-            page = [key for key in page if key.startswith(prefix)]
-            following = keys[start + len(page) : start + len(page) + 1]
-            has_more = any(key.startswith(prefix) for key in following)
-            found = [StoredObject(key, len(self.objects[key][0])) for key in page]
-            return ListedPage(found, page[-1] if has_more else "")
+    def list_pages(self, prefix: str, after: str) -> Iterator[Sequence[StoredObject]]:
+        while True:
+            page = self._do("list_page", prefix, functools.partial(self._page, prefix, after))
+            yield page
+            if len(page) < PAGE_COUNT_MAX:
+                return
+            after = page[-1].key
 
-        return self._do("list_page", prefix, find)
+    def list_all(self, prefix: str, after: str) -> Sequence[Sequence[StoredObject]]:
+        """Return all pages at once, for a client in another process."""
+        return [*self.list_pages(prefix, after)]
+
+    def _page(self, prefix: str, after: str) -> Sequence[StoredObject]:
+        keys = self._keys
+        start = bisect_right(keys, after) if after else bisect_left(keys, prefix)
+        page = keys[start : start + PAGE_COUNT_MAX]
+        return [StoredObject(k, len(self.objects[k][0])) for k in page if k.startswith(prefix)]
 
     def delete(self, keys: Sequence[str]) -> None:
         if len(keys) > DELETIONS_MAX:
@@ -187,16 +206,12 @@ class ObjectServer:
         if key not in self.objects:
             insort(self._keys, key)
         self.objects[key] = data, f"v{next(self._numbers)}"
+        self._written_ns[key] = int(self._clock.monotonic() * 1e9)
 
     def _found(self, key: str) -> tuple[bytes, str]:
         if key not in self.objects:
             raise ObjectNotFoundError(f"read {key}: there is no such object")
         return self.objects[key]
-
-    def _parts(self, upload: str) -> dict[int, bytes]:
-        if upload not in self.uploads:
-            raise ObjectNotFoundError(f"use {upload}: there is no such upload")
-        return self.uploads[upload]
 
 
 class ServedBucket:
@@ -208,6 +223,14 @@ class ServedBucket:
     def __init__(self, address: str) -> None:
         self._address = address
         self._local = threading.local()
+
+    def list_pages(self, prefix: str, after: str) -> Iterator[Sequence[StoredObject]]:
+        # Requested with the first page, as from a service: a failure is the iteration's.
+        yield from self._ask("list_all", prefix, after)
+
+    def upload(self, key: str, source: Source, part_size_bytes: int) -> None:
+        data = b"".join(lasting_blocks(source, 0, source.size_bytes))
+        self._ask("upload", key, data, part_size_bytes)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ServedBucket, (self._address,)

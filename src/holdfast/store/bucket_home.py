@@ -1,0 +1,97 @@
+"""The home of a run in a bucket, and its objects that need not last.
+
+A bucket does not move, and is not unmounted. So the home is its URL; this host's files of the run
+are in a folder of this host (`store.location`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from holdfast.clock import Clock
+from holdfast.errors import ObjectNotFoundError
+from holdfast.format.names import LEASES
+from holdfast.format.records import RunPlace
+from holdfast.store.contract import StoredObject
+from holdfast.store.durable import TimedObject
+
+if TYPE_CHECKING:
+    from holdfast.store.bucket import BucketStore
+
+NO_INODE = 0
+
+
+class BucketHome:
+    """A URL, and the folder of this host's files of the run there."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self._url = url
+        self._folder = folder
+
+    def __repr__(self) -> str:
+        return f"BucketHome({self._url})"
+
+    @property
+    def text(self) -> str:
+        """The URL."""
+        return self._url
+
+    @property
+    def identity_text(self) -> str:
+        """The URL: two URLs of one place count as two places."""
+        return self._url
+
+    def current(self) -> Path:
+        return self._folder
+
+    def place(self) -> RunPlace:
+        return RunPlace(inode=NO_INODE, path=self._url)
+
+    def has_lasting_inodes(self) -> bool:
+        return False
+
+    def problem(self) -> None:
+        """Return None: the store's own requests report what is wrong."""
+
+    def is_gone(self) -> bool:
+        return False
+
+    def is_at(self, text: str) -> bool:
+        return text == self._url
+
+    def release(self) -> None:
+        """Do nothing: nothing is held."""
+
+
+class FleetingObjects:
+    """A `FleetingStore` in a bucket, with times by the service's clock, in whole seconds."""
+
+    def __init__(self, store: BucketStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+
+    def put(self, key: str, data: bytes) -> None:
+        self._store.put(key, data)
+
+    def read_timed(self, key: str) -> TimedObject | None:
+        try:
+            data, written_ns = self._store.get(key), self._store.modified_ns(key)
+        except ObjectNotFoundError:
+            return None
+        # No request returns the service's time. An object written now has it.
+        probe = f"{LEASES}/now-{self._clock.token()}.json"
+        self._store.put(probe, b"")
+        try:
+            now_ns = self._store.modified_ns(probe)
+        finally:
+            self._store.delete(probe)
+        # Race: a lease that was renewed between the two requests counts as younger than it is read.
+        return TimedObject(data, written_ns, max(now_ns, written_ns))
+
+    def list(self, prefix: str) -> Iterator[StoredObject]:
+        return self._store.list(prefix)
+
+    def delete(self, *keys: str) -> None:
+        self._store.delete(*keys)
