@@ -92,6 +92,10 @@ class Bucket(Protocol):
 
         Several parts are sent at once, and a failed part is repeated. The object becomes visible
         with the last request; an upload that fails is discarded as far as it can be.
+
+        Raises:
+            ObjectNotFoundError: there is no such upload any more, maybe since it was completed by a
+                request whose answer was lost.
         """
         ...
 
@@ -158,7 +162,13 @@ class BucketStore:
     def _upload(self, name: str, source: Source) -> None:
         size_bytes = source.size_bytes
         part_size_bytes = max(self._part_size_bytes, -(-size_bytes // PART_COUNT_MAX))
-        self._tried(lambda: self._bucket.upload(name, source, part_size_bytes))
+        try:
+            self._tried(lambda: self._bucket.upload(name, source, part_size_bytes))
+        except ObjectNotFoundError:
+            # A completion whose answer was lost has ended the upload. An older object of that name
+            # has the same bytes: an image's name identifies it.
+            if self._tried(lambda: self._bucket.head(name)).size_bytes != size_bytes:
+                raise
 
     def put_if_absent(self, key: str, data: bytes, after: Sequence[str] = ()) -> bool:
         """Write an object if the key has none.
@@ -282,7 +292,7 @@ class Tries:
             raise error
         log.info("a request to %s is repeated: %s", self._what, error)
         # Between half of the pause and all of it, so that many hosts do not repeat in step.
-        share = 0.5 + int(self._clock.token()[:4], 16) / (1 << 17)
+        share = 0.5 + int(self._clock.new_token()[:4], 16) / (1 << 17)
         self._clock.sleep(share * PAUSE_SECS * 2 ** (self._count - 1))
 
 

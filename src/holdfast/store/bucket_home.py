@@ -81,7 +81,7 @@ class FleetingObjects:
         except ObjectNotFoundError:
             return None
         # No request returns the service's time. An object written now has it.
-        probe = f"{LEASES}/now-{self._clock.token()}.json"
+        probe = f"{LEASES}/now-{self._clock.new_token()}.json"
         self._store.put(probe, b"")
         try:
             now_ns = self._store.modified_ns(probe)

@@ -132,14 +132,19 @@ class ObjectServer:
 
     def _complete(self, key: str, upload: str) -> None:
         parts = self.uploads.pop(upload, None)
-        # Completed by a try whose answer was lost.
-        if parts is not None:
-            self._write(key, b"".join(parts[start] for start in sorted(parts)))
+        if parts is None:
+            # Services answer this also if a try whose answer was lost has completed it.
+            raise ObjectNotFoundError(f"complete {upload} of {key}: there is no such upload")
+        self._write(key, b"".join(parts[start] for start in sorted(parts)))
 
     def _tried(self, request: str, key: str, call: Callable[[], T]) -> T:
         for _ in range(TRIES_MAX - 1):
-            with contextlib.suppress(StorageError):
+            try:
                 return self._do(request, key, call)
+            except ObjectNotFoundError:
+                raise
+            except StorageError:
+                pass
         return self._do(request, key, call)
 
     def head(self, key: str) -> Head:
