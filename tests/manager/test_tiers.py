@@ -17,6 +17,7 @@ import pytest
 
 import holdfast
 from holdfast import errors, preservation_policy, save_decision_policy
+from holdfast.agent.control_block import NEVER, TARGET_DURABLE
 from holdfast.testing.stand_in_device import StandInDevice
 from tests.hosts import Host, events, wait_until
 
@@ -56,6 +57,29 @@ def test_continuous_is_at_most_one_checkpoint_ahead_of_what_is_written(
     for event, _ in story:
         waiting += 1 if event == "sealed" else -1
         assert 0 <= waiting <= 2
+
+
+def test_a_step_that_continuous_asks_for_while_no_slot_is_ready_is_made_up_for_at_once(
+    one_host: Host, tmp_path: Path
+) -> None:
+    # The agent clears the request as soon as it sees that the training has passed the step, and
+    # makes no other one for a while.
+    with holdfast.CheckpointManager(tmp_path / "run") as manager:
+        cells, saver = manager._session.place.control.cells, manager._saver
+        steps = itertools.count()
+        wait_until(lambda: manager.save(next(steps), STATE))
+        manager.wait_until_finished()
+        wait_until(lambda: not saver.should_wait(is_saving=False))
+        wait_until(lambda: manager._steps.last < cells[TARGET_DURABLE] < NEVER)
+        step = next(steps)
+        assert step >= cells[TARGET_DURABLE]
+        with saver._patience.preparing():
+            assert not manager.save(step, STATE)
+            assert not manager.save(next(steps), STATE)
+            wait_until(lambda: cells[TARGET_DURABLE] == NEVER)
+        saver.get_ready()
+        wait_until(lambda: saver._slots.has_ready and not saver.should_wait(is_saving=False))
+        assert manager.save(next(steps), STATE)
 
 
 def test_continuous_respects_the_minimum_interval(one_host: Host, tmp_path: Path) -> None:

@@ -249,7 +249,7 @@ class CheckpointManager:
             or control[place.notice_cell]
             or control[ATTEMPT] != place.attempt
             or self._progress.has_failed
-            or steps.is_due_by_step(step)
+            or steps.is_due_here(step)
         ):
             return False
         with self._progress.drops_raised_after(step), self._blocking():
@@ -565,10 +565,13 @@ class CheckpointManager:
             return False
         waiting = self._progress.outstanding()
         if due.may_wait and self._saver.should_wait(is_saving=waiting > 0):
+            self._steps.defer(due)
             return False
         is_behind = waiting >= protocol.pending_limit(self._planner.image_size_bytes)
         if not due.must_save and (is_behind or not self._saver.has_room()):
-            if not due.is_target:
+            if due.may_wait:
+                self._steps.defer(due)
+            elif not due.is_target:
                 self._steps.warn_skipped(step, waiting)
             self._saver.skip(CheckpointId(step, place.attempt))
             return False

@@ -101,6 +101,12 @@ class SaveSchedule:
         self._unasked_count = 0
         self._unasked_since_secs = 0.0
         self._served = {TARGET_DURABLE: NEVER, TARGET_RAM: NEVER}
+        self._deferred: set[int] = set()
+        """The cells whose targets were reached at an earlier step and deferred.
+
+        The agent clears a cell when the training has passed its target, so the cell alone would
+        lose the target.
+        """
         self._durable = split(options.save).by_step
         ram = options.ram.save_decision_policy if options.ram is not None else None
         self._ram = split(ram).by_step if ram is not None else None
@@ -110,9 +116,13 @@ class SaveSchedule:
             now=SystemClock().now(), is_saving_in_progress=False, reached_preemption=False
         )
 
-    def is_due_by_step(self, step: int) -> bool:
-        """Return whether a policy that depends on the step alone selects this step."""
-        return self._selects(self._durable, step) or self._selects(self._ram, step)
+    def is_due_here(self, step: int) -> bool:
+        """Return whether this step is due, whatever the cells hold.
+
+        That is if a policy that depends on the step alone selects it, or a target was deferred.
+        """
+        is_by_step = self._selects(self._durable, step) or self._selects(self._ram, step)
+        return is_by_step or bool(self._deferred)
 
     def is_asked_again(self, step: int, raised_at: int | None) -> bool:
         """Return whether the last call of `save` was for `step` too and raised an earlier failure.
@@ -150,9 +160,15 @@ class SaveSchedule:
             is_preemption=is_preemption,
         )
 
+    def defer(self, due: Due) -> None:
+        """Record that the targets which are due are served at a later step."""
+        wanted = {TARGET_DURABLE: due.durable, TARGET_RAM: due.ram}
+        self._deferred = {cell for cell, is_wanted in wanted.items() if is_wanted}
+
     def note_taken(self, step: int, due: Due, cells: Sequence[int]) -> None:
         """Record that a checkpoint of `step` is accepted, which serves the targets it reaches."""
         self.accepted.add(step)
+        self._deferred.clear()
         self.read = None
         for cell in self._served:
             if step >= cells[cell]:
@@ -264,6 +280,7 @@ class SaveSchedule:
         self.floor = self.last = step
         self.accepted = {saved for saved in self.accepted if saved < step}
         self._served = {TARGET_DURABLE: NEVER, TARGET_RAM: NEVER}
+        self._deferred.clear()
 
     def check_every_step(self) -> None:
         """Send every further step through the check of the manager's state, which refuses it."""
@@ -285,7 +302,8 @@ class SaveSchedule:
 
     def _is_target(self, cell: int, step: int, cells: Sequence[int]) -> bool:
         """Return whether `step` reaches a target that no checkpoint has served yet."""
-        return step >= cells[cell] and cells[cell] != self._served[cell]
+        is_reached = step >= cells[cell] and cells[cell] != self._served[cell]
+        return is_reached or cell in self._deferred
 
 
 class SlotPatience:
