@@ -20,6 +20,7 @@ from holdfast.policy.preservation_policy import kept
 from holdfast.policy.save_decision_policy import SaveDecisionPolicy
 
 AWAITED_SECS = 2.0
+"""How long the report of a reached target is awaited, in time in which the agent runs."""
 POLL_SECS_MIN, POLL_SECS_MAX = 0.02, 0.1
 POLLS_PER_STEP = 8
 """How often the published steps are read per step: they change once a step, and reads cost time."""
@@ -43,6 +44,40 @@ class Pace:
         self._step, self._at_secs = step, now_secs
 
 
+class ReportWait:
+    """The wait for a report of the checkpoint of the last target, bounded by `AWAITED_SECS`.
+
+    Ranks may read the target, and its cell may be cleared, before a tick has seen that cell. So the
+    wait begins with the target, and lasts at least `AWAITED_SECS` from when its cell is cleared.
+
+    Time in which the agent did not run does not count: the report may be waiting at its socket, and
+    on a loaded machine the agent, which has a low priority, may not run for seconds.
+    """
+
+    def __init__(self) -> None:
+        self._target = control_block.NO_STEP
+        self._left_secs = 0.0
+        self._at_secs = 0.0
+
+    def note_tick(self, target: int, now_secs: float, *, is_set: bool) -> None:
+        """Count the time since the last tick, or begin anew.
+
+        Args:
+            target: The step of the newest target, reached or not.
+            now_secs: The time now.
+            is_set: Whether a cell still holds a target.
+        """
+        if is_set or target != self._target:
+            self._target, self._left_secs = target, AWAITED_SECS
+        else:
+            self._left_secs -= min(now_secs - self._at_secs, 2 * POLL_SECS_MAX)
+        self._at_secs = now_secs
+
+    def is_on(self, reported_step: int) -> bool:
+        """Return whether to wait on: no checkpoint of the target or a later step was reported."""
+        return self._target > reported_step and self._left_secs > 0
+
+
 class SaveScheduler:
     """The scheduler of one agent; owned by the event loop."""
 
@@ -51,8 +86,7 @@ class SaveScheduler:
         self._coordinator = coordinator
         self._pace = Pace()
         self._last: dict[TargetKind, CheckpointInfo] = {}
-        self._awaited = control_block.NO_STEP, 0.0
-        """The last target, and the time until which its checkpoint's report is awaited."""
+        self._report_wait = ReportWait()
         self._reported_step = control_block.NO_STEP
         """The highest step of this attempt whose checkpoint was reported."""
         self._times: dict[CheckpointId, datetime] = {}
@@ -74,7 +108,9 @@ class SaveScheduler:
         now_secs = state.clock.monotonic()
         self._pace.note_step(state.published().highest, now_secs)
         values = state.control.cells
-        self._await_target(now_secs)
+        target = self._coordinator.last_target((TargetKind.DURABLE, TargetKind.RAM))
+        cells = values[control_block.TARGET_DURABLE], values[control_block.TARGET_RAM]
+        self._report_wait.note_tick(target, now_secs, is_set=min(cells) != control_block.NEVER)
         has_notice = any(values[control_block.notice_cell(m.seat)] for m in group.present)
         if has_notice and not node.is_target_confirmed(TargetKind.PREEMPTION):
             self._coordinator.submit(inputs.Wish(TargetKind.PREEMPTION))
@@ -98,7 +134,7 @@ class SaveScheduler:
     def reset(self) -> None:
         """Forget the checkpoints of the previous attempt; another one begins."""
         self._last.clear()
-        self._awaited = control_block.NO_STEP, 0.0
+        self._report_wait = ReportWait()
         self._reported_step = control_block.NO_STEP
 
     def _preserve(self) -> None:
@@ -138,20 +174,6 @@ class SaveScheduler:
         if policy.should_save(step, [last] if last else [], context=context):
             self._coordinator.submit(inputs.Wish(kind))
 
-    def _await_target(self, now_secs: float) -> None:
-        """Note that ranks will report the checkpoint of the last target.
-
-        Ranks may read the target, and its cell may be cleared, before a tick has seen that cell.
-        """
-        values = self._state.control.cells
-        target = self._coordinator.last_target((TargetKind.DURABLE, TargetKind.RAM))
-        is_set = (
-            min(values[control_block.TARGET_DURABLE], values[control_block.TARGET_RAM])
-            != control_block.NEVER
-        )
-        if is_set or target != self._awaited[0]:
-            self._awaited = target, now_secs + AWAITED_SECS
-
     def _is_saving(self, kind: TargetKind) -> bool:
         """Return whether a checkpoint is in progress in that tier.
 
@@ -162,8 +184,7 @@ class SaveScheduler:
         state, node = self._state, self._coordinator.node
         if state.filling or node.is_sealing:
             return True
-        target, until_secs = self._awaited
-        if target > self._reported_step and state.clock.monotonic() < until_secs:
+        if self._report_wait.is_on(self._reported_step):
             # Ranks are past the target, and have not reported yet that they take a checkpoint.
             return True
         if kind is not TargetKind.DURABLE or not node.is_saving:
