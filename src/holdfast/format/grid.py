@@ -123,6 +123,9 @@ def chunks_overlapping(shape: Shape, chunk_shape: ChunkShape, region: Region) ->
     start, stop = region
     if any(a >= b for a, b in zip(start, stop, strict=True)):
         return
+    if chunk_shape == shape:
+        yield 0
+        return
     counts = grid_shape(shape, chunk_shape)
     spans = [
         range(bisect_right(_cuts(c), a) - 1, bisect_left(_cuts(c), b))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 
 import msgspec
@@ -108,10 +108,25 @@ def _laid(arrays: Sequence[ArraySpec], ordered: Sequence[Chunk]) -> ImageLayout:
     header, offset = _header(arrays, ordered)
     chunks, blocks = [], 0
     for chunk in ordered:
-        chunks.append(replace(chunk, offset_bytes=offset))
+        chunks.append(_moved(chunk, offset))
         offset += chunk.size_bytes
         blocks += block_count(chunk.size_bytes)
     return ImageLayout(header=header, chunks=tuple(chunks), size_bytes=offset, block_count=blocks)
+
+
+def _moved(chunk: Chunk, offset_bytes: int) -> Chunk:
+    # `dataclasses.replace` takes several times as long, which counts for 100,000 chunks.
+    return Chunk(
+        ordinal=chunk.ordinal,
+        array_index=chunk.array_index,
+        chunk_index=chunk.chunk_index,
+        name=chunk.name,
+        start=chunk.start,
+        stop=chunk.stop,
+        offset_bytes=offset_bytes,
+        size_bytes=chunk.size_bytes,
+        first_block=chunk.first_block,
+    )
 
 
 def _header(arrays: Sequence[ArraySpec], ordered: Sequence[Chunk]) -> tuple[bytes, int]:

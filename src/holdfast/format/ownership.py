@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from holdfast.format.digests import BLOCK_SIZE_BYTES
 from holdfast.format.dtypes import item_size_bytes
 from holdfast.format.grid import chunk_sizes
-from holdfast.format.records import ArraySpec, owners_of
+from holdfast.format.records import ArraySpec, Owners, owners_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,11 +23,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """The owners of one array's chunks in runs: chunks [start, stop) belong to a rank."""
+    """The owners of one array's chunks in runs: chunks [start, stop) belong to a rank.
+
+    `only` is the rank that owns all of them; None if several do.
+    """
 
     ranks: np.ndarray
     starts: np.ndarray
     stops: np.ndarray
+    only: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +48,12 @@ class Ownership:
     def __init__(self, arrays: Sequence[ArraySpec]) -> None:
         self._arrays = arrays
         self._all_runs: dict[int, _Runs] = {}
+        self._written_at = _written_at(arrays)
         self._runs_of_rank: dict[tuple[int, int], list[range]] = {}
 
     def runs(self, index: int, rank: int) -> list[range]:
         """Return the indices of the rank's chunks of array `index`, as ascending runs."""
-        key = self._written_at(index), rank
+        key = self._written_at[index], rank
         known = self._runs_of_rank.get(key)
         if known is None:
             found = self._runs(index)
@@ -62,6 +67,8 @@ class Ownership:
         import numpy as np
 
         found = self._runs(index)
+        if found.only is not None:
+            return found.only
         return int(found.ranks[np.searchsorted(found.stops, chunk, side="right")])
 
     def chunk_count(self, rank: int) -> int:
@@ -80,6 +87,12 @@ class Ownership:
         data_bytes, block_counts = np.zeros((2, self._rank_count), np.int64)
         for index, spec in enumerate(self._arrays):
             found = self._runs(index)
+            if found.only is not None and spec.chunk_shape == spec.shape:
+                # Most arrays are whole, and of one rank: a state may have 100,000 of them.
+                size = math.prod(spec.shape) * item_size_bytes(spec.dtype)
+                data_bytes[found.only] += size
+                block_counts[found.only] += -(-size // BLOCK_SIZE_BYTES)
+                continue
             sizes = chunk_sizes(spec.shape, spec.chunk_shape) * item_size_bytes(spec.dtype)
             np.add.at(data_bytes, found.ranks, np.add.reduceat(sizes, found.starts))
             blocks = -(-sizes // BLOCK_SIZE_BYTES)
@@ -100,7 +113,7 @@ class Ownership:
         counts = np.zeros(self._rank_count, np.int64)
         times: dict[int, int] = {}
         for index in indices:
-            at = self._written_at(index)
+            at = self._written_at[index]
             times[at] = times.get(at, 0) + 1
         for at, count in times.items():
             found = self._runs(at)
@@ -109,22 +122,35 @@ class Ownership:
 
     @cached_property
     def _rank_count(self) -> int:
-        every = (self._runs(index) for index in range(len(self._arrays)))
+        every = (self._runs(index) for index in set(self._written_at))
         return 1 + max((int(found.ranks.max()) for found in every), default=-1)
 
-    def _written_at(self, index: int) -> int:
-        owners = self._arrays[index].owners
-        return owners if isinstance(owners, int) else index
-
     def _runs(self, index: int) -> _Runs:
-        at = self._written_at(index)
+        at = self._written_at[index]
         if at not in self._all_runs:
             import numpy as np
 
             ranks, counts = np.array(owners_of(self._arrays, index), np.int64).T
             stops = np.cumsum(counts)
-            self._all_runs[at] = _Runs(ranks, stops - counts, stops)
+            only = int(ranks[0]) if len(ranks) == 1 else None
+            self._all_runs[at] = _Runs(ranks, stops - counts, stops, only)
         return self._all_runs[at]
+
+
+def _written_at(arrays: Sequence[ArraySpec]) -> list[int]:
+    """Return, for each array, the index of the first array with the same owners.
+
+    Long owners are not compared: the format writes those out once.
+    """
+    first: dict[Owners, int] = {}
+    found = []
+    for index, spec in enumerate(arrays):
+        owners = spec.owners
+        if isinstance(owners, int):
+            found.append(owners)
+        else:
+            found.append(first.setdefault(owners, index) if len(owners) == 1 else index)
+    return found
 
 
 def _at(counts: np.ndarray, rank: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -189,10 +190,10 @@ def aligned_buffer(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
     A large array starts at a page boundary, so that a direct read can fill it without a copy too.
     """
-    size_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    size_bytes = math.prod(shape) * dtype.itemsize
     alignment = ALIGNMENT_BYTES if size_bytes < LARGE_SIZE_BYTES else PAGE_SIZE_BYTES
     raw = np.empty(size_bytes + alignment, np.uint8)
-    start = -raw.ctypes.data % alignment
+    start = -raw.__array_interface__["data"][0] % alignment
     return raw[start : start + size_bytes].view(dtype).reshape(shape)
 
 
