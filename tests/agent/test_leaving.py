@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from holdfast.agent import protocol
+from holdfast.agent.expected_trainers import EXPECTED_SECS
 from holdfast.agent.service import CLOSED_SECS
 from holdfast.coordination.messages import TargetKind
 from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt
@@ -39,6 +42,37 @@ def test_an_agent_leaves_soon_after_a_close_with_everything_durable(host: InProc
     host.detach(trainer)
     assert leaves_in_secs(host) == CLOSED_SECS
     host.clock.sleep(CLOSED_SECS)
+    assert leaves_in_secs(host) == 0.0
+
+
+def test_an_agent_stays_for_a_process_that_meets_the_other_hosts(host: InProcessHost) -> None:
+    host.detach(host.attach())
+    assert host.service is not None
+    process = host.start_process()
+    try:
+        host.call(host.service.expect(protocol.Empty(), process.pid))
+        host.clock.sleep(EXPECTED_SECS / 2)
+        assert leaves_in_secs(host) is None
+    finally:
+        process.kill()
+        process.wait()
+    # A process that has ended is not awaited.
+    assert leaves_in_secs(host) == 0.0
+    status = host.call(host.service.expect(protocol.Empty(), process.pid))
+    assert status.leaves_in_secs == 0.0
+
+
+def test_an_agent_stays_no_longer_once_the_awaited_process_has_attached(
+    host: InProcessHost,
+) -> None:
+    host.detach(host.attach())
+    assert host.service is not None
+    host.call(host.service.expect(protocol.Empty(), os.getpid()))
+    assert leaves_in_secs(host) is None
+    host.clock.sleep(EXPECTED_SECS)
+    assert leaves_in_secs(host) == 0.0
+    host.call(host.service.expect(protocol.Empty(), os.getpid()))
+    host.service._expected.remove_process(os.getpid())
     assert leaves_in_secs(host) == 0.0
 
 

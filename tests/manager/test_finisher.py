@@ -132,7 +132,8 @@ def test_finish_makes_a_step_durable_that_only_ram_has(one_host: Host, tmp_path:
             assert training.save(step, state(step))
         assert training.finish(3, state(3))
         training.wait_until_finished()
-        assert [e["step"] for e in events(run, "committed")] == [3]
+        # The agent writes events after it has answered.
+        wait_until(lambda: [e["step"] for e in events(run, "committed")] == [3])
         assert training.metadata(3).attempt == 1
         assert not training.finish(3, state(3))
     assert (run / "checkpoints" / "000000003.1" / "manifest.json").exists()

@@ -6,10 +6,12 @@ hosts whose slices the framework does not tell.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from holdfast.agent.service import CLOSED_SECS
 from tests.hosts import Host, wait_until
 from tests.manager.job import check_went_on, has_copies, lose, run_job, some_hosts, sources
 
@@ -46,6 +48,29 @@ def test_six_processes_and_two_read_what_four_have_saved(tmp_path: Path) -> None
         run_job(hosts[:4], run, **TODO, layout="mixed")
         check_went_on(run_job(hosts, run, **TODO, layout="columns"), 0)
         check_went_on(run_job(hosts[4:], run, **TODO, layout="replicated over slices"), 1)
+
+
+SLOW_AGENT = """
+import sys, time
+if "holdfast.agent" in sys.orig_argv:
+    time.sleep({secs})
+"""
+
+
+@pytest.mark.soak
+def test_agents_of_the_job_before_stay_until_the_agent_of_a_new_host_has_started(
+    three_hosts: list[Host], tmp_path: Path
+) -> None:
+    # Two ranks find an agent that leaves soon after the job before; the third rank's starts late.
+    # If the first two were replaced meanwhile, nobody would have the address of the new ones.
+    run = tmp_path / "run"
+    run_job(three_hosts[:2], run, **TODO, layout="data parallel")
+    late = tmp_path / "late"
+    late.mkdir()
+    (late / "sitecustomize.py").write_text(SLOW_AGENT.format(secs=2 * CLOSED_SECS))
+    path = os.environ.get("PYTHONPATH", "")
+    three_hosts[2].variables["PYTHONPATH"] = f"{late}:{path}" if path else str(late)
+    check_went_on(run_job(three_hosts, run, **TODO, layout="fully sharded"), 0)
 
 
 @pytest.mark.soak

@@ -27,6 +27,7 @@ def call_server(service: Service, body_secs: float = BODY_SECS) -> SocketServer:
     one struct.
     """
     calls: dict[str, tuple[type[msgspec.Struct], Handler]] = {
+        "expect": (protocol.Empty, service.expect),
         "attach": (protocol.Attach, service.attach),
         "branch": (protocol.Branch, service.branch),
         "slot": (protocol.WantSlot, service.want_slot),

@@ -13,6 +13,7 @@ from holdfast.agent import control_block, protocol
 from holdfast.agent.agent_directory import GROUP
 from holdfast.agent.coordinator import Coordinator
 from holdfast.agent.directory_watch import DirectoryWatch
+from holdfast.agent.expected_trainers import ExpectedTrainers
 from holdfast.agent.handover import found_again, group_of, record_by_storage
 from holdfast.agent.outages import OutageReports
 from holdfast.agent.retention import Retention
@@ -94,6 +95,8 @@ class Service:
         self._stopping_at = 0.0
         self._alone_since = state.clock.monotonic()
         self._has_served = False
+        self._has_ended = False
+        self._expected = ExpectedTrainers(state.clock)
         self._next_check_secs = 0.0
         state.wake = self._wake.set
 
@@ -158,6 +161,7 @@ class Service:
             self._tick()
             # Only a decision on the present state may end the loop.
             if self._leaves_in_secs() == 0.0:
+                self._has_ended = True
                 self._coordinator.submit(inputs.LeaveWanted())
                 return
             # The inputs of this tick are handled; only later ones are a reason to wake.
@@ -171,6 +175,7 @@ class Service:
 
     def close(self) -> None:
         """End all threads, after their present work."""
+        self._expected.close()
         self._trainer_sessions.close()
         self._storage_worker.close()
         self._peers.close()
@@ -303,6 +308,8 @@ class Service:
             waited_secs = self._state.clock.monotonic() - self._stopping_at
             is_awaited = not node.is_leading and not node.is_settled
             return None if is_awaited and waited_secs < STOPPING_SECS else 0.0
+        if self._expected.has_any():
+            return None
         alone_secs = self._state.clock.monotonic() - self._alone_since
         if self._is_superseded or (node.is_closed and node.is_settled):
             # Lingering holds RAM for the restart after a failure, and there was none.
@@ -320,6 +327,7 @@ class Service:
         if request.directory:
             await self._directory.check_identity(request.run, request.directory)
         attached = await self._trainer_sessions.attach(request, pid)
+        self._expected.remove_process(pid)
         self._wake.set()
         return attached
 
@@ -426,6 +434,17 @@ class Service:
             )
         self.leave_soon()
         return protocol.Empty()
+
+    async def expect(self, request: protocol.Empty, pid: int) -> protocol.AgentStatus:
+        """Stay until the process attaches, which first meets the job's other hosts.
+
+        Returns:
+            The status; `leaves_in_secs` is 0.0 if the agent does not stay.
+        """
+        if not self._has_ended:
+            self._expected.add_process(pid)
+        status = await self.status(request, pid)
+        return msgspec.structs.replace(status, leaves_in_secs=0.0) if self._has_ended else status
 
     async def status(self, request: protocol.Empty, pid: int) -> protocol.AgentStatus:
         state = self._state

@@ -13,9 +13,15 @@ from typing import TYPE_CHECKING
 
 from holdfast.adapt.contract import Processes
 from holdfast.agent.agent_directory import host_name
-from holdfast.agent.client import AgentClient
+from holdfast.agent.client import AgentClient, AgentGoneError
 from holdfast.agent.config import AgentConfig
-from holdfast.agent.launch import AgentStart, begin_start, ensure_agent
+from holdfast.agent.launch import (
+    LEAVING_POLL_SECS,
+    START_SECS,
+    AgentStart,
+    begin_start,
+    ensure_agent,
+)
 from holdfast.agent.protocol import AgentStatus, Attach, Empty, Notice, PeerAddresses
 from holdfast.clock import Clock
 from holdfast.engine.reading.view import RamTiers, View, view_of
@@ -30,7 +36,7 @@ from holdfast.peers.address import PeerAddress, parsed_addresses
 from holdfast.peers.config import PeerConfig, make_token, read_token
 from holdfast.store.contract import ReadableStore
 from holdfast.store.durable import DurableStore
-from holdfast.store.location import open_durable
+from holdfast.store.location import RunLocation, open_durable
 
 if TYPE_CHECKING:
     from holdfast.peers.store import PeerStore
@@ -205,13 +211,11 @@ def _config(run: OpenRun, options: Options, peers: PeerConfig | None) -> AgentCo
 
 
 def _start(config: AgentConfig, clock: Clock) -> str:
-    """Start this host's agent if none runs, and return its address for other hosts."""
-    folder, _ = ensure_agent(config, clock)
-    client = AgentClient(folder)
-    try:
-        status = client.call("status", Empty(), AgentStatus)
-    finally:
-        client.close()
+    """Start this host's agent if none runs, and return its address for other hosts.
+
+    The agent stays until this process attaches: the other hosts will use this address.
+    """
+    status = _await_agent(config, clock)
     if status.peer_address is None:
         raise AgentUnavailableError(
             f"join the agent of {config.run} on host {config.host}: expected an agent that serves "
@@ -219,6 +223,27 @@ def _start(config: AgentConfig, clock: Clock) -> str:
             "been started by a job of one host: stop it (`holdfast stop`), or see its log"
         )
     return status.peer_address
+
+
+def _await_agent(config: AgentConfig, clock: Clock) -> AgentStatus:
+    """Return the status of this host's agent, which stays until this process attaches."""
+    until_secs, reason = clock.monotonic() + START_SECS, "it leaves"
+    while clock.monotonic() < until_secs:
+        folder, _ = ensure_agent(config, clock)
+        client = AgentClient(folder)
+        try:
+            status = client.call("expect", Empty(), AgentStatus)
+            if status.leaves_in_secs != 0.0:
+                return status
+        except (AgentGoneError, FileNotFoundError) as error:
+            reason = str(error)
+        finally:
+            client.close()
+        clock.sleep(LEAVING_POLL_SECS)
+    raise AgentUnavailableError(
+        f"join the agent of {config.run} on host {config.host}: none stayed within "
+        f"{START_SECS:.0f} s ({reason}); see {RunLocation(config.run).agent_log(config.host)}"
+    )
 
 
 def _attach(run: OpenRun, options: Options, processes: Processes, hosts: JobHosts) -> Attach:
