@@ -94,10 +94,11 @@ class ProcessLostError(HoldfastError):
 class SaveFailedError(HoldfastError):
     """Background saves failed: training may continue, and later saves are attempted as usual.
 
-    Each failed save is reported by one error only. Checkpoints saved earlier are unaffected.
+    Each failed save is reported by one error only. Checkpoints saved earlier are unaffected. A save
+    that is "not confirmed" may still become durable: the agent did not answer.
 
     Attributes:
-        step: The first step whose checkpoint was not made.
+        step: The first step whose checkpoint was not made, or is not confirmed.
         steps: All steps whose failure this error is the first to report, ascending.
     """
 

@@ -226,7 +226,7 @@ def test_the_command_line_takes_no_agent_of_the_original_for_the_copys(
         assert opened.save(1, state(1))
         opened.wait_until_finished()
         assert main(["save", str(copy)]) != 0
-        assert "no agent of the run answers" in capsys.readouterr().err
+        assert "no agent of the run is on host" in capsys.readouterr().err
         assert main(["ls", str(copy), "--json"]) == 0
         assert [c["step"] for c in json.loads(capsys.readouterr().out)["checkpoints"]] == [0]
         assert main(["stop", str(copy)]) == 0

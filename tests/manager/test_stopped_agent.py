@@ -9,10 +9,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from holdfast.agent import protocol
-from tests.hosts import Host, events, stop
+import holdfast
+from holdfast.agent import client, protocol
+from holdfast.agent.launch import START_SECS
+from holdfast.cli.main import main
+from holdfast.errors import SaveFailedError
+from tests.hosts import Host, events, stop, wait_until
 from tests.manager.job import Job, seen, start_job
 
 STOPPED_SECS = 14.0
@@ -109,3 +114,38 @@ def test_an_agent_that_is_taken_for_gone_and_goes_on_is_used_again(
     two_hosts: list[Host], tmp_path: Path, stopped: int
 ) -> None:
     check(two_hosts, tmp_path / "run", stopped, 40.0, interval=1)
+
+
+def test_a_suspended_agent_is_named_and_what_it_has_not_answered_is_not_confirmed(
+    one_host: Host,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run, state = tmp_path / "run", {"w": np.arange(1000.0)}
+    manager = holdfast.CheckpointManager(run)
+    manager.save(0, state, force=True)
+    manager.wait_until_finished()
+    pid, pulse_secs = one_host.agent().pid, client.PULSE_SECS
+    stop(pid)
+    try:
+        monkeypatch.setattr(client, "PULSE_SECS", 0.5)
+        began = time.monotonic()
+        assert manager.finish(1, state)
+        found = rf"not confirmed.*process {pid} .*suspended.*`kill -CONT {pid}`"
+        with pytest.raises(SaveFailedError, match=found):
+            manager.close()
+        # Less than another agent is given to start, which is no use while this one lives.
+        assert time.monotonic() - began < START_SECS
+        for command in (["save"], ["rm", "--yes"]):
+            arguments = [*command, str(run), *(["0"] if command[0] == "rm" else [])]
+            assert main(arguments) == 1
+            assert f"kill -CONT {pid}" in capsys.readouterr().err
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    monkeypatch.setattr(client, "PULSE_SECS", pulse_secs)
+    wait_until(lambda: not any(agent.trainers for agent in one_host.agents()))
+    with holdfast.CheckpointManager(run) as again:
+        assert 0 in again.all_steps()
+        again.resume(state)
+        assert again.save(2, state, force=True)

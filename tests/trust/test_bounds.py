@@ -142,8 +142,9 @@ def test_commands_end_also_where_the_agent_stands_still(
         assert "no agent" not in ends["status"][0]
         assert "committed" in ends["ls"][0]
     else:
-        assert "no agent of the run answers" in ends["save"][1]
-        assert "has not ended in time" in ends["stop"][1]
+        assert f"process {agent}" in ends["save"][1]
+        assert f"kill -CONT {agent}" in ends["save"][1]
+        assert f"kill -CONT {agent}" in ends["stop"][1]
 
 
 def test_a_peer_that_takes_connections_and_never_answers_is_given_up(tmp_path: Path) -> None:

@@ -49,6 +49,37 @@ class AgentGoneError(Exception):
     """The agent does not answer; the caller decides whether to start another."""
 
 
+class AgentSilentError(AgentGoneError):
+    """A process has the agent's place and gives no answer, so no other agent can be started.
+
+    The message names the process, and what to do.
+
+    Attributes:
+        folder: The agent's folder.
+    """
+
+    def __init__(self, folder: Path, pid: int, secs: float) -> None:
+        text = f"no answer for {secs:.0f} s from its agent, process {pid or 'unknown'} in {folder}"
+        if pid and is_suspended(pid):
+            text += (
+                f", which is suspended (SIGSTOP): continue it with `kill -CONT {pid}`; if it is "
+                "ended instead, the next agent finds what it has in RAM"
+            )
+        else:
+            text += ": its host or its storage may hang; wait until it answers, or end it"
+        super().__init__(text)
+        self.folder = folder
+
+
+def is_suspended(pid: int) -> bool:
+    """Return whether a signal or a debugger has stopped the process."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state in "Tt"
+
+
 class _UnixConnection:
     """One connection; `sock` is None until the first request, and after `close`."""
 
@@ -57,6 +88,8 @@ class _UnixConnection:
         self._has_ended = False
         self._timeout_secs = min(timeout_secs, PULSE_SECS)
         self._folder = folder
+        self.pid = 0
+        """The agent's process; 0 if it is not known."""
 
     def send_request(self, name: str, body: bytes) -> None:
         """Send a request; connect first where there is no connection."""
@@ -114,7 +147,7 @@ class _UnixConnection:
             sock.connect(socket_address(folder_fd))
         finally:
             os.close(folder_fd)
-        _, uid = peer(sock)
+        self.pid, uid = peer(sock)
         if uid != os.geteuid():
             # Send nothing to another user's process.
             self.close()
@@ -137,6 +170,7 @@ class AgentClient:
 
         Raises:
             AgentGoneError: there is no answer; it is unknown whether the call took effect.
+            AgentSilentError: likewise, and the agent's process lives.
             AgentUnavailableError: the agent runs, and the timeout has expired; it is unknown
                 whether the call took effect.
             HoldfastError: the agent's own error, as the class that it names.
@@ -147,6 +181,10 @@ class AgentClient:
             self._await_answer(name)
             status, body = self._connection.receive()
             is_answered = True
+        except (TimeoutError, BlockingIOError) as error:
+            # The second one: the queue of connections that the agent has not accepted is full.
+            secs = min(self._timeout_secs or math.inf, 2 * PULSE_SECS)
+            raise AgentSilentError(self.folder, self._connection.pid, secs) from error
         except (OSError, HttpFormatError) as error:
             raise AgentGoneError(f"{name}: {type(error).__name__}: {error}") from error
         finally:
@@ -218,8 +256,21 @@ def _failure(body: bytes) -> errors.HoldfastError:
 
 
 def answers(folder: Path) -> bool:
-    """Return whether an agent of this user runs in `folder` and answers."""
-    return status_of(folder) is not None
+    """Return whether an agent of this user runs in `folder` and answers.
+
+    Raises:
+        AgentSilentError: one runs there and does not answer.
+    """
+    client = AgentClient(folder, timeout_secs=PULSE_SECS)
+    try:
+        client.call("status", protocol.Empty(), protocol.AgentStatus)
+    except AgentSilentError:
+        raise
+    except AgentGoneError:
+        return False
+    finally:
+        client.close()
+    return True
 
 
 def status_of(folder: Path) -> protocol.AgentStatus | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.agent.agent_directory import LOCK, agent_folders, make_private, make_root
-from holdfast.agent.client import answers
+from holdfast.agent.client import AgentSilentError, answers
 from holdfast.agent.config import ALREADY_RUNNING, AgentConfig
 from holdfast.agent.control_block import SEAT_COUNT
 from holdfast.clock import Clock
@@ -30,7 +30,19 @@ OWN_FILES_SIZE_BYTES = 64 * 1024 + 16 * SEAT_COUNT
 
 
 def find_agent(run_id: str, host: str) -> Path | None:
-    """Return the folder of the agent that serves the run on `host`, or None."""
+    """Return the folder of the agent that serves the run on `host`; None if none answers."""
+    try:
+        return find_live_agent(run_id, host)
+    except AgentSilentError:
+        return None
+
+
+def find_live_agent(run_id: str, host: str) -> Path | None:
+    """Return the folder of the agent that serves the run on `host`; None if there is no agent.
+
+    Raises:
+        AgentSilentError: there is one that does not answer.
+    """
     return next((f for f in agent_folders(run_id, host) if answers(f)), None)
 
 
@@ -51,7 +63,11 @@ def begin_start(config: AgentConfig) -> AgentStart:
     Raises:
         AgentUnavailableError: no folder takes the agent's files.
     """
-    found = find_agent(config.run_id, config.host)
+    try:
+        found = find_live_agent(config.run_id, config.host)
+    except AgentSilentError as error:
+        # It may only be slow: `ensure_agent` tries again.
+        found = error.folder
     return AgentStart(found, None, None) if found is not None else _start(config)
 
 
@@ -69,13 +85,19 @@ def ensure_agent(
         The folder, and the reason why it is not on the RAM tier's root, or None if it is.
 
     Raises:
-        AgentUnavailableError: the agent does not start; the message names its log.
+        AgentUnavailableError: the agent does not start, and the message names its log; or one that
+            runs does not answer.
     """
     start = start or begin_start(config)
     deadline = clock.monotonic() + START_SECS
     ended_count = 0
     while clock.monotonic() < deadline and ended_count < ENDED_COUNT_MAX:
-        if answers(start.folder):
+        try:
+            has_answered = answers(start.folder)
+        except AgentSilentError as error:
+            _reap(start.process)
+            raise AgentUnavailableError(f"use the agent of {config.run}: {error}") from error
+        if has_answered:
             _reap(start.process)
             return start.folder, start.reason
         code = start.process.poll() if start.process is not None else ALREADY_RUNNING
@@ -93,10 +115,17 @@ def ensure_agent(
     log = RunLocation(config.run).agent_log(config.host)
     raise AgentUnavailableError(
         f"start the agent of {config.run} in {start.folder}: none answered within "
-        f"{START_SECS:.0f} s ({ended_count} ended before they did; exit code "
-        f"{start.process.returncode if start.process else None}): "
-        f"{_last_line(start.folder)}; see {log}"
+        f"{START_SECS:.0f} s ({ended_count} ended before they did; the last one: "
+        f"{_end_text(start.process)}): {_last_line(start.folder)}; see {log}"
     )
+
+
+def _end_text(process: subprocess.Popen[bytes] | None) -> str:
+    """Return how the started process ended."""
+    code = process.returncode if process is not None else ALREADY_RUNNING
+    if code == ALREADY_RUNNING:
+        return "another agent has its place, and starts or exits"
+    return f"exit code {code}"
 
 
 def is_locked(folder: Path) -> bool:

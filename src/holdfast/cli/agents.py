@@ -14,8 +14,8 @@ import msgspec
 
 from holdfast.agent import protocol
 from holdfast.agent.agent_directory import SOCKET, host_name, roots
-from holdfast.agent.client import AgentClient, AgentGoneError
-from holdfast.agent.launch import find_agent, is_locked
+from holdfast.agent.client import AgentClient, AgentGoneError, AgentSilentError
+from holdfast.agent.launch import find_live_agent, is_locked
 from holdfast.engine.reading.run import ReadableRun
 from holdfast.errors import AgentUnavailableError, HoldfastError
 
@@ -66,12 +66,15 @@ def agent_folder(run: ReadableRun, purpose: str) -> Path:
         purpose: The operation, for the message.
 
     Raises:
-        AgentUnavailableError: No agent answers.
+        AgentUnavailableError: There is no agent, or it does not answer.
     """
-    folder = find_agent(run.agents_id, host_name())
+    try:
+        folder = find_live_agent(run.agents_id, host_name())
+    except AgentSilentError as error:
+        raise AgentUnavailableError(f"{purpose} {run.location}: {error}") from error
     if folder is None:
         raise AgentUnavailableError(
-            f"{purpose} {run.location}: no agent of the run answers on host {host_name()}; call "
+            f"{purpose} {run.location}: no agent of the run is on host {host_name()}; call "
             "this on a host where a trainer is running"
         )
     return folder

@@ -6,7 +6,8 @@ import click
 
 from holdfast.agent import protocol
 from holdfast.agent.agent_directory import host_name
-from holdfast.agent.launch import find_agent
+from holdfast.agent.client import AgentSilentError
+from holdfast.agent.launch import find_live_agent
 from holdfast.cli import output
 from holdfast.cli.agents import ask
 from holdfast.cli.output import counted, size_text
@@ -16,7 +17,7 @@ from holdfast.engine.lifecycle.catalog import Listing, list_checkpoints
 from holdfast.engine.lifecycle.commit import remove
 from holdfast.engine.lifecycle.leases import Leases
 from holdfast.engine.reading.run import ReadableRun
-from holdfast.errors import RunBusyError, StepNotFoundError
+from holdfast.errors import AgentUnavailableError, RunBusyError, StepNotFoundError
 from holdfast.format.names import CheckpointId
 from holdfast.job.run_access import read_only
 
@@ -95,9 +96,13 @@ def _remove(run: ReadableRun, wanted: list[CheckpointId]) -> None:
 
     Raises:
         RunBusyError: The run is live on another host.
+        AgentUnavailableError: Its agent here does not answer; only the agent may remove then.
     """
     host = host_name()
-    folder = find_agent(run.agents_id, host) if run.agents_id else None
+    try:
+        folder = find_live_agent(run.agents_id, host) if run.agents_id else None
+    except AgentSilentError as error:
+        raise AgentUnavailableError(f"remove checkpoints of {run.location}: {error}") from error
     if folder is not None:
         request = protocol.Delete(ids=tuple((c.step, c.attempt) for c in wanted), by_user=True)
         ask(folder, "delete", request, protocol.Empty)

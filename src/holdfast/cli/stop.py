@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from holdfast.agent import protocol
-from holdfast.agent.client import AgentGoneError
+from holdfast.agent.client import AgentGoneError, AgentSilentError, answers
 from holdfast.agent.trainer_group import process_start
 from holdfast.cli import output
 from holdfast.cli.agents import ask, leaving, living
@@ -78,10 +78,15 @@ def _await_leaving(run_id: str | None, deadline: float, clock: Clock) -> None:
     """Wait for agents that were already ending before this command.
 
     Raises:
+        AgentUnavailableError: One of them is suspended or hangs.
         WaitTimeoutError: One of them has not ended in time.
     """
     while folders := leaving(run_id):
         if clock.monotonic() >= deadline:
+            try:
+                answers(folders[0])
+            except AgentSilentError as error:
+                raise AgentUnavailableError(f"stop the agent: {error}") from error
             raise WaitTimeoutError(
                 f"stop the agent in {folders[0]}: it is ending, but has not ended in time"
             )

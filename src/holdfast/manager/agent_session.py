@@ -4,8 +4,8 @@ Invariant: an accepted checkpoint stays in `Progress` until the agent reports th
 has failed. Each checkpoint that has not ended is reported again to a new agent.
 
 An agent that stops answering is treated as ended (`agent.client` defines when). If its process is
-still alive, for example stopped by a signal, no other agent can replace it: calls raise until it
-continues, and the watcher retries every `RETRY_SECS` while the manager is open.
+still alive, for example suspended by a signal, no other agent can replace it: calls raise at once,
+until it continues, and the watcher retries every `RETRY_SECS` while the manager is open.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import msgspec
 
 from holdfast.agent import protocol
 from holdfast.agent.agent_directory import WORDS
-from holdfast.agent.client import AgentClient, AgentGoneError
+from holdfast.agent.client import AgentClient, AgentGoneError, AgentSilentError
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.control_block import (
     ControlBlock,
@@ -50,6 +50,11 @@ TRIES_MAX = 5
 WATCH_CALL_SECS = 60.0
 RETRY_SECS = 1.0
 """The pause of the watcher between two attempts to reach an agent."""
+SILENT_SECS = 2.0
+"""How long an agent that was silent when it was last called is given to answer.
+
+It reads each request when it continues, also one whose answer nobody waits for.
+"""
 JOIN_SECS = 0.02
 """How long `close` waits for the watcher before it interrupts the watcher's request once more."""
 
@@ -142,6 +147,10 @@ class AgentSession:
         self._branching: protocol.Branch | None = None
         self._lost_at = -1.0
         self._lost: AgentUnavailableError | None = None
+        self._is_silent = False
+        """Whether the agent's process lived and did not answer when it was last called."""
+        self._has_warned = False
+        """Whether a warning has named why no agent can be reached; one is logged each time."""
         self._watch_client: AgentClient | None = None
         self._pending: Callable[[], tuple[protocol.Id, ...]] = tuple
         self.left: protocol.Detached | None = None
@@ -192,14 +201,29 @@ class AgentSession:
         for _ in range(TRIES_MAX):
             generation = self._generation
             try:
+                self._check_silence()
                 return self._client().call(name, message, kind)
             except AgentGoneError as error:
                 last_error = error
-                self._rejoin(generation)
+                self._rejoin(generation, error)
         raise AgentUnavailableError(
             f"call the agent of {self._config.run}: {TRIES_MAX} agents ended in a row "
             f"({last_error}); see the log in {self._config.run}/events"
         )
+
+    def _check_silence(self) -> None:
+        """Check that an agent that was silent answers again, in less time than a call waits.
+
+        Raises:
+            AgentGoneError: It does not.
+        """
+        if self._is_silent:
+            client = AgentClient(self.place.folder, SILENT_SECS)
+            try:
+                client.call("status", protocol.Empty(), protocol.AgentStatus)
+            finally:
+                client.close()
+            self._is_silent = False
 
     def renew(self) -> AgentPlace:
         """Request this trainer's current attempt, which a branch of its own group has replaced.
@@ -270,7 +294,11 @@ class AgentSession:
         detach = protocol.Detach(group=self._attach.group, rank=self._attach.rank)
         # An agent that has ended needs no notification; a later one sees that the process ended.
         with contextlib.suppress(AgentGoneError, HoldfastError):
-            self.left = self._client().call("detach", detach, protocol.Detached)
+            client = self._client()
+            if self._is_silent:
+                client = AgentClient(self.place.folder, SILENT_SECS)
+                self._all_clients.append(client)
+            self.left = client.call("detach", detach, protocol.Detached)
         # The watcher may be about to send another request, so it is interrupted until it has ended.
         # If it is starting another agent, it ends after at most `launch.START_SECS`.
         while self._watcher.is_alive():
@@ -333,12 +361,16 @@ class AgentSession:
                 client.close()
         raise AgentUnavailableError(f"join the agent in {folder}: {last_error}")
 
-    def _rejoin(self, generation: int) -> None:
+    def _rejoin(self, generation: int, error: AgentGoneError) -> None:
         asked_at = self._clock.monotonic()
         with self._lock:
             if self._is_closed:
                 raise AgentUnavailableError(CLOSED)
             if self._generation == generation:
+                self._is_silent = isinstance(error, AgentSilentError)
+                if self._is_silent:
+                    # Its process has the place of an agent, so no other one can be started.
+                    raise AgentUnavailableError(f"call the agent of {self._config.run}: {error}")
                 self._join_another(asked_at)
         self._return()
 
@@ -399,10 +431,12 @@ class AgentSession:
             try:
                 assert self._watch_client is not None
                 answer = self._watch_client.call("watch", request, protocol.Notices)
-            except (AgentGoneError, AgentUnavailableError):
-                if not self._is_closed and not self._recover(generation):
+            except (AgentGoneError, AgentUnavailableError) as error:
+                gone = error if isinstance(error, AgentGoneError) else AgentGoneError(str(error))
+                if not self._is_closed and not self._recover(generation, gone):
                     return
                 continue
+            self._is_silent = self._has_warned = False
             cursor = answer.cursor
             for notice in answer.notices:
                 self._on_notice(notice)
@@ -412,9 +446,9 @@ class AgentSession:
             for unknown in answer.unknown:
                 self._on_notice(protocol.Notice(kind="unknown", id=unknown))
 
-    def _recover(self, generation: int) -> bool:
+    def _recover(self, generation: int, gone: AgentGoneError) -> bool:
         try:
-            self._rejoin(generation)
+            self._rejoin(generation, gone)
         except FencedError as error:
             notice = protocol.Notice(kind="fenced", reason=str(error), data=self._attach.group)
             self._on_notice(notice)
@@ -422,7 +456,8 @@ class AgentSession:
         except HoldfastError as error:
             if self._is_closed:
                 return False
-            log.warning("no agent for %s: %s", self._config.run, error)
+            log.log(logging.DEBUG if self._has_warned else logging.WARNING, "%s", error)
+            self._has_warned = True
             if self._home.is_gone():
                 self._on_notice(protocol.Notice(kind="lost", reason=str(error)))
                 return False

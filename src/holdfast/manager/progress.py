@@ -249,29 +249,43 @@ class Progress:
 
     def fail_save(self, checkpoint: CheckpointId, reason: str) -> None:
         """End a failed save; `raise_failure` reports it once. An unknown save is ignored."""
+        self._fail_save(checkpoint, reason, "the checkpoint was not made", "is not saved")
+
+    def fail_unconfirmed(self, checkpoint: CheckpointId, reason: str) -> None:
+        """End a save whose outcome is unknown, as a failure: the agent does not answer.
+
+        If the part is sealed, the agent may still commit the checkpoint when it continues.
+        """
+        outcome = (
+            "not confirmed: the checkpoint may become durable when the agent continues, and "
+            "`holdfast ls` shows whether it is"
+        )
+        self._fail_save(checkpoint, reason, outcome, "is not confirmed")
+
+    def _fail_save(self, checkpoint: CheckpointId, reason: str, outcome: str, brief: str) -> None:
         with self._changed:
             save = self._saves.pop(checkpoint, None) or self._sealed.pop(checkpoint, None)
             if save is not None:
                 message = (
-                    f"save step {checkpoint.step}: the checkpoint was not made: {reason}. Training "
-                    "may continue; later saves are attempted as usual"
+                    f"save step {checkpoint.step}: {outcome}: {reason}. Training may continue; "
+                    "later saves are attempted as usual"
                 )
                 self._failures.append(SaveFailedError(checkpoint.step, message))
                 self._has_failed = True
                 # Storage may fail for hours: only the first failure since a success is a warning.
                 level = logging.DEBUG if self._has_warned_failure else logging.WARNING
                 self._has_warned_failure = True
-                log.log(level, "step %d is not saved: %s", checkpoint.step, reason)
+                log.log(level, "step %d %s: %s", checkpoint.step, brief, reason)
             self._changed.notify_all()
 
     def fail_all(self, reason: str) -> None:
-        """Fail every pending save: the agent is unreachable."""
+        """Fail every pending save as not confirmed: the agent is unreachable."""
         self.forget_preservation()
         with self._changed:
             waiting = list(self._saves)
             self._sealed.clear()
         for checkpoint in waiting:
-            self.fail_save(checkpoint, reason)
+            self.fail_unconfirmed(checkpoint, reason)
 
     def report_error(self, error: HoldfastError) -> None:
         """Queue an error unrelated to a save; ignore a duplicate of a queued one."""
@@ -489,7 +503,8 @@ def _together(failed: list[SaveFailedError]) -> SaveFailedError:
     shown = ", ".join(map(str, steps[:STEPS_SHOWN_MAX]))
     more = f" and {len(steps) - STEPS_SHOWN_MAX} more" if len(steps) > STEPS_SHOWN_MAX else ""
     message = (
-        f"save steps {shown}{more}: {len(steps)} checkpoints were not made. The first: "
+        f"save steps {shown}{more}: {len(steps)} checkpoints were not made or are not "
+        f"confirmed. The first: "
         f"{failed[0]}. The last: {failed[-1]}"
     )
     return SaveFailedError(steps[0], message, steps)

@@ -637,10 +637,11 @@ class Saver:
 
     def _fail(self, request: SaveRequest, error: Exception) -> None:
         reason = request.interruption or f"{type(error).__name__}: {error}"
-        self._progress.fail_save(request.plan.id, reason)
         if isinstance(error, AgentUnavailableError):
-            # No agent can be notified; the next one detects the incomplete part by itself.
+            # No agent can be notified; the next one detects an incomplete part by itself.
+            self._progress.fail_unconfirmed(request.plan.id, reason)
             return
+        self._progress.fail_save(request.plan.id, reason)
         try:
             self._abandon(request.plan.id, reason)
         except (HoldfastError, MemoryError) as failure:
