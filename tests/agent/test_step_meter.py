@@ -14,11 +14,16 @@ from holdfast.agent.control_block import (
     first_time_cell,
     notice_cell,
     step_cell,
+    step_time_cell,
+    wait_reason_cell,
+    wait_since_cell,
+    waited_cell,
 )
 from holdfast.agent.step_meter import SavePhase, StepMeter
 from holdfast.agent.trainer_group import TrainerProcess
 from holdfast.events.reader import read_events
 from holdfast.events.schema import (
+    WAIT_REASONS,
     Event,
     FirstStep,
     PreemptionNoticed,
@@ -177,7 +182,16 @@ def test_the_next_agent_does_not_repeat_what_was_recorded(rig: Rig) -> None:
 
 
 def test_cells_with_nonsense_are_ignored(rig: Rig) -> None:
-    for cell in (first_step_cell, first_time_cell, blocked_cell, step_cell, notice_cell):
+    for cell in (
+        first_step_cell,
+        first_time_cell,
+        blocked_cell,
+        step_cell,
+        notice_cell,
+        step_time_cell,
+        wait_since_cell,
+        wait_reason_cell,
+    ):
         for value in (-(2**62), 2**62):
             rig.control.cells[cell(5)] = value
             rig.tick(10.0)
@@ -186,8 +200,43 @@ def test_cells_with_nonsense_are_ignored(rig: Rig) -> None:
     assert rig.found(FirstStep) == []
 
 
-def test_a_seat_is_a_cache_line_of_its_own(tmp_path: Path) -> None:
+def test_a_seat_has_cache_lines_of_its_own(tmp_path: Path) -> None:
     control: ControlBlock = create_cells(tmp_path / "words")
-    assert step_cell(1) - step_cell(0) == 8
-    assert max(blocked_cell(0), first_time_cell(0)) < step_cell(1)
+    assert step_cell(1) - step_cell(0) == 16
+    assert waited_cell(0, len(WAIT_REASONS) - 1) < step_cell(1)
     assert len(control.cells) > blocked_cell(1015)
+
+
+def test_steps_last_from_one_published_time_to_the_next(rig: Rig) -> None:
+    rig.first(0, secs=0)
+    for step, published_secs in ((0, 1000.5), (2, 1003.5), (3, 1005.0)):
+        rig.step(step)
+        rig.control.cells[step_time_cell(5)] = int(published_secs * 1e9)
+        rig.tick(2.0)
+    rig.tick(10.0)
+    (found,) = rig.found(StepProgress)
+    assert found.quiet == StepTimes(steps=3, secs=4.5, median_secs=1.5)
+    assert found.ranks == {0: RankPosition(step=3, step_age_secs=11.0)}
+
+
+def test_the_steps_since_the_last_look_count_when_a_trainer_ends(rig: Rig) -> None:
+    rig.first(0, secs=0)
+    rig.step(0)
+    rig.tick(1.0)
+    rig.step(4)
+    rig.clock.sleep(2.0)
+    rig.meter.leave(rig.members[0])
+    assert rig.found(StepProgress)[0].quiet.steps == 4
+
+
+def test_ended_waits_and_the_present_one_are_recorded_by_reason(rig: Rig) -> None:
+    cells, since_cell = rig.control.cells, wait_since_cell(5)
+    cells[waited_cell(5, 0)], cells[waited_cell(5, 1)] = int(3e9), int(1e9)
+    cells[wait_reason_cell(5)], cells[since_cell] = 1, int(1001e9)
+    rig.first(0, secs=0)
+    rig.step(0)
+    rig.tick(4.0)
+    cells[since_cell] = 0
+    rig.tick(10.0)
+    assert rig.found(FirstStep)[0].waiting_secs == {"data": 3.0, "evaluation": 4.0}
+    assert rig.found(StepProgress)[0].ranks[0].waiting_secs == {"data": 3.0, "evaluation": 1.0}

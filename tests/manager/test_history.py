@@ -25,10 +25,11 @@ from holdfast.policy.save_decision_policy import FixedIntervalPolicy
 from tests.hosts import Host, wait_until
 
 SIZE_BYTES = 800_000
+WAIT_SECS = 0.01
 
 
 def train(run: Path, steps: int, back_to: int | None = None) -> tuple[float, float]:
-    """Train to a step; return the durations of opening and of all calls of `save`."""
+    """Train to a step; return the durations of opening, and of all calls of `save` and `close`."""
     started = time.monotonic()
     with CheckpointManager(
         run,
@@ -44,7 +45,10 @@ def train(run: Path, steps: int, back_to: int | None = None) -> tuple[float, flo
             began = time.monotonic()
             manager.save(step, state)
             saving_secs += time.monotonic() - began
-    return opening_secs, saving_secs
+            with manager.waiting("data"):
+                time.sleep(WAIT_SECS)
+        began = time.monotonic()
+    return opening_secs, saving_secs + time.monotonic() - began
 
 
 def test_a_run_of_three_starts(one_host: Host, tmp_path: Path, monkeypatch) -> None:
@@ -89,6 +93,10 @@ def test_a_run_of_three_starts(one_host: Host, tmp_path: Path, monkeypatch) -> N
     assert parts[5].bytes < 1.1 * SIZE_BYTES
     assert parts[5].reused_bytes >= 2 * SIZE_BYTES
     assert {one.id for one in read_events(run, CheckpointCommitted)} == {one.id for one in parts}
-    assert read_events(run, StepProgress)[-1].ranks[0].step == 10
+    progress = read_events(run, StepProgress)
+    assert progress[-1].ranks[0].step == 10
+    assert progress[0].ranks[0].waiting_secs["data"] >= 10 * WAIT_SECS
+    # After the last step the trainer waited and closed, before this was recorded.
+    assert (progress[0].ranks[0].step_age_secs or 0) >= WAIT_SECS
     every: list[Event] = read_events(run, Event)
     assert all(one.host == one_host.name for one in every)

@@ -29,8 +29,8 @@ CELL_OF = {
     TargetKind.PREEMPTION: TARGET_PREEMPTION,
 }
 _FIRST_SEAT = 16
-_SEAT_CELLS = 8
-"""Six are used; a seat is a cache line, so that no trainer's writes slow down another's."""
+_SEAT_CELLS = 16
+"""A seat is two cache lines, so that no trainer's writes slow down another's."""
 SEAT_COUNT = 1016
 _SIZE_BYTES = 8 * (_FIRST_SEAT + _SEAT_CELLS * SEAT_COUNT)
 
@@ -74,11 +74,40 @@ def blocked_cell(seat: int) -> int:
     return step_cell(seat) + 5
 
 
+def step_time_cell(seat: int) -> int:
+    """Return the index of the cell with the time at which the newest step was published.
+
+    Nanoseconds of the host's monotonic clock; 0: none. The trainer writes it after the step.
+    """
+    return step_cell(seat) + 6
+
+
+def wait_since_cell(seat: int) -> int:
+    """Return the index of the cell with the time since which the training waits there.
+
+    Nanoseconds of the host's monotonic clock; 0 while it does not wait.
+    """
+    return step_cell(seat) + 7
+
+
+def wait_reason_cell(seat: int) -> int:
+    """Return the index of the cell with the reason of that wait, a position in `WAIT_REASONS`."""
+    return step_cell(seat) + 8
+
+
+def waited_cell(seat: int, reason: int) -> int:
+    """Return the index of the cell with the nanoseconds of the ended waits for one reason.
+
+    They are counted since the manager there was opened.
+    """
+    return step_cell(seat) + 9 + reason
+
+
 def reset_seat(cells: memoryview, seat: int) -> None:
     """Set the cells of a seat as for a trainer that has published nothing."""
     cells[step_cell(seat)] = cells[first_step_cell(seat)] = NO_STEP
     cells[cost_cell(seat)] = NO_COST
-    for cell in (notice_cell(seat), first_time_cell(seat), blocked_cell(seat)):
+    for cell in {notice_cell(seat), *range(first_time_cell(seat), step_cell(seat + 1))}:
         cells[cell] = 0
 
 

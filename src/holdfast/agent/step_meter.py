@@ -1,8 +1,8 @@
 """Record how far the trainers are, from what they publish: events of steps without one per step.
 
-The training thread writes its step to a cell of shared memory anyway. The agent reads the cells at
-its ticks, so this costs the training nothing. A step that begins or ends between two ticks is
-attributed to what was under way at either of them.
+The training thread writes its step and the time to cells of shared memory. The agent reads the
+cells at its ticks, so nothing else costs the training time. A step that begins or ends between two
+ticks is attributed to what was under way at either of them.
 
 Owned by the agent's event loop.
 """
@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import IntEnum
 
+from msgspec import structs
+
 from holdfast.agent.control_block import (
     NO_STEP,
     ControlBlock,
@@ -23,10 +25,15 @@ from holdfast.agent.control_block import (
     first_time_cell,
     notice_cell,
     step_cell,
+    step_time_cell,
+    wait_reason_cell,
+    wait_since_cell,
+    waited_cell,
 )
 from holdfast.agent.trainer_group import TrainerProcess
 from holdfast.clock import Clock
 from holdfast.events.schema import (
+    WAIT_REASONS,
     FirstStep,
     PreemptionNoticed,
     RankPosition,
@@ -74,7 +81,7 @@ class _Durations:
 
 @dataclass(slots=True)
 class _Seat:
-    """What was seen of one trainer; `since_secs` is when its step was seen first."""
+    """What was seen of one trainer; its step was published at `since_secs`."""
 
     first: tuple[int, int] = (NO_STEP, 0)
     step: int = NO_STEP
@@ -92,7 +99,9 @@ class StepMeter:
         self._seats: dict[int, _Seat] = {}
         self._durations = {phase: _Durations() for phase in SavePhase}
         self._phase = SavePhase.QUIET
+        self._timed_seat: int | None = None
         self._positions: dict[int, RankPosition] = {}
+        self._published_secs: dict[int, float | None] = {}
         self._recorded: dict[int, RankPosition] = {}
         self._recorded_secs = clock.monotonic()
 
@@ -115,7 +124,8 @@ class StepMeter:
         for member in members:
             seat = self._look(member)
             if member is timed:
-                self._time(seat, self._cells[step_cell(member.seat)], now_secs, phase)
+                self._timed_seat = member.seat
+                self._time(seat, member, now_secs, phase)
         waited_secs = now_secs - self._recorded_secs
         has_changed = self._positions != self._recorded
         if self._positions and waited_secs >= (PROGRESS_SECS if has_changed else IDLE_SECS):
@@ -127,12 +137,16 @@ class StepMeter:
         Returns:
             Its last step, and for how many seconds saves have blocked it.
         """
-        self._look(member)
+        now_secs = self._clock.monotonic()
+        seat = self._look(member)
+        if member.seat == self._timed_seat:
+            self._time(seat, member, now_secs, self._phase)
         self._seats.pop(member.seat, None)
         if self._positions:
-            self._record(self._clock.monotonic())
+            self._record(now_secs)
         position = self._positions.pop(member.rank, None)
         self._recorded.pop(member.rank, None)
+        self._published_secs.pop(member.rank, None)
         return (position.step, position.blocked_secs) if position is not None else (None, 0.0)
 
     def _look(self, member: TrainerProcess) -> _Seat:
@@ -143,11 +157,22 @@ class StepMeter:
         if first != seat.first and 0 <= first[0] <= STEP_MAX and 0 <= first[1] <= TIME_MAX_US:
             seat.first, seat.step = first, NO_STEP
             time = datetime.fromtimestamp(first[1] / 1e6, UTC)
-            self._events.write(FirstStep(time=time, rank=member.rank, step=first[0]))
+            self._events.write(
+                FirstStep(
+                    time=time,
+                    rank=member.rank,
+                    step=first[0],
+                    waiting_secs=self._waiting_secs(member),
+                )
+            )
         if 0 <= step <= STEP_MAX:
             blocked_secs = max(0, cells[blocked_cell(member.seat)]) / 1e9
-            position = RankPosition(step=step, blocked_secs=round(blocked_secs, 4))
-            self._positions[member.rank] = position
+            self._positions[member.rank] = RankPosition(
+                step=step,
+                blocked_secs=round(blocked_secs, 4),
+                waiting_secs=self._waiting_secs(member),
+            )
+            self._published_secs[member.rank] = self._step_time_secs(member)
         if cells[notice_cell(member.seat)] and not seat.has_notice:
             seat.has_notice = True
             last_step = step if 0 <= step <= STEP_MAX else None
@@ -160,20 +185,45 @@ class StepMeter:
             self._cells[first_time_cell(member.seat)],
         )
 
-    def _time(self, seat: _Seat, step: int, now_secs: float, phase: SavePhase) -> None:
+    def _step_time_secs(self, member: TrainerProcess) -> float | None:
+        """Return when the trainer published its step, by the monotonic clock; None: not known."""
+        time_secs = self._cells[step_time_cell(member.seat)] / 1e9
+        return time_secs if 0 < time_secs <= self._clock.monotonic() else None
+
+    def _waiting_secs(self, member: TrainerProcess) -> dict[str, float]:
+        """Return how long the training of a trainer has waited, also in a wait that goes on."""
+        cells, found = self._cells, {}
+        since_secs, now_secs = cells[wait_since_cell(member.seat)] / 1e9, self._clock.monotonic()
+        for index, reason in enumerate(WAIT_REASONS):
+            secs = cells[waited_cell(member.seat, index)] / 1e9
+            if cells[wait_reason_cell(member.seat)] == index and 0 < since_secs <= now_secs:
+                secs += now_secs - since_secs
+            if 0 < secs <= now_secs:
+                found[reason] = round(secs, 4)
+        return found
+
+    def _time(self, seat: _Seat, member: TrainerProcess, now_secs: float, phase: SavePhase) -> None:
+        step = self._cells[step_cell(member.seat)]
         if step == seat.step or seat.first[0] == NO_STEP:
             return
+        # The time may be that of the step before, if the trainer is publishing this one.
+        time_secs = self._step_time_secs(member)
+        if time_secs is None or time_secs <= seat.since_secs:
+            time_secs = now_secs
         # A restore publishes its step too; a step that follows none is not a duration.
         if seat.first[0] <= seat.step < step:
-            self._durations[self._phase].add(step - seat.step, now_secs - seat.since_secs)
-        seat.step, seat.since_secs = step, now_secs
+            self._durations[self._phase].add(step - seat.step, time_secs - seat.since_secs)
+        seat.step, seat.since_secs = step, time_secs
         self._phase = phase
 
     def _record(self, now_secs: float) -> None:
         durations = self._durations
         self._events.write(
             StepProgress(
-                ranks=dict(sorted(self._positions.items())),
+                ranks={
+                    rank: self._aged(rank, position, now_secs)
+                    for rank, position in sorted(self._positions.items())
+                },
                 quiet=durations[SavePhase.QUIET].times(),
                 sealing=durations[SavePhase.SEALING].times(),
                 writing=durations[SavePhase.WRITING].times(),
@@ -181,3 +231,11 @@ class StepMeter:
         )
         self._durations = {phase: _Durations() for phase in SavePhase}
         self._recorded, self._recorded_secs = dict(self._positions), now_secs
+
+    def _aged(self, rank: int, position: RankPosition, now_secs: float) -> RankPosition:
+        published_secs = self._published_secs.get(rank)
+        if published_secs is None:
+            return position
+        return structs.replace(
+            position, step_age_secs=round(max(0.0, now_secs - published_secs), 4)
+        )

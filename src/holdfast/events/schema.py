@@ -23,6 +23,8 @@ from holdfast.format.names import ATTEMPT_MAX, PART_COUNT_MAX, STEP_MAX, Checkpo
 VERSION = 1
 UNSTAMPED = datetime.min.replace(tzinfo=UTC)
 """The time of an event that was not written yet; the writer replaces it."""
+WAIT_REASONS = ("data", "evaluation", "other")
+"""What a training can report that it waits for."""
 SHOWN_MAX = 20
 """How many skipped checkpoints and bad copies an event lists."""
 
@@ -89,12 +91,17 @@ class RankPosition(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         step: the last step passed to `save`.
-        blocked_secs: how long `save` and `finish` have blocked the training thread, since the
-            manager was opened.
+        step_age_secs: how long before the event that was; null: not known.
+        blocked_secs: how long `save`, `finish` and `close` have blocked the training thread, since
+            the manager was opened.
+        waiting_secs: how long the training has waited since then, as it reported with
+            `manager.waiting`, by reason (`data`, `evaluation`, `other`).
     """
 
     step: Step
+    step_age_secs: Secs | None = None
     blocked_secs: Secs = 0.0
+    waiting_secs: dict[str, Secs] = {}
 
 
 # The agent, the attempt and its processes.
@@ -168,10 +175,12 @@ class FirstStep(Event, frozen=True, kw_only=True, tag="first_step"):
     Attributes:
         rank: its rank.
         step: the step.
+        waiting_secs: as in `progress`.
     """
 
     rank: RankNumber
     step: Step
+    waiting_secs: dict[str, Secs] = {}
 
 
 class StepProgress(Event, frozen=True, kw_only=True, tag="progress"):

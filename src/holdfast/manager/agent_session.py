@@ -34,6 +34,10 @@ from holdfast.agent.control_block import (
     first_time_cell,
     notice_cell,
     step_cell,
+    step_time_cell,
+    wait_reason_cell,
+    wait_since_cell,
+    waited_cell,
 )
 from holdfast.agent.launch import AgentStart, ensure_agent
 from holdfast.clock import Clock
@@ -80,6 +84,8 @@ class AgentPlace:
     # Computed once, because the training thread reads them at every step.
     step_cell: int = field(init=False)
     """The control block's cell for the step that this trainer has published."""
+    step_time_cell: int = field(init=False)
+    """The cell for the time at which it was published."""
     notice_cell: int = field(init=False)
     """The cell that is 1 once this trainer has received a preemption signal."""
     cost_cell: int = field(init=False)
@@ -87,6 +93,7 @@ class AgentPlace:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "step_cell", step_cell(self.seat))
+        object.__setattr__(self, "step_time_cell", step_time_cell(self.seat))
         object.__setattr__(self, "notice_cell", notice_cell(self.seat))
         object.__setattr__(self, "cost_cell", cost_cell(self.seat))
 
@@ -99,6 +106,16 @@ class AgentPlace:
     def add_blocked(self, secs: float) -> None:
         """Add a time for which a save has blocked the training thread."""
         self.control.cells[blocked_cell(self.seat)] += int(secs * 1e9)
+
+    def begin_wait(self, reason: int, now_secs: float) -> None:
+        """Publish that the training waits since `now_secs`, for a reason of `WAIT_REASONS`."""
+        self.control.cells[wait_reason_cell(self.seat)] = reason
+        self.control.cells[wait_since_cell(self.seat)] = int(now_secs * 1e9)
+
+    def end_wait(self, reason: int, secs: float) -> None:
+        """Publish that the training waits no more, and add the duration of the wait."""
+        self.control.cells[wait_since_cell(self.seat)] = 0
+        self.control.cells[waited_cell(self.seat, reason)] += int(secs * 1e9)
 
 
 class AgentSession:

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from holdfast.adapt.contract import RestoreRequest
 from holdfast.errors import InvalidArgumentError, StepNotFoundError, StepOrderError
+from holdfast.events.schema import WAIT_REASONS
 from holdfast.format.names import STEP_MAX
 from holdfast.format.paths import NO_PREFIXES, PathPrefixes
 from holdfast.job.options import RamTier
@@ -58,6 +59,20 @@ def check_metrics(metrics: Mapping[str, float] | None) -> dict[str, float] | Non
                 f"metrics[{name!r}]: expected a number, found {value!r}"
             ) from error
     return checked
+
+
+def check_wait_reason(reason: object) -> int:
+    """Return the position of a reason in `WAIT_REASONS`.
+
+    Raises:
+        InvalidArgumentError: It is none of them.
+    """
+    if reason not in WAIT_REASONS:
+        raise InvalidArgumentError(
+            f"waiting: expected a reason out of {', '.join(map(repr, WAIT_REASONS))}, "
+            f"found {reason!r}"
+        )
+    return WAIT_REASONS.index(str(reason))
 
 
 def check_timeout(timeout_secs: float | None) -> float | None:

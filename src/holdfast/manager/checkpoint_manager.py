@@ -123,6 +123,7 @@ class CheckpointManager:
         )
         self.last_restore = None
         self._ends_well = True
+        self._is_waiting = False
         self._framework = find_framework(framework)
         self._processes = self._framework.processes()
         terminal.show_log(self._processes.rank, self._processes.count)
@@ -239,6 +240,7 @@ class CheckpointManager:
         if type(step) is not int or not steps.last < step <= steps.step_max:
             step = self._check_step(step, force)
         steps.last = control[place.step_cell] = step
+        control[place.step_time_cell] = int(self._clock.monotonic() * 1e9)
         if self._meter is not None:
             self._measure(self._meter)
         if not (
@@ -419,6 +421,37 @@ class CheckpointManager:
         preempted_at = self._steps.preempted_at
         return preempted_at is not None and arguments.check_step(step) >= preempted_at
 
+    @contextlib.contextmanager
+    def waiting(self, reason: str = "data") -> Iterator[None]:
+        """Report the duration of the block as a wait of the training, for `holdfast report`.
+
+        ```python
+        with manager.waiting("data"):
+            batch = next(batches)
+        ```
+
+        Entering and leaving writes to shared memory only. Of nested blocks the outermost counts.
+
+        Args:
+            reason: What the training waits for: `data`, `evaluation` or `other`.
+
+        Raises:
+            InvalidArgumentError: The reason is none of these.
+        """
+        self._lifetime.check("waiting")
+        index = arguments.check_wait_reason(reason)
+        if self._is_waiting:
+            yield
+            return
+        began_secs, self._is_waiting = self._clock.monotonic(), True
+        self._session.place.begin_wait(index, began_secs)
+        try:
+            yield
+        finally:
+            self._is_waiting = False
+            if not self._session.is_closed:
+                self._session.place.end_wait(index, self._clock.monotonic() - began_secs)
+
     def wait_until_finished(self, timeout_secs: float | None = None) -> None:
         """Wait until all accepted saves have ended and the preservation policy is applied.
 
@@ -500,10 +533,11 @@ class CheckpointManager:
         if self._lifetime.is_closed:
             return
         self._lifetime.check_call("close")
-        self._finisher.close(warns=self._ends_well)
         try:
-            is_unconfirmed = self._steps.is_unconfirmed
-            self._progress.wait_until_finished(CUT_CLOSE_SECS if is_unconfirmed else CLOSE_SECS)
+            with self._blocking():
+                self._finisher.close(warns=self._ends_well)
+                is_unconfirmed = self._steps.is_unconfirmed
+                self._progress.wait_until_finished(CUT_CLOSE_SECS if is_unconfirmed else CLOSE_SECS)
         except HoldfastError:
             self._release()
             raise
@@ -530,7 +564,9 @@ class CheckpointManager:
         try:
             yield
         finally:
-            self._session.place.add_blocked(self._clock.monotonic() - self._asked_secs)
+            # After an interrupted `close` the cells may be unmapped.
+            if not self._session.is_closed:
+                self._session.place.add_blocked(self._clock.monotonic() - self._asked_secs)
 
     def _measure(self, meter: OverheadMeter) -> None:
         saving = self._progress.saving(meter.reach)
