@@ -17,6 +17,8 @@ from holdfast.agent.control_block import (
     step_time_cell,
     wait_reason_cell,
     wait_since_cell,
+    wait_step_cell,
+    waited_before_cell,
     waited_cell,
 )
 from holdfast.agent.step_meter import SavePhase, StepMeter
@@ -203,7 +205,8 @@ def test_cells_with_nonsense_are_ignored(rig: Rig) -> None:
 def test_a_seat_has_cache_lines_of_its_own(tmp_path: Path) -> None:
     control: ControlBlock = create_cells(tmp_path / "words")
     assert step_cell(1) - step_cell(0) == 16
-    assert waited_cell(0, len(WAIT_REASONS) - 1) < step_cell(1)
+    assert len(WAIT_REASONS) == 3
+    assert wait_step_cell(0) == step_cell(1) - 1
     assert len(control.cells) > blocked_cell(1015)
 
 
@@ -231,12 +234,38 @@ def test_the_steps_since_the_last_look_count_when_a_trainer_ends(rig: Rig) -> No
 
 def test_ended_waits_and_the_present_one_are_recorded_by_reason(rig: Rig) -> None:
     cells, since_cell = rig.control.cells, wait_since_cell(5)
-    cells[waited_cell(5, 0)], cells[waited_cell(5, 1)] = int(3e9), int(1e9)
-    cells[wait_reason_cell(5)], cells[since_cell] = 1, int(1001e9)
+    cells[waited_cell(5, 0)] = int(3e9)
     rig.first(0, secs=0)
     rig.step(0)
     rig.tick(4.0)
-    cells[since_cell] = 0
+    cells[waited_before_cell(5, 0)], cells[wait_step_cell(5)] = int(3e9), 0
+    cells[waited_cell(5, 0)] = int(5e9)
+    cells[wait_reason_cell(5)], cells[since_cell] = 1, int(1012.5e9)
     rig.tick(10.0)
-    assert rig.found(FirstStep)[0].waiting_secs == {"data": 3.0, "evaluation": 4.0}
-    assert rig.found(StepProgress)[0].ranks[0].waiting_secs == {"data": 3.0, "evaluation": 1.0}
+    assert rig.found(FirstStep)[0].waiting_secs == {"data": 3.0}
+    (position,) = rig.found(StepProgress)[0].ranks.values()
+    assert position.waiting_secs == {"data": 3.0}
+    assert position.waiting_after_secs == {"data": 2.0, "evaluation": 1.5}
+
+
+def test_waits_are_no_part_of_the_duration_of_a_step(rig: Rig) -> None:
+    rig.first(0, secs=0)
+    rig.step(0)
+    rig.tick(1.0)
+    cells = rig.control.cells
+    cells[waited_cell(5, 0)], cells[wait_step_cell(5)] = int(2e9), 0
+    rig.step(1)
+    rig.tick(5.0)
+    rig.tick(10.0)
+    assert rig.found(StepProgress)[0].quiet == StepTimes(steps=1, secs=3.0, median_secs=3.0)
+
+
+def test_a_run_that_goes_back_is_recorded_as_far_as_it_was(rig: Rig) -> None:
+    rig.first(0, secs=0)
+    rig.step(0)
+    rig.tick(1.0)
+    rig.step(30)
+    rig.tick(1.0)
+    rig.step(10)
+    rig.tick(1.0)
+    assert rig.found(StepProgress)[0].ranks[0].step == 30

@@ -103,12 +103,26 @@ def waited_cell(seat: int, reason: int) -> int:
     return step_cell(seat) + 9 + reason
 
 
+def waited_before_cell(seat: int, reason: int) -> int:
+    """Return the index of the cell with the value of `waited_cell` at the step in `wait_step_cell`.
+
+    The trainer writes both before the first wait after a step.
+    """
+    return step_cell(seat) + 12 + reason
+
+
+def wait_step_cell(seat: int) -> int:
+    """Return the index of the cell with the newest step before the newest wait there."""
+    return step_cell(seat) + 15
+
+
 def reset_seat(cells: memoryview, seat: int) -> None:
     """Set the cells of a seat as for a trainer that has published nothing."""
     cells[step_cell(seat)] = cells[first_step_cell(seat)] = NO_STEP
     cells[cost_cell(seat)] = NO_COST
     for cell in {notice_cell(seat), *range(first_time_cell(seat), step_cell(seat + 1))}:
         cells[cell] = 0
+    cells[wait_step_cell(seat)] = NO_STEP
 
 
 def copy_seat(old: memoryview, old_seat: int, cells: memoryview, seat: int) -> None:

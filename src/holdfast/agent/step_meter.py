@@ -28,6 +28,8 @@ from holdfast.agent.control_block import (
     step_time_cell,
     wait_reason_cell,
     wait_since_cell,
+    wait_step_cell,
+    waited_before_cell,
     waited_cell,
 )
 from holdfast.agent.trainer_group import TrainerProcess
@@ -81,11 +83,15 @@ class _Durations:
 
 @dataclass(slots=True)
 class _Seat:
-    """What was seen of one trainer; its step was published at `since_secs`."""
+    """What was seen of one trainer.
+
+    Its step was published at `since_secs`; it had waited for `waited_secs` until then.
+    """
 
     first: tuple[int, int] = (NO_STEP, 0)
     step: int = NO_STEP
     since_secs: float = 0.0
+    waited_secs: float = 0.0
     has_notice: bool = False
 
 
@@ -162,15 +168,21 @@ class StepMeter:
                     time=time,
                     rank=member.rank,
                     step=first[0],
-                    waiting_secs=self._waiting_secs(member),
+                    waiting_secs=self._waits(member)[0],
                 )
             )
         if 0 <= step <= STEP_MAX:
+            known = self._positions.get(member.rank)
+            if known is not None and step < known.step:
+                # The run goes back: the next record would not show how far it was.
+                self._record(self._clock.monotonic())
             blocked_secs = max(0, cells[blocked_cell(member.seat)]) / 1e9
+            before, after = self._waits(member)
             self._positions[member.rank] = RankPosition(
                 step=step,
                 blocked_secs=round(blocked_secs, 4),
-                waiting_secs=self._waiting_secs(member),
+                waiting_secs=before,
+                waiting_after_secs=after,
             )
             self._published_secs[member.rank] = self._step_time_secs(member)
         if cells[notice_cell(member.seat)] and not seat.has_notice:
@@ -190,17 +202,28 @@ class StepMeter:
         time_secs = self._cells[step_time_cell(member.seat)] / 1e9
         return time_secs if 0 < time_secs <= self._clock.monotonic() else None
 
-    def _waiting_secs(self, member: TrainerProcess) -> dict[str, float]:
-        """Return how long the training of a trainer has waited, also in a wait that goes on."""
-        cells, found = self._cells, {}
-        since_secs, now_secs = cells[wait_since_cell(member.seat)] / 1e9, self._clock.monotonic()
+    def _waits(self, member: TrainerProcess) -> tuple[dict[str, float], dict[str, float]]:
+        """Return the waits of a trainer until its newest step, and after it, also one that goes on.
+
+        Waits are in seconds, by reason.
+        """
+        cells, seat, now_secs = self._cells, member.seat, self._clock.monotonic()
+        has_waited_after = cells[wait_step_cell(seat)] == cells[step_cell(seat)]
+        before: dict[str, float] = {}
+        after: dict[str, float] = {}
         for index, reason in enumerate(WAIT_REASONS):
-            secs = cells[waited_cell(member.seat, index)] / 1e9
-            if cells[wait_reason_cell(member.seat)] == index and 0 < since_secs <= now_secs:
-                secs += now_secs - since_secs
-            if 0 < secs <= now_secs:
-                found[reason] = round(secs, 4)
-        return found
+            total_secs = cells[waited_cell(seat, index)] / 1e9
+            until_secs = total_secs
+            if has_waited_after:
+                until_secs = cells[waited_before_cell(seat, index)] / 1e9
+                since_secs = cells[wait_since_cell(seat)] / 1e9
+                if cells[wait_reason_cell(seat)] == index and 0 < since_secs <= now_secs:
+                    total_secs += now_secs - since_secs
+            if 0 < until_secs <= now_secs:
+                before[reason] = round(until_secs, 4)
+            if 0 < total_secs - until_secs <= now_secs:
+                after[reason] = round(total_secs - until_secs, 4)
+        return before, after
 
     def _time(self, seat: _Seat, member: TrainerProcess, now_secs: float, phase: SavePhase) -> None:
         step = self._cells[step_cell(member.seat)]
@@ -211,9 +234,11 @@ class StepMeter:
         if time_secs is None or time_secs <= seat.since_secs:
             time_secs = now_secs
         # A restore publishes its step too; a step that follows none is not a duration.
+        waited_secs = sum(self._waits(member)[0].values())
         if seat.first[0] <= seat.step < step:
-            self._durations[self._phase].add(step - seat.step, time_secs - seat.since_secs)
-        seat.step, seat.since_secs = step, time_secs
+            own_secs = time_secs - seat.since_secs - (waited_secs - seat.waited_secs)
+            self._durations[self._phase].add(step - seat.step, max(0.0, own_secs))
+        seat.step, seat.since_secs, seat.waited_secs = step, time_secs, waited_secs
         self._phase = phase
 
     def _record(self, now_secs: float) -> None:

@@ -19,6 +19,7 @@ from holdfast.cli.events import events
 from holdfast.cli.files import export, import_files
 from holdfast.cli.ls import ls
 from holdfast.cli.output import print_error, print_json
+from holdfast.cli.report import report
 from holdfast.cli.rm import rm
 from holdfast.cli.run import run
 from holdfast.cli.save import save
@@ -44,7 +45,7 @@ def commands() -> None:
     """Checkpoint training runs continuously, off the training thread."""
 
 
-_COMMANDS = (ls, show, verify, events, save, rm, export, import_files)
+_COMMANDS = (ls, show, verify, events, report, save, rm, export, import_files)
 for _command in (*_COMMANDS, status, stop, clean, run, demo):
     commands.add_command(_command)
 

@@ -77,7 +77,7 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         steps: how many.
-        secs: their duration together.
+        secs: their duration together, without the waits that the training reported.
         median_secs: the median duration of one.
     """
 
@@ -94,14 +94,17 @@ class RankPosition(msgspec.Struct, frozen=True, kw_only=True):
         step_age_secs: how long before the event that was; null: not known.
         blocked_secs: how long `save`, `finish` and `close` have blocked the training thread, since
             the manager was opened.
-        waiting_secs: how long the training has waited since then, as it reported with
-            `manager.waiting`, by reason (`data`, `evaluation`, `other`).
+        waiting_secs: how long the training had waited until that step, since the manager was
+            opened, as it reported with `manager.waiting`, by reason (`data`, `evaluation`,
+            `other`).
+        waiting_after_secs: how long it has waited after that step.
     """
 
     step: Step
     step_age_secs: Secs | None = None
     blocked_secs: Secs = 0.0
     waiting_secs: dict[str, Secs] = {}
+    waiting_after_secs: dict[str, Secs] = {}
 
 
 # The agent, the attempt and its processes.

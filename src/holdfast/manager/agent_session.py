@@ -37,6 +37,8 @@ from holdfast.agent.control_block import (
     step_time_cell,
     wait_reason_cell,
     wait_since_cell,
+    wait_step_cell,
+    waited_before_cell,
     waited_cell,
 )
 from holdfast.agent.launch import AgentStart, ensure_agent
@@ -47,7 +49,7 @@ from holdfast.errors import (
     HoldfastError,
     StepNotFoundError,
 )
-from holdfast.events.schema import TrainerEvent
+from holdfast.events.schema import WAIT_REASONS, TrainerEvent
 from holdfast.store.durable import RunHome
 
 TRIES_MAX = 5
@@ -109,6 +111,11 @@ class AgentPlace:
 
     def begin_wait(self, reason: int, now_secs: float) -> None:
         """Publish that the training waits since `now_secs`, for a reason of `WAIT_REASONS`."""
+        cells, seat = self.control.cells, self.seat
+        if cells[wait_step_cell(seat)] != cells[self.step_cell]:
+            for index in range(len(WAIT_REASONS)):
+                cells[waited_before_cell(seat, index)] = cells[waited_cell(seat, index)]
+            cells[wait_step_cell(seat)] = cells[self.step_cell]
         self.control.cells[wait_reason_cell(self.seat)] = reason
         self.control.cells[wait_since_cell(self.seat)] = int(now_secs * 1e9)
 

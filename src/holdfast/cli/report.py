@@ -1,0 +1,149 @@
+"""Implement `holdfast report`: show where the time of runs went."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.text import Text
+
+from holdfast.cli import output
+from holdfast.cli.output import Column, counted, size_text
+from holdfast.events.reader import EventReader
+from holdfast.job.run_access import read_only
+from holdfast.reports.goodput import report_run
+from holdfast.reports.model import CATEGORIES, RunReport
+from holdfast.reports.page import write_page
+from holdfast.reports.words import (
+    CATEGORY_WORDS,
+    CAUSE_WORDS,
+    TIER_WORDS,
+    duration_text,
+    share_text,
+)
+
+BAR_CHARS = 40
+
+
+@click.command()
+@click.argument(
+    "directories",
+    metavar="DIR…",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path),
+)
+@click.option(
+    "--html",
+    "html_path",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write a page with charts, which needs no network.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def report(directories: tuple[Path, ...], html_path: Path | None, as_json: bool) -> None:
+    """Report where the time of the run in DIR went, also of several runs and of a live one.
+
+    The categories add up to the time from the start of the first process to the last event. They
+    are explained in docs/report.md.
+    """
+    reports = [_report(directory) for directory in directories]
+    if html_path is not None:
+        write_page(reports, html_path)
+        output.note(f"wrote {html_path}")
+    if as_json:
+        output.print_json(reports[0] if len(reports) == 1 else {"runs": reports})
+        return
+    for index, one in enumerate(reports):
+        if index:
+            output.print_line("")
+        _print(one)
+
+
+def _report(directory: Path) -> RunReport:
+    run = read_only(directory)
+    return report_run(str(run.directory), EventReader(run.directory).read(is_live=True))
+
+
+def _print(found: RunReport) -> None:
+    if found.goodput is None:
+        output.print_line(f"{found.run}: no events of a training yet")
+    else:
+        attempts, failures = len(found.attempts), len(found.failures)
+        output.print_line(
+            f"{found.run}: goodput {share_text(found.goodput)} of "
+            f"{duration_text(found.wall_secs)}; {counted(found.steps, 'step')}, "
+            f"{counted(attempts, 'attempt')}, {counted(failures, 'failure')}"
+        )
+        output.print_line("")
+        _print_categories(found)
+        _print_failures(found)
+        _print_tiers(found)
+    for line in found.notes:
+        output.warn(line)
+
+
+def _print_categories(found: RunReport) -> None:
+    rows: list[list[str | Text]] = []
+    for name in CATEGORIES:
+        secs = found.categories[name]
+        if secs:
+            share = secs / found.wall_secs
+            bar = "█" * max(1, round(BAR_CHARS * share))
+            rows.append([CATEGORY_WORDS[name], duration_text(secs), share_text(share), bar])
+    columns = [Column("time"), Column("", "right"), Column("", "right"), Column("")]
+    output.print_table(columns, rows)
+
+
+def _print_failures(found: RunReport) -> None:
+    if not found.failures:
+        return
+    output.print_line("")
+    rows: list[list[str | Text]] = [
+        [
+            output.time_text(one.time),
+            CAUSE_WORDS.get(one.cause, one.cause),
+            one.host,
+            "" if one.steps_lost is None else str(one.steps_lost),
+            "" if one.secs_to_next_step is None else duration_text(one.secs_to_next_step),
+            TIER_WORDS.get(one.source, one.source) if one.source else "",
+        ]
+        for one in found.failures
+    ]
+    columns = [
+        Column("failure"),
+        Column("cause"),
+        Column("host"),
+        Column("steps lost", "right"),
+        Column("to the next step", "right"),
+        Column("restored from"),
+    ]
+    output.print_table(columns, rows)
+
+
+def _print_tiers(found: RunReport) -> None:
+    if not found.tiers:
+        return
+    output.print_line("")
+    rows: list[list[str | Text]] = []
+    for name, tier in found.tiers.items():
+        spans = (tier.intervals.p50_secs, tier.intervals.p95_secs, tier.intervals.max_secs)
+        rows.append(
+            [
+                TIER_WORDS.get(name, name),
+                str(tier.checkpoints),
+                *("" if secs is None else duration_text(secs) for secs in spans),
+                "" if tier.bytes is None else size_text(tier.bytes),
+                "" if tier.cost_secs is None else duration_text(tier.cost_secs),
+            ]
+        )
+    columns = [
+        Column("tier"),
+        Column("checkpoints", "right"),
+        Column("interval P50", "right"),
+        Column("P95", "right"),
+        Column("largest", "right"),
+        Column("written", "right"),
+        Column("cost of one", "right"),
+    ]
+    output.print_table(columns, rows)

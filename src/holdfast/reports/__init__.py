@@ -1,0 +1,1 @@
+"""Reports about runs: pure functions of their events."""

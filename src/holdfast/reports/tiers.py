@@ -1,0 +1,146 @@
+"""Report the checkpoints of each tier: how often they reached it, and what they cost."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+
+from holdfast.events.schema import (
+    CheckpointCommitted,
+    CheckpointEvent,
+    CheckpointProtected,
+    CheckpointSealed,
+    PartSaved,
+)
+from holdfast.format.names import CheckpointId
+from holdfast.reports.accounting import Piece
+from holdfast.reports.model import Intervals, SlowestRank, TierReport
+from holdfast.reports.run_clock import Timed
+
+SHOWN_MAX = 500
+"""How many intervals and times a tier lists."""
+
+
+def tier_reports(
+    timed: Sequence[Timed], pieces: Sequence[Piece], begin_us: int
+) -> dict[str, TierReport]:
+    """Return the report of each tier that a checkpoint has reached."""
+    parts = [one.event for one in timed if isinstance(one.event, PartSaved)]
+    commits = {
+        one.event.id: one.event for one in timed if isinstance(one.event, CheckpointCommitted)
+    }
+    reached = {
+        "ram": [one for one in timed if isinstance(one.event, CheckpointSealed)],
+        "peer": [one for one in timed if isinstance(one.event, CheckpointProtected)],
+        "durable": [one for one in timed if isinstance(one.event, CheckpointCommitted)],
+    }
+    in_ram = [part for part in parts if part.tier == "ram"]
+    reached["ram"] = [
+        one
+        for one in reached["ram"]
+        if isinstance(one.event, CheckpointSealed) and one.event.tier == "ram"
+    ]
+    found: dict[str, TierReport] = {}
+    for name, events in reached.items():
+        times_us = _first_times(events)
+        if not times_us:
+            continue
+        count = len(times_us)
+        size_bytes: int | None = None
+        secs: list[float] = []
+        if name == "ram":
+            size_bytes, secs = sum(p.bytes for p in in_ram), [p.secs for p in in_ram]
+        elif name == "durable":
+            own = [commit.bytes for commit in commits.values() if commit.bytes is not None]
+            size_bytes = sum(own) if own else None
+            secs = [commit.secs for commit in commits.values() if commit.secs is not None]
+        found[name] = TierReport(
+            checkpoints=count,
+            bytes=size_bytes,
+            reused_bytes=sum(p.reused_bytes for p in in_ram) if name == "ram" else 0,
+            intervals=_intervals(times_us),
+            cost_secs=_cost_secs(name, pieces, count, has_ram="ram" in found),
+            secs=statistics.median(secs) if secs else None,
+            at_secs=[(us - begin_us) / 1e6 for us in _evenly(sorted(times_us.values()))],
+        )
+    return found
+
+
+def slowest_rank(timed: Sequence[Timed]) -> SlowestRank | None:
+    """Return the rank whose parts took longest to seal; None if none was sealed."""
+    secs: dict[int, list[float]] = defaultdict(list)
+    hosts: dict[int, str] = {}
+    for one in timed:
+        if isinstance(one.event, PartSaved):
+            secs[one.event.rank].append(one.event.secs)
+            hosts[one.event.rank] = one.event.host
+    if not secs:
+        return None
+    medians = {rank: statistics.median(own) for rank, own in secs.items()}
+    rank = max(medians, key=lambda one: (medians[one], -one))
+    return SlowestRank(
+        rank=rank,
+        host=hosts[rank],
+        part_secs=round(medians[rank], 6),
+        of_all_secs=round(statistics.median(medians.values()), 6),
+    )
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the smallest value that at least `share` of the values do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
+
+
+def _first_times(events: Sequence[Timed]) -> dict[CheckpointId, int]:
+    """Return when each checkpoint reached a tier: several hosts report it."""
+    times_us: dict[CheckpointId, int] = {}
+    for one in events:
+        is_recovery = isinstance(one.event, CheckpointCommitted) and one.event.by == "recovery"
+        if isinstance(one.event, CheckpointEvent) and not is_recovery:
+            times_us.setdefault(one.event.id, one.time_us)
+    return times_us
+
+
+def _intervals(times_us: dict[CheckpointId, int]) -> Intervals:
+    by_attempt: dict[int, list[int]] = defaultdict(list)
+    for checkpoint, time_us in times_us.items():
+        by_attempt[checkpoint.attempt].append(time_us)
+    values = [
+        (after - before) / 1e6
+        for own in by_attempt.values()
+        for before, after in pairwise(sorted(own))
+    ]
+    if not values:
+        return Intervals()
+    return Intervals(
+        count=len(values),
+        p50_secs=percentile(values, 0.5),
+        p95_secs=percentile(values, 0.95),
+        max_secs=max(values),
+        values_secs=[float(one) for one in _evenly(values)],
+    )
+
+
+def _cost_secs(tier: str, pieces: Sequence[Piece], count: int, *, has_ram: bool) -> float | None:
+    """Return by how much one checkpoint of a tier lengthened the steps.
+
+    Blocked time and the steps during which a checkpoint was taken belong to RAM, or to the durable
+    tier if that takes them alone; the steps during which one was written belong to the durable one.
+    """
+    sealing_us = sum(piece.sealing_us for piece in pieces)
+    writing_us = sum(piece.writing_us for piece in pieces)
+    if tier == "ram":
+        return sealing_us / 1e6 / count
+    if tier == "durable":
+        return (writing_us + (0 if has_ram else sealing_us)) / 1e6 / count
+    return None
+
+
+def _evenly(values: Sequence[float]) -> list[float]:
+    """Return at most `SHOWN_MAX` values, evenly chosen."""
+    if len(values) <= SHOWN_MAX:
+        return list(values)
+    return [values[index * len(values) // SHOWN_MAX] for index in range(SHOWN_MAX)]

@@ -1,0 +1,265 @@
+"""Gather from a run's events what each attempt did, as its lowest rank saw it.
+
+The ranks of a job step together, so one rank's steps divide the time of all of them. What an
+attempt wrote after its successor had begun is left out, with a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from holdfast.events.schema import (
+    AttemptBranched,
+    AttemptFenced,
+    AttemptStarted,
+    Event,
+    FirstStep,
+    ManagerOpened,
+    PreemptionNoticed,
+    RanksLost,
+    StateRestored,
+    StepProgress,
+    StepTimes,
+    TrainerLeft,
+    TrainerLost,
+)
+from holdfast.reports.run_clock import Timed
+
+OF_TRAINERS = (
+    AttemptStarted,
+    AttemptBranched,
+    ManagerOpened,
+    FirstStep,
+    StepProgress,
+    StateRestored,
+    PreemptionNoticed,
+    TrainerLeft,
+    TrainerLost,
+    RanksLost,
+)
+"""The events that show that an attempt was alive."""
+NO_STEPS = StepTimes()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A known position of the timed rank.
+
+    Attributes:
+        time_us: When the step was finished.
+        step: The step.
+        is_first: It is the first one after opening or resuming.
+        blocked_us: For how long saves have blocked the training since the manager was opened.
+        waiting_us: How long the training had waited until the step, by reason.
+        waiting_after_us: How long it has waited after it, as far as is known.
+        quiet, sealing, writing: The steps since the last mark, by what was under way.
+    """
+
+    time_us: int
+    step: int
+    is_first: bool = False
+    blocked_us: int = 0
+    waiting_us: dict[str, int] = field(default_factory=dict)
+    waiting_after_us: dict[str, int] = field(default_factory=dict)
+    quiet: StepTimes = NO_STEPS
+    sealing: StepTimes = NO_STEPS
+    writing: StepTimes = NO_STEPS
+
+
+@dataclass(slots=True, kw_only=True)
+class Trace:
+    """What is known of one attempt.
+
+    Attributes:
+        number: Its number.
+        rank: The rank that is timed.
+        host: The host of that rank.
+        started_us: When the attempt had begun.
+        is_branch: The same processes began it, from an older checkpoint.
+        opened: The opening of the timed rank's manager.
+        restored: What the ranks restored.
+        marks: The positions of the timed rank, in the order of time.
+        last_step: The last step of any rank.
+        end: As in `AttemptReport`.
+        end_host: The host on which it ended first.
+        ended_us: When that was noticed.
+        last_us: The last sign of a trainer.
+    """
+
+    number: int
+    rank: int = 0
+    host: str = ""
+    started_us: int | None = None
+    is_branch: bool = False
+    opened: Timed | None = None
+    restored: list[Timed] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    last_step: int | None = None
+    end: str = "open"
+    end_host: str = ""
+    ended_us: int | None = None
+    last_us: int = 0
+
+
+def gather_traces(timed: Sequence[Timed]) -> tuple[list[Trace], list[str]]:
+    """Return the attempts in their order, and a line for what was left out."""
+    notes: list[str] = []
+    by_attempt: dict[int, list[Timed]] = {}
+    for one in timed:
+        if one.event.run_attempt > 0 and isinstance(one.event, (*OF_TRAINERS, AttemptFenced)):
+            by_attempt.setdefault(one.event.run_attempt, []).append(one)
+    traces = []
+    numbers = sorted(by_attempt)
+    for number, successor in zip(numbers, [*numbers[1:], None], strict=True):
+        own = by_attempt[number]
+        if successor is not None:
+            begun_us = _begun_us(by_attempt[successor])
+            late = [one for one in own if isinstance(one.event, StepProgress | FirstStep)]
+            late = [one for one in late if one.time_us > begun_us]
+            if late:
+                secs = (late[-1].time_us - begun_us) / 1e6
+                notes.append(
+                    f"attempt {number} went on for {secs:.0f} s after attempt {successor} had "
+                    "begun; what it did then is left out"
+                )
+            own = [one for one in own if one not in late] if late else own
+        if own:
+            traces.append(_trace(number, own))
+    _set_ends(traces, by_attempt)
+    return traces, notes
+
+
+def _begun_us(events: Sequence[Timed]) -> int:
+    starts = [one for one in events if isinstance(one.event, AttemptStarted | AttemptBranched)]
+    return (starts or events)[0].time_us
+
+
+def _trace(number: int, events: Sequence[Timed]) -> Trace:
+    trace = Trace(number=number)
+    trace.rank, trace.host = _timed_rank(events)
+    for one in events:
+        event = one.event
+        is_timed = event.host == trace.host and getattr(event, "rank", None) == trace.rank
+        if isinstance(event, AttemptStarted | AttemptBranched):
+            if trace.started_us is None:
+                trace.started_us = one.time_us
+            trace.is_branch = isinstance(event, AttemptBranched)
+        elif isinstance(event, ManagerOpened) and is_timed:
+            trace.opened = one
+        elif isinstance(event, StateRestored):
+            trace.restored.append(one)
+        elif isinstance(event, FirstStep):
+            _note_step(trace, event.step)
+            if is_timed:
+                trace.marks.append(_first_mark(trace, one.time_us, event))
+        elif isinstance(event, StepProgress):
+            # A position without a first step is the one that a restore has published.
+            if trace.marks:
+                for position in event.ranks.values():
+                    _note_step(trace, position.step)
+            if event.host == trace.host and trace.marks:
+                _add_mark(trace, one.time_us, event)
+        elif isinstance(event, TrainerLost | TrainerLeft) and trace.marks:
+            _note_step(trace, event.last_step)
+        if isinstance(event, OF_TRAINERS):
+            trace.last_us = max(trace.last_us, one.time_us)
+    return trace
+
+
+def _timed_rank(events: Sequence[Timed]) -> tuple[int, str]:
+    """Return the lowest rank of the attempt, and its host."""
+    seats: set[tuple[int, str]] = set()
+    for one in events:
+        event = one.event
+        if isinstance(event, FirstStep | ManagerOpened):
+            seats.add((event.rank, event.host))
+        elif isinstance(event, StepProgress):
+            seats |= {(rank, event.host) for rank in event.ranks}
+    return min(seats, default=(0, events[0].event.host))
+
+
+def _note_step(trace: Trace, step: int | None) -> None:
+    if step is not None and (trace.last_step is None or step > trace.last_step):
+        trace.last_step = step
+
+
+def _micros(secs: float) -> int:
+    return round(secs * 1e6)
+
+
+def _all_micros(by_reason: dict[str, float]) -> dict[str, int]:
+    return {reason: _micros(secs) for reason, secs in by_reason.items()}
+
+
+def _first_mark(trace: Trace, time_us: int, event: FirstStep) -> Mark:
+    blocked_us = trace.marks[-1].blocked_us if trace.marks else 0
+    return Mark(
+        time_us=time_us,
+        step=event.step,
+        is_first=True,
+        blocked_us=blocked_us,
+        waiting_us=_all_micros(event.waiting_secs),
+    )
+
+
+def _add_mark(trace: Trace, time_us: int, event: StepProgress) -> None:
+    position, last = event.ranks.get(trace.rank), trace.marks[-1]
+    if position is None or position.step < last.step:
+        return
+    if position.step_age_secs is not None:
+        time_us -= _micros(position.step_age_secs)
+    trace.marks.append(
+        Mark(
+            time_us=max(last.time_us, time_us) if position.step > last.step else last.time_us,
+            step=position.step,
+            blocked_us=_micros(position.blocked_secs),
+            waiting_us=_all_micros(position.waiting_secs),
+            waiting_after_us=_all_micros(position.waiting_after_secs),
+            quiet=event.quiet,
+            sealing=event.sealing,
+            writing=event.writing,
+        )
+    )
+
+
+def _set_ends(traces: Sequence[Trace], by_attempt: dict[int, list[Timed]]) -> None:
+    for trace, successor in zip(traces, [*traces[1:], None], strict=True):
+        events = by_attempt[trace.number]
+        trace.end, found = _end(events)
+        if found is not None:
+            trace.ended_us, trace.end_host = found.time_us, _host_of_end(found.event)
+        elif successor is not None:
+            trace.end = "went_back" if successor.is_branch else "unseen"
+            is_fenced = any(isinstance(one.event, AttemptFenced) for one in events)
+            trace.end = "fenced" if is_fenced else trace.end
+            trace.ended_us, trace.end_host = trace.last_us, trace.host
+            if successor.is_branch and successor.started_us is not None:
+                trace.ended_us = successor.started_us
+
+
+def _end(events: Iterable[Timed]) -> tuple[str, Timed | None]:
+    """Return how an attempt ended, and the event that shows it; the first loss is the cause."""
+    lost = [one for one in events if isinstance(one.event, TrainerLost)]
+    elsewhere = [
+        one
+        for one in events
+        if isinstance(one.event, RanksLost)
+        and not one.event.closed
+        and all(loss.event.host != one.event.of_host for loss in lost)
+    ]
+    noticed = [one for one in events if isinstance(one.event, PreemptionNoticed)]
+    left = [one for one in events if isinstance(one.event, TrainerLeft)]
+    if noticed and (lost or elsewhere or left):
+        ends = sorted([*lost, *elsewhere, *left], key=lambda one: one.time_us)
+        if ends[0].time_us >= noticed[0].time_us:
+            return "preempted", ends[0]
+    if elsewhere:
+        return "host_lost", elsewhere[0]
+    if lost:
+        return "lost", lost[0]
+    return ("closed", left[-1]) if left else ("open", None)
+
+
+def _host_of_end(event: Event) -> str:
+    return event.of_host if isinstance(event, RanksLost) else event.host

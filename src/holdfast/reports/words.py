@@ -1,0 +1,49 @@
+"""Word what reports show, for people."""
+
+from __future__ import annotations
+
+CATEGORY_WORDS = {
+    "productive": "productive",
+    "redone": "steps made again",
+    "restart": "starts and restarts",
+    "blocked": "blocked by saves",
+    "inflation": "slower steps during saves",
+    "waiting": "waiting, as reported",
+    "unknown": "unknown",
+}
+RESTART_WORDS = {
+    "down": "down",
+    "startup": "process start",
+    "opening": "opening the run",
+    "restore": "restore",
+    "first_step": "until the first step (compile)",
+}
+CAUSE_WORDS = {
+    "lost": "process lost",
+    "host_lost": "host lost",
+    "preempted": "preemption",
+    "fenced": "taken over",
+    "went_back": "went back to an older step",
+    "unseen": "ended without a trace",
+    "closed": "closed before its last step was saved",
+    "open": "running",
+}
+TIER_WORDS = {"ram": "RAM", "peer": "other hosts' RAM", "durable": "durable"}
+
+
+def duration_text(secs: float) -> str:
+    """Return a readable duration with three digits or two units."""
+    if secs < 1:
+        return f"{secs * 1e3:.3g} ms"
+    if secs < 60:
+        return f"{secs:.3g} s"
+    whole = round(secs)
+    for unit, size, below, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60)):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // part} {below}"
+    return f"{whole // 60} min {whole % 60} s"
+
+
+def share_text(share: float) -> str:
+    """Return a share in percent."""
+    return f"{share:.1%}".replace("%", " %")
