@@ -8,7 +8,9 @@ import pytest
 
 from holdfast.agent.control_block import (
     ControlBlock,
+    blocked_before_cell,
     blocked_cell,
+    blocked_step_cell,
     create_cells,
     first_step_cell,
     first_time_cell,
@@ -159,10 +161,14 @@ def test_the_last_step_and_the_blocked_time_of_a_trainer_that_ends_are_read(rig:
     rig.first(0, secs=0)
     rig.step(8)
     rig.control.cells[blocked_cell(5)] = int(0.25e9)
+    rig.control.cells[blocked_before_cell(5)] = int(0.05e9)
+    rig.control.cells[blocked_step_cell(5)] = 8
     assert rig.meter.leave(rig.members[0]) == (8, 0.25)
     assert rig.meter.leave(rig.members[1]) == (None, 0.0)
     assert [one.step for one in rig.found(FirstStep)] == [0]
-    assert rig.found(StepProgress)[0].ranks == {0: RankPosition(step=8, blocked_secs=0.25)}
+    assert rig.found(StepProgress)[0].ranks == {
+        0: RankPosition(step=8, blocked_secs=0.25, blocked_after_secs=0.2)
+    }
 
 
 def test_a_preemption_is_recorded_once(rig: Rig) -> None:
@@ -204,9 +210,9 @@ def test_cells_with_nonsense_are_ignored(rig: Rig) -> None:
 
 def test_a_seat_has_cache_lines_of_its_own(tmp_path: Path) -> None:
     control: ControlBlock = create_cells(tmp_path / "words")
-    assert step_cell(1) - step_cell(0) == 16
+    assert step_cell(1) - step_cell(0) == 24
     assert len(WAIT_REASONS) == 3
-    assert wait_step_cell(0) == step_cell(1) - 1
+    assert blocked_step_cell(0) < step_cell(1)
     assert len(control.cells) > blocked_cell(1015)
 
 

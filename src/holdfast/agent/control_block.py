@@ -29,8 +29,8 @@ CELL_OF = {
     TargetKind.PREEMPTION: TARGET_PREEMPTION,
 }
 _FIRST_SEAT = 16
-_SEAT_CELLS = 16
-"""A seat is two cache lines, so that no trainer's writes slow down another's."""
+_SEAT_CELLS = 24
+"""A seat is three cache lines, so that no trainer's writes slow down another's."""
 SEAT_COUNT = 1016
 _SIZE_BYTES = 8 * (_FIRST_SEAT + _SEAT_CELLS * SEAT_COUNT)
 
@@ -116,13 +116,26 @@ def wait_step_cell(seat: int) -> int:
     return step_cell(seat) + 15
 
 
+def blocked_before_cell(seat: int) -> int:
+    """Return the index of the cell with the value of `blocked_cell` at the step in the next cell.
+
+    The trainer writes both before the first call that blocks after a step.
+    """
+    return step_cell(seat) + 16
+
+
+def blocked_step_cell(seat: int) -> int:
+    """Return the index of the cell with the newest step before the newest blocking call there."""
+    return step_cell(seat) + 17
+
+
 def reset_seat(cells: memoryview, seat: int) -> None:
     """Set the cells of a seat as for a trainer that has published nothing."""
     cells[step_cell(seat)] = cells[first_step_cell(seat)] = NO_STEP
     cells[cost_cell(seat)] = NO_COST
     for cell in {notice_cell(seat), *range(first_time_cell(seat), step_cell(seat + 1))}:
         cells[cell] = 0
-    cells[wait_step_cell(seat)] = NO_STEP
+    cells[wait_step_cell(seat)] = cells[blocked_step_cell(seat)] = NO_STEP
 
 
 def copy_seat(old: memoryview, old_seat: int, cells: memoryview, seat: int) -> None:

@@ -20,7 +20,9 @@ from msgspec import structs
 from holdfast.agent.control_block import (
     NO_STEP,
     ControlBlock,
+    blocked_before_cell,
     blocked_cell,
+    blocked_step_cell,
     first_step_cell,
     first_time_cell,
     notice_cell,
@@ -181,6 +183,7 @@ class StepMeter:
             self._positions[member.rank] = RankPosition(
                 step=step,
                 blocked_secs=round(blocked_secs, 4),
+                blocked_after_secs=round(blocked_secs - self._blocked_before_secs(member), 4),
                 waiting_secs=before,
                 waiting_after_secs=after,
             )
@@ -201,6 +204,14 @@ class StepMeter:
         """Return when the trainer published its step, by the monotonic clock; None: not known."""
         time_secs = self._cells[step_time_cell(member.seat)] / 1e9
         return time_secs if 0 < time_secs <= self._clock.monotonic() else None
+
+    def _blocked_before_secs(self, member: TrainerProcess) -> float:
+        """Return for how long saves had blocked a trainer until its newest step."""
+        cells, seat = self._cells, member.seat
+        blocked = max(0, cells[blocked_cell(seat)])
+        if cells[blocked_step_cell(seat)] == cells[step_cell(seat)]:
+            blocked = min(blocked, max(0, cells[blocked_before_cell(seat)]))
+        return blocked / 1e9
 
     def _waits(self, member: TrainerProcess) -> tuple[dict[str, float], dict[str, float]]:
         """Return the waits of a trainer until its newest step, and after it, also one that goes on.

@@ -94,6 +94,7 @@ class RankPosition(msgspec.Struct, frozen=True, kw_only=True):
         step_age_secs: how long before the event that was; null: not known.
         blocked_secs: how long `save`, `finish` and `close` have blocked the training thread, since
             the manager was opened.
+        blocked_after_secs: the part of it after that step.
         waiting_secs: how long the training had waited until that step, since the manager was
             opened, as it reported with `manager.waiting`, by reason (`data`, `evaluation`,
             `other`).
@@ -103,6 +104,7 @@ class RankPosition(msgspec.Struct, frozen=True, kw_only=True):
     step: Step
     step_age_secs: Secs | None = None
     blocked_secs: Secs = 0.0
+    blocked_after_secs: Secs = 0.0
     waiting_secs: dict[str, Secs] = {}
     waiting_after_secs: dict[str, Secs] = {}
 

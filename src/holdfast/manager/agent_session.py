@@ -27,7 +27,9 @@ from holdfast.agent.client import AgentClient, AgentGoneError, AgentSilentError
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.control_block import (
     ControlBlock,
+    blocked_before_cell,
     blocked_cell,
+    blocked_step_cell,
     copy_seat,
     cost_cell,
     first_step_cell,
@@ -104,6 +106,13 @@ class AgentPlace:
         cells = self.control.cells
         cells[first_time_cell(self.seat)] = int(time.timestamp() * 1e6)
         cells[first_step_cell(self.seat)] = step
+
+    def begin_blocked(self) -> None:
+        """Publish that what is added to the blocked time from now on is after the present step."""
+        cells, step = self.control.cells, self.control.cells[self.step_cell]
+        if cells[blocked_step_cell(self.seat)] != step:
+            cells[blocked_before_cell(self.seat)] = cells[blocked_cell(self.seat)]
+            cells[blocked_step_cell(self.seat)] = step
 
     def add_blocked(self, secs: float) -> None:
         """Add a time for which a save has blocked the training thread."""

@@ -561,6 +561,8 @@ class CheckpointManager:
     def _blocking(self) -> Iterator[None]:
         """Publish the duration of the block as a time for which saves block the training."""
         self._asked_secs = self._clock.monotonic()
+        if not self._session.is_closed:
+            self._session.place.begin_blocked()
         try:
             yield
         finally:

@@ -218,7 +218,7 @@ class _Division:
         if trace.marks:
             after_us = trace.marks[-1].waiting_after_us
             waiting = {reason: room.take("waiting", us) for reason, us in after_us.items()}
-            room.take("blocked", self._blocked_since(trace.marks[-1]))
+            room.take("blocked", trace.marks[-1].blocked_after_us)
         is_restart = successor is not None or not trace.marks
         parts = {"down": room.left_us} if is_restart else {}
         room.rest("restart" if is_restart else "unknown")

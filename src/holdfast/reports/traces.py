@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from holdfast.events.schema import (
     AttemptBranched,
@@ -50,7 +51,9 @@ class Mark:
         time_us: When the step was finished.
         step: The step.
         is_first: It is the first one after opening or resuming.
-        blocked_us: For how long saves have blocked the training since the manager was opened.
+        blocked_us: For how long saves had blocked the training until the step, since the manager
+            was opened.
+        blocked_after_us: For how long after it, as far as is known.
         waiting_us: How long the training had waited until the step, by reason.
         waiting_after_us: How long it has waited after it, as far as is known.
         quiet, sealing, writing: The steps since the last mark, by what was under way.
@@ -60,6 +63,7 @@ class Mark:
     step: int
     is_first: bool = False
     blocked_us: int = 0
+    blocked_after_us: int = 0
     waiting_us: dict[str, int] = field(default_factory=dict)
     waiting_after_us: dict[str, int] = field(default_factory=dict)
     quiet: StepTimes = NO_STEPS
@@ -111,7 +115,7 @@ def gather_traces(timed: Sequence[Timed]) -> tuple[list[Trace], list[str]]:
             by_attempt.setdefault(one.event.run_attempt, []).append(one)
     traces = []
     numbers = sorted(by_attempt)
-    for number, successor in zip(numbers, [*numbers[1:], None], strict=True):
+    for number, successor in zip_longest(numbers, numbers[1:]):
         own = by_attempt[number]
         if successor is not None:
             begun_us = _begun_us(by_attempt[successor])
@@ -213,7 +217,8 @@ def _add_mark(trace: Trace, time_us: int, event: StepProgress) -> None:
         Mark(
             time_us=max(last.time_us, time_us) if position.step > last.step else last.time_us,
             step=position.step,
-            blocked_us=_micros(position.blocked_secs),
+            blocked_us=_micros(max(0.0, position.blocked_secs - position.blocked_after_secs)),
+            blocked_after_us=_micros(position.blocked_after_secs),
             waiting_us=_all_micros(position.waiting_secs),
             waiting_after_us=_all_micros(position.waiting_after_secs),
             quiet=event.quiet,
@@ -224,7 +229,7 @@ def _add_mark(trace: Trace, time_us: int, event: StepProgress) -> None:
 
 
 def _set_ends(traces: Sequence[Trace], by_attempt: dict[int, list[Timed]]) -> None:
-    for trace, successor in zip(traces, [*traces[1:], None], strict=True):
+    for trace, successor in zip_longest(traces, traces[1:]):
         events = by_attempt[trace.number]
         trace.end, found = _end(events)
         if found is not None:

@@ -1,0 +1,222 @@
+"""The time of a run is divided exactly, from events that tests write."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from holdfast.events.reader import EventReader
+from holdfast.events.schema import (
+    AttemptStarted,
+    CheckpointCommitted,
+    Event,
+    FirstStep,
+    ManagerOpened,
+    RankPosition,
+    RanksLost,
+    StateRestored,
+    StepProgress,
+    StepTimes,
+    TrainerLeft,
+    TrainerLost,
+)
+from holdfast.reports.goodput import report_run
+from holdfast.reports.model import RunReport
+from holdfast.reports.page import page
+from tests.events.written import at
+
+
+def happened(secs: float, event: Event, attempt: int = 1, host: str = "a") -> Event:
+    """An event of a host whose monotonic clock is 5000 at the begin."""
+    return msgspec.structs.replace(
+        event, time=at(secs), uptime_secs=5000 + secs, host=host, run_attempt=attempt
+    )
+
+
+def progress(
+    step: int, age: float, blocked: float = 0.0, after: float = 0.0, data: float = 0.0, **times
+) -> Event:
+    waiting = {"data": data} if data else {}
+    position = RankPosition(
+        step=step,
+        step_age_secs=age,
+        blocked_secs=blocked,
+        blocked_after_secs=after,
+        waiting_secs=waiting,
+    )
+    return StepProgress(ranks={0: position}, **times)
+
+
+def steps(count: int, secs: float) -> StepTimes:
+    return StepTimes(steps=count, secs=count * secs, median_secs=secs)
+
+
+def killed_once() -> list[Event]:
+    """Steps of 1 s; 0 to 39, killed; continued after step 29, to step 49.
+
+    Of the first attempt: process at 0, opened at 5, first step at 10, in which it compiles. Between
+    the steps 0 and 39: 29 quiet steps, 5 of 1.5 s during saves, which block for 1 s in total, 5 of
+    1.2 s during writes, and waits for 4 s. The last step ends at 56.5; it is killed at 57. The
+    second: process at 60, opened at 63, restored in 1 s, first step (30) at 68, last (49) at 87,
+    closing takes 2 s.
+    """
+    return [
+        happened(5, ManagerOpened(rank=0, pid=1, process_secs=3, secs=2)),
+        happened(5, AttemptStarted(pid=1, processes=1)),
+        happened(10, FirstStep(rank=0, step=0)),
+        happened(
+            57,
+            progress(
+                39,
+                0.5,
+                blocked=1,
+                data=4,
+                quiet=steps(29, 1.0),
+                sealing=steps(5, 1.5),
+                writing=steps(5, 1.2),
+            ),
+        ),
+        happened(57, TrainerLost(rank=0, pid=1, last_step=39, blocked_secs=1)),
+        happened(63, ManagerOpened(rank=0, pid=2, process_secs=2, secs=1), 2),
+        happened(63, AttemptStarted(pid=2, processes=1, origin_step=29, origin_attempt=1), 2),
+        happened(
+            65,
+            StateRestored(step=29, attempt=1, rank=0, sources={"ram": 70, "durable": 30}, secs=1),
+            2,
+        ),
+        happened(68, FirstStep(rank=0, step=30), 2),
+        happened(89, progress(49, 2, blocked=2, after=2, quiet=steps(19, 1.0)), 2),
+        happened(89, TrainerLeft(rank=0, pid=2, last_step=49, blocked_secs=2), 2),
+    ]
+
+
+def assert_exact(found: RunReport) -> None:
+    """Durations add up, in the run, in each attempt and in each slice."""
+    for whole in (found, *found.attempts):
+        added_us = sum(round(secs * 1e6) for secs in whole.categories.values())
+        assert added_us == round(whole.wall_secs * 1e6)
+        restart_us = sum(round(secs * 1e6) for secs in whole.restart.values())
+        assert restart_us == round(whole.categories["restart"] * 1e6)
+    reached_us = 0
+    for piece in found.timeline:
+        assert round(piece.start_secs * 1e6) == reached_us
+        reached_us += sum(round(secs * 1e6) for secs in piece.categories.values())
+    assert reached_us == round(found.wall_secs * 1e6)
+
+
+def test_a_killed_run_is_divided_as_it_was_made() -> None:
+    found = report_run("run", killed_once())
+    assert_exact(found)
+    assert found.wall_secs == 89
+    assert found.categories == {
+        # 40 steps of the first attempt; 10 of the second.
+        "productive": pytest.approx(1 + 46.5 - 4 - 1 - 2.5 + 10),
+        "redone": 10,
+        # 10 s to the first step and 11.5 s to the next, less one step each.
+        "restart": 9 + 10.5,
+        "blocked": 1 + 2,
+        # 5 saves lengthened steps by 0.5 s, of which 1 s was blocked; 5 writes by 0.2 s.
+        "inflation": 2.5,
+        "waiting": 4,
+        "unknown": 0,
+    }
+    assert found.restart == {
+        "down": 0.5 + 3,
+        "startup": 3 + 2,
+        "opening": 2 + 1,
+        "restore": 1,
+        "first_step": 4 + 3,
+    }
+    assert found.steps == 50
+    (failure,) = found.failures
+    assert (failure.cause, failure.host, failure.steps_lost) == ("lost", "a", 10)
+    assert (failure.secs_to_next_step, failure.source) == (11, "ram")
+    assert [one.end for one in found.attempts] == ["lost", "closed"]
+
+
+def test_a_clock_that_is_set_changes_no_duration_and_is_noted() -> None:
+    changed = [
+        msgspec.structs.replace(event, time=event.time + timedelta(hours=3 if index > 5 else 0))
+        for index, event in enumerate(killed_once())
+    ]
+    right, found = report_run("run", killed_once()), report_run("run", changed)
+    assert found.wall_secs == right.wall_secs
+    assert found.categories == right.categories
+    assert len(found.notes) == 1
+    assert "clock of host a was set forward by 10800 s" in found.notes[0]
+
+
+def test_steps_that_no_event_explains_are_unknown() -> None:
+    events = killed_once()[:3]
+    events += [happened(100, progress(10, 60, quiet=steps(10, 1.0)))]
+    events += [happened(700, progress(20, 80, quiet=steps(10, 1.0)))]
+    found = report_run("run", events)
+    assert_exact(found)
+    # Ten steps took 30 s, and ten more 580 s.
+    assert found.categories["productive"] == 1 + 20
+    assert found.categories["unknown"] == 20 + 570 + 80
+    assert found.attempts[0].end == "open"
+
+
+def test_what_an_attempt_did_after_its_successor_began_is_left_out() -> None:
+    events = killed_once()
+    late = happened(80, progress(60, 0, quiet=steps(20, 1.0)))
+    found = report_run("run", [*events, late])
+    assert_exact(found)
+    assert found.categories == report_run("run", events).categories
+    assert any("attempt 1 went on for 17 s after attempt 2" in note for note in found.notes)
+
+
+def test_a_lost_host_is_the_cause_that_another_host_reports() -> None:
+    lost = happened(57.5, RanksLost(of_host="b", ranks=(1,), closed=False))
+    stopped = [
+        event if not isinstance(event, TrainerLost) else happened(58, event)
+        for event in killed_once()
+    ]
+    found = report_run("run", [*stopped, lost])
+    assert_exact(found)
+    assert [(one.cause, one.host) for one in found.failures] == [("host_lost", "b")]
+
+
+@pytest.mark.parametrize("kept", range(12))
+def test_a_report_of_cut_off_events_adds_up(kept: int) -> None:
+    assert_exact(report_run("run", killed_once()[:kept]))
+    assert_exact(report_run("run", killed_once()[kept:]))
+
+
+def test_lines_that_cannot_be_read_are_noted(tmp_path: Path) -> None:
+    folder = tmp_path / "events"
+    folder.mkdir()
+    lines = [msgspec.json.encode(event) for event in killed_once()]
+    lines[3] = lines[3].replace(b'"version":1', b'"version":9')
+    lines[-1] = lines[-1][:40]
+    (folder / "a-run.000000001.jsonl").write_bytes(b"\n".join(lines))
+    found = report_run("run", EventReader(tmp_path).read())
+    assert_exact(found)
+    assert sum("left out" in note for note in found.notes) == 2
+    assert any("version 9" in note for note in found.notes)
+
+
+def test_checkpoints_count_once_and_have_intervals() -> None:
+    commits = [
+        happened(secs, CheckpointCommitted(step=secs, attempt=1, bytes=100, secs=0.5), 1, host)
+        for secs in (12, 16, 26)
+        for host in ("a", "b")
+    ]
+    found = report_run("run", [*killed_once(), *commits]).tiers["durable"]
+    assert (found.checkpoints, found.bytes, found.secs) == (3, 300, 0.5)
+    assert found.intervals.values_secs == [4, 10]
+    assert (found.intervals.p50_secs, found.intervals.max_secs) == (4, 10)
+
+
+def test_names_in_a_page_are_text() -> None:
+    hostile = "<script>alert(1)</script>"
+    events = [msgspec.structs.replace(event, host=hostile) for event in killed_once()]
+    text = page([report_run(f"/runs/{hostile}", events)]).decode()
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+    assert "http://" not in text.replace("http://www.w3.org", "")
+    assert "https://" not in text
