@@ -31,7 +31,7 @@ BAR_CHARS = 40
     metavar="DIR…",
     nargs=-1,
     required=True,
-    type=click.Path(path_type=Path),
+    type=click.Path(),
 )
 @click.option(
     "--html",
@@ -41,7 +41,7 @@ BAR_CHARS = 40
     help="Write a page with charts, which needs no network.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def report(directories: tuple[Path, ...], html_path: Path | None, as_json: bool) -> None:
+def report(directories: tuple[str, ...], html_path: Path | None, as_json: bool) -> None:
     """Report where the time of the run in DIR went, also of several runs and of a live one.
 
     The categories add up to the time from the start of the first process to the last event. They
@@ -60,9 +60,9 @@ def report(directories: tuple[Path, ...], html_path: Path | None, as_json: bool)
         _print(one)
 
 
-def _report(directory: Path) -> RunReport:
+def _report(directory: str) -> RunReport:
     run = read_only(directory)
-    return report_run(str(run.directory), EventReader(run.directory).read(is_live=True))
+    return report_run(str(run.location), EventReader(run.durable.home).read(is_live=True))
 
 
 def _print(found: RunReport) -> None:
