@@ -438,7 +438,7 @@ class CheckpointManager:
         Raises:
             InvalidArgumentError: The reason is none of these.
         """
-        self._lifetime.check("waiting")
+        self._lifetime.check_call("waiting")
         index = arguments.check_wait_reason(reason)
         if self._is_waiting:
             yield

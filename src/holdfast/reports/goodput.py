@@ -11,12 +11,12 @@ from itertools import pairwise
 
 from holdfast.events.reader import Omission
 from holdfast.events.schema import Event, EventsLost, StateRestored
-from holdfast.reports.accounting import Piece, divide, quiet_step_us
+from holdfast.reports.division import Piece, divide, quiet_step_us
 from holdfast.reports.model import (
     RESTART_PARTS,
     AttemptReport,
-    Failure,
     Micros,
+    RunFailure,
     RunReport,
     Slice,
     in_secs,
@@ -104,7 +104,7 @@ def _attempt(trace: Trace, pieces: Sequence[Piece], begin_us: int) -> AttemptRep
     )
 
 
-def _failures(traces: Sequence[Trace], begin_us: int) -> list[Failure]:
+def _failures(traces: Sequence[Trace], begin_us: int) -> list[RunFailure]:
     """Return the ends of attempts that were failures, or that lost steps."""
     found = []
     high: int | None = None
@@ -123,7 +123,7 @@ def _failures(traces: Sequence[Trace], begin_us: int) -> list[Failure]:
         next_us = following.marks[0].time_us if following is not None else None
         sources = _sources(following)
         found.append(
-            Failure(
+            RunFailure(
                 time=wall_time(trace.ended_us),
                 at_secs=(trace.ended_us - begin_us) / 1e6,
                 attempt=trace.number,

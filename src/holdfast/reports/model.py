@@ -74,7 +74,7 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
     end: str
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
+class RunFailure(msgspec.Struct, frozen=True, kw_only=True):
     """An end of an attempt that cost time.
 
     Attributes:
@@ -188,7 +188,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     restart: dict[str, float]
     goodput: float | None
     attempts: list[AttemptReport]
-    failures: list[Failure]
+    failures: list[RunFailure]
     tiers: dict[str, TierReport]
     slowest_rank: SlowestRank | None
     waiting: dict[str, float]

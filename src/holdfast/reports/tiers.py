@@ -15,7 +15,7 @@ from holdfast.events.schema import (
     PartSaved,
 )
 from holdfast.format.names import CheckpointId
-from holdfast.reports.accounting import Piece
+from holdfast.reports.division import Piece
 from holdfast.reports.model import Intervals, SlowestRank, TierReport
 from holdfast.reports.run_clock import Timed
 

@@ -44,7 +44,7 @@ NO_STEPS = StepTimes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class StepMark:
     """A known position of the timed rank.
 
     Attributes:
@@ -98,7 +98,7 @@ class Trace:
     is_branch: bool = False
     opened: Timed | None = None
     restored: list[Timed] = field(default_factory=list)
-    marks: list[Mark] = field(default_factory=list)
+    marks: list[StepMark] = field(default_factory=list)
     last_step: int | None = None
     end: str = "open"
     end_host: str = ""
@@ -196,9 +196,9 @@ def _all_micros(by_reason: dict[str, float]) -> dict[str, int]:
     return {reason: _micros(secs) for reason, secs in by_reason.items()}
 
 
-def _first_mark(trace: Trace, time_us: int, event: FirstStep) -> Mark:
+def _first_mark(trace: Trace, time_us: int, event: FirstStep) -> StepMark:
     blocked_us = trace.marks[-1].blocked_us if trace.marks else 0
-    return Mark(
+    return StepMark(
         time_us=time_us,
         step=event.step,
         is_first=True,
@@ -214,7 +214,7 @@ def _add_mark(trace: Trace, time_us: int, event: StepProgress) -> None:
     if position.step_age_secs is not None:
         time_us -= _micros(position.step_age_secs)
     trace.marks.append(
-        Mark(
+        StepMark(
             time_us=max(last.time_us, time_us) if position.step > last.step else last.time_us,
             step=position.step,
             blocked_us=_micros(max(0.0, position.blocked_secs - position.blocked_after_secs)),

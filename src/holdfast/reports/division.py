@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 
 from holdfast.events.schema import ManagerOpened, StateRestored
 from holdfast.reports.model import Micros
-from holdfast.reports.traces import Mark, Trace
+from holdfast.reports.traces import StepMark, Trace
 
 QUIET_STEPS_MIN = 5
 """How many quiet steps a piece needs for a median of its own."""
@@ -83,7 +83,7 @@ def divide(traces: Sequence[Trace]) -> list[Piece]:
         return []
     division = _Division(_begin_us(traces[0]))
     for trace, successor in zip(traces, [*traces[1:], None], strict=True):
-        division.add(trace, successor)
+        division.add_trace(trace, successor)
     return division.pieces
 
 
@@ -128,13 +128,13 @@ class _Division:
         """The waits that the last counted mark of this manager contains."""
         self._blocked_us = 0
 
-    def add(self, trace: Trace, successor: Trace | None) -> None:
+    def add_trace(self, trace: Trace, successor: Trace | None) -> None:
         """Add the pieces of one attempt, up to its end."""
         if not trace.is_branch:
             self._waited, self._blocked_us = {}, 0
         quiet_us = quiet_step_us(trace)
         scale = _inflation_scale(trace, quiet_us)
-        last: Mark | None = None
+        last: StepMark | None = None
         for mark in trace.marks:
             if mark.is_first:
                 self._add_start(trace, mark, quiet_us)
@@ -146,7 +146,7 @@ class _Division:
             self._high = max(self._high, trace.last_step)
         self._add_tail(trace, successor)
 
-    def _add_start(self, trace: Trace, mark: Mark, quiet_us: float | None) -> None:
+    def _add_start(self, trace: Trace, mark: StepMark, quiet_us: float | None) -> None:
         """Add the time until a first step."""
         room = _Room(max(0, mark.time_us - self._cursor_us))
         waiting = self._wait(room, mark)
@@ -157,7 +157,7 @@ class _Division:
         self._high = max(self._high, mark.step)
         self._append(trace, mark.time_us, room, steps=1, restart=parts, waiting=waiting)
 
-    def _restart_parts(self, trace: Trace, mark: Mark, length_us: int) -> Micros:
+    def _restart_parts(self, trace: Trace, mark: StepMark, length_us: int) -> Micros:
         """Divide the time before a first step by what the processes did."""
         room = _Room(length_us)
         restored = sum(
@@ -180,7 +180,7 @@ class _Division:
         return dict(room.amounts)
 
     def _add_steps(
-        self, trace: Trace, marks: tuple[Mark, Mark], quiet_us: float | None, scale: float
+        self, trace: Trace, marks: tuple[StepMark, StepMark], quiet_us: float | None, scale: float
     ) -> None:
         """Add the time of some steps."""
         before, mark = marks
@@ -224,7 +224,7 @@ class _Division:
         room.rest("restart" if is_restart else "unknown")
         self._append(trace, end_us or self._cursor_us, room, restart=parts, waiting=waiting)
 
-    def _wait(self, room: _Room, mark: Mark) -> Micros:
+    def _wait(self, room: _Room, mark: StepMark) -> Micros:
         """Assign the waits since the last counted mark; return them by reason."""
         taken: Micros = {}
         for reason, total_us in mark.waiting_us.items():
@@ -233,7 +233,7 @@ class _Division:
             self._waited[reason] = max(total_us, known_us)
         return taken
 
-    def _blocked_since(self, mark: Mark) -> int:
+    def _blocked_since(self, mark: StepMark) -> int:
         blocked_us = mark.blocked_us - self._blocked_us
         self._blocked_us = max(mark.blocked_us, self._blocked_us)
         return max(0, blocked_us)
@@ -254,13 +254,13 @@ class _Division:
         self._cursor_us = end_us
 
 
-def _own_median(mark: Mark, quiet_us: float | None) -> float | None:
+def _own_median(mark: StepMark, quiet_us: float | None) -> float | None:
     if mark.quiet.steps >= QUIET_STEPS_MIN:
         return mark.quiet.median_secs * 1e6
     return quiet_us
 
 
-def _excess_us(mark: Mark, quiet_us: float | None) -> tuple[float, float]:
+def _excess_us(mark: StepMark, quiet_us: float | None) -> tuple[float, float]:
     """Return by how much saves and writes lengthened steps, by medians; either may be negative."""
     own_us = _own_median(mark, quiet_us)
     if own_us is None:
