@@ -39,6 +39,10 @@ BROAD_EXCEPTS: dict[str, str] = {
     "src/holdfast/demo/train.py:main": (
         "the top of a process, which tells the error and ends; other ends wait for other processes"
     ),
+    "tests/interop/orbax_programs.py:attempt": "an error of either module is what is compared",
+    "tests/interop/orbax_programs.py:main": (
+        "the top of a process; a program that stops is reported, and the others still run"
+    ),
     "src/holdfast/manager/user_policies.py:UserPolicyThread._act": (
         "the top of a thread that runs a user's code; the trainer's next call raises the error"
     ),
@@ -128,7 +132,8 @@ def functions_take_few_parameters(source: Source) -> Iterator[str]:
     for name, function in source.functions():
         arguments = function.args
         count = len(arguments.posonlyargs + arguments.args + arguments.kwonlyargs)
-        if count > PARAMETERS_MAX:
+        # A signature that another project defines is as long as it is there.
+        if count > PARAMETERS_MAX and not source.path.startswith("src/holdfast/interop/"):
             place = f"{source.path}:{function.lineno} {name}"
             yield f"{place}: {count} parameters, at most {PARAMETERS_MAX}"
 

@@ -1,0 +1,560 @@
+"""Define `CheckpointManager` with the interface of Orbax, on a run of Holdfast.
+
+Invariants:
+- Steps are listed once and then kept up to date by the manager's own calls, until `reload`.
+- The run is opened for writing by the first save. Until then nothing is written.
+- A save that was accepted becomes durable, or the next call that can raise reports its failure.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import operator
+import os
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jax
+
+from holdfast.errors import InvalidArgumentError, SaveFailedError
+from holdfast.interop.orbax import args as ocp_args
+from holdfast.interop.orbax import handlers, item_handling, metadata, records, shared_run
+from holdfast.interop.orbax import options as ocp_options
+from holdfast.interop.orbax.checkpoint_managers import preservation_policy as preservation
+from holdfast.interop.orbax.checkpoint_managers import save_decision_policy as decisions
+from holdfast.interop.orbax.errors import CheckpointNotFoundError, StepAlreadyExistsError
+from holdfast.interop.orbax.options import CheckpointManagerOptions
+from holdfast.interop.orbax.records import DEFAULT_ITEM, RECORD, StepRecord
+from holdfast.interop.orbax.run_reader import RunReader
+
+ROOT_METADATA = "root_metadata.json"
+
+log = logging.getLogger(__name__)
+
+
+class CheckpointManager:
+    """Save and restore checkpoints by Orbax's calls, stored and protected by Holdfast.
+
+    Args:
+        directory: The program's directory. The run is in its folder `holdfast`.
+        checkpointers: Checkpointers by item, or one, as in old programs.
+        options: See `CheckpointManagerOptions`; Orbax's are taken too.
+        metadata: JSON about the run, stored when it is made.
+        item_names: The names of items that `save` takes in a `Composite`.
+        item_handlers: Handlers by item, or one.
+        logger: Taken for compatibility: Holdfast records events by itself.
+        handler_registry: Handlers by item.
+
+    Raises:
+        InvalidArgumentError: An option cannot be honoured.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        checkpointers: Any = None,
+        options: Any = None,
+        metadata: Mapping[str, Any] | None = None,
+        item_names: Sequence[str] | None = None,
+        item_handlers: Any = None,
+        logger: Any = None,
+        handler_registry: Any = None,
+    ) -> None:
+        del logger
+        self._options = ocp_options.check(
+            CheckpointManagerOptions() if options is None else options
+        )
+        self._directory = Path(os.path.abspath(os.fspath(directory)))
+        if self._options.create:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        self._decides = ocp_options.decision_policy(self._options)
+        self._keeps = ocp_options.keeping_policy(self._options)
+        registry = getattr(handler_registry, "handlers", None)
+        self._handlers, self._is_default = _items(
+            checkpointers, item_names, item_handlers, registry
+        )
+        self._names = frozenset(item_names or ())
+        self._reader = RunReader(self._directory)
+        self._run: shared_run.SharedRun | None = None
+        self._is_closed = False
+        self._unfinished = False
+        self._infos: list[decisions.PolicyCheckpointInfo] = []
+        self._load_infos(self._options.lightweight_initialize)
+        if metadata is not None and self._options.save_root_metadata:
+            self._write_root_metadata(metadata)
+        if jax.process_count() > 1 and not self._options.read_only:
+            # Checkpoints in the memory of other hosts are found by their agents alone.
+            self._opened()
+
+    def __enter__(self) -> CheckpointManager:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def directory(self) -> Any:
+        """The program's directory, as a path of etils if that is installed."""
+        try:
+            from etils import epath
+        except ImportError:
+            return self._directory
+        return epath.Path(self._directory)
+
+    # The steps.
+
+    def all_steps(self, read: bool = False) -> Sequence[int]:
+        """Return the steps, ascending; with `read`, list the run again."""
+        if read:
+            self.reload()
+        return [info.step for info in self._infos]
+
+    def latest_step(self) -> int | None:
+        """Return the newest step; None if there is none."""
+        return self._infos[-1].step if self._infos else None
+
+    def best_step(self) -> int | None:
+        """Return the step that `best_fn` ranks highest; without `best_fn` the newest one."""
+        if self._options.best_fn is None:
+            return self.latest_step()
+        reverse = self._options.best_mode == "min"
+        ranked = preservation.ranking(self._infos, self._options.best_fn, reverse=reverse)
+        return self._infos[ranked[-1]].step if ranked else None
+
+    def reload(self) -> None:
+        """List the run again."""
+        if self._run is not None:
+            self._settle()
+        self._reader.forget()
+        self._load_infos(is_light=False)
+
+    def _load_infos(self, is_light: bool) -> None:
+        epoch = datetime.min.replace(tzinfo=UTC)
+        infos = []
+        for step in self._reader.steps():
+            if is_light:
+                infos.append(decisions.PolicyCheckpointInfo(step, epoch))
+            else:
+                record = self._reader.record(step)
+                infos.append(decisions.PolicyCheckpointInfo(step, record.time, record.metrics))
+        self._infos = infos
+
+    # Saving.
+
+    def should_save(self, step: int) -> bool:
+        """Return whether the policy saves `step`; a step up to the newest one is never saved."""
+        number = _step(step, "should_save")
+        latest = self.latest_step()
+        if self._options.read_only or (latest is not None and latest >= number):
+            return False
+        checks = self._options.enable_should_save_is_saving_in_progress_check
+        context = decisions.DecisionContext(
+            is_saving_in_progress=checks and self.is_saving_in_progress(),
+            reached_preemption=self.reached_preemption(number),
+            multiprocessing_options=self._options.multiprocessing_options,
+        )
+        info = decisions.PolicyCheckpointInfo(number, datetime.now(tz=UTC))
+        return bool(
+            self._decides.should_save(info, previous_steps=tuple(self._infos), context=context)
+        )
+
+    def save(
+        self,
+        step: int,
+        items: Any = None,
+        save_kwargs: Any = None,
+        metrics: Any = None,
+        force: bool | None = False,
+        args: Any = None,
+        custom_metadata: dict[str, Any] | None = None,
+    ) -> bool:
+        """Save items if the policy saves `step`, or with `force`.
+
+        Args:
+            step: The training step.
+            items: The item, or items by name, as old programs pass them.
+            save_kwargs: Arguments for `items`, as old programs pass them.
+            metrics: JSON about the step, for `best_fn` and policies.
+            force: Save whatever the policy decides. An existing step is not overwritten.
+            args: What is saved: arguments for one unnamed item, or a `Composite`.
+            custom_metadata: JSON about the step.
+
+        Returns:
+            Whether the step is being saved.
+
+        Raises:
+            StepAlreadyExistsError: The step is saved already.
+            InvalidArgumentError: The arguments do not fit together.
+            SaveFailedError: An earlier save failed.
+        """
+        self._check_open("save")
+        number = _step(step, "save")
+        given = self._save_args(items, save_kwargs, args)
+        is_due = bool(force) or self.should_save(number)
+        if not is_due and (self._run is None or self._options.read_only):
+            return False
+        if is_due and number in self.all_steps():
+            raise StepAlreadyExistsError(
+                f"save step {number}: it is already saved in {self._directory}; delete it first"
+            )
+        state, record = self._state(given, metrics, custom_metadata)
+        run = self._opened()
+        self._finalize_if_done(run)
+        try:
+            is_taken = run.save(number, state, _numbers(metrics), is_due=is_due)
+        except SaveFailedError as error:
+            self._drop(error.steps)
+            raise
+        if is_taken:
+            self._note_saved(number, record, run)
+            if not self._options.enable_async_checkpointing:
+                self.wait_until_finished()
+        return is_taken
+
+    def _save_args(self, items: Any, save_kwargs: Any, args: Any) -> dict[str, Any]:
+        """Return the arguments by item, and decide whether there is one unnamed item."""
+        if items is None and args is None:
+            raise InvalidArgumentError("save: expected args=..., found none")
+        if isinstance(items, ocp_args.CheckpointArgs):
+            raise InvalidArgumentError("save: pass arguments by name, as args=...")
+        if args is None:
+            return self._args_of_items(items, save_kwargs, 0)
+        checked = ocp_args.checked(args, "save")
+        self._set_default(not isinstance(checked, ocp_args.Composite), "save")
+        if not isinstance(checked, ocp_args.Composite):
+            return {DEFAULT_ITEM: checked}
+        reserved = [name for name in checked if name in records.RESERVED]
+        unknown = [name for name in checked if self._names and name not in self._names]
+        if reserved or unknown:
+            raise InvalidArgumentError(
+                f"save: the item {(reserved or unknown)[0]!r} is "
+                + ("reserved" if reserved else f"not one of {', '.join(sorted(self._names))}")
+            )
+        return {name: ocp_args.checked(one, f"save {name}") for name, one in checked.items()}
+
+    def _args_of_items(self, items: Any, kwargs: Any, index: int) -> dict[str, Any]:
+        """Return arguments (0: to save, 1: to restore) for items as old programs pass them."""
+        if self._is_default is None:
+            self._is_default = True
+        if self._is_default:
+            items, kwargs = {DEFAULT_ITEM: items}, {DEFAULT_ITEM: kwargs}
+        found = {}
+        for name in {**(items or {}), **(kwargs or {})}:
+            handler = self._handlers.get(name, handlers.StandardCheckpointHandler())
+            kind = handlers.args_of(handler)[index]
+            more = (kwargs or {}).get(name) or {}
+            found[name] = kind((items or {}).get(name), **more)
+        return found
+
+    def _set_default(self, is_default: bool, call: str) -> None:
+        if self._is_default is None:
+            self._is_default = is_default
+        if self._is_default and not is_default:
+            raise InvalidArgumentError(
+                f"{call}: expected arguments of one unnamed item, found a Composite; this manager "
+                "has one unnamed item"
+            )
+        if not self._is_default and is_default:
+            raise InvalidArgumentError(
+                f"{call}: expected a Composite, found arguments of one unnamed item; this manager "
+                "has items with names"
+            )
+
+    def _state(
+        self, given: Mapping[str, Any], metrics: Any, custom: Any
+    ) -> tuple[dict[str, Any], StepRecord]:
+        saved = {name: item_handling.saved(one, name) for name, one in given.items()}
+        record = StepRecord(
+            items={name: item for name, (_, item) in saved.items()},
+            is_default=bool(self._is_default),
+            time=datetime.now(tz=UTC),
+            metrics=None
+            if metrics is None or self._options.prevent_write_metrics
+            else json.loads(records.json_text(metrics, "the metrics")),
+            custom_metadata=custom,
+        )
+        state = {name: value for name, (value, _) in saved.items()}
+        return {**state, RECORD: record.encoded()}, record
+
+    def _opened(self) -> shared_run.SharedRun:
+        if self._run is None:
+            self._run = shared_run.acquire(self._reader.directory, self, dict)
+        return self._run
+
+    def _note_saved(self, step: int, record: StepRecord, run: shared_run.SharedRun) -> None:
+        self._unfinished = True
+        self._reader.note(step, record)
+        info = decisions.PolicyCheckpointInfo(step, record.time, record.metrics)
+        self._infos = sorted([*self._infos, info], key=lambda one: one.step)
+        kept = list(
+            self._keeps.should_preserve(
+                tuple(self._infos), context=preservation.PreservationContext()
+            )
+        )
+        if len(kept) != len(self._infos):
+            raise InvalidArgumentError(
+                f"{type(self._keeps).__name__}.should_preserve: expected {len(self._infos)} bools, "
+                f"found {len(kept)}"
+            )
+        kept[-1] = True
+        for gone in (i.step for i, stays in zip(self._infos, kept, strict=True) if not stays):
+            run.doomed.add(gone)
+            self._reader.forget(gone)
+        self._infos = [i for i, stays in zip(self._infos, kept, strict=True) if stays]
+
+    def _drop(self, steps: Sequence[int]) -> None:
+        self._infos = [info for info in self._infos if info.step not in steps]
+
+    # Waiting.
+
+    def wait_until_finished(self) -> None:
+        """Wait until all saves are durable.
+
+        Raises:
+            SaveFailedError: Some failed.
+            WaitTimeoutError: `AsyncOptions.timeout_secs` has passed.
+        """
+        if self._run is not None and not self._is_closed:
+            self._wait(self._run)
+
+    def _wait(self, run: shared_run.SharedRun) -> None:
+        asynchronous = self._options.async_options
+        try:
+            run.wait(None if asynchronous is None else asynchronous.timeout_secs)
+        except SaveFailedError as error:
+            self._drop(error.steps)
+            raise
+        self._finalize_if_done(run)
+
+    def _finalize_if_done(self, run: shared_run.SharedRun) -> None:
+        asynchronous = self._options.async_options
+        if not self._unfinished or asynchronous is None:
+            return
+        if asynchronous.post_finalization_callback is not None and not run.is_saving():
+            self._unfinished = False
+            asynchronous.post_finalization_callback()
+
+    def _settle(self) -> None:
+        """Wait for saves; their failures are raised by the next call that reports them."""
+        shared = shared_run.opened(self._reader.directory)
+        if shared is not None and shared.pending:
+            shared.settle()
+
+    def is_saving_in_progress(self) -> bool:
+        """Return whether a save is not durable yet."""
+        return self._run is not None and self._run.is_saving()
+
+    def check_for_errors(self) -> None:
+        """Raise the failure of a save that has ended.
+
+        Raises:
+            SaveFailedError: A save failed.
+        """
+        if self._run is not None and not self._run.is_saving():
+            self._wait(self._run)
+
+    def reached_preemption(self, step: int) -> bool:
+        """Return whether a preemption was announced and `step`, or an earlier one, is its last."""
+        return self._run is not None and self._run.manager.reached_preemption(_step(step, "step"))
+
+    # Reading.
+
+    def restore(
+        self,
+        step: int | None,
+        items: Any = None,
+        restore_kwargs: Any = None,
+        directory: str | os.PathLike[str] | None = None,
+        args: Any = None,
+    ) -> Any:
+        """Restore items of `step`, or of the newest step if it is None.
+
+        Args:
+            step: The step.
+            items: The item wanted, or items by name, as old programs pass them.
+            restore_kwargs: Arguments for `items`, as old programs pass them.
+            directory: Another directory to restore from.
+            args: What is restored: arguments for one unnamed item, or a `Composite`. None
+                restores everything as it was saved.
+
+        Returns:
+            The item, or a `Composite` of items.
+
+        Raises:
+            CheckpointNotFoundError, ItemNotFoundError: A `FileNotFoundError`: it is not there.
+            InvalidArgumentError, StructureMismatchError: A `ValueError`: it is not as wanted.
+            CheckpointDamagedError: It cannot be read.
+        """
+        self._check_open("restore")
+        reader = self._reader
+        if directory is not None:
+            reader = RunReader(Path(os.path.abspath(os.fspath(directory))))
+        self._settle()
+        if step is None:
+            steps = reader.steps()
+            if not steps:
+                raise CheckpointNotFoundError(
+                    f"restore: there is no checkpoint in {directory or self._directory}"
+                )
+            step = max(steps) if directory is not None else self.latest_step() or max(steps)
+        number = _step(step, "restore")
+        record = reader.record(number)
+        wanted = self._restore_args(record, items, restore_kwargs, args)
+        restored = reader.restore(number, wanted)
+        if record.is_default:
+            return restored[DEFAULT_ITEM]
+        return ocp_args.as_composite(restored)
+
+    def _restore_args(
+        self, record: StepRecord, items: Any, kwargs: Any, args: Any
+    ) -> dict[str, Any]:
+        if isinstance(items, ocp_args.CheckpointArgs):
+            raise InvalidArgumentError("restore: pass arguments by name, as args=...")
+        if self._is_default is None:
+            self._is_default = record.is_default
+        if args is None and items is None and kwargs is None:
+            return dict.fromkeys(record.items)
+        if args is None:
+            return self._args_of_items(items, kwargs, 1)
+        checked = ocp_args.checked(args, "restore")
+        self._set_default(not isinstance(checked, ocp_args.Composite), "restore")
+        if not isinstance(checked, ocp_args.Composite):
+            return {DEFAULT_ITEM: checked}
+        return {
+            name: None if one is None else ocp_args.checked(one, f"restore {name}")
+            for name, one in (checked.items() or dict.fromkeys(record.items).items())
+        }
+
+    def metrics(self, step: int) -> Any:
+        """Return the metrics of `step`; None if it has none or is not there."""
+        try:
+            return self._reader.record(_step(step, "metrics")).metrics
+        except CheckpointNotFoundError:
+            return None
+
+    def metadata(self, step: int | None = None) -> Any:
+        """Return the metadata of `step`, or without a step that of the run.
+
+        Raises:
+            CheckpointNotFoundError: The step is not there.
+        """
+        if step is None:
+            return metadata.RootMetadata(custom_metadata=self._read_root_metadata())
+        self._settle()
+        record = self._reader.record(_step(step, "metadata"))
+        found = {name: metadata.of_item(item) for name, item in record.items.items()}
+        items = found[DEFAULT_ITEM] if record.is_default else ocp_args.as_composite(found)
+        return metadata.of_step(record, items)
+
+    def item_metadata(self, step: int) -> Any:
+        """Return the metadata of the items of `step`."""
+        if step is None:
+            raise InvalidArgumentError("item_metadata: expected a step, found None")
+        return self.metadata(step).item_metadata
+
+    def _write_root_metadata(self, given: Mapping[str, Any]) -> None:
+        path = self._directory / ROOT_METADATA
+        if jax.process_index() == 0 and not self._options.read_only and not path.exists():
+            text = records.json_text(dict(given), "the metadata of the run")
+            unfinished = path.with_suffix(".tmp")
+            unfinished.write_text(text)
+            unfinished.replace(path)
+
+    def _read_root_metadata(self) -> dict[str, Any]:
+        path = self._directory / ROOT_METADATA
+        found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        return found
+
+    # Ending.
+
+    def delete(self, step: int) -> None:
+        """Remove the checkpoint of `step`.
+
+        Raises:
+            CheckpointNotFoundError: It is not there.
+        """
+        self._check_open("delete")
+        number = _step(step, "delete")
+        if self._options.read_only:
+            log.warning("delete step %d: the manager is read-only; nothing is deleted", number)
+            return
+        if number not in self.all_steps():
+            raise CheckpointNotFoundError(
+                f"delete step {number}: {self._directory} has no checkpoint of it"
+            )
+        run = self._opened()
+        self._settle()
+        run.delete(number)
+        self._drop([number])
+        self._reader.forget(number)
+
+    def close(self) -> None:
+        """Wait until all saves are durable, and release the run. Further calls do nothing.
+
+        Raises:
+            SaveFailedError: A save failed that no earlier call has reported.
+        """
+        if self._is_closed:
+            return
+        run = self._run
+        if run is None:
+            self._is_closed = True
+            return
+        try:
+            self._wait(run)
+        finally:
+            self._is_closed, self._run = True, None
+            run.release(self)
+
+    def _check_open(self, call: str) -> None:
+        if self._is_closed:
+            raise InvalidArgumentError(
+                f"{call}: the manager of {self._directory} is closed; create another one"
+            )
+
+
+def _items(
+    checkpointers: Any, names: Any, item_handlers: Any, registry: Any
+) -> tuple[dict[str, Any], bool | None]:
+    """Return the handlers by item, and whether there is one unnamed item; None: not known yet."""
+    given = checkpointers if checkpointers is not None else item_handlers
+    if isinstance(given, Mapping):
+        for handler in given.values():
+            handlers.args_of(handler)
+        return dict(given), False
+    if given is not None:
+        is_composite = handlers.args_of(given)[0] is ocp_args.Composite
+        return ({}, False) if is_composite else ({DEFAULT_ITEM: given}, True)
+    if registry:
+        return dict(registry), None
+    return {}, False if names else None
+
+
+def _step(step: Any, call: str) -> int:
+    try:
+        return operator.index(step)
+    except TypeError as error:
+        raise InvalidArgumentError(f"{call}: expected a step, found {step!r}") from error
+
+
+def _numbers(metrics: Any) -> dict[str, float] | None:
+    """Return the metrics that are numbers with names, which Holdfast shows."""
+    if not isinstance(metrics, Mapping):
+        return None
+    found = {}
+    for name, value in metrics.items():
+        if isinstance(name, str) and not isinstance(value, bool | str):
+            try:
+                found[name] = float(value)
+            except (TypeError, ValueError):
+                continue
+    return found or None

@@ -1,0 +1,150 @@
+"""Read the checkpoints of a run that `CheckpointManager` of this package has saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import holdfast
+from holdfast.errors import InvalidArgumentError, NotARunError, StepNotFoundError
+from holdfast.interop.orbax import outlines, records, shared_run
+from holdfast.interop.orbax.errors import CheckpointNotFoundError, ItemNotFoundError
+from holdfast.interop.orbax.item_handling import ItemRestore
+from holdfast.interop.orbax.records import RECORD, StepRecord
+
+FOLDER = "holdfast"
+"""The folder of the run in the directory that a program gives, beside what else is there."""
+
+
+def run_directory(directory: Path) -> Path:
+    """Return where the run of a program's `directory` is: itself, if it is a run, or its folder."""
+    try:
+        holdfast.open_run(directory).close()
+    except NotARunError:
+        return directory / FOLDER
+    return directory
+
+
+class RunReader:
+    """Reads a run, beside whatever works on it.
+
+    Args:
+        directory: The directory that the program gave.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = run_directory(directory)
+        self._known: dict[int, StepRecord] = {}
+
+    def _source(self) -> Any:
+        """Return what reads the run: in jobs of several processes its manager; None: no run."""
+        shared = shared_run.opened(self.directory)
+        if shared is not None and jax.process_count() > 1:
+            return shared.manager
+        try:
+            return holdfast.open_run(self.directory)
+        except NotARunError:
+            return None
+
+    def steps(self) -> list[int]:
+        """Return the steps that can be restored now."""
+        source = self._source()
+        return [] if source is None else source.all_steps()
+
+    def note(self, step: int, record: StepRecord) -> None:
+        """Remember the record of a step that this process saves."""
+        self._known[step] = record
+
+    def forget(self, step: int | None = None) -> None:
+        """Read the record of `step` anew, or all."""
+        for known in list(self._known) if step is None else [step]:
+            self._known.pop(known, None)
+
+    def record(self, step: int) -> StepRecord:
+        """Return what the checkpoint of `step` has.
+
+        Raises:
+            CheckpointNotFoundError: There is no checkpoint of the step.
+            InvalidArgumentError: Another program saved it.
+        """
+        found = self._known.get(step)
+        if found is None:
+            values, _ = self._values(step)
+            text = values.get(RECORD)
+            if not isinstance(text, str):
+                raise InvalidArgumentError(
+                    f"read step {step} of {self.directory}: it was saved with Holdfast's own "
+                    "interface; restore it with holdfast.open_run"
+                )
+            found = self._known[step] = records.decoded(text)
+        return found
+
+    def time(self, step: int) -> datetime:
+        """Return when the checkpoint of `step` was saved."""
+        return self.record(step).time
+
+    def _values(self, step: int) -> tuple[Mapping[str, Any], Any]:
+        source = self._source()
+        if source is None:
+            raise self._missing(step)
+        try:
+            found = source.metadata(step)
+        except StepNotFoundError as error:
+            raise self._missing(step) from error
+        return found.values, source
+
+    def _missing(self, step: int) -> CheckpointNotFoundError:
+        return CheckpointNotFoundError(
+            f"restore step {step}: {self.directory} has no checkpoint of it"
+        )
+
+    def restore(self, step: int, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """Return items of the checkpoint of `step` by name.
+
+        Args:
+            step: The step.
+            wanted: The arguments by item; None restores an item as it was saved.
+
+        Raises:
+            CheckpointNotFoundError, ItemNotFoundError: Something is not there.
+            InvalidArgumentError, StructureMismatchError: It is not as it is wanted.
+        """
+        record = self.record(step)
+        missing = [name for name in wanted if name not in record.items]
+        if missing:
+            raise ItemNotFoundError(
+                f"restore step {step}: expected the item {missing[0]!r}, found "
+                f"{', '.join(record.items) or 'none'}"
+            )
+        items = {
+            name: ItemRestore(name, record.items[name], given) for name, given in wanted.items()
+        }
+        like = {
+            (name, *path): leaf
+            for name, item in items.items()
+            for path, leaf in item.wanted.items()
+        }
+        source = self._source()
+        if source is None:
+            raise self._missing(step)
+        read: dict[tuple[Any, ...], Any] = {}
+        if like:
+            tree = source.restore(step, like=outlines.nested(like), partial=".", cast=True)
+            read = {path: _at(tree, path) for path in like}
+        folders = source.process_values(step) if any(i.is_folder for i in items.values()) else {}
+        return {
+            name: item.finish_folder(folders[name])
+            if item.is_folder
+            else item.finish({p[1:]: leaf for p, leaf in read.items() if p[0] == name})
+            for name, item in items.items()
+        }
+
+
+def _at(tree: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        tree = tree[key]
+    return tree

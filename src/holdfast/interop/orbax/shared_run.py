@@ -1,0 +1,176 @@
+"""Share one Holdfast manager among the managers of this process that write to one run.
+
+Invariants:
+- A run is opened for writing by the first save, so that programs that only read disturb no job.
+- The checkpoints in `doomed` are removed once a later one is durable, and no others.
+- Runs that the program leaves open are closed at its exit.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import holdfast
+from holdfast.errors import HoldfastError, SaveFailedError, StepOrderError, WaitTimeoutError
+from holdfast.policy.contexts import CheckpointInfo, PreservationContext
+from holdfast.policy.save_decision_policy import SpecificStepsPolicy
+
+NEVER = 10**15
+"""A step that no training reaches: saves are requested one by one."""
+
+
+class _AllButDoomed:
+    """A preservation policy that keeps what no manager has given up."""
+
+    def __init__(self, doomed: set[int]) -> None:
+        self._doomed = doomed
+
+    def should_preserve(
+        self, checkpoints: Sequence[CheckpointInfo], *, context: PreservationContext
+    ) -> Sequence[bool]:
+        """Return False for the steps given up."""
+        return [checkpoint.step not in self._doomed for checkpoint in checkpoints]
+
+
+class SharedRun:
+    """A run that this process writes to. Owned by the training thread.
+
+    Args:
+        directory: The run's directory.
+        options: Further arguments of `holdfast.CheckpointManager`.
+    """
+
+    def __init__(self, directory: Path, options: Mapping[str, Any]) -> None:
+        self.doomed: set[int] = set()
+        self.users: set[object] = set()
+        self.pending: set[int] = set()
+        self._failure: SaveFailedError | None = None
+        self._directory = directory
+        policies: dict[str, Any] = {
+            "save_decision_policy": SpecificStepsPolicy([NEVER]),
+            "preservation_policy": _AllButDoomed(self.doomed),
+        }
+        self.manager = holdfast.CheckpointManager(directory, **(policies | dict(options)))
+        steps = self.manager.all_steps()
+        self._last: int | None = max(steps, default=None)
+
+    def save(
+        self, step: int, state: Any, metrics: Mapping[str, float] | None, *, is_due: bool
+    ) -> bool:
+        """Save `state` if it is due here, or if Holdfast needs a checkpoint, as for a preemption.
+
+        Raises:
+            StepOrderError: A step that is due is before the last one.
+            HoldfastError: As `holdfast.CheckpointManager.save`.
+        """
+        self.raise_failure()
+        if self._last is not None and step <= self._last:
+            if not is_due:
+                return False
+            if step < self._last:
+                raise StepOrderError(
+                    f"save step {step}: expected a step after {self._last}, the run's last one, "
+                    "because checkpoints of a run are in the order of training; delete the later "
+                    "ones and restart, or save to another directory"
+                )
+            taken = self.manager.finish(step, state, metrics=metrics)
+        else:
+            taken = self.manager.save(step, state, metrics=metrics, force=is_due)
+        self._last = step
+        if taken:
+            self.doomed.discard(step)
+            self.pending.add(step)
+        return taken
+
+    def raise_failure(self) -> None:
+        """Raise the failure of an earlier save that no call has raised."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def is_saving(self) -> bool:
+        """Return whether a save is not durable yet."""
+        if not self.pending:
+            return False
+        try:
+            self.manager.wait_until_finished(timeout_secs=0)
+        except WaitTimeoutError:
+            return True
+        except SaveFailedError as error:
+            self._failure = error
+        self.pending.clear()
+        return False
+
+    def wait(self, timeout_secs: float | None) -> None:
+        """Wait until all saves are durable.
+
+        Raises:
+            SaveFailedError: Some failed.
+            WaitTimeoutError: The timeout has passed.
+        """
+        try:
+            self.manager.wait_until_finished(timeout_secs)
+        except SaveFailedError:
+            self.pending.clear()
+            raise
+        self.pending.clear()
+        self.raise_failure()
+
+    def settle(self) -> None:
+        """Wait until all saves have ended; the next call that reports failures raises theirs."""
+        try:
+            self.manager.wait_until_finished()
+        except SaveFailedError as error:
+            self._failure = error
+        self.pending.clear()
+
+    def delete(self, step: int) -> None:
+        """Remove the checkpoint of `step`."""
+        self.manager.delete(step)
+
+    def release(self, user: object) -> None:
+        """Note that `user` needs the run no more; the last one closes it."""
+        self.users.discard(user)
+        if not self.users:
+            _open.pop(_key(self._directory), None)
+            self.manager.close()
+
+
+_open: dict[str, SharedRun] = {}
+
+
+def acquire(directory: Path, user: object, options: Callable[[], Mapping[str, Any]]) -> SharedRun:
+    """Return the run of `directory`, open for writing, and note that `user` needs it."""
+    key = _key(directory)
+    if key not in _open:
+        _open[key] = SharedRun(directory, options())
+    shared = _open[key]
+    shared.users.add(user)
+    return shared
+
+
+def opened(directory: Path) -> SharedRun | None:
+    """Return the run of `directory` if this process writes to it."""
+    return _open.get(_key(directory))
+
+
+def _key(directory: Path) -> str:
+    return os.path.realpath(directory)
+
+
+def _close_all() -> None:
+    for shared in list(_open.values()):
+        try:
+            shared.manager.close()
+        except HoldfastError as error:
+            # The process ends; nothing is left that could handle it.
+            print(f"holdfast: {error}")
+    _open.clear()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_open.clear)
