@@ -10,7 +10,7 @@ from holdfast.interop.orbax import checkpoint_managers as checkpoint_managers
 from holdfast.interop.orbax import checkpoint_utils as checkpoint_utils
 from holdfast.interop.orbax import handlers as handlers
 from holdfast.interop.orbax import options as options
-from holdfast.interop.orbax import step_listing
+from holdfast.interop.orbax import saved_steps
 from holdfast.interop.orbax.checkpoint_manager import CheckpointManager as CheckpointManager
 from holdfast.interop.orbax.checkpointers import AsyncCheckpointer as AsyncCheckpointer
 from holdfast.interop.orbax.checkpointers import Checkpointer as Checkpointer
@@ -39,6 +39,6 @@ from holdfast.interop.orbax.leaf_args import SaveArgs as SaveArgs
 from holdfast.interop.orbax.options import AsyncOptions as AsyncOptions
 from holdfast.interop.orbax.options import CheckpointManagerOptions as CheckpointManagerOptions
 
-utils = step_listing
+utils = saved_steps
 
 __all__ = [name for name in dir() if not name.startswith("_")]

@@ -22,7 +22,7 @@ import jax
 
 from holdfast.errors import InvalidArgumentError, SaveFailedError
 from holdfast.interop.orbax import args as ocp_args
-from holdfast.interop.orbax import handlers, item_handling, metadata, records, shared_run
+from holdfast.interop.orbax import handlers, item_forms, metadata, records, shared_run
 from holdfast.interop.orbax import options as ocp_options
 from holdfast.interop.orbax.checkpoint_managers import preservation_policy as preservation
 from holdfast.interop.orbax.checkpoint_managers import save_decision_policy as decisions
@@ -272,7 +272,7 @@ class CheckpointManager:
     def _state(
         self, given: Mapping[str, Any], metrics: Any, custom: Any
     ) -> tuple[dict[str, Any], StepRecord]:
-        saved = {name: item_handling.saved(one, name) for name, one in given.items()}
+        saved = {name: item_forms.saved(one, name) for name, one in given.items()}
         record = StepRecord(
             items={name: item for name, (_, item) in saved.items()},
             is_default=bool(self._is_default),

@@ -15,7 +15,7 @@ from typing import Any
 import holdfast
 from holdfast.errors import InvalidArgumentError
 from holdfast.interop.orbax import args as ocp_args
-from holdfast.interop.orbax import handlers, item_handling, metadata
+from holdfast.interop.orbax import handlers, item_forms, metadata
 from holdfast.interop.orbax.errors import CheckpointNotFoundError
 from holdfast.interop.orbax.records import DEFAULT_ITEM, RECORD, StepRecord
 from holdfast.interop.orbax.run_reader import RunReader
@@ -74,7 +74,7 @@ class Checkpointer:
         given = self._given(self._save_args, items, named, "save")
         is_default = not isinstance(given, ocp_args.Composite)
         named_items = {DEFAULT_ITEM: given} if is_default else dict(given.items())
-        saved = {name: item_handling.saved(one, name) for name, one in named_items.items()}
+        saved = {name: item_forms.saved(one, name) for name, one in named_items.items()}
         record = StepRecord(
             items={name: item for name, (_, item) in saved.items()},
             is_default=is_default,

@@ -1,4 +1,4 @@
-"""Define Orbax's handlers by name: they say only with which arguments an item is saved."""
+"""Define Orbax's handlers by name: they define only with which arguments an item is saved."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import holdfast
 from holdfast.errors import InvalidArgumentError, NotARunError, StepNotFoundError
 from holdfast.interop.orbax import outlines, records, shared_run
 from holdfast.interop.orbax.errors import CheckpointNotFoundError, ItemNotFoundError
-from holdfast.interop.orbax.item_handling import ItemRestore
+from holdfast.interop.orbax.item_forms import ItemRestore
 from holdfast.interop.orbax.records import RECORD, StepRecord
 
 FOLDER = "holdfast"
