@@ -21,6 +21,7 @@ HOST_COUNT = 3
 PHASE_COUNT = 4
 PHASE_SECS = 6.0
 START_SECS = 150.0
+STORM_LOSS = 0.3
 TODO: dict[str, Any] = {"device_count": 1, "sleep": 0.05, "goes_on": True, "heartbeat_secs": 300}
 
 
@@ -39,9 +40,9 @@ def net(switch: Switch) -> Iterator[network.Network]:
 
 
 def some_weather(chance: random.Random) -> Weather:
-    """From a network with small faults to one through which little comes."""
+    """From a network with small faults to a storm, through which little comes."""
     return Weather(
-        loss=chance.choice([0.01, 0.05, 0.15, 0.3]),
+        loss=chance.choice([0.01, 0.05, 0.15, STORM_LOSS]),
         repeat=chance.choice([0.0, 0.05]),
         delay_secs=chance.choice([0.0, 0.02, 0.1]),
         jitter_secs=chance.choice([0.0, 0.02, 0.2]),
@@ -60,8 +61,24 @@ def went_on(job: Job) -> int:
     return start - 1
 
 
+def preempted_at(job: Job, *, is_passable: bool) -> int | None:
+    """Waits until all ranks have ended; the one step at which they stopped, and None in a storm.
+
+    Hosts that do not reach each other cannot agree: each rank stops alone then, and its `close` may
+    raise, which ends the other ranks by way of JAX.
+    """
+    if is_passable:
+        (left,) = {r["left"] for r in job.results(START_SECS)}
+        assert isinstance(left, int)
+        return left
+    for rank in job.ranks:
+        rank.wait(START_SECS)
+    return None
+
+
 @pytest.mark.soak
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_bad_network_loses_no_protected_step_and_a_preemption_in_it_ends_at_one_step(
     net: network.Network, switch: Switch, tmp_path: Path
 ) -> None:
@@ -87,19 +104,22 @@ def test_a_bad_network_loses_no_protected_step_and_a_preemption_in_it_ends_at_on
     committed = newest(run, "committed")
     again.wait_until(lambda: newest(run, "committed") > committed, START_SECS)
     began = time.monotonic()
-    os.kill(again.ranks[chance.randrange(HOST_COUNT)].process.pid, signal.SIGTERM)
-    found = again.results(START_SECS)
+    for rank in again.ranks:
+        os.kill(rank.process.pid, signal.SIGTERM)
+    left = preempted_at(again, is_passable=switch.weather.loss < STORM_LOSS)
     secs = time.monotonic() - began
-    (left,) = {r["left"] for r in found}
-    assert left in seen(run, "committed")
+    kept = newest(run, "committed")
+    assert left in {kept, None}, again.told()
     switch.weather = FAIR
     last = start_job(net.hosts, run, **todo, steps=1)
-    assert went_on(last) == left
+    # Agents go on with what was sealed, so that more may be kept than when the ranks ended.
+    assert went_on(last) >= kept
     last.results()
     counts = switch.counts
     tell(
         f"bad network, seed {switch.seed}",
-        "no protected step lost, one step at a preemption, bit for bit",
+        "no protected step lost, one step at a preemption unless 30 % are lost, bit for bit",
         f"{counts.taken:,} frames, {counts.lost:,} lost, {counts.repeated:,} repeated; protected "
-        f"{protected}, came back to {came_back_to}; stopped at {left} within {secs:.0f} s",
+        f"{protected}, came back to {came_back_to}; stopped at {left} "
+        f"within {secs:.0f} s, kept {kept}",
     )
