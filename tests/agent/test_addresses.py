@@ -14,7 +14,7 @@ from holdfast.peers.address import PeerAddress, parse_address
 from holdfast.peers.store import PeerStore
 from holdfast.peers.wire import HOSTS_SIZE_MAX_BYTES, hosts_text, parse_hosts
 from tests.peers import reaching
-from tests.trust.in_process import in_process_host
+from tests.trust.in_process import StepClock, in_process_host
 
 OLD, NEW = PeerAddress("10.0.0.1", 4000, 1000), PeerAddress("10.0.0.1", 5000, 2000)
 
@@ -65,6 +65,19 @@ def test_what_others_say_of_a_host_counts_where_it_is_newer(coordinator: Coordin
     assert known() == {"host-b": OLD}
     coordinator.update_addresses({"host-a": NEW})
     assert "host-a" not in known(), "this host is no peer of its own"
+
+
+def test_a_later_agent_counts_as_later_also_where_the_clock_was_set_back(tmp_path: Path) -> None:
+    clock = StepClock(secs=10_000.0)
+    with in_process_host(tmp_path, clock=clock) as host:
+        numbers = []
+        for secs in (0.0, -9_000.0, 100.0):
+            clock.secs += secs
+            host.start_agent()
+            assert host.service is not None
+            numbers.append(host.service.coordinator.node.identity.incarnation)
+            host.crash_agent()
+    assert numbers == sorted(set(numbers))
 
 
 def test_a_job_reads_from_where_its_hosts_are_reached_now() -> None:

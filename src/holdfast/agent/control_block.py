@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from datetime import datetime
 from pathlib import Path
 
 from holdfast.coordination.messages import TargetKind
@@ -23,6 +24,8 @@ TARGET_RAM = 2
 TARGET_PREEMPTION = 3
 PREEMPTION_CONFIRMED = 4
 """The preemption target, once it is confirmed: ranks that reach it may stop there."""
+INCARNATION = 5
+"""The number of the newest start of an agent here; see `next_incarnation`."""
 CELL_OF = {
     TargetKind.DURABLE: TARGET_DURABLE,
     TargetKind.RAM: TARGET_RAM,
@@ -36,6 +39,16 @@ _SIZE_BYTES = 8 * (_FIRST_SEAT + _SEAT_CELLS * SEAT_COUNT)
 
 NO_STEP = -1
 NO_COST = -1
+
+
+def next_incarnation(cells: memoryview, now: datetime) -> int:
+    """Return a number above those of all earlier starts of agents with these cells.
+
+    It is the time in milliseconds since 1970, unless the host's clock was set back: the folder of
+    a host that was lost has new cells. Other hosts order an agent's messages and addresses by it.
+    """
+    cells[INCARNATION] = max(cells[INCARNATION] + 1, int(now.timestamp() * 1000))
+    return cells[INCARNATION]
 
 
 def step_cell(seat: int) -> int:

@@ -62,7 +62,6 @@ class Coordinator:
         self._tasks: set[asyncio.Task[None]] = set()
         self._record: GroupRecord | None = None
         self._recorded_state: object = None
-        self._incarnation = 0
         self._next_at_secs = 0.0
         self._last_targets: dict[TargetKind, int] = {}
         self.domain = state.config.host
@@ -189,15 +188,13 @@ class Coordinator:
         return [self._peers.store_of(host) for host in sorted(self._peers.addresses())]
 
     def _new_node(self) -> Node:
-        now = self._state.clock.now()
-        # Above the last one even if the clock was set back: other hosts order reports by it.
-        self._incarnation = max(self._incarnation + 1, int(now.timestamp() * 1000))
+        cells, now = self._state.control.cells, self._state.clock.now()
         return Node(
             AgentIdentity(
                 run=self._state.config.run_id,
                 host=self._state.config.host,
                 domain=self.domain,
-                incarnation=self._incarnation,
+                incarnation=control_block.next_incarnation(cells, now),
                 settings=self.settings,
             )
         )

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from holdfast.agent.control_block import next_incarnation
 from holdfast.agent.coordinator import Coordinator
 from holdfast.agent.run_status import HostStatus, encode_status
 from holdfast.agent.state import AgentState
@@ -107,7 +108,7 @@ class PeerNetwork:
             status=status,
         )
         self._server = PeerServer(served, listen(config.address, config.port))
-        since = int(state.clock.now().timestamp() * 1000)
+        since = next_incarnation(state.control.cells, state.clock.now())
         address = replace(self._server.address, since=since)
         state.peer_address = str(address)
         log.info("serves peers at %s", address)

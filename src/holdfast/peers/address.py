@@ -17,8 +17,8 @@ _ADDRESS = re.compile(
 class PeerAddress:
     """Where a peer serves; `host` is an address or a name.
 
-    `since` tells a later address of a host from an earlier one: when its agent began to serve
-    there, in milliseconds; 0 where that is not known.
+    `since` tells a later address of a host from an earlier one: it grows with each agent there, and
+    is 0 where it is not known.
     """
 
     host: str
