@@ -92,7 +92,8 @@ class TrainerSessions:
         if request.protocol != protocol.PROTOCOL_VERSION:
             raise AgentUnavailableError(
                 f"attach to the agent of {state.run}: it speaks protocol "
-                f"{protocol.PROTOCOL_VERSION}, this process {request.protocol}; stop the agent "
+                f"{protocol.PROTOCOL_VERSION}, this process {request.protocol}; start "
+                "this process again if Holdfast was updated meanwhile, else stop the agent "
                 "(`holdfast stop`) so that one of this version is started"
             )
         if pid <= 0:

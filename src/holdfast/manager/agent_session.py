@@ -180,10 +180,11 @@ class AgentSession:
         self._branching: protocol.Branch | None = None
         self._lost_at = -1.0
         self._lost: AgentUnavailableError | None = None
+        """Why no agent could be joined after the last one had ended; None once one was."""
         self._is_silent = False
         """Whether the agent's process lived and did not answer when it was last called."""
-        self._has_warned = False
-        """Whether a warning has named why no agent can be reached; one is logged each time."""
+        self._warned_text = ""
+        """The last warning that no agent can be reached. Owned by the watcher's thread."""
         self._watch_client: AgentClient | None = None
         self._pending: Callable[[], tuple[protocol.Id, ...]] = tuple
         self.left: protocol.Detached | None = None
@@ -231,14 +232,19 @@ class AgentSession:
             AgentUnavailableError: No agent can be started, or `TRIES_MAX` agents ended in a row.
             HoldfastError: The agent answered with this error.
         """
+        last_error: Exception | None = self._lost
         for _ in range(TRIES_MAX):
             generation = self._generation
-            try:
-                self._check_silence()
-                return self._client().call(name, message, kind)
-            except AgentGoneError as error:
-                last_error = error
-                self._rejoin(generation, error)
+            gone: AgentGoneError | None = None
+            # An agent that was not joined may answer at the same place: it knows neither this
+            # trainer's policies nor, maybe, its protocol.
+            if self._lost is None:
+                try:
+                    self._check_silence()
+                    return self._client().call(name, message, kind)
+                except AgentGoneError as error:
+                    gone = last_error = error
+            self._rejoin(generation, gone)
         raise AgentUnavailableError(
             f"call the agent of {self._config.run}: {TRIES_MAX} agents ended in a row "
             f"({last_error}); see the log in {self._config.run}/events"
@@ -394,16 +400,16 @@ class AgentSession:
                 client.close()
         raise AgentUnavailableError(f"join the agent in {folder}: {last_error}")
 
-    def _rejoin(self, generation: int, error: AgentGoneError) -> None:
+    def _rejoin(self, generation: int, gone: AgentGoneError | None) -> None:
         asked_at = self._clock.monotonic()
         with self._lock:
             if self._is_closed:
                 raise AgentUnavailableError(CLOSED)
             if self._generation == generation:
-                self._is_silent = isinstance(error, AgentSilentError)
+                self._is_silent = isinstance(gone, AgentSilentError)
                 if self._is_silent:
                     # Its process has the place of an agent, so no other one can be started.
-                    raise AgentUnavailableError(f"call the agent of {self._config.run}: {error}")
+                    raise AgentUnavailableError(f"call the agent of {self._config.run}: {gone}")
                 self._join_another(asked_at)
         self._return()
 
@@ -411,7 +417,8 @@ class AgentSession:
         if self._lost is not None and self._lost_at >= asked_at:
             # Another thread tried while this one waited: its result serves all waiting threads.
             raise AgentUnavailableError(str(self._lost))
-        log.warning("the agent of %s has ended; starting another", self._config.run)
+        if self._lost is None:
+            log.warning("the agent of %s has ended; starting another", self._config.run)
         old = self.place
         self._attach = self._rejoining()
         try:
@@ -422,6 +429,7 @@ class AgentSession:
         # The new agent's control block may lack what this trainer published.
         copy_seat(old.control.cells, old.seat, place.control.cells, place.seat)
         self.place, self._is_return_due = place, True
+        self._lost = None
         self._generation += 1
 
     def _return(self) -> None:
@@ -450,6 +458,10 @@ class AgentSession:
     def _follow_notices(self) -> None:
         cursor, generation = 0, -1
         while not self._is_closed:
+            if self._lost is not None:
+                if not self._recover(self._generation, None):
+                    return
+                continue
             if generation != self._generation:
                 cursor, generation = self.place.cursor, self._generation
                 if self._watch_client is not None:
@@ -469,7 +481,7 @@ class AgentSession:
                 if not self._is_closed and not self._recover(generation, gone):
                     return
                 continue
-            self._is_silent = self._has_warned = False
+            self._is_silent, self._warned_text = False, ""
             cursor = answer.cursor
             for notice in answer.notices:
                 self._on_notice(notice)
@@ -479,7 +491,7 @@ class AgentSession:
             for unknown in answer.unknown:
                 self._on_notice(protocol.Notice(kind="unknown", id=unknown))
 
-    def _recover(self, generation: int, gone: AgentGoneError) -> bool:
+    def _recover(self, generation: int, gone: AgentGoneError | None) -> bool:
         try:
             self._rejoin(generation, gone)
         except FencedError as error:
@@ -489,8 +501,9 @@ class AgentSession:
         except HoldfastError as error:
             if self._is_closed:
                 return False
-            log.log(logging.DEBUG if self._has_warned else logging.WARNING, "%s", error)
-            self._has_warned = True
+            level = logging.DEBUG if str(error) == self._warned_text else logging.WARNING
+            self._warned_text = str(error)
+            log.log(level, "%s", error)
             if self._home.is_gone():
                 self._on_notice(protocol.Notice(kind="lost", reason=str(error)))
                 return False
