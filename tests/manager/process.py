@@ -223,6 +223,7 @@ def main() -> None:
         if start and todo.get("values"):
             say(values=manager.process_values(start - 1), left_out=report.left_out)
         saved = train(manager, range(start, start + todo["steps"]), rank, todo)
+        say(trained=True)
         if "finish" in todo:
             say(finished=manager.finish(todo["finish"], state_at(todo["finish"], rank)))
         if todo.get("stay"):

@@ -20,11 +20,12 @@ from holdfast.agent.control_block import NEVER as NEVER_STEP
 from holdfast.agent.control_block import TARGET_PREEMPTION
 from holdfast.job.options import Options
 from holdfast.manager.checkpoint_manager import CUT_CLOSE_SECS
-from holdfast.manager.preemption import REPEAT_SECS
+from holdfast.manager.preemption import REPEAT_SECS, PreemptionSignals
 from holdfast.manager.save_schedule import AGREE_SECS, CONFIRM_SECS, SaveSchedule
 from holdfast.policy.preservation_policy import LatestN
 from tests.hosts import Host, events, finished, wait_until
 from tests.manager.test_processes import free_address
+from tests.said import Said
 from tests.trust.in_process import StepClock
 
 TRAINER = Path(__file__).with_name("trainer.py")
@@ -107,13 +108,15 @@ def test_jax_hears_of_a_signal_only_while_no_manager_watches_it(
         "    time.sleep(2)\n"
         "print('left', file=sys.stderr, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"
-        "time.sleep(2)\n"
+        "while not os.path.exists(sys.argv[3]): time.sleep(0.01)\n"
         "jax.distributed.shutdown()\n"
     )
-    process = one_host.start(script, tmp_path / "run", free_address())
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
-    before, after = err.split("left\n")
+    process = Said(one_host.start(script, tmp_path / "run", free_address(), tmp_path / "heard"))
+    # The framework logs it on a thread of its own.
+    wait_until(lambda: "SIGTERM caught" in "".join(process.errors))
+    (tmp_path / "heard").touch()
+    process.finish()
+    before, after = "".join(process.errors).split("left\n")
     assert "SIGTERM caught" not in before
     assert "SIGTERM caught" in after
 
@@ -171,18 +174,36 @@ def endless(
 def test_a_loop_that_never_asks_is_told_and_ended_by_the_second_signal(
     one_host: Host, tmp_path: Path
 ) -> None:
-    process = endless(one_host, tmp_path, 0.05)
-    assert process.stdout.readline().startswith("saved")
-    # Of the group's signal and its own, which come together, the process takes one for the other.
-    process.send_signal(signal.SIGTERM)
+    text = "does not call manager.reached_preemption(step)"
+    process = Said(endless(one_host, tmp_path, 0.05))
+    wait_until(lambda: text in "".join(process.errors))
     time.sleep(REPEAT_SECS + 0.2)
-    assert process.poll() is None
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=30)
-    assert process.returncode == -signal.SIGTERM, err
-    assert err.count("does not call manager.reached_preemption(step)") == 1
+    assert process.process.poll() is None
+    process.process.send_signal(signal.SIGTERM)
+    assert process.wait() == -signal.SIGTERM, process.told()
+    assert "".join(process.errors).count(text) == 1
     with holdfast.CheckpointManager(tmp_path / "run") as again:
         assert again.latest_step() is not None
+
+
+def test_of_two_signals_that_come_together_one_repeats_the_other() -> None:
+    called, notified, clock = [], [], StepClock()
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: called.append(number))
+    signals = PreemptionSignals([signal.SIGUSR1], lambda: notified.append(1), clock)
+    try:
+        # A launcher signals a process and its group.
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGUSR1)
+        clock.sleep(REPEAT_SECS - 0.1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert (len(notified), len(called)) == (3, 3)
+        clock.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert (len(notified), len(called)) == (3, 4)
+        assert signal.getsignal(signal.SIGUSR1) != signals._handle
+    finally:
+        signals.close()
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_the_second_signal_reaches_the_handler_that_was_there_before(
