@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,9 @@ from holdfast.coordination import effects, inputs
 from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.lifecycle.commit import remove
+from holdfast.peers.address import PeerAddress
 from holdfast.peers.directory import PeerDirectory
+from holdfast.peers.store import PeerStore
 from holdfast.store.file_system import LOCAL
 from tests.engine.making import RUN_ID, TIME, Made, memory_folder
 
@@ -115,6 +118,34 @@ def test_a_removal_waits_for_the_commit_of_what_it_removes(
             assert list_checkpoints(state.durable)
         removing.result(WAIT_SECS)
     assert not list_checkpoints(state.durable)
+
+
+class OneSilentHost(PeerDirectory):
+    """Host `z` of rank 0 has sent a message and sends none any more; nothing may be asked of it."""
+
+    def __init__(self) -> None:
+        super().__init__(RUN_ID, SystemClock(), "token")
+        self.update_address("z", PeerAddress("192.0.2.1", 9))
+        self.leaders, self.silence_secs = ("z", "a"), 0.0
+        self.note_message("z")
+
+    def store_of(self, host: str) -> PeerStore:
+        raise AssertionError(f"{host} was asked")
+
+
+def test_the_record_of_a_silent_hosts_rank_is_awaited_in_the_durable_tier(
+    state: AgentState,
+) -> None:
+    """The host is cut off, and writes its part there once it misses this one."""
+    worker = StorageWorker(state, OneSilentHost(), lambda manifest, secs: None)
+    late = Made()
+    late.add(("w",), np.arange(8))
+    with contextlib.closing(worker), ThreadPoolExecutor(1) as pool:
+        found = pool.submit(worker._spec, late.id, 1)
+        with pytest.raises(TimeoutError):
+            found.result(0.5)
+        late.write(state.durable)
+        assert found.result(WAIT_SECS).arrays
 
 
 @pytest.mark.parametrize("is_leading", [True, False])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
 
 from holdfast.coordination.checkpoint_table import CheckpointTable
 from holdfast.coordination.durability import Durability
-from holdfast.coordination.effects import Commit, Persist
+from holdfast.coordination.effects import Commit, ListDurable, Persist
 from holdfast.coordination.host_inventory import HostInventory
 from holdfast.coordination.inputs import (
     CommitFailed,
@@ -38,6 +39,12 @@ class Disk:
 
     def turn(self) -> Turn:
         return Turn("a", self.now_secs, Published())
+
+    def act(self) -> list[object]:
+        """The effects of what is due now."""
+        turn = self.turn()
+        self.run_due(turn)
+        return list(turn.effects)
 
     def next(self) -> Persist | Commit | None:
         """The next effect, after the time for which the machine waits; None if it wants none."""
@@ -122,3 +129,23 @@ def test_many_commits_that_fail_end_in_bounded_time() -> None:
     assert all(table.entries[one].status is CheckpointStatus.FAILED for one in IDS)
     assert tries == [IDS[0]] * TRIES_MAX + IDS[1:-1] + [IDS[-1]] * TRIES_MAX
     assert disk.now_secs <= 2 * FAILED_SECS
+
+
+def test_storage_is_listed_again_soon_while_a_part_of_a_silent_host_is_missing() -> None:
+    # The end of a preemption waits for it: the part may be written just after the first look.
+    table = CheckpointTable(1, {})
+    table.required, table.domains = 1, {"a": "a"}
+    durability = Durability(SETTINGS, table)
+    disk = Disk(lambda turn: durability.run_due(turn, is_whole=False), durability.next_at_secs)
+    durability.listed(disk.turn())
+    held = Held(IDS[0], 2, is_due=True, own=((0, 1),), replicas=(), written=((0, 1),))
+    table.apply_report("a", {}, {held.id: held})
+    looks = []
+    while len(looks) < 5:
+        if any(isinstance(effect, ListDurable) for effect in disk.act()):
+            looks.append(disk.now_secs)
+            durability.listed(disk.turn())
+        disk.now_secs += SETTINGS.heartbeat_secs / 4
+    pauses = [later - earlier for earlier, later in itertools.pairwise([0.0, *looks])]
+    assert max(pauses[:2]) < SETTINGS.lost_secs / 2
+    assert SETTINGS.lost_secs <= max(pauses) < SETTINGS.lost_secs + SETTINGS.heartbeat_secs

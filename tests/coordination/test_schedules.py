@@ -41,7 +41,7 @@ SEEN_AT = {
     "join_without_a_record": 0,
     "keep_what_ranks_have_missed": 10,
     "never_pull": 0,
-    "call_deleted_what_hosts_still_hold": 17,
+    "call_deleted_what_hosts_still_hold": 44,
 }
 
 

@@ -29,6 +29,31 @@ def net() -> Iterator[network.Network]:
 
 
 @pytest.mark.soak
+def test_a_preemption_at_the_moment_of_the_cut_ends_within_its_grace_with_its_step(
+    net: network.Network, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    todo: dict[str, Any] = {"device_count": 1, "address": f"{net.uncut_addresses[0]}:7777"}
+    todo |= {"lockstep": True, "interval": 10, "sleep": 0.1}
+    job = start_job(net.hosts, run, **todo, steps=10**6, goes_on=True, only_closes=True)
+    job.wait_until(lambda: len(seen(run, "committed")) >= 2)
+    net.cut(1)
+    began = time.monotonic()
+    for rank in job.ranks:
+        os.kill(rank.process.pid, signal.SIGTERM)
+    found = job.results(GRACE_SECS)
+    secs = time.monotonic() - began
+    (left,) = {r["left"] for r in found}
+    assert all(r["closed"] and "failed" not in r for r in found), job.told()
+    assert left in seen(run, "committed")
+    tell(
+        "preemption at a cut",
+        "ends within a grace of 30 s, its step is kept",
+        f"both ranks closed {secs:.1f} s after the signal, step {left} committed",
+    )
+
+
+@pytest.mark.soak
 def test_checkpoints_are_committed_and_a_preemption_ends_while_hosts_are_cut_off(
     net: network.Network, tmp_path: Path
 ) -> None:

@@ -87,6 +87,7 @@ class Coordinator:
         self._last_targets.clear()
         self._recorded_state = None
         self.domain, self.settings = domain, settings
+        self._peers.silence_secs = settings.silence_secs
         self.node = self._new_node()
         self.submit(found)
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -52,6 +53,11 @@ from holdfast.store.ram import RamStore
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+SPEC_SECS = 10.0
+"""How long rank 0's part is awaited in the durable tier while its host is silent."""
+SPEC_POLL_SECS = 0.25
+SPEC_REST_SECS = 30.0
+"""For how long nothing is awaited there after a wait in vain."""
 MISSING_MAX = 256
 """How many of the newest parts that were missing at their source are remembered."""
 
@@ -86,6 +92,7 @@ class StorageWorker:
         self._began_secs: dict[CheckpointId, float] = {}
         self._last_secs: float | None = None
         self._layouts: PartLayouts | None = None
+        self._no_spec_until_secs = -math.inf
         self.known_attempts: dict[int, AttemptRecord] = {}
         """The records of attempts that were read; they never change."""
 
@@ -320,10 +327,29 @@ class StorageWorker:
     def _spec(self, checkpoint: CheckpointId, part_count: int) -> CheckpointSpec:
         """Return the checkpoint's spec from rank 0's part, wherever that part is.
 
+        A host of rank 0 that is cut off makes its parts durable once it misses this host. So while
+        it is silent, its part is awaited in the durable tier; after one wait in vain no other one
+        follows for a while, since the host may be lost.
+
         Raises:
             ObjectNotFoundError: no store has the part.
             CheckpointDamagedError: no store has a readable part with a spec.
         """
+        clock = self._state.clock
+        deadline = clock.monotonic() + SPEC_SECS
+        while True:
+            try:
+                return self._find_spec(checkpoint, part_count)
+            except ObjectNotFoundError:
+                now_secs = clock.monotonic()
+                if not self._peers.is_leader_silent() or now_secs < self._no_spec_until_secs:
+                    raise
+                if now_secs >= deadline:
+                    self._no_spec_until_secs = now_secs + SPEC_REST_SECS
+                    raise
+            clock.sleep(SPEC_POLL_SECS)
+
+    def _find_spec(self, checkpoint: CheckpointId, part_count: int) -> CheckpointSpec:
         state = self._state
         problems: list[str] = []
         is_missing = True

@@ -41,6 +41,8 @@ class Durability:
         self._listed_at_secs = 0.0
         # A listing that the end of a save waits for; one that is under way does not count as it.
         self._list_soon_at_secs = math.inf
+        # The pause before the next listing that looks for missing parts.
+        self._seek_secs = settings.storage_retry_secs
         self._has_listed = False
         self._listing_failures = 0
         # Listings are numbered in the order in which they begin; one is under way at a time.
@@ -154,14 +156,17 @@ class Durability:
     def _seek_missing(self, turn: Turn) -> bool:
         """Return whether a due part is missing that a silent host may have made durable.
 
-        A checkpoint that has just begun to miss one is looked for soon, when the other hosts have
-        had time to write their parts, and from then on at the pace of all listings.
+        Storage is listed for it soon, when the other hosts have had time to write their parts, then
+        after pauses that double up to the pace of all listings. The end of a save may wait for it.
         """
         missed = [e for e in self._table.entries.values() if e.is_pending and e.missing]
         for entry in missed:
             if not entry.was_sought:
                 entry.was_sought = True
-                self._list_soon(turn.now_secs)
+                self._seek_secs = self._settings.storage_retry_secs
+        if missed and not self._is_listing and self._list_soon_at_secs == math.inf:
+            self._list_soon_at_secs = turn.now_secs + self._seek_secs
+            self._seek_secs = min(2 * self._seek_secs, self._settings.lost_secs)
         return bool(missed)
 
     def _list_soon(self, after_secs: float) -> None:

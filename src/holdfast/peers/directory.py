@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -38,6 +39,8 @@ class PeerDirectory:
         self.version = 0
         """Grows with each address that changes."""
         self.leaders: tuple[str, ...] = ()
+        self.silence_secs = math.inf
+        """How long a host may send nothing before it is no longer asked for records."""
         self.attempt: Callable[[], int] = lambda: 0
         """The newest attempt known here: a host that knows a newer one does not serve this one."""
 
@@ -110,11 +113,20 @@ class PeerDirectory:
                 found = self._stores[host] = PeerStore(access, self._clock)
             return found
 
+    def is_leader_silent(self) -> bool:
+        """Return whether the host of rank 0 has sent messages, and none for `silence_secs`."""
+        silent = self.silent_secs()
+        return bool(self.leaders) and silent.get(self.leaders[0], 0.0) >= self.silence_secs
+
     def leading_stores(self) -> Iterator[PeerStore]:
-        """Yield the stores of the known hosts that lead or would, the leader's first."""
-        known = self.addresses()
+        """Yield the stores of the known hosts that lead or would, rank 0's first.
+
+        While rank 0's host is silent, only hosts whose messages arrive are asked: a request to a
+        host that cannot be reached takes seconds.
+        """
+        known, silent, asks_all = self.addresses(), self.silent_secs(), not self.is_leader_silent()
         for host in self.leaders:
-            if host in known:
+            if host in known and (asks_all or silent.get(host, math.inf) < self.silence_secs):
                 yield self.store_of(host)
 
     def close(self) -> None:
