@@ -17,7 +17,7 @@ from tests.cli.command_line import (
     start_training,
     train,
 )
-from tests.hosts import Host, is_running, wait_until
+from tests.hosts import Host, events, is_running, wait_until
 from tests.trust.in_process import InProcessHost, in_process_host
 
 
@@ -51,6 +51,9 @@ def test_rm_removes_the_steps_that_are_named(
     document = json.loads(capsys.readouterr().out)
     assert (document["removed"], document["checkpoints"][0]["step"]) == (True, 1)
     assert steps(ended.run) == ["000000002.1"]
+    # No agent runs that could report it.
+    (event,) = events(ended.run, "deleted")
+    assert (event["step"], event["attempt"], event["reason"]) == (1, 1, "asked")
 
 
 @pytest.mark.parametrize(

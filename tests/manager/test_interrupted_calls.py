@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 WAIT_SECS = 20.0
 CLOSE_SECS_MAX = 10.0
-STRIDES = {"save": 23, "restore": 131, "resume": 131, "close": 31}
+STRIDES = {"save": 23, "restore": 131, "resume": 131, "close": 31, "open": 311}
 """A quick run takes one position in so many, from a place that a seed gives."""
 PER_RUN = 10
 KINDS = [KeyboardInterrupt, MemoryError]
@@ -152,6 +152,23 @@ def sweep_closes(run: Path, kind: type[BaseException], at: Iterable[int]) -> int
     raise AssertionError
 
 
+def sweep_opens(run: Path, kind: type[BaseException], at: Iterable[int]) -> int:
+    for step, position in enumerate(at):
+        made: list[holdfast.CheckpointManager] = []
+        interruption = Interruption(position, kind())
+        interruption.run(lambda made=made: made.append(manager(run)))
+        for opened in made:
+            opened.close()
+        with closing(run) as second:
+            start, found = second.resume(state(-1))
+            assert start == step, interruption.place
+            check_state(found, step - 1)
+            assert second.save(step, state(step))
+        if not interruption.has_raised:
+            return position
+    raise AssertionError
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ram", [True, False])
 def test_a_save_that_is_interrupted_ends(
@@ -189,6 +206,17 @@ def test_after_a_close_that_is_interrupted_the_process_can_open_the_run(
     assert last > 30
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_after_an_open_that_is_interrupted_the_process_can_open_the_run(
+    one_host: Host,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    kind: type[BaseException],
+) -> None:
+    last = sweep_opens(tmp_path / "run", kind, positions("open", request))
+    assert last > 100
+
+
 CALLS: dict[str, Callable[[holdfast.CheckpointManager, int], Any]] = {
     # An earlier step, so that the run branches.
     "restore": lambda saving, step: saving.restore(step - 1),
@@ -221,3 +249,11 @@ def test_after_a_close_that_is_interrupted_anywhere_the_process_can_open_the_run
     one_host: Host, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     sweep_closes(tmp_path / "run", KeyboardInterrupt, positions("close", request))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_after_an_open_that_is_interrupted_anywhere_the_process_can_open_the_run(
+    one_host: Host, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    sweep_opens(tmp_path / "run", KeyboardInterrupt, positions("open", request))

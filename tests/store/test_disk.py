@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import resource
 import stat
 import threading
 from pathlib import Path
@@ -52,6 +53,28 @@ def _failing() -> BlockSource:
 
 def _too_short() -> BlockSource:
     return BlockSource([b"x"], size_bytes=10)
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "advice"),
+    [
+        (resource.RLIMIT_FSIZE, 100_000, "ulimit -f"),
+        (resource.RLIMIT_NOFILE, 3, "ulimit -n"),
+    ],
+)
+def test_a_limit_of_the_process_is_named_and_leaves_no_file(
+    store: DiskStore, limit: int, value: int, advice: str
+) -> None:
+    store.put("a/kept", b"x")
+    soft, hard = resource.getrlimit(limit)
+    resource.setrlimit(limit, (value, hard))
+    try:
+        with pytest.raises(StorageError, match=advice):
+            store.put("a/long", bytes(MIB))
+    finally:
+        resource.setrlimit(limit, (soft, hard))
+    assert _names(store.root) == ["a/kept"]
+    store.put("a/long", bytes(MIB))
 
 
 def test_a_failed_put_leaves_no_file(store: DiskStore) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import click
 
 from holdfast.agent import protocol
@@ -11,6 +13,7 @@ from holdfast.agent.launch import find_live_agent
 from holdfast.cli import output
 from holdfast.cli.agents import ask
 from holdfast.cli.output import counted, size_text
+from holdfast.clock import SystemClock
 from holdfast.coordination.settings import LEASE_SECS
 from holdfast.engine.lifecycle.attempts import newest_attempt
 from holdfast.engine.lifecycle.catalog import Listing, list_checkpoints
@@ -18,6 +21,8 @@ from holdfast.engine.lifecycle.commit import remove
 from holdfast.engine.lifecycle.leases import Leases
 from holdfast.engine.reading.run import ReadableRun
 from holdfast.errors import AgentUnavailableError, RunBusyError, StepNotFoundError
+from holdfast.events.schema import CheckpointDeleted
+from holdfast.events.writer import EventWriter
 from holdfast.format.names import CheckpointId
 from holdfast.job.run_access import read_only
 
@@ -114,9 +119,16 @@ def _remove(run: ReadableRun, wanted: list[CheckpointId]) -> None:
             f"remove checkpoints of {run.location}: attempt {newest} is live on host {seen.host}; "
             "call this there, or stop it first"
         )
-    for found in wanted:
-        # Durable storage last: with the manifest gone, what is left in RAM could not be found.
-        for store in (run.find_ram(), run.durable):
-            listing = list_checkpoints(store).get(found) if store is not None else None
-            if store is not None and listing is not None:
-                remove(store, found, listing)
+    with contextlib.closing(EventWriter(run.durable.home, host, SystemClock())) as events:
+        for found in wanted:
+            _remove_from_stores(run, found)
+            events.attempt = found.attempt
+            events.write(CheckpointDeleted(step=found.step, attempt=found.attempt, reason="asked"))
+
+
+def _remove_from_stores(run: ReadableRun, found: CheckpointId) -> None:
+    # Durable storage last: with the manifest gone, what is left in RAM could not be found.
+    for store in (run.find_ram(), run.durable):
+        listing = list_checkpoints(store).get(found) if store is not None else None
+        if store is not None and listing is not None:
+            remove(store, found, listing)
