@@ -53,6 +53,17 @@ def test_where_no_root_is_possible_every_reason_is_named(
         _choose_folder(config)
 
 
+def test_a_host_without_a_folder_for_temporary_files_has_the_root_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setenv("HOLDFAST_RAM", "/ram")
+    monkeypatch.setattr(agent_directory.tempfile, "gettempdir", fail)
+    assert roots() == [Path("/ram")]
+
+
 def test_a_root_that_exists_keeps_its_mode(
     config: AgentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ belongs to the user, or to root with the sticky bit, so that no other user can r
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -39,12 +40,17 @@ def host_name() -> str:
 
 
 def roots() -> list[Path]:
-    """Return the folders that may hold agents' folders, the preferred one first."""
+    """Return the folders that may hold agents' folders, the preferred one first.
+
+    On a read-only root there may be no folder for temporary files; then there is one fewer.
+    """
     own = f"holdfast-{os.geteuid()}"
     chosen = os.environ.get(RAM_VARIABLE)
     # The agent runs in another working directory.
     ram = Path(os.path.abspath(chosen)) if chosen else Path("/dev/shm") / own
-    return [ram, Path(tempfile.gettempdir()) / own]
+    with contextlib.suppress(FileNotFoundError):
+        return [ram, Path(tempfile.gettempdir()) / own]
+    return [ram]
 
 
 def agent_folders(run_id: str, host: str) -> list[Path]:

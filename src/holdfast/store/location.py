@@ -180,7 +180,13 @@ def _state_root() -> Path:
     # A container's user may have no home: then nothing there can be made.
     if os.path.isabs(home) and os.access(_nearest(Path(home)), os.W_OK | os.X_OK):
         return Path(home) / "holdfast"
-    return Path(tempfile.gettempdir()) / f"holdfast-state-{os.geteuid()}"
+    try:
+        return Path(tempfile.gettempdir()) / f"holdfast-state-{os.geteuid()}"
+    except FileNotFoundError as error:
+        raise StorageError(
+            "open a run in a bucket: no folder on this host can be written, for its agent's log "
+            f"and token; set {STATE_VARIABLE} to one"
+        ) from error
 
 
 def _nearest(path: Path) -> Path:
