@@ -178,6 +178,43 @@ def test_a_full_disk_is_told_as_such_and_leaves_what_was_there(tmp_path: Path) -
         store.put("a/new", b"again")
 
 
+class _Quota(LocalFileSystem):
+    """A file system with a quota that is reached at one of the calls: as NFS, some only at sync."""
+
+    def __init__(self, call: str) -> None:
+        self.call = call
+
+    def write(self, fd: int, data: memoryview) -> int:
+        self._check("write", fd)
+        return super().write(fd, data)
+
+    def sync(self, fd: int) -> None:
+        self._check("sync", fd)
+        super().sync(fd)
+
+    def _check(self, call: str, fd: int) -> None:
+        if call == self.call and stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+
+@pytest.mark.parametrize("call", ["write", "sync"])
+def test_a_quota_that_is_reached_is_named_and_leaves_what_was_there(
+    tmp_path: Path, call: str
+) -> None:
+    files = _Quota("")
+    (tmp_path / "run").mkdir()
+    store = DiskStore(tmp_path / "run", SystemClock(), files)
+    store.put("a/old", b"whole")
+    files.call = call
+    for key in ("a/old", "a/new"):
+        with pytest.raises(OutOfSpaceError, match=r"Disk quota exceeded\); free some"):
+            store.put(key, bytes(MIB))
+    files.call = ""
+    assert _names(tmp_path) == ["run/a/old"]
+    assert store.get("a/old") == b"whole"
+    store.put("a/new", b"again")
+
+
 def test_a_read_only_disk_is_told_as_such(tmp_path: Path) -> None:
     with mounted("tmpfs", tmp_path / "small", "size=1m,ro") as folder:
         store = open_disk(folder)
