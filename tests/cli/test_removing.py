@@ -68,6 +68,7 @@ def test_rm_names_what_there_is_not_and_removes_nothing(
     document = json.loads(captured.out)
     assert document["error"] == "StepNotFoundError"
     assert named in document["message"]
+    assert document["message"].endswith("; nothing was removed")
     assert captured.err.startswith("error: ")
     assert steps(ended.run) == ["000000001.1", "000000002.1"]
 

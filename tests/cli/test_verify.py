@@ -7,6 +7,7 @@ import pytest
 
 from holdfast.cli.verify import merged
 from holdfast.engine.reading.verify import BlockCheck
+from holdfast.format.names import attempt_keys
 from holdfast.format.records import PartRecord
 from holdfast.format.sealed import seal, unseal
 from tests.cli.command_line import answer, holdfast, train
@@ -123,6 +124,13 @@ def test_a_part_record_that_was_not_the_committed_one_is_bad(shared_host: Host, 
     (problem,) = answer(shared_host, "verify", run, code=1)["problems"]
     assert problem["file"] == str(path)
     assert "this is not the committed record" in problem["problem"]
+
+
+def test_records_of_attempts_that_were_removed_are_named(shared_host: Host, run: Path) -> None:
+    shutil.rmtree(run / "attempts")
+    found = answer(shared_host, "verify", run, code=1)
+    missing = {str(run / key) for key in attempt_keys(1)}
+    assert {problem["file"] for problem in found["problems"]} == missing
 
 
 def test_only_the_given_step_is_read(shared_host: Host, run: Path) -> None:

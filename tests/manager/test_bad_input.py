@@ -27,7 +27,7 @@ EVERY_STEP = save_decision_policy.FixedIntervalPolicy(1)
 
 
 def manager(directory: Any, **options: Any) -> holdfast.CheckpointManager:
-    return holdfast.CheckpointManager(directory, save_decision_policy=EVERY_STEP, **options)
+    return holdfast.CheckpointManager(directory, **{"save_decision_policy": EVERY_STEP} | options)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -144,6 +144,22 @@ def test_a_folder_that_is_no_run_is_refused_and_left_as_it_was(
     file = tmp_path / "notes.txt"
     with pytest.raises(errors.NotARunError, match="found a file"):
         manager(file)
+
+
+def test_a_directory_that_cannot_be_made_is_told_as_such(one_host: Host) -> None:
+    with pytest.raises(errors.StorageError, match=r"/proc/nope/run: the directory cannot be made"):
+        manager(Path("/proc/nope/run"))
+
+
+def test_a_new_run_inside_another_one_is_told_once(
+    one_host: Host, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        manager(tmp_path / "run").close()
+        manager(tmp_path / "run/inner/run").close()
+    told = [r.getMessage() for r in caplog.records if "inside another run" in r.getMessage()]
+    assert len(told) == 1
+    assert f"{tmp_path}/run:" in told[0]
 
 
 def test_a_damaged_run_record_is_no_run(one_host: Host, tmp_path: Path) -> None:
@@ -269,6 +285,8 @@ def test_steps_that_go_backwards_are_refused(one_host: Host, tmp_path: Path) -> 
 def test_bad_options_are_refused_by_name(one_host: Host, tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"ram": 5}, "ram"),
+        ({"save_decision_policy": 10}, "save_decision_policy .* found 10"),
+        ({"preservation_policy": 10}, "preservation_policy .* found 10"),
         ({"preemption_signals": ("SIGTERM",)}, "preemption_signals"),
         ({"preemption_signals": (9,)}, "SIGKILL"),
         ({"preservation_policy": object()}, "should_preserve"),

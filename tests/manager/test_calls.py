@@ -17,6 +17,7 @@ from tests.hosts import Host
 
 STATE = {"w": jnp.ones(3)}
 CALLS: dict[str, Callable[[holdfast.CheckpointManager], object]] = {
+    "enter": lambda manager: manager.__enter__(),
     "save": lambda manager: manager.save(7, STATE),
     "finish": lambda manager: manager.finish(7, STATE),
     "resume": lambda manager: manager.resume(STATE),

@@ -96,5 +96,5 @@ def test_a_policy_cannot_change_the_list_it_is_asked_about() -> None:
 def test_only_a_policy_can_be_asked_or_split(policy: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"^kept: expected policy to be"):
         kept(policy, [], context=NOW)
-    with pytest.raises(InvalidArgumentError, match=r"^split: expected policy to be"):
+    with pytest.raises(InvalidArgumentError, match=r": expected preservation_policy to be"):
         split(policy)

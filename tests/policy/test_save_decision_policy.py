@@ -231,5 +231,5 @@ def test_users_error_arrives_unchanged() -> None:
 def test_only_a_policy_can_be_asked_or_split(policy: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"^due: expected policy to be"):
         due(policy, 1, [], context=save_context())
-    with pytest.raises(InvalidArgumentError, match=r"^split: expected policy to be"):
+    with pytest.raises(InvalidArgumentError, match=r": expected save_decision_policy to be"):
         split(policy)

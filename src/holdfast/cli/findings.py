@@ -55,14 +55,16 @@ def copies_of(run: ReadableRun) -> list[Copy]:
 def check_attempts(run: ReadableRun) -> Iterator[BlockCheck]:
     """Read both copies of every attempt's record, and yield a result for each bad or missing one.
 
-    Attempt numbers have no gaps. The second copy of the newest attempt may be missing: it is
-    written after the first one, perhaps just now, or a power loss prevented it.
+    Attempt numbers have no gaps, and without the record of its attempt a checkpoint is not on the
+    timeline: no training continues from it. The second copy of the newest attempt may be missing:
+    it is written after the first one, perhaps just now, or a power loss prevented it.
     """
     numbers = set(attempt_numbers(run.durable))
     newest = max(numbers, default=0)
+    saved = {checkpoint.attempt for checkpoint in list_checkpoints(run.durable)}
     # A stray file may have a huge number, so at most as many gaps as records are reported.
     gaps = (n for n in range(1, newest) if n not in numbers)
-    for number in sorted({*numbers, *itertools.islice(gaps, len(numbers))}):
+    for number in sorted({*numbers, *saved, *itertools.islice(gaps, len(numbers))}):
         for key in attempt_keys(number):
             try:
                 read_attempt_at(run.durable, key, number)

@@ -20,7 +20,12 @@ from holdfast.engine.lifecycle.catalog import Listing, list_checkpoints
 from holdfast.engine.lifecycle.commit import remove
 from holdfast.engine.lifecycle.leases import Leases
 from holdfast.engine.reading.run import ReadableRun
-from holdfast.errors import AgentUnavailableError, RunBusyError, StepNotFoundError
+from holdfast.errors import (
+    AgentUnavailableError,
+    RunBusyError,
+    StepNotFoundError,
+    StepUncommittedError,
+)
 from holdfast.events.schema import CheckpointDeleted
 from holdfast.events.writer import EventWriter
 from holdfast.format.names import CheckpointId
@@ -52,7 +57,10 @@ def rm(
     Beside a live run its agent removes them, so call this on a host of the run.
     """
     run = read_only(directory)
-    wanted = [_find(run, step, attempt) for step in dict.fromkeys(steps)]
+    try:
+        wanted = [_find(run, step, attempt) for step in dict.fromkeys(steps)]
+    except (StepNotFoundError, StepUncommittedError) as error:
+        raise type(error)(f"{error}; nothing was removed") from error
     listings = [list_checkpoints(store) for store in run.stores]
     sizes = [sum(_size_bytes(listed.get(found)) for listed in listings) for found in wanted]
     if not as_json:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.clock import Clock
 from holdfast.engine.lifecycle.identity import settle
 from holdfast.engine.lifecycle.run import create_run, read_run
-from holdfast.errors import NotARunError
+from holdfast.errors import NotARunError, ObjectNotFoundError, StorageError
 from holdfast.format.json_codec import decode
 from holdfast.format.names import RUN_FILE
 from holdfast.job.rendezvous import Rendezvous, json_text
@@ -17,6 +18,8 @@ from holdfast.store.durable import DurableStore
 from holdfast.store.file_system import LOCAL
 from holdfast.store.location import RunLocation, open_durable
 from holdfast.store.object_folder import UNFINISHED, make_folder, translated
+
+log = logging.getLogger(__name__)
 
 OPEN_SECS = 600.0
 """How long the processes wait for each other, since some may start later than others."""
@@ -96,8 +99,23 @@ def _is_new_directory(directory: Path) -> bool:
         # directory counts as new.
         if directory.exists() and not all(map(_is_unfinished, directory.iterdir())):
             return False
-    with translated("create", directory):
-        make_folder(LOCAL, directory, directory.parent, durable=True)
+    try:
+        with translated("create", directory):
+            make_folder(LOCAL, directory, directory.parent, durable=True)
+    except ObjectNotFoundError as error:
+        raise StorageError(
+            f"create {directory}: the directory cannot be made there ({error.__cause__}); check "
+            "the path"
+        ) from error
+    parents = map(str, directory.absolute().parents)
+    outer = next((p for p in parents if RunLocation(p).record.is_file()), None)
+    if outer is not None:
+        log.warning(
+            "the new run %s is inside another run, %s: what removes or copies that one also "
+            "removes or copies this one; give each run a directory of its own",
+            directory,
+            outer,
+        )
     return True
 
 

@@ -81,8 +81,8 @@ class CheckpointManager:
         ram: The tier in this host's memory. None disables it.
         takeover: Fence another live attempt on the run instead of raising `RunBusyError`.
         preemption_signals: The signals that announce a preemption. See `reached_preemption`.
-        framework: `jax` or `numpy`. None: JAX if the program has imported it, else NumPy, which is
-            for jobs of one process.
+        framework: `jax`, `torch` or `numpy`. None: the one that the program uses, else NumPy, which
+            is for jobs of one process.
 
     Raises:
         InvalidArgumentError: An argument is invalid, or the processes' arguments contradict each
@@ -179,6 +179,7 @@ class CheckpointManager:
         self._session.start_watching(self._progress.pending)
 
     def __enter__(self) -> CheckpointManager:
+        self._lifetime.check_call("enter")
         return self
 
     def __exit__(

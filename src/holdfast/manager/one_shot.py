@@ -107,7 +107,7 @@ def _directory(path: object) -> Path:
     location = RunLocation.parse(path)
     if location.is_url:
         raise InvalidArgumentError(
-            f"save to {location}: expected a path, found a URL; save there with a CheckpointManager"
+            f"save to {location}: expected a path, found a URL; save to a directory"
         )
     return location.folder
 

@@ -86,7 +86,7 @@ class Run:
 
     @property
     def directory(self) -> Path:
-        """The run's directory, where it was found last; of a run in a bucket, see `location`."""
+        """The run's directory, where it was found last."""
         return Path(self._run.durable.home.text)
 
     @property

@@ -269,7 +269,7 @@ def split(policy: PreservationPolicy) -> SplitPreservationPolicy:
     Raises:
         InvalidArgumentError: `policy` has no method `should_preserve`.
     """
-    arguments.policy("split", "policy", policy, _METHOD)
+    arguments.policy("choose what to keep", "preservation_policy", policy, _METHOD)
     built_in = [m for m in _members(policy) if type(m) in _ByAgent.__args__]
     others = [m for m in _members(policy) if type(m) not in _ByAgent.__args__]
     return SplitPreservationPolicy(by_agent=_any_of(built_in), by_user=_any_of(others))

@@ -229,7 +229,7 @@ def split(policy: SaveDecisionPolicy) -> SplitSavePolicy:
     Raises:
         InvalidArgumentError: `policy` has no method `should_save`.
     """
-    arguments.policy("split", "policy", policy, _METHOD)
+    arguments.policy("choose when to save", "save_decision_policy", policy, _METHOD)
     members = _members(policy)
     step_kinds, agent_kinds = _ByStep.__args__, _ByAgent.__args__
     return SplitSavePolicy(
