@@ -58,7 +58,7 @@ def train(trainer: Trainer, run: str | os.PathLike[str], **options: Any) -> Any:
     trainer.add_callback(callback)
     finishes = False
     try:
-        with callback.folder() as folder:
+        with callback.checkpoint_folder() as folder:
             result = trainer.train(resume_from_checkpoint=folder)
         finishes = True
         return result
@@ -102,7 +102,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         self._drawn: dict[str, Any] | None = None
 
     @contextlib.contextmanager
-    def folder(self) -> Iterator[str | None]:
+    def checkpoint_folder(self) -> Iterator[str | None]:
         """Yield the folder that the Trainer continues from; None if the run has no checkpoint.
 
         It has the Trainer's progress, and no weights: this callback sets them in place.

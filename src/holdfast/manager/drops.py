@@ -62,7 +62,7 @@ class Drops:
         self.due_at_secs = math.inf
         """When the first of them becomes a failure; infinite if there is none."""
 
-    def add(
+    def add_drop(
         self,
         checkpoint: CheckpointId,
         reason: str,

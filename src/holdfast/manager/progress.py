@@ -228,7 +228,7 @@ class Progress:
             save = self._saves.pop(checkpoint, None) or self._sealed.pop(checkpoint, None)
             if save is not None:
                 self._log_drop(checkpoint, reason, save)
-                self._drops.add(
+                self._drops.add_drop(
                     checkpoint,
                     reason,
                     self._clock.monotonic(),

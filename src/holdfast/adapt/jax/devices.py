@@ -279,11 +279,11 @@ class DeviceArrays:
         self._memory = memory
         self._pieces = pieces
         self._copied_bytes = copied_bytes
-        self.is_borrowed = bool(pieces.keys()) and not copied_bytes
+        self.is_borrowed = bool(pieces.array_keys()) and not copied_bytes
 
     def keys(self) -> list[int]:
         """Return the keys of the arrays."""
-        return self._pieces.keys()
+        return self._pieces.array_keys()
 
     def wait(self) -> None:
         """Wait until XLA has computed the arrays in the devices' memory.
@@ -361,7 +361,7 @@ class _Pieces:
         load: dict[Any, int] = {}
         self._pieces = {key: _split(array, load) for key, array in arrays.items()}
 
-    def keys(self) -> list[int]:
+    def array_keys(self) -> list[int]:
         """Return the keys of the arrays."""
         return list(self._pieces)
 

@@ -85,14 +85,14 @@ class ModuleState:
             name.replace("_orig_mod.", ""): name for name in self._module.state_dict(keep_vars=True)
         }
 
-    def tree(self) -> dict[str, Any]:
+    def state_tree(self) -> dict[str, Any]:
         found = self._module.state_dict(keep_vars=True)
         return {name: _plain(found[own]) for name, own in self._names.items()}
 
-    def like(self, spec: CheckpointSpec, request: RestoreRequest, path: Path) -> Any:
-        return self.tree()
+    def tree_to_fill(self, spec: CheckpointSpec, request: RestoreRequest, path: Path) -> Any:
+        return self.state_tree()
 
-    def give(self, tree: Any) -> None:
+    def set_state(self, tree: Any) -> None:
         """Load what was not filled in place: values, and tensors made for the meta device."""
         own = self._module.state_dict(keep_vars=True)
         others: dict[str, Any] = {}
@@ -118,16 +118,16 @@ class ObjectState:
     def __init__(self, leaf: Any) -> None:
         self.leaf = leaf
 
-    def tree(self) -> Any:
+    def state_tree(self) -> Any:
         return _plain(self.leaf.state_dict())
 
-    def like(self, spec: CheckpointSpec, request: RestoreRequest, path: Path) -> Any:
+    def tree_to_fill(self, spec: CheckpointSpec, request: RestoreRequest, path: Path) -> Any:
         """Return the object's state with the structure of the checkpoint.
 
         Raises:
             StructureMismatchError: an optimizer has other parameters than the saved one.
         """
-        own = self.tree()
+        own = self.state_tree()
         saved = _saved_tree(spec, path)
         if not isinstance(saved, dict) or not isinstance(own, dict):
             return own
@@ -170,7 +170,7 @@ class ObjectState:
         index = key[1]
         return every[index] if isinstance(index, int) and index < len(every) else None
 
-    def give(self, tree: Any) -> None:
+    def set_state(self, tree: Any) -> None:
         self.leaf.load_state_dict(tree)
 
 
@@ -185,7 +185,7 @@ class SparseState:
             )
         self.leaf = leaf
 
-    def tree(self) -> dict[str, Any]:
+    def state_tree(self) -> dict[str, Any]:
         held = self.leaf.detach()
         names = _SPARSE[held.layout]
         # The components of a tensor that is not coalesced have private names only.
@@ -195,13 +195,13 @@ class SparseState:
         found = {**parts, "shape": list(held.shape), "layout": layout}
         return {**found, "is_coalesced": held.is_coalesced()} if is_coo else found
 
-    def like(self, spec: CheckpointSpec, request: RestoreRequest, path: Path) -> Any:
+    def tree_to_fill(self, spec: CheckpointSpec, request: RestoreRequest, path: Path) -> Any:
         """Return the components as saved: they may be more or fewer than the tensor has.
 
         Raises:
             StructureMismatchError: the tensor has another shape or layout.
         """
-        own, saved = self.tree(), _saved_tree(spec, path)
+        own, saved = self.state_tree(), _saved_tree(spec, path)
         if not request.wants(path) or not isinstance(saved, dict):
             return own
         for key in ("layout", "shape"):
@@ -217,7 +217,7 @@ class SparseState:
             for key, value in saved.items()
         }
 
-    def give(self, tree: Any) -> None:
+    def set_state(self, tree: Any) -> None:
         parts = [tree[name] for name in _SPARSE[self.leaf.layout]]
         if self.leaf.layout is torch.sparse_coo:
             made = torch.sparse_coo_tensor(

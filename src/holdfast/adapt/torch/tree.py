@@ -48,7 +48,7 @@ class TorchTree:
             of, inner = part
             tree = inner._built(leaves, request)
             if any(map(request.wants, inner.paths)) or request.wants(path):
-                of.give(tree)
+                of.set_state(tree)
             found.append(of.leaf)
         return self.outer.unflatten(found)
 
@@ -68,7 +68,9 @@ def flatten(state: object, call: str, like: Likeness | None = None, prefix: Path
     for leaf, path in zip(outer.leaves, outer.paths, strict=True):
         of = state_object(leaf, path)
         if of is not None:
-            tree = of.tree() if like is None else of.like(like.spec, like.request, path)
+            tree = (
+                of.state_tree() if like is None else of.tree_to_fill(like.spec, like.request, path)
+            )
             inner = flatten(tree, call, like, path)
             leaves += inner.leaves
             paths += inner.paths

@@ -134,7 +134,7 @@ class CheckpointManager:
         """List the run again."""
         if self._run is not None:
             self._settle()
-        self._reader.forget()
+        self._reader.forget_step()
         self._load_infos(is_light=False)
 
     def _load_infos(self, is_light: bool) -> None:
@@ -144,7 +144,7 @@ class CheckpointManager:
             if is_light:
                 infos.append(decisions.PolicyCheckpointInfo(step, epoch))
             else:
-                record = self._reader.record(step)
+                record = self._reader.step_record(step)
                 infos.append(decisions.PolicyCheckpointInfo(step, record.time, record.metrics))
         self._infos = infos
 
@@ -308,7 +308,7 @@ class CheckpointManager:
         kept[-1] = True
         for gone in (i.step for i, stays in zip(self._infos, kept, strict=True) if not stays):
             run.doomed.add(gone)
-            self._reader.forget(gone)
+            self._reader.forget_step(gone)
         self._infos = [i for i, stays in zip(self._infos, kept, strict=True) if stays]
 
     def _drop(self, steps: Sequence[int]) -> None:
@@ -347,7 +347,7 @@ class CheckpointManager:
         """Wait for saves; their failures are raised by the next call that reports them."""
         shared = shared_run.opened(self._reader.directory)
         if shared is not None and shared.pending:
-            shared.settle()
+            shared.settle_saves()
 
     def is_saving_in_progress(self) -> bool:
         """Return whether a save is not durable yet."""
@@ -407,7 +407,7 @@ class CheckpointManager:
                 )
             step = max(steps) if directory is not None else self.latest_step() or max(steps)
         number = _step(step, "restore")
-        record = reader.record(number)
+        record = reader.step_record(number)
         wanted = self._restore_args(record, items, restore_kwargs, args)
         restored = reader.restore(number, wanted)
         if record.is_default:
@@ -437,7 +437,7 @@ class CheckpointManager:
     def metrics(self, step: int) -> Any:
         """Return the metrics of `step`; None if it has none or is not there."""
         try:
-            return self._reader.record(_step(step, "metrics")).metrics
+            return self._reader.step_record(_step(step, "metrics")).metrics
         except CheckpointNotFoundError:
             return None
 
@@ -450,7 +450,7 @@ class CheckpointManager:
         if step is None:
             return metadata.RootMetadata(custom_metadata=self._read_root_metadata())
         self._settle()
-        record = self._reader.record(_step(step, "metadata"))
+        record = self._reader.step_record(_step(step, "metadata"))
         found = {name: metadata.of_item(item) for name, item in record.items.items()}
         items = found[DEFAULT_ITEM] if record.is_default else ocp_args.as_composite(found)
         return metadata.of_step(record, items)
@@ -495,7 +495,7 @@ class CheckpointManager:
         self._settle()
         run.delete(number)
         self._drop([number])
-        self._reader.forget(number)
+        self._reader.forget_step(number)
 
     def close(self) -> None:
         """Wait until all saves are durable, and release the run. Further calls do nothing.

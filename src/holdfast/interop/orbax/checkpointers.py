@@ -123,7 +123,7 @@ class Checkpointer:
         if not path.is_dir():
             raise CheckpointNotFoundError(f"restore {path}: there is no checkpoint")
         reader = RunReader(path)
-        return reader, reader.record(STEP)
+        return reader, reader.step_record(STEP)
 
     def metadata(self, directory: str | os.PathLike[str]) -> Any:
         """Return the metadata of the checkpoint at a path.

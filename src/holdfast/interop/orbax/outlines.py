@@ -61,7 +61,7 @@ class SavedLeaf:
         return self.kind in ("jax", "key", "numpy")
 
     @property
-    def keys(self) -> tuple[Key, ...]:
+    def path_keys(self) -> tuple[Key, ...]:
         """The path as Holdfast knows it."""
         return tuple(entry.key for entry in self.path)
 

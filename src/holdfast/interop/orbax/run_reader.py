@@ -59,12 +59,12 @@ class RunReader:
         """Remember the record of a step that this process saves."""
         self._known[step] = record
 
-    def forget(self, step: int | None = None) -> None:
+    def forget_step(self, step: int | None = None) -> None:
         """Read the record of `step` anew, or all."""
         for known in list(self._known) if step is None else [step]:
             self._known.pop(known, None)
 
-    def record(self, step: int) -> StepRecord:
+    def step_record(self, step: int) -> StepRecord:
         """Return what the checkpoint of `step` has.
 
         Raises:
@@ -85,7 +85,7 @@ class RunReader:
 
     def time(self, step: int) -> datetime:
         """Return when the checkpoint of `step` was saved."""
-        return self.record(step).time
+        return self.step_record(step).time
 
     def _values(self, step: int) -> tuple[Mapping[str, Any], Any]:
         source = self._source()
@@ -113,7 +113,7 @@ class RunReader:
             CheckpointNotFoundError, ItemNotFoundError: Something is not there.
             InvalidArgumentError, StructureMismatchError: It is not as it is wanted.
         """
-        record = self.record(step)
+        record = self.step_record(step)
         missing = [name for name in wanted if name not in record.items]
         if missing:
             raise ItemNotFoundError(

@@ -120,7 +120,7 @@ class SharedRun:
         self.pending.clear()
         self.raise_failure()
 
-    def settle(self) -> None:
+    def settle_saves(self) -> None:
         """Wait until all saves have ended; the next call that reports failures raises theirs."""
         try:
             self.manager.wait_until_finished()

@@ -104,7 +104,7 @@ class TreeRestore:
         found = {}
         for one in self._leaves:
             if one.saved is not None and one.saved.kind != "empty":
-                found[one.saved.keys] = self._read_like(one.saved, one.wanted)
+                found[one.saved.path_keys] = self._read_like(one.saved, one.wanted)
         return found
 
     def _read_like(self, saved: SavedLeaf, wanted: Wanted) -> Any:
@@ -144,7 +144,7 @@ class TreeRestore:
         made = [
             one.fixed
             if one.saved is None
-            else self._made(one.saved, one.wanted, read.get(one.saved.keys))
+            else self._made(one.saved, one.wanted, read.get(one.saved.path_keys))
             for one in self._leaves
         ]
         if self._treedef is not None:
