@@ -22,7 +22,7 @@ PHASE_COUNT = 4
 PHASE_SECS = 6.0
 START_SECS = 150.0
 STORM_LOSS = 0.3
-TODO: dict[str, Any] = {"device_count": 1, "sleep": 0.05, "goes_on": True, "heartbeat_secs": 300}
+OPTIONS: dict[str, Any] = {"device_count": 1, "sleep": 0.05, "goes_on": True, "heartbeat_secs": 300}
 
 
 @pytest.fixture(params=[1, 2, 3, 4])
@@ -83,7 +83,11 @@ def test_a_bad_network_loses_no_protected_step_and_a_preemption_in_it_ends_at_on
     net: network.Network, switch: Switch, tmp_path: Path
 ) -> None:
     run, chance = tmp_path / "run", random.Random(switch.seed)
-    todo = TODO | {"address": f"{net.uncut_addresses[0]}:7777", "interval": 20, "ram_interval": 5}
+    todo = OPTIONS | {
+        "address": f"{net.uncut_addresses[0]}:7777",
+        "interval": 20,
+        "ram_interval": 5,
+    }
     job = start_job(net.hosts, run, **todo, steps=10**6)
     assert went_on(job) == -1
     for _ in range(PHASE_COUNT):

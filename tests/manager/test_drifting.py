@@ -18,7 +18,7 @@ SEED = 20261122
 SOAK_SEEDS = range(1, 7)
 BLOCK_STEPS = 40
 AHEAD_STEPS = 20
-TODO: dict[str, Any] = {"device_count": 1, "sleep": 0.01, "tell": True}
+OPTIONS: dict[str, Any] = {"device_count": 1, "sleep": 0.01, "tell": True}
 
 
 def pauses(seed: int, count: int, steps: int) -> list[dict[int, int]]:
@@ -47,7 +47,9 @@ def most_ahead(job: Job) -> int:
 
 
 def check_drifting(hosts: list[Host], run: Path, seed: int, steps: int, **todo: Any) -> None:
-    job = start_job(hosts, run, **TODO, **todo, steps=steps, pauses=pauses(seed, len(hosts), steps))
+    job = start_job(
+        hosts, run, **OPTIONS, **todo, steps=steps, pauses=pauses(seed, len(hosts), steps)
+    )
     found = job.results()
     where = f"seed {seed}"
     assert most_ahead(job) > AHEAD_STEPS, where
@@ -84,4 +86,4 @@ def test_ranks_that_drift_at_random_mix_nothing(
     run = tmp_path / "run"
     policy = {"interval": 13} if seed % 2 else {}
     check_drifting(three_hosts, run, seed, 600, **policy)
-    run_job(three_hosts, run, **TODO, steps=1)
+    run_job(three_hosts, run, **OPTIONS, steps=1)

@@ -19,7 +19,7 @@ from tests.trust.figures import tell
 
 SEED = 20261123
 LOSS_COUNT = 20
-TODO: dict[str, Any] = {"device_count": 1, "steps": 10**6, "sleep": 0.01, "linger": 60}
+OPTIONS: dict[str, Any] = {"device_count": 1, "steps": 10**6, "sleep": 0.01, "linger": 60}
 
 
 def newest_kept(run: Path) -> int:
@@ -59,7 +59,7 @@ def test_what_was_kept_survives_losses_at_random_moments(
     for count in range(LOSS_COUNT):
         where = f"seed {SEED} {policy}, loss {count}, after the loss of {struck}"
         started = time.monotonic()
-        job = start_job(three_hosts, run, **TODO, **rare)
+        job = start_job(three_hosts, run, **OPTIONS, **rare)
         found = job.await_lines("start")
         slowest_secs = max(slowest_secs, time.monotonic() - started)
         (start,) = {each["start"] for each in found}

@@ -24,7 +24,7 @@ STOPPED_SECS = 14.0
 """Longer than other hosts count on the RAM of one that is silent."""
 RECOVERY_SECS = 60.0
 """A few heartbeats, and what a loaded machine adds."""
-TODO: dict[str, Any] = {"device_count": 1, "lockstep": True, "sleep": 0.1, "goes_on": True}
+OPTIONS: dict[str, Any] = {"device_count": 1, "lockstep": True, "sleep": 0.1, "goes_on": True}
 
 
 def stop_for_a_while(job: Job, stopped: Host, name: str, secs: float) -> tuple[int, float]:
@@ -51,7 +51,7 @@ def skipped_and_replaced(run: Path, name: str) -> set[int]:
 
 def check(hosts: list[Host], run: Path, stopped: int, secs: float, **todo: Any) -> None:
     name = "committed" if todo["interval"] == 1 else "protected"
-    job = start_job(hosts, run, **TODO, **todo, steps=int(secs * 10) + 150)
+    job = start_job(hosts, run, **OPTIONS, **todo, steps=int(secs * 10) + 150)
     before, recovery_secs = stop_for_a_while(job, hosts[stopped], name, secs)
     found = job.results()
     print(f"newest before: {before}, next {name} after {recovery_secs:.2f} s")
@@ -90,7 +90,7 @@ def test_what_was_dropped_is_raised_at_the_end_where_the_training_ends_before_th
     two_hosts: list[Host], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    job = start_job(two_hosts, run, **TODO, steps=60, interval=10**6, ram_interval=1)
+    job = start_job(two_hosts, run, **OPTIONS, steps=60, interval=10**6, ram_interval=1)
     job.wait_until(lambda: any(step > 10 for step in seen(run, "protected")))
     pid = two_hosts[1].agent().pid
     stop(pid)

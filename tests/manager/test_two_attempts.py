@@ -21,7 +21,7 @@ from holdfast.peers.store import PeerStore
 from tests.hosts import Host, events, stop, wait_until
 from tests.manager.job import Job, check_went_on, is_committed, start_job
 
-TODO: dict[str, Any] = {"device_count": 1, "interval": 4, "sleep": 0.02}
+OPTIONS: dict[str, Any] = {"device_count": 1, "interval": 4, "sleep": 0.02}
 SOAK_STARTS = 10
 
 
@@ -29,7 +29,7 @@ def start_two_at_once(first: list[Host], second: list[Host], tmp_path: Path) -> 
     """Starts two jobs of one run; checks that one wins and the other says which."""
     gate = tmp_path / "gate"
     jobs = [
-        start_job(hosts, tmp_path / "run", **TODO, steps=10**6, gate=str(gate))
+        start_job(hosts, tmp_path / "run", **OPTIONS, steps=10**6, gate=str(gate))
         for hosts in (first, second)
     ]
     for job in jobs:
@@ -105,11 +105,11 @@ def test_trainers_that_a_takeover_found_standing_still_can_do_nothing_when_they_
     two_hosts: list[Host], tmp_path: Path
 ) -> None:
     run, doomed = tmp_path / "run", tmp_path / "doomed"
-    old = start_job(two_hosts, run, **TODO, steps=10**6, delete_once=str(doomed))
+    old = start_job(two_hosts, run, **OPTIONS, steps=10**6, delete_once=str(doomed))
     wait_until(lambda: is_committed(run, 8))
     with standing_still(old, with_agents=False):
         doomed.touch()
-        new = start_job(two_hosts, run, **TODO, steps=9, takeover=True).results()
+        new = start_job(two_hosts, run, **OPTIONS, steps=9, takeover=True).results()
     check_fenced(old, run, new)
 
 
@@ -119,12 +119,12 @@ def test_hosts_that_were_gone_when_the_next_attempt_began_can_do_nothing_when_th
 ) -> None:
     run, doomed = tmp_path / "run", tmp_path / "doomed"
     # So rare that nothing is on its way to storage, which would tell the old agents at once.
-    rare = TODO | {"interval": 40}
+    rare = OPTIONS | {"interval": 40}
     old = start_job(four_hosts[:2], run, **rare, steps=10**6, delete_once=str(doomed))
     wait_until(lambda: is_committed(run, 0))
     with standing_still(old, with_agents=True):
         doomed.touch()
-        new = start_job(four_hosts[2:], run, **TODO, steps=9).results()
+        new = start_job(four_hosts[2:], run, **OPTIONS, steps=9).results()
         check_went_on(new, new[0]["start"] - 1)
     check_fenced(old, run, new)
     assert any(rank.together().get("not_deleted") == 0 for rank in old.ranks)
