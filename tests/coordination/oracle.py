@@ -229,6 +229,9 @@ class Oracle:
         self.count("drops")
         if checkpoint not in host.ram:
             return
+        if f"already holds {HELD_MAX} checkpoints" in effect.reason:
+            # A host has room for so many that wait for slower ranks; its rank is notified.
+            return
         truth = self.truths[checkpoint]
         if not self.is_whole_now(checkpoint) or truth.is_abandoned:
             return

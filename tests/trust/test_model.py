@@ -226,7 +226,12 @@ class Machine(RuleBasedStateMachine):
     def _seal(self, one: Id, rank: int) -> None:
         slot = self.host.want_slot(self.trainer, one, rank)
         if slot.busy:
-            assert self.oracle.pending_count() >= PENDING_COUNT_MAX
+            # Halves of this attempt wait for their other part, and are not pending by the oracle.
+            halves = {
+                c for c, parts in self.oracle.in_ram().items() if len(parts) < self.trainer.count
+            }
+            halves -= {one}
+            assert self.oracle.pending_count() + len(halves) >= PENDING_COUNT_MAX
             self.settle()
             slot = self.host.want_slot(self.trainer, one, rank)
         assert slot.name is not None, slot.reason
