@@ -183,7 +183,7 @@ def test_a_run_of_a_newer_format_is_refused_and_left_as_it_was(
     assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize("directory", [7, None, "", "s3://bucket/run", b"bytes"])
+@pytest.mark.parametrize("directory", [7, None, "", "s3://bucket", "ftp://bucket/run", b"bytes"])
 def test_what_is_no_path_is_refused(one_host: Host, directory: Any) -> None:
     with pytest.raises(errors.HoldfastError, match="open"):
         manager(directory)

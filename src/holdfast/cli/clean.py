@@ -133,7 +133,8 @@ def _only_copy(folder: Path, run: str) -> str:
     try:
         held = list_checkpoints(RamStore(ram_folder(folder), _reads_only, SystemClock()))
         whole = [c for c, listing in held.items() if listing.is_complete]
-        if not whole or (run and not RunLocation(run).record.exists()):
+        location = RunLocation(run)
+        if not whole or (run and not location.is_url and not location.record.exists()):
             # Without the run's directory nothing can be restored from it.
             return ""
         newest = max(whole, key=lambda c: (c.attempt, c.step))

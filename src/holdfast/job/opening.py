@@ -14,6 +14,7 @@ from holdfast.format.json_codec import decode
 from holdfast.format.names import RUN_FILE
 from holdfast.job.rendezvous import Rendezvous, json_text
 from holdfast.job.shared_root import Sighting, check_shared, look_for
+from holdfast.store.bucket import BucketStore
 from holdfast.store.durable import DurableStore
 from holdfast.store.file_system import LOCAL
 from holdfast.store.location import RunLocation, open_durable
@@ -75,19 +76,40 @@ def _find_on_all_hosts(
 
 
 def _open_or_create(location: RunLocation, durable: DurableStore, clock: Clock) -> str:
+    if isinstance(durable, BucketStore):
+        return _open_or_create_in(durable, location, clock)
     if _is_new_directory(location.folder):
-        place = durable.home.place()
-        record = create_run(durable, location.text, clock.new_token(), clock.now(), place)
-        return settle(durable, record, clock).run_id
+        return _create(location, durable, clock)
     try:
         return settle(durable, read_run(durable, location.text), clock).run_id
     except NotARunError as error:
-        if location.is_url or location.record.exists():
+        if location.record.exists():
             raise
         raise NotARunError(
             f"open {location}: expected a run or an empty directory, found files but no "
             f"{RUN_FILE}; choose a new directory, or the run's own"
         ) from error
+
+
+def _open_or_create_in(bucket: BucketStore, location: RunLocation, clock: Clock) -> str:
+    try:
+        return settle(bucket, read_run(bucket, location.text), clock).run_id
+    except NotARunError as error:
+        if bucket.has_object(RUN_FILE):
+            raise
+        if bucket.has_objects():
+            raise NotARunError(
+                f"open {location}: expected a run or an empty prefix, found objects but no "
+                f"{RUN_FILE}; choose a new prefix, or the run's own"
+            ) from error
+    bucket.check_creation()
+    return _create(location, bucket, clock)
+
+
+def _create(location: RunLocation, durable: DurableStore, clock: Clock) -> str:
+    place = durable.home.place()
+    record = create_run(durable, location.text, clock.new_token(), clock.now(), place)
+    return settle(durable, record, clock).run_id
 
 
 def _is_new_directory(directory: Path) -> bool:

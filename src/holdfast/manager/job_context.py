@@ -25,7 +25,7 @@ from holdfast.agent.launch import (
 from holdfast.agent.protocol import AgentStatus, Attach, Empty, Notice, PeerAddresses
 from holdfast.clock import Clock
 from holdfast.engine.reading.view import RamTiers, View, view_of
-from holdfast.errors import AgentUnavailableError, HoldfastError
+from holdfast.errors import AgentUnavailableError, HoldfastError, InvalidArgumentError
 from holdfast.job.opening import OpenRun
 from holdfast.job.options import Options
 from holdfast.job.rendezvous import Rendezvous
@@ -159,6 +159,7 @@ def find_job(
     config = _config(run, options, None)
     peers = JobPeers({}, _nowhere)
     if hosts.count > 1:
+        _check_hosts(run, hosts)
         # The run's id is in the name, so that a copied run directory gets a token of its own.
         token_file = str(run.location.token(run.run_id))
 
@@ -185,6 +186,15 @@ def find_job(
             run.durable.home, clock, reads_directly=hosts.count_ranks(host_name()) == 1
         ),
     )
+
+
+def _check_hosts(run: OpenRun, hosts: JobHosts) -> None:
+    if run.location.is_url:
+        raise InvalidArgumentError(
+            f"open {run.location}: expected a job of one host, found {hosts.count} hosts; this "
+            "version shares a run at a URL between the processes of one host. Give a path on "
+            "storage that all hosts share"
+        )
 
 
 def _peer_config(options: Options, token_file: str) -> PeerConfig:

@@ -30,6 +30,7 @@ from holdfast.manager.restoring import (
     restore_newest,
     restore_step,
 )
+from holdfast.store.location import RunLocation
 
 POLL_SECS_MIN = 0.05
 POLL_SECS_MAX = 2.0
@@ -86,8 +87,8 @@ class Run:
 
     @property
     def directory(self) -> Path:
-        """The run's directory, where it was found last."""
-        return Path(self._run.durable.home.text)
+        """The run's directory, where it was found last; in a bucket, this host's folder for it."""
+        return RunLocation(self._run.durable.home.text).folder
 
     @property
     def run_id(self) -> str:

@@ -11,7 +11,8 @@ has taken effect. `BucketStore` builds the store contract on it, and is the one 
   bytes to learn which of them was first; every record that is put so names its writer, or follows
   from the objects that it names.
 
-Assumes that the service is strongly consistent, and lists keys in the order of their code points.
+Assumes that the service is strongly consistent, and that it continues a listing after a key in the
+order in which it lists.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -33,6 +35,7 @@ from holdfast.errors import (
     StorageRefusedError,
 )
 from holdfast.format.buffers import Buffer
+from holdfast.format.names import LEASES
 from holdfast.format.sealed import RECORD_SIZE_MAX_BYTES
 from holdfast.store.bucket_home import BucketHome, FleetingObjects
 from holdfast.store.contract import (
@@ -49,6 +52,7 @@ PART_SIZE_MIN_BYTES = 16 * 1024 * 1024
 PART_COUNT_MAX = 9_000
 """Below the 10,000 parts that S3 allows."""
 RECORDS_AT_ONCE = 16
+CREATORS = 4
 DELETIONS_MAX = 1_000
 """Keys in one request that deletes several."""
 TRIES_MAX = 6
@@ -226,8 +230,43 @@ class BucketStore:
         """Return whether anything is stored below the prefix."""
         return next(self._listed(self._prefix), None) is not None
 
+    def has_object(self, key: str) -> bool:
+        """Return whether the key has an object."""
+        try:
+            self.modified_ns(key)
+        except ObjectNotFoundError:
+            return False
+        return True
+
+    def check_creation(self) -> None:
+        """Check that of several creators of one object, all at once, one wins.
+
+        Attempts are told apart by that alone, and some services ignore the condition.
+
+        Raises:
+            StorageRefusedError: several win.
+        """
+        key = f"{LEASES}/probe-{self._clock.new_token()}.json"
+        name = self._name(key)
+
+        def create(number: int) -> bool:
+            return self._tried(lambda: self._bucket.create(name, b"%d" % number))
+
+        try:
+            with ThreadPoolExecutor(CREATORS, "holdfast-probe") as pool:
+                winners = sum(pool.map(create, range(CREATORS)))
+        finally:
+            self.delete(key)
+        if winners > 1:
+            raise StorageRefusedError(
+                f"open {self.home}: expected a service where one of {CREATORS} concurrent creators "
+                f"of an object wins, found that {winners} did. It ignores If-None-Match, so two "
+                "attempts could overwrite each other; use another service or a newer version of it"
+            )
+
     def list(self, prefix: str) -> Iterator[StoredObject]:
-        return self._listed(f"{self._name(prefix)}/")
+        # Some services list as a file system does, where a/b/c is before a/b.c.
+        return iter(sorted(self._listed(f"{self._name(prefix)}/")))
 
     def _listed(self, name: str) -> Iterator[StoredObject]:
         """Yield the objects whose whole key begins with `name`, by their keys in the store."""

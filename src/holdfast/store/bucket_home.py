@@ -31,7 +31,7 @@ class BucketHome:
         self._folder = folder
 
     def __repr__(self) -> str:
-        return f"BucketHome({self._url})"
+        return self._url
 
     @property
     def text(self) -> str:

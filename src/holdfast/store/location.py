@@ -20,6 +20,7 @@ import xxhash
 from holdfast.clock import Clock
 from holdfast.errors import InvalidArgumentError, StorageError
 from holdfast.format.names import EVENTS, RUN_FILE
+from holdfast.store.bucket_home import BucketHome
 from holdfast.store.disk import DiskStore
 from holdfast.store.durable import DurableStore, RunHome
 from holdfast.store.file_system import LOCAL, FileSystem
@@ -29,6 +30,8 @@ STATE_VARIABLE = "HOLDFAST_STATE"
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
 SCHEMES = ("s3", "gs", "az")
+_REFUSED = '?#%\\{}^`[]"<>~|*'
+"""Characters that clients of services encode, each in its own way."""
 
 
 class RunLocation:
@@ -76,6 +79,12 @@ class RunLocation:
     def record(self) -> Path:
         """The run's record, without which a directory is no run."""
         return self.folder / RUN_FILE
+
+    def bucket_and_prefix(self) -> tuple[str, str]:
+        """Return the bucket's URL and the prefix of the run in it; this must be a URL."""
+        scheme, _, rest = self.text.partition("://")
+        bucket, _, prefix = rest.partition("/")
+        return f"{scheme}://{bucket}", prefix
 
     def agent_log(self, host: str) -> Path:
         """Return the log of the agent of `host`."""
@@ -125,16 +134,19 @@ def open_durable(
         reads_directly: read around the page cache: no other local process reads the same bytes.
 
     Raises:
-        InvalidArgumentError: it is a URL, which is not supported.
+        InvalidArgumentError: it is a URL, and obstore is not installed or not configured.
     """
     if isinstance(where, RunDirectory):
         return DiskStore(where, clock, files, reads_directly=reads_directly)
     location = RunLocation(where if isinstance(where, str) else where.text)
     if location.is_url:
-        raise InvalidArgumentError(
-            f"open {location}: expected a path, found a URL; this version stores runs on file "
-            "systems"
-        )
+        # Only a run in a bucket needs them.
+        from holdfast.store.bucket import BucketStore
+        from holdfast.store.object_service import connect
+
+        bucket, prefix = location.bucket_and_prefix()
+        home = BucketHome(location.text, location.folder)
+        return BucketStore(connect(bucket), f"{prefix}/", clock, home=home)
     return DiskStore(Path(location.text), clock, files, reads_directly=reads_directly)
 
 
@@ -163,10 +175,10 @@ def _checked_url(text: str, url: re.Match[str]) -> str:
             f"open {text}: expected a prefix for the run as in {example}, found a bucket alone"
         )
     bad = next((s for s in prefix.split("/") if not s or s in (".", "..")), None)
-    if bad is not None or any(c in prefix for c in "?#%\\") or not prefix.isprintable():
+    if bad is not None or set(prefix) & set(_REFUSED) or not prefix.isprintable():
         raise InvalidArgumentError(
             f"open {text}: expected a prefix as in {example}, found one with an empty or relative "
-            "segment, or with one of ? # % \\"
+            f"segment, or with one of {' '.join(_REFUSED)}"
         )
     return f"{scheme}://{bucket}/{prefix}"
 

@@ -1,0 +1,257 @@
+"""The requests of S3, and of services that speak its protocol, through the package obstore.
+
+`connect` returns the client of one bucket. It is configured by the environment alone, with the
+variables that the service's own tools use (docs/buckets.md), so that no credentials are part of a
+URL, of an argument or of a message.
+
+Small requests are tried once: `store.bucket` repeats them. The parts of an upload are repeated
+here, because an upload cannot be continued from outside.
+
+Invariant: a message has the service's code and explanation, and nothing else of its answer, which
+may repeat what was signed.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from holdfast.errors import (
+    HoldfastError,
+    InvalidArgumentError,
+    ObjectNotFoundError,
+    StorageError,
+    StorageRefusedError,
+)
+from holdfast.format.buffers import Buffer
+from holdfast.store.bucket import Head
+from holdfast.store.contract import Source, StoredObject, exact_blocks
+
+PAGE_COUNT_MAX = 1_000
+"""Keys in one page of a listing: the most that S3 returns."""
+PARTS_AT_ONCE = 8
+CONNECT_SECS = 5
+REQUEST_SECS = 60
+"""The time of one small request."""
+PART_SECS = 300
+"""The time of one part: 16 MiB at 0.06 MB/s."""
+PART_TRIES_MAX = 10
+PART_RETRY_SECS = 180
+MESSAGE_CHARS_MAX = 300
+PERMISSIONS = {
+    "create": "s3:PutObject",
+    "put": "s3:PutObject",
+    "upload": "s3:PutObject",
+    "read": "s3:GetObject and s3:ListBucket",
+    "list": "s3:ListBucket",
+    "delete": "s3:DeleteObject",
+}
+"""The permission of each request, as S3 names it."""
+
+T = TypeVar("T")
+
+
+class ServiceBucket:
+    """A `Bucket` of a service. Thread-safe."""
+
+    def __init__(self, url: str, small: Any, large: Any) -> None:
+        """`small` and `large` are stores of obstore, for small requests and for uploads."""
+        import obstore
+        from obstore import exceptions
+
+        self._url = url
+        self._small = small
+        self._large = large
+        self._api = obstore
+        self._errors = exceptions
+
+    def __repr__(self) -> str:
+        return f"ServiceBucket({self._url})"
+
+    def put(self, key: str, blocks: Sequence[Buffer]) -> None:
+        data = blocks[0] if len(blocks) == 1 else b"".join(blocks)
+        self._request("put", key, lambda: self._put(self._small, key, data, use_multipart=False))
+
+    def create(self, key: str, data: bytes) -> bool:
+        def create() -> bool:
+            try:
+                self._put(self._small, key, data, mode="create", use_multipart=False)
+            except self._errors.AlreadyExistsError:
+                return False
+            return True
+
+        return self._request("create", key, create)
+
+    def upload(self, key: str, source: Source, part_size_bytes: int) -> None:
+        blocks = (
+            block if source.is_lasting else bytes(block)
+            for block in exact_blocks(source, 0, source.size_bytes)
+        )
+
+        def upload() -> None:
+            self._put(
+                self._large,
+                key,
+                blocks,
+                use_multipart=True,
+                chunk_size=part_size_bytes,
+                max_concurrency=PARTS_AT_ONCE,
+            )
+
+        self._request("upload", key, upload)
+
+    def _put(self, store: Any, key: str, data: object, **options: object) -> None:
+        self._api.put(store, key, data, **options)
+
+    def head(self, key: str) -> Head:
+        def head() -> Head:
+            found = self._api.head(self._small, key)
+            modified_ns = int(found["last_modified"].timestamp() * 1_000_000) * 1_000
+            return Head(found["size"], found["e_tag"] or "", modified_ns)
+
+        return self._request("read", key, head)
+
+    def get_range(self, key: str, version: str, start_bytes: int, stop_bytes: int) -> Buffer:
+        def read() -> Buffer:
+            options: dict[str, object] = {"range": (start_bytes, stop_bytes)}
+            if version:
+                options["if_match"] = version
+            try:
+                found: Buffer = self._api.get(self._small, key, options=options).bytes()
+            except self._errors.PreconditionError as error:
+                raise ObjectNotFoundError(
+                    f"read {key} in {self._url}: it was replaced while it was read"
+                ) from error
+            if len(found) != stop_bytes - start_bytes:
+                raise StorageError(
+                    f"read {key} in {self._url}: expected {stop_bytes - start_bytes} bytes from "
+                    f"{start_bytes} on, the answer has {len(found)}"
+                )
+            return found
+
+        return self._request("read", key, read)
+
+    def get(self, key: str, size_max_bytes: int) -> bytes:
+        def read() -> bytes:
+            found = self._api.get(self._small, key)
+            if found.meta["size"] > size_max_bytes:
+                return bytes(self._api.get_range(self._small, key, start=0, length=size_max_bytes))
+            return bytes(found.bytes())
+
+        return self._request("read", key, read)
+
+    def list_pages(self, prefix: str, after: str) -> Iterator[Sequence[StoredObject]]:
+        pages = self._api.list(
+            self._small, prefix=prefix, offset=after or None, chunk_size=PAGE_COUNT_MAX
+        )
+        while True:
+            page = self._request("list", prefix, lambda: next(pages, None))
+            if page is None:
+                return
+            yield [StoredObject(one["path"], one["size"]) for one in page]
+
+    def delete(self, keys: Sequence[str]) -> None:
+        if keys:
+            call = functools.partial(self._api.delete, self._small, [*keys])
+            self._request("delete", keys[0], call)
+
+    def _request(self, request: str, key: str, call: Callable[[], T]) -> T:
+        """Return the result of `call`; the client's exceptions become Holdfast's."""
+        try:
+            return call()
+        except HoldfastError:
+            raise
+        except (self._errors.BaseError, OSError, ValueError) as error:
+            raise self._translated(request, key, error) from None
+
+    def _translated(self, request: str, key: str, error: Exception) -> StorageError:
+        text, where = str(error), f"{request} {key} in {self._url}"
+        reason = explanation(text)
+        if "NoSuchBucket" in text:
+            return StorageRefusedError(
+                f"{where}: expected a bucket, found none ({reason}); create it, or check the URL"
+            )
+        if isinstance(error, FileNotFoundError | self._errors.NotFoundError):
+            return ObjectNotFoundError(f"{where}: there is no such object")
+        if "RequestTimeTooSkewed" in text:
+            return StorageRefusedError(
+                f"{where}: the service refuses this host's time ({reason}); set its clock"
+            )
+        if "AuthorizationHeaderMalformed" in text or "incorrectly configured region" in text:
+            return StorageRefusedError(
+                f"{where}: the bucket is in another region ({reason}); set AWS_REGION to its region"
+            )
+        if "169.254." in text:
+            return StorageRefusedError(
+                f"{where}: no credentials are found in the environment, and no service of this "
+                f"machine gives any ({reason}); see docs/buckets.md"
+            )
+        # The client gives a listing's refusal no class of its own.
+        if re.search(r"status code: 40[13]\b", text):
+            return StorageRefusedError(
+                f"{where}: the service refuses the credentials or lacks a permission for them "
+                f"({reason}); this request needs {PERMISSIONS[request]} or its like"
+            )
+        return StorageError(f"{where}: {reason}")
+
+
+def connect(url: str) -> ServiceBucket:
+    """Return the client of the bucket of `url`, of the form scheme://bucket; nothing is requested.
+
+    Raises:
+        InvalidArgumentError: the service is not supported; or obstore is not installed, or refuses
+            the environment's configuration.
+    """
+    scheme, _, bucket = url.partition("://")
+    if scheme != "s3":
+        raise InvalidArgumentError(
+            f"open {url}: expected s3://, found {scheme}://; this version stores runs on file "
+            "systems and at services with the protocol of S3"
+        )
+    try:
+        from obstore.exceptions import BaseError
+        from obstore.store import S3Store
+    except ImportError as error:
+        raise InvalidArgumentError(
+            f"open {url}: expected the package obstore, which is not installed; "
+            "pip install 'holdfast-checkpoint[buckets]'"
+        ) from error
+
+    def store(request_secs: int, retry: dict[str, object]) -> Any:
+        options = {
+            "connect_timeout": timedelta(seconds=CONNECT_SECS),
+            "timeout": timedelta(seconds=request_secs),
+            # Options given here replace those of the environment.
+            "allow_http": os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true",
+        }
+        try:
+            return S3Store(bucket, client_options=options, retry_config=retry)
+        except (BaseError, ValueError) as error:
+            reason = explanation(str(error))
+            raise InvalidArgumentError(
+                f"open {url}: the environment's configuration is refused: {reason}; see "
+                "docs/buckets.md"
+            ) from None
+
+    once: dict[str, object] = {"max_retries": 0, "retry_timeout": timedelta(seconds=REQUEST_SECS)}
+    often: dict[str, object] = {
+        "max_retries": PART_TRIES_MAX,
+        "retry_timeout": timedelta(seconds=PART_RETRY_SECS),
+    }
+    return ServiceBucket(url, store(REQUEST_SECS, once), store(PART_SECS, often))
+
+
+def explanation(text: str) -> str:
+    """Return the service's code and message in an error's text; else the text's first line."""
+    code, message = (re.search(rf"<{tag}>([^<]*)</{tag}>", text) for tag in ("Code", "Message"))
+    status = re.search(r"status code: (\d+ [A-Za-z ]*)", text)
+    found = [match[1].strip() for match in (status, code, message) if match is not None]
+    if found:
+        return ", ".join(found)[:MESSAGE_CHARS_MAX]
+    causes = re.findall(r'(?:error|message|kind): "?([A-Za-z][^"{}(),]*)', text)
+    first = text.strip().partition("\n")[0]
+    return "; ".join(dict.fromkeys([first, *causes[-1:]]))[:MESSAGE_CHARS_MAX]

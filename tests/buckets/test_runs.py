@@ -1,0 +1,156 @@
+"""Runs at s3:// URLs, against a real server of its own process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import holdfast
+from holdfast import CheckpointManager
+from holdfast.clock import SystemClock
+from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt, read_attempts
+from holdfast.errors import NotARunError, StorageError
+from holdfast.store.location import open_durable
+from tests.buckets.s3_server import SECRET_KEY
+from tests.hosts import Host, host
+
+State = dict[str, np.ndarray]
+DYING_TRAINER = """
+import os, signal, sys
+from holdfast import CheckpointManager
+from tests.buckets.test_runs import state_of
+manager = CheckpointManager(sys.argv[1])
+manager.resume(state_of(0))
+manager.save(4, state_of(4), force=True)
+manager.wait_until_finished()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def state_of(step: int) -> State:
+    # Larger than one part of an upload.
+    return {"w": np.full(5_000_000, step, np.float32), "b": np.arange(step, step + 10)}
+
+
+def train(url: str, *steps: int) -> None:
+    with CheckpointManager(url) as manager:
+        manager.resume(state_of(0))
+        for step in steps:
+            manager.save(step, state_of(step), force=True)
+        manager.wait_until_finished()
+
+
+def check(found: State, step: int) -> None:
+    for name, array in state_of(step).items():
+        assert np.array_equal(found[name], array)
+
+
+def run_command(*arguments: str) -> str:
+    command = [sys.executable, "-m", "holdfast", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_run_in_a_bucket_is_resumed_and_read_on_another_host(
+    one_host: Host, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(url, 1, 2)
+    with CheckpointManager(url) as manager:
+        step, found = manager.resume(state_of(0))
+        assert step == 3
+        check(found, 2)
+        manager.save(3, state_of(3), force=True)
+    run = holdfast.open_run(url)
+    assert run.latest_step() == 3
+    with host() as other:
+        monkeypatch.setenv("HOLDFAST_RAM", str(other.folder))
+        monkeypatch.setenv("HOLDFAST_HOST", f"{other.name}-elsewhere")
+        monkeypatch.setenv("HOLDFAST_STATE", str(other.folder / "state"))
+        check(holdfast.open_run(url).restore(like=state_of(0)), 3)
+        with CheckpointManager(url) as manager:
+            step, found = manager.resume(state_of(0))
+            assert step == 4
+            check(found, 3)
+
+
+def test_a_killed_trainer_loses_nothing_that_was_durable(one_host: Host, url: str) -> None:
+    train(url, 1, 2)
+    died = subprocess.run([sys.executable, "-c", DYING_TRAINER, url], check=False)
+    assert died.returncode == -signal.SIGKILL
+    one_host.kill_agent()
+    for left in one_host.folder.iterdir():
+        shutil.rmtree(left)
+    run = holdfast.open_run(url)
+    assert run.latest_step() == 4
+    check(run.restore(like=state_of(0)), 4)
+    train(url, 5)
+    assert holdfast.open_run(url).latest_step() == 5
+    run_command("stop", url)
+
+
+def test_of_two_attempts_that_begin_at_once_one_wins(url: str) -> None:
+    stores = [open_durable(url, SystemClock()) for _ in range(8)]
+
+    def begin(pid: int) -> bool:
+        start = AttemptStart(
+            run_id="run", origin=None, host="host", pid=pid, time=datetime.now(UTC)
+        )
+        return begin_attempt(stores[pid], 1, start) is not None
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(begin, range(8))) == 1
+    assert [*read_attempts(stores[0])] == [1]
+
+
+def test_commands_take_urls(one_host: Host, url: str) -> None:
+    train(url, 1, 2, 3)
+    assert "3" in run_command("ls", url)
+    run_command("verify", url)
+    run_command("rm", url, "2", "--yes")
+    assert holdfast.open_run(url).all_steps() == [1, 3]
+
+
+def test_the_secret_is_in_no_file_and_no_argument(one_host: Host, url: str) -> None:
+    with CheckpointManager(url) as manager:
+        manager.save(1, state_of(1), force=True)
+        manager.wait_until_finished()
+        (agent,) = one_host.agent_processes()
+        assert SECRET_KEY not in " ".join(agent.cmdline())
+    folders = [one_host.folder, Path(os.environ["HOLDFAST_STATE"])]
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    assert any(path.suffix == ".log" for path in files)
+    for path in files:
+        assert SECRET_KEY.encode() not in path.read_bytes()
+
+
+def test_a_prefix_with_other_objects_is_no_run_and_stays_as_it_is(one_host: Host, url: str) -> None:
+    store = open_durable(url, SystemClock())
+    store.put("other", b"data")
+    with pytest.raises(NotARunError, match="an empty prefix"):
+        CheckpointManager(url)
+    assert [key for key, _ in store._listed(f"{url.partition('runs/')[2]}/")] == ["other"]
+
+
+def test_a_bucket_that_does_not_exist_is_one_clear_error(one_host: Host, url: str) -> None:
+    with pytest.raises(StorageError, match=r"expected a bucket, found none.*create it"):
+        holdfast.open_run("s3://no-such-bucket/run")
+
+
+def test_refused_credentials_are_one_clear_error_without_the_secret(
+    one_host: Host, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-secret-3141")
+    with pytest.raises(StorageError, match="refuses the credentials") as caught:
+        CheckpointManager(url)
+    assert "3141" not in str(caught.value)
+    assert os.environ["AWS_ACCESS_KEY_ID"] not in str(caught.value)

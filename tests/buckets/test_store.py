@@ -1,0 +1,74 @@
+"""The store suite, on a real S3 server through the client of services."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import pytest
+
+from holdfast.clock import SystemClock
+from holdfast.errors import InvalidArgumentError, ObjectNotFoundError, StorageRefusedError
+from holdfast.store.bucket import BucketStore
+from holdfast.store.contract import Store
+from holdfast.store.object_service import connect
+from holdfast.testing.object_server import ObjectServer, Trouble, open_bucket
+from holdfast.testing.store_suite import StoreSuite
+
+
+def open_at(bucket: str, prefix: str) -> BucketStore:
+    # The smallest part that S3 allows.
+    return BucketStore(connect(bucket), prefix, SystemClock(), part_size_bytes=5 << 20)
+
+
+class TestS3(StoreSuite):
+    readers_outlast_keys = False
+
+    @pytest.fixture
+    def opener(self, url: str) -> Callable[[], Store]:
+        scheme, _, rest = url.partition("://")
+        bucket, _, prefix = rest.partition("/")
+        return functools.partial(open_at, f"{scheme}://{bucket}", f"{prefix}/")
+
+
+class Careless(ObjectServer):
+    """A service that ignores the condition of a creation."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        super().put(key, [data])
+        return True
+
+
+def test_a_service_where_every_creator_wins_is_refused() -> None:
+    server = Careless()
+    with pytest.raises(StorageRefusedError, match="found that 4 did"):
+        open_bucket(server).check_creation()
+    assert not server.objects
+
+
+def test_a_service_where_one_creator_wins_is_accepted(url: str) -> None:
+    bucket, _, prefix = url.removeprefix("s3://").partition("/")
+    store = open_at(f"s3://{bucket}", f"{prefix}/")
+    store.check_creation()
+    assert not store.has_objects()
+
+
+def lose_answer_of_completion(request: str, key: str) -> Trouble | None:
+    return Trouble(is_done=True) if request == "complete_upload" else None
+
+
+def test_an_upload_whose_completion_went_unanswered_counts_by_its_size() -> None:
+    server = ObjectServer(plan=lose_answer_of_completion)
+    open_bucket(server).put("a", bytes(3 << 20))
+    assert len(server.objects["runs/one/a"][0]) == 3 << 20
+    # An object of another size is another one's.
+    server.objects["runs/one/a"] = (b"short", "other")
+    server.plan = lambda request, key: None
+    server._complete = lambda key, upload: server._found("lost")  # type: ignore[method-assign]
+    with pytest.raises(ObjectNotFoundError):
+        open_bucket(server).put("a", bytes(3 << 20))
+
+
+def test_services_that_were_not_tried_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="expected s3://, found gs://"):
+        connect("gs://bucket")
