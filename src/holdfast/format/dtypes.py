@@ -60,8 +60,12 @@ def _by_name() -> dict[str, np.dtype]:
     return known | {n: np.dtype(getattr(ml_dtypes, n)) for n in _ML_DTYPES if hasattr(ml_dtypes, n)}
 
 
+@functools.lru_cache(maxsize=256)
 def dtype_name(dtype: np.dtype) -> str | None:
-    """Return the name of `dtype`, without byte order, or None if Holdfast cannot store it."""
+    """Return the name of `dtype`, without byte order, or None if Holdfast cannot store it.
+
+    NumPy computes names in Python: for states of many arrays they are kept.
+    """
     if dtype.fields is not None:
         return next((name for name in _RECORDS if numpy_dtype(name) == dtype), None)
     return dtype.name if _by_name().get(dtype.name) == dtype.newbyteorder("=") else None

@@ -19,17 +19,18 @@ ROOT_NAME = "."
 _ESCAPED = re.compile(r"[%/\[\x00-\x1f\x7f]")
 
 
-def _segment(key: str | int) -> str:
-    if isinstance(key, int):
-        return str(key)
-    if _ESCAPED.search(key) is None:
-        return key
-    return _ESCAPED.sub(lambda match: f"%{ord(match[0]):02X}", key)
+def _escaped(match: re.Match[str]) -> str:
+    return f"%{ord(match[0]):02X}"
+
+
+def _plain_name(path: Path) -> str:
+    # One call of a regular expression for a key: states have many paths.
+    return "/".join([_ESCAPED.sub(_escaped, k) if isinstance(k, str) else str(k) for k in path])
 
 
 def path_name(path: Path) -> str:
     """Return `params/dense/kernel` for ('params', 'dense', 'kernel'); `.` for the root."""
-    name = "/".join(map(_segment, path)) or ROOT_NAME
+    name = _plain_name(path) or ROOT_NAME
     return "%5F" + name[1:] if name == "__metadata__" else name
 
 
@@ -65,10 +66,6 @@ class PathPrefixes:
 
 
 NO_PREFIXES = PathPrefixes(())
-
-
-def _plain_name(path: Path) -> str:
-    return "/".join(map(_segment, path))
 
 
 def _plain_prefix(name: str) -> str:
