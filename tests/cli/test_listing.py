@@ -1,12 +1,18 @@
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from holdfast.engine.lifecycle.catalog import Listings, list_stores
+from holdfast.engine.reading import inventory
+from holdfast.job.run_access import read_only
+from holdfast.store.contract import ReadableStore
 from tests.cli.command_line import answer, holdfast, kill_all, start_training, train
 from tests.hosts import Host
 
@@ -164,3 +170,26 @@ def test_a_step_that_was_never_saved_is_told_with_those_that_were(
     assert done.stdout == ""
     assert "find step 7" in done.stderr
     assert "0, 1, 2)" in done.stderr
+
+
+def test_a_checkpoint_that_is_being_deleted_is_no_row(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    (folder,) = (copy / "checkpoints").glob("000000000.*")
+    # The first listing sees nothing but images of the checkpoint, the second one not even those.
+    for record in folder.glob("*.json"):
+        record.unlink()
+    listed: list[int] = []
+
+    def list_slowly(stores: Sequence[ReadableStore]) -> tuple[Listings, tuple[str, ...]]:
+        found = list_stores(stores)
+        listed.append(len(found[0]["durable"]))
+        shutil.rmtree(folder, ignore_errors=True)
+        return found
+
+    monkeypatch.setattr(inventory, "list_stores", list_slowly)
+    rows = inventory.take_inventory(read_only(copy), None).rows
+    assert listed == [4, 3]
+    assert [row.id.step for row in rows] == [1, 2, 3]

@@ -13,7 +13,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
@@ -36,8 +36,7 @@ SIMILARITY_MIN = 0.75
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayType:
+class ArrayType(NamedTuple):
     """The dtype and shape of an array; of a typed PRNG key `key<IMPL>` and the key's own shape."""
 
     dtype: str

@@ -89,7 +89,7 @@ def chunk_count(shape: Shape, chunk_shape: ChunkShape) -> int:
 
 def chunk_region(shape: Shape, chunk_shape: ChunkShape, index: int) -> Region:
     """Return the region of the chunk with that index in C order."""
-    if math.prod(shape) == 0:
+    if chunk_shape == shape or math.prod(shape) == 0:
         return (0,) * len(shape), shape
     bounds = []
     for d, c in zip(reversed(shape), reversed(chunk_shape), strict=True):

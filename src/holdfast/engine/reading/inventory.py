@@ -7,7 +7,7 @@ are never opened: the listing shows whether each exists with the size that the m
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -118,6 +118,7 @@ def take_inventory(run: ReadableRun, limit: int | None) -> Inventory:
         row = _row(checkpoint, held, listings, checkpoint in complete, timeline)
         if row is not None:
             rows.append(row)
+    rows = _without_deleted(rows, stores)
     # Folders with nothing but images that later checkpoints reuse are no checkpoints.
     origins = {CheckpointId(step, row.id.attempt) for row in rows for step in row.origins}
     rows = [row for row in rows if row.id not in origins or _has_records(row.id, listings)]
@@ -127,6 +128,22 @@ def take_inventory(run: ReadableRun, limit: int | None) -> Inventory:
         latest_step=_latest_step(rows, timeline),
         problems=tuple(problems),
     )
+
+
+def _without_deleted(rows: list[Row], stores: Sequence[ReadableStore]) -> list[Row]:
+    """Return the rows without checkpoints that were being deleted while they were listed.
+
+    A deletion removes the manifest first. What it has left looks like a save without a commit, but
+    a second listing no longer has it.
+    """
+    if not any(row.state is State.UNCOMMITTED for row in rows):
+        return rows
+    listings, _ = list_stores(stores)
+    return [
+        row
+        for row in rows
+        if row.state is not State.UNCOMMITTED or any(row.id in tier for tier in listings.values())
+    ]
 
 
 def _latest_step(rows: Iterable[Row], timeline: set[CheckpointId] | None) -> int | None:
