@@ -25,15 +25,16 @@ from holdfast.agent.launch import (
 from holdfast.agent.protocol import AgentStatus, Attach, Empty, Notice, PeerAddresses
 from holdfast.clock import Clock
 from holdfast.engine.reading.view import RamTiers, View, view_of
-from holdfast.errors import AgentUnavailableError, HoldfastError, InvalidArgumentError
+from holdfast.errors import AgentUnavailableError, HoldfastError
 from holdfast.job.opening import OpenRun
 from holdfast.job.options import Options
+from holdfast.job.peer_token import share_token
 from holdfast.job.rendezvous import Rendezvous
-from holdfast.job.topology import MEET_SECS, JobHosts, meet, place_of
+from holdfast.job.topology import JobHosts, meet, place_of
 from holdfast.manager.agent_session import AgentSession
 from holdfast.manager.planning import NO_REPLICAS, Replicas
 from holdfast.peers.address import PeerAddress, parsed_addresses
-from holdfast.peers.config import PeerConfig, make_token, read_token
+from holdfast.peers.config import PeerConfig, read_token
 from holdfast.store.contract import ReadableStore
 from holdfast.store.durable import DurableStore
 from holdfast.store.location import RunLocation, open_durable
@@ -159,15 +160,7 @@ def find_job(
     config = _config(run, options, None)
     peers = JobPeers({}, _nowhere)
     if hosts.count > 1:
-        _check_hosts(run, hosts)
-        # The run's id is in the name, so that a copied run directory gets a token of its own.
-        token_file = str(run.location.token(run.run_id))
-
-        def tokened(_: list[str]) -> str:
-            make_token(token_file, clock.new_token())
-            return ""
-
-        rendezvous.decide("make the agents' token", "", tokened, MEET_SECS)
+        token_file = share_token(run.location, run.run_id, rendezvous, clock)
         with rendezvous.propagating_errors("meet the hosts"):
             config = _config(run, options, _peer_config(options, token_file))
             address = _start(config, clock)
@@ -186,15 +179,6 @@ def find_job(
             run.durable.home, clock, reads_directly=hosts.count_ranks(host_name()) == 1
         ),
     )
-
-
-def _check_hosts(run: OpenRun, hosts: JobHosts) -> None:
-    if run.location.is_url:
-        raise InvalidArgumentError(
-            f"open {run.location}: expected a job of one host, found {hosts.count} hosts; this "
-            "version shares a run at a URL between the processes of one host. Give a path on "
-            "storage that all hosts share"
-        )
 
 
 def _peer_config(options: Options, token_file: str) -> PeerConfig:

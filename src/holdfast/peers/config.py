@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import secrets
 import socket
+from collections.abc import Callable
 
 import msgspec
 
@@ -60,19 +62,36 @@ def make_token(path: str, token: str) -> None:
     Raises:
         StorageError: it cannot be written.
     """
+    if not os.path.lexists(path):
+        # Of two concurrent writers one wins, and no reader sees half a token.
+        with contextlib.suppress(FileExistsError):
+            _write_token(path, token, os.link)
+
+
+def replace_token(path: str, token: str) -> None:
+    """Write the token, readable by this user alone, in place of the file's contents.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    _write_token(path, token, os.replace)
+
+
+def _write_token(path: str, token: str, publish: Callable[[str, str], None]) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    unfinished = f"{path}.{token[:8]}.unfinished"
+    unfinished = f"{path}.{secrets.token_hex(4)}.unfinished"
     try:
-        if os.path.lexists(path):
-            return
         with open(os.open(unfinished, flags, 0o600), "wb") as file:
             file.write(token.encode("ascii"))
             file.flush()
             os.fsync(file.fileno())
-        # Of two concurrent writers one wins, and no reader sees half a token.
-        with contextlib.suppress(FileExistsError):
-            os.link(unfinished, path)
-        os.unlink(unfinished)
+        try:
+            publish(unfinished, path)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(unfinished)
+    except FileExistsError:
+        raise
     except OSError as error:
         raise StorageError(f"write the peers' token {path}: {error.strerror}") from error
 
