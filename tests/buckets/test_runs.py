@@ -62,44 +62,44 @@ def run_command(*arguments: str) -> str:
 
 
 def test_a_run_in_a_bucket_is_resumed_and_read_on_another_host(
-    one_host: Host, url: str, monkeypatch: pytest.MonkeyPatch
+    one_host: Host, any_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train(url, 1, 2)
-    with CheckpointManager(url) as manager:
+    train(any_url, 1, 2)
+    with CheckpointManager(any_url) as manager:
         step, found = manager.resume(state_of(0))
         assert step == 3
         check(found, 2)
         manager.save(3, state_of(3), force=True)
-    run = holdfast.open_run(url)
+    run = holdfast.open_run(any_url)
     assert run.latest_step() == 3
     with host() as other:
         monkeypatch.setenv("HOLDFAST_RAM", str(other.folder))
         monkeypatch.setenv("HOLDFAST_HOST", f"{other.name}-elsewhere")
         monkeypatch.setenv("HOLDFAST_STATE", str(other.folder / "state"))
-        check(holdfast.open_run(url).restore(like=state_of(0)), 3)
-        with CheckpointManager(url) as manager:
+        check(holdfast.open_run(any_url).restore(like=state_of(0)), 3)
+        with CheckpointManager(any_url) as manager:
             step, found = manager.resume(state_of(0))
             assert step == 4
             check(found, 3)
 
 
-def test_a_killed_trainer_loses_nothing_that_was_durable(one_host: Host, url: str) -> None:
-    train(url, 1, 2)
-    died = subprocess.run([sys.executable, "-c", DYING_TRAINER, url], check=False)
+def test_a_killed_trainer_loses_nothing_that_was_durable(one_host: Host, any_url: str) -> None:
+    train(any_url, 1, 2)
+    died = subprocess.run([sys.executable, "-c", DYING_TRAINER, any_url], check=False)
     assert died.returncode == -signal.SIGKILL
     one_host.kill_agent()
     for left in one_host.folder.iterdir():
         shutil.rmtree(left)
-    run = holdfast.open_run(url)
+    run = holdfast.open_run(any_url)
     assert run.latest_step() == 4
     check(run.restore(like=state_of(0)), 4)
-    train(url, 5)
-    assert holdfast.open_run(url).latest_step() == 5
-    run_command("stop", url)
+    train(any_url, 5)
+    assert holdfast.open_run(any_url).latest_step() == 5
+    run_command("stop", any_url)
 
 
-def test_of_two_attempts_that_begin_at_once_one_wins(url: str) -> None:
-    stores = [open_durable(url, SystemClock()) for _ in range(8)]
+def test_of_two_attempts_that_begin_at_once_one_wins(any_url: str) -> None:
+    stores = [open_durable(any_url, SystemClock()) for _ in range(8)]
 
     def begin(pid: int) -> bool:
         start = AttemptStart(
@@ -112,12 +112,12 @@ def test_of_two_attempts_that_begin_at_once_one_wins(url: str) -> None:
     assert [*read_attempts(stores[0])] == [1]
 
 
-def test_commands_take_urls(one_host: Host, url: str) -> None:
-    train(url, 1, 2, 3)
-    assert "3" in run_command("ls", url)
-    run_command("verify", url)
-    run_command("rm", url, "2", "--yes")
-    assert holdfast.open_run(url).all_steps() == [1, 3]
+def test_commands_take_urls(one_host: Host, any_url: str) -> None:
+    train(any_url, 1, 2, 3)
+    assert "3" in run_command("ls", any_url)
+    run_command("verify", any_url)
+    run_command("rm", any_url, "2", "--yes")
+    assert holdfast.open_run(any_url).all_steps() == [1, 3]
 
 
 def test_the_secret_is_in_no_file_and_no_argument(one_host: Host, url: str) -> None:

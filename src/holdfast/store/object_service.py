@@ -1,4 +1,4 @@
-"""The requests of S3, and of services that speak its protocol, through the package obstore.
+"""The requests of S3, Google Cloud Storage and Azure Blob Storage, through the package obstore.
 
 `connect` returns the client of one bucket. It is configured by the environment alone, with the
 variables that the service's own tools use (docs/buckets.md), so that no credentials are part of a
@@ -13,10 +13,12 @@ may repeat what was signed.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -42,15 +44,61 @@ PART_SECS = 300
 PART_TRIES_MAX = 10
 PART_RETRY_SECS = 180
 MESSAGE_CHARS_MAX = 300
-PERMISSIONS = {
-    "create": "s3:PutObject",
-    "put": "s3:PutObject",
-    "upload": "s3:PutObject",
-    "read": "s3:GetObject and s3:ListBucket",
-    "list": "s3:ListBucket",
-    "delete": "s3:DeleteObject",
-}
-"""The permission of each request, as S3 names it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """What differs between the services, beyond what obstore hides.
+
+    Attributes:
+        store: obstore's class.
+        allow_http: The variable that allows requests without TLS, if it is "true".
+        region: The variable of the region; None where a client needs none.
+        permissions: The permission of each request, as the service names it.
+    """
+
+    store: str
+    allow_http: str
+    region: str | None
+    permissions: Mapping[str, str]
+
+
+S3 = Service(
+    store="S3Store",
+    allow_http="AWS_ALLOW_HTTP",
+    region="AWS_REGION",
+    permissions={
+        "create": "s3:PutObject",
+        "put": "s3:PutObject",
+        "upload": "s3:PutObject",
+        "read": "s3:GetObject and s3:ListBucket",
+        "list": "s3:ListBucket",
+        "delete": "s3:DeleteObject",
+    },
+)
+GCS = Service(
+    store="GCSStore",
+    allow_http="GOOGLE_ALLOW_HTTP",
+    region=None,
+    permissions={
+        "create": "storage.objects.create",
+        "put": "storage.objects.create and storage.objects.delete",
+        "upload": "storage.multipartUploads.create, storage.objects.create and .delete",
+        "read": "storage.objects.get",
+        "list": "storage.objects.list",
+        "delete": "storage.objects.delete",
+    },
+)
+AZURE = Service(
+    store="AzureStore",
+    allow_http="AZURE_ALLOW_HTTP",
+    region=None,
+    permissions=dict.fromkeys(
+        ("create", "put", "upload", "read", "list", "delete"), "Storage Blob Data Contributor"
+    ),
+)
+SERVICES = {"s3": S3, "gs": GCS, "az": AZURE}
+MISSING_BUCKET_CODES = ("NoSuchBucket", "ContainerNotFound")
 
 T = TypeVar("T")
 
@@ -58,12 +106,13 @@ T = TypeVar("T")
 class ServiceBucket:
     """A `Bucket` of a service. Thread-safe."""
 
-    def __init__(self, url: str, small: Any, large: Any) -> None:
+    def __init__(self, url: str, service: Service, small: Any, large: Any) -> None:
         """`small` and `large` are stores of obstore, for small requests and for uploads."""
         import obstore
         from obstore import exceptions
 
         self._url = url
+        self._service = service
         self._small = small
         self._large = large
         self._api = obstore
@@ -155,9 +204,19 @@ class ServiceBucket:
             yield [StoredObject(one["path"], one["size"]) for one in page]
 
     def delete(self, keys: Sequence[str]) -> None:
-        if keys:
-            call = functools.partial(self._api.delete, self._small, [*keys])
-            self._request("delete", keys[0], call)
+        if not keys:
+            return
+        try:
+            self._delete(keys)
+        except ObjectNotFoundError:
+            # Azure and Google end a deletion of several objects at a missing one.
+            for key in keys:
+                with contextlib.suppress(ObjectNotFoundError):
+                    self._delete([key])
+
+    def _delete(self, keys: Sequence[str]) -> None:
+        call = functools.partial(self._api.delete, self._small, [*keys])
+        self._request("delete", keys[0], call)
 
     def _request(self, request: str, key: str, call: Callable[[], T]) -> T:
         """Return the result of `call`; the client's exceptions become Holdfast's."""
@@ -171,7 +230,7 @@ class ServiceBucket:
     def _translated(self, request: str, key: str, error: Exception) -> StorageError:
         text, where = str(error), f"{request} {key} in {self._url}"
         reason = explanation(text)
-        if "NoSuchBucket" in text:
+        if any(code in text for code in MISSING_BUCKET_CODES):
             return StorageRefusedError(
                 f"{where}: expected a bucket, found none ({reason}); create it, or check the URL"
             )
@@ -183,9 +242,10 @@ class ServiceBucket:
             )
         if "AuthorizationHeaderMalformed" in text or "incorrectly configured region" in text:
             return StorageRefusedError(
-                f"{where}: the bucket is in another region ({reason}); set AWS_REGION to its region"
+                f"{where}: the bucket is in another region ({reason}); set {self._service.region} "
+                "to its region"
             )
-        if "169.254." in text:
+        if re.search(r"169\.254\.|metadata\.google", text):
             return StorageRefusedError(
                 f"{where}: no credentials are found in the environment, and no service of this "
                 f"machine gives any ({reason}); see docs/buckets.md"
@@ -194,7 +254,7 @@ class ServiceBucket:
         if re.search(r"status code: 40[13]\b", text):
             return StorageRefusedError(
                 f"{where}: the service refuses the credentials or lacks a permission for them "
-                f"({reason}); this request needs {PERMISSIONS[request]} or its like"
+                f"({reason}); this request needs {self._service.permissions[request]} or its like"
             )
         return StorageError(f"{where}: {reason}")
 
@@ -203,18 +263,13 @@ def connect(url: str) -> ServiceBucket:
     """Return the client of the bucket of `url`, of the form scheme://bucket; nothing is requested.
 
     Raises:
-        InvalidArgumentError: the service is not supported; or obstore is not installed, or refuses
-            the environment's configuration.
+        InvalidArgumentError: obstore is not installed, or refuses the environment's configuration.
     """
     scheme, _, bucket = url.partition("://")
-    if scheme != "s3":
-        raise InvalidArgumentError(
-            f"open {url}: expected s3://, found {scheme}://; this version stores runs on file "
-            "systems and at services with the protocol of S3"
-        )
+    service = SERVICES[scheme]
     try:
+        from obstore import store as stores
         from obstore.exceptions import BaseError
-        from obstore.store import S3Store
     except ImportError as error:
         raise InvalidArgumentError(
             f"open {url}: expected the package obstore, which is not installed; "
@@ -226,10 +281,11 @@ def connect(url: str) -> ServiceBucket:
             "connect_timeout": timedelta(seconds=CONNECT_SECS),
             "timeout": timedelta(seconds=request_secs),
             # Options given here replace those of the environment.
-            "allow_http": os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true",
+            "allow_http": os.environ.get(service.allow_http, "").lower() == "true",
         }
         try:
-            return S3Store(bucket, client_options=options, retry_config=retry)
+            made: Any = getattr(stores, service.store)
+            return made(bucket, client_options=options, retry_config=retry)
         except (BaseError, ValueError) as error:
             reason = explanation(str(error))
             raise InvalidArgumentError(
@@ -242,7 +298,7 @@ def connect(url: str) -> ServiceBucket:
         "max_retries": PART_TRIES_MAX,
         "retry_timeout": timedelta(seconds=PART_RETRY_SECS),
     }
-    return ServiceBucket(url, store(REQUEST_SECS, once), store(PART_SECS, often))
+    return ServiceBucket(url, service, store(REQUEST_SECS, once), store(PART_SECS, often))
 
 
 def explanation(text: str) -> str:
