@@ -19,6 +19,7 @@ from holdfast import CheckpointManager
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt, read_attempts
 from holdfast.errors import NotARunError, StorageError
+from holdfast.job.run_copies import copy_run
 from holdfast.store.location import open_durable
 from tests.buckets.s3_server import SECRET_KEY
 from tests.hosts import Host, host
@@ -118,6 +119,20 @@ def test_commands_take_urls(one_host: Host, any_url: str) -> None:
     run_command("verify", any_url)
     run_command("rm", any_url, "2", "--yes")
     assert holdfast.open_run(any_url).all_steps() == [1, 3]
+
+
+def test_a_run_is_copied_to_a_bucket_and_back(one_host: Host, any_url: str, tmp_path: Path) -> None:
+    train(str(tmp_path / "run"), 1, 2)
+    run_command("copy", str(tmp_path / "run"), any_url)
+    run_command("copy", any_url, str(tmp_path / "back"))
+    run_command("verify", any_url)
+    for place in (any_url, tmp_path / "back"):
+        with holdfast.open_run(place) as found:
+            assert found.all_steps() == [1, 2]
+            check(found.restore(2), 2)
+    train(any_url, 3)
+    with pytest.raises(NotARunError, match="choose a new place"):
+        copy_run(tmp_path / "run", any_url)
 
 
 def test_the_secret_is_in_no_file_and_no_argument(one_host: Host, url: str) -> None:

@@ -14,6 +14,7 @@ import click
 
 from holdfast import __version__
 from holdfast.cli.clean import clean
+from holdfast.cli.copy import copy
 from holdfast.cli.demo import demo
 from holdfast.cli.events import events
 from holdfast.cli.files import export, import_files
@@ -45,7 +46,7 @@ def commands() -> None:
     """Checkpoint training runs continuously, off the training thread."""
 
 
-_COMMANDS = (ls, show, verify, events, report, save, rm, export, import_files)
+_COMMANDS = (ls, show, verify, events, report, save, copy, rm, export, import_files)
 for _command in (*_COMMANDS, status, stop, clean, run, demo):
     commands.add_command(_command)
 

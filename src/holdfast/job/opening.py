@@ -8,10 +8,12 @@ from pathlib import Path
 
 from holdfast.clock import Clock
 from holdfast.engine.lifecycle.identity import settle
-from holdfast.engine.lifecycle.run import create_run, read_run
+from holdfast.engine.lifecycle.run import create_run, read_run, read_run_record
 from holdfast.errors import NotARunError, ObjectNotFoundError, StorageError
 from holdfast.format.json_codec import decode
 from holdfast.format.names import RUN_FILE
+from holdfast.format.records import RunRecord
+from holdfast.format.sealed import seal
 from holdfast.job.rendezvous import Rendezvous, json_text
 from holdfast.job.shared_root import Sighting, check_shared, look_for
 from holdfast.store.bucket import BucketStore
@@ -85,23 +87,59 @@ def _open_or_create(location: RunLocation, durable: DurableStore, clock: Clock) 
     except NotARunError as error:
         if location.record.exists():
             raise
+        raise _used(location) from error
+
+
+def open_copy(place: object, record: RunRecord, clock: Clock) -> DurableStore:
+    """Open or create the place that a run is copied to; the copy has the run's own `record`.
+
+    Opened for training, it is recognised as a copy and becomes a run of its own.
+
+    Raises:
+        NotARunError: The place has something else, or the copy was opened for training.
+        StorageError, InvalidArgumentError: The place.
+    """
+    location = RunLocation.parse(place)
+    durable = open_durable(location.text, clock)
+    location.make_folder()
+    if isinstance(durable, BucketStore):
+        if not durable.has_object(RUN_FILE):
+            _check_unused(durable, location)
+            durable.check_creation()
+    elif not _is_new_directory(location.folder) and not location.record.exists():
+        raise _used(location)
+    durable.put_if_absent(RUN_FILE, seal(record))
+    found = read_run_record(durable, location.text)
+    if found != record:
         raise NotARunError(
-            f"open {location}: expected a run or an empty directory, found files but no "
-            f"{RUN_FILE}; choose a new directory, or the run's own"
-        ) from error
+            f"copy to {location}: expected a new place, or an unfinished copy of run "
+            f"{record.run_id}, found run {found.run_id}; choose a new place"
+        )
+    return durable
+
+
+def _used(location: RunLocation) -> NotARunError:
+    return NotARunError(
+        f"open {location}: expected a run or an empty directory, found files but no "
+        f"{RUN_FILE}; choose a new directory, or the run's own"
+    )
+
+
+def _check_unused(bucket: BucketStore, location: RunLocation) -> None:
+    if bucket.has_objects():
+        raise NotARunError(
+            f"open {location}: expected a run or an empty prefix, found objects but no "
+            f"{RUN_FILE}; choose a new prefix, or the run's own"
+        )
 
 
 def _open_or_create_in(bucket: BucketStore, location: RunLocation, clock: Clock) -> str:
     try:
         return settle(bucket, read_run(bucket, location.text), clock).run_id
-    except NotARunError as error:
+    except NotARunError:
         if bucket.has_object(RUN_FILE):
             raise
-        if bucket.has_objects():
-            raise NotARunError(
-                f"open {location}: expected a run or an empty prefix, found objects but no "
-                f"{RUN_FILE}; choose a new prefix, or the run's own"
-            ) from error
+        _check_unused(bucket, location)
     bucket.check_creation()
     return _create(location, bucket, clock)
 
