@@ -70,7 +70,13 @@ class S3Server:
             self._process = subprocess.Popen(
                 [
                     *(found, "server", f"-dir={self._folder}", "-ip=127.0.0.1", *ports),
-                    *("-ip.bind=127.0.0.1", "-filer", "-s3", "-s3.port.iceberg=0"),
+                    *(
+                        "-ip.bind=127.0.0.1",
+                        "-filer",
+                        "-s3",
+                        "-s3.port.iceberg=0",
+                        "-s3.port.lance=0",
+                    ),
                     *(f"-s3.config={self._folder / 's3.json'}", "-volume.max=20"),
                     "-master.volumeSizeLimitMB=256",
                 ],

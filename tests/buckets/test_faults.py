@@ -1,0 +1,213 @@
+"""Runs in a bucket whose service fails: each request may, in any way, and the server may die."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast import CheckpointManager, preservation_policy
+from holdfast.clock import SystemClock
+from holdfast.errors import CheckpointDamagedError, HoldfastError, SaveFailedError, StorageError
+from holdfast.store.location import open_durable
+from tests.buckets.fault_proxy import FAULTS, FaultProxy, Request, running_proxy, seeded
+from tests.buckets.s3_server import BUCKET, S3Server, running_server
+from tests.buckets.test_runs import check, state_of
+from tests.hosts import Host, wait_until
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def proxy(
+    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[FaultProxy]:
+    """A proxy, through which this process and those that it starts reach the server."""
+    monkeypatch.setenv("HOLDFAST_STATE", str(tmp_path / "state"))
+    with running_proxy(s3_server.port) as found:
+        for name, value in s3_server.environment(found.address).items():
+            monkeypatch.setenv(name, value)
+        yield found
+
+
+@pytest.fixture
+def url(proxy: FaultProxy) -> str:
+    return f"s3://{BUCKET}/faults/run-{next(_numbers)}"
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_is_outlasted_at_every_kind_of_request(
+    fault: str, proxy: FaultProxy, url: str
+) -> None:
+    store = open_durable(url, SystemClock())
+    data = bytes(range(256)) * 80_000
+    failed: set[str] = set()
+
+    def first_of_its_kind(request: Request) -> str | None:
+        kind = f"{request.method} {'?' in request.path}"
+        if kind in failed:
+            return None
+        failed.add(kind)
+        return fault
+
+    proxy.choose = first_of_its_kind
+    store.put("small", b"1")
+    store.put("large", data)
+    assert store.put_if_absent("record", b"mine")
+    assert not store.put_if_absent("record", b"another's")
+    assert store.get("record") == b"mine"
+    with store.open("large") as reader:
+        found = bytearray(len(data))
+        reader.read_into(0, memoryview(found))
+    assert found == data
+    store.put("a/1", b"1")
+    assert [stored.key for stored in store.list("a")] == ["a/1"]
+    store.delete("small", "a/1")
+    assert [*store.list("a")] == []
+    assert proxy.counts[fault] >= 4
+
+
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak)])
+def test_a_store_does_what_a_dict_does_under_random_faults(
+    seed: int, proxy: FaultProxy, url: str
+) -> None:
+    store, random_of = open_durable(url, SystemClock()), random.Random(seed)
+    proxy.choose = seeded(seed, 0.25)
+    right: dict[str, bytes] = {}
+    for number in range(120):
+        key = f"a/{random_of.randrange(8)}"
+        data = b"%d" % number
+        match random_of.randrange(4):
+            case 0:
+                store.put(key, data)
+                right[key] = data
+            case 1:
+                assert store.put_if_absent(key, data) == (key not in right)
+                right.setdefault(key, data)
+            case 2:
+                store.delete(key)
+                right.pop(key, None)
+            case _:
+                found = {stored.key: store.get(stored.key) for stored in store.list("a")}
+                assert found == right
+    assert sum(proxy.counts[fault] for fault in FAULTS) > 20
+
+
+def saved_steps(url: str, steps: range) -> list[int]:
+    """Trains with a save of every step, and returns those that were acknowledged as durable."""
+    acknowledged = []
+    keep = preservation_policy.LatestN(None)
+    with CheckpointManager(url, preservation_policy=keep) as manager:
+        manager.resume(state_of(0))
+        for step in steps:
+            try:
+                manager.save(step, state_of(step), force=True)
+                manager.wait_until_finished()
+            except SaveFailedError:
+                continue
+            acknowledged.append(step)
+    return acknowledged
+
+
+def test_training_goes_on_through_faults_and_nothing_acknowledged_is_lost(
+    one_host: Host, proxy: FaultProxy, url: str
+) -> None:
+    proxy.choose = seeded(7, 0.15)
+    steps = saved_steps(url, range(1, 7))
+    assert len(steps) >= 5
+    with holdfast.open_run(url) as run:
+        found = run.all_steps()
+        assert set(steps) <= set(found)
+        check(run.restore(steps[-1]), steps[-1])
+    proxy.choose = lambda request: None
+    with holdfast.open_run(url) as run:
+        for step in found:
+            check(run.restore(step), step)
+
+
+def test_wrong_bytes_of_an_image_are_found_and_right_ones_read_later(
+    one_host: Host, proxy: FaultProxy, url: str
+) -> None:
+    with CheckpointManager(url, ram=None) as manager:
+        manager.save(1, state_of(1), force=True)
+    proxy.choose = lambda request: (
+        "wrong byte" if request.method == "GET" and "safetensors" in request.path else None
+    )
+    with holdfast.open_run(url) as run:
+        with pytest.raises(CheckpointDamagedError, match="safetensors"):
+            run.restore(1)
+        proxy.choose = lambda request: None
+        check(run.restore(1), 1)
+
+
+def test_a_slow_service_delays_no_training(one_host: Host, proxy: FaultProxy, url: str) -> None:
+    with CheckpointManager(url) as manager:
+        manager.resume(state_of(0))
+        proxy.rate = 2e6
+        manager.save(1, state_of(1), force=True)
+        assert manager.save(2, state_of(2), force=True)
+        proxy.rate = None
+        manager.wait_until_finished()
+    assert holdfast.open_run(url).latest_step() == 2
+
+
+@pytest.mark.soak
+def test_a_server_killed_in_the_middle_of_an_upload_loses_nothing_acknowledged(
+    one_host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOLDFAST_STATE", str(tmp_path / "state"))
+    with (
+        tempfile.TemporaryDirectory(prefix="holdfast-s3-") as folder,
+        running_server(Path(folder)) as server,
+        running_proxy(server.port) as proxy,
+    ):
+        for name, value in server.environment(proxy.address).items():
+            monkeypatch.setenv(name, value)
+        url = f"s3://{BUCKET}/run"
+        # The server makes a bucket with its first object.
+        open_durable(f"s3://{BUCKET}/first", SystemClock()).put("object", b"1")
+        steps = saved_steps(url, range(1, 3))
+        keep = preservation_policy.LatestN(None)
+        for kind in ("uploadId", "manifest", "part-"):
+            killed: list[int] = []
+
+            def kill(request: Request, kind: str = kind, killed: list[int] = killed) -> None:
+                if kind in request.path and request.method in ("PUT", "POST") and not killed:
+                    killed.append(1)
+                    server.kill()
+
+            with CheckpointManager(url, preservation_policy=keep) as manager:
+                step, _ = manager.resume(state_of(0))
+                assert step == steps[-1] + 1
+                proxy.choose = kill
+                manager.save(step, state_of(step), force=True)
+                wait_until(lambda killed=killed: bool(killed))
+                server.start()
+                try:
+                    manager.wait_until_finished()
+                except HoldfastError:
+                    manager.save(step + 1, state_of(step + 1), force=True)
+                    manager.wait_until_finished()
+                    step += 1
+                steps.append(step)
+        with holdfast.open_run(url) as run:
+            assert set(steps) <= set(run.all_steps())
+            for step in run.all_steps():
+                check(run.restore(step), step)
+
+
+def test_a_service_that_does_not_answer_is_an_error_in_bounded_time(
+    proxy: FaultProxy, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.store.object_service.REQUEST_SECS", 1)
+    monkeypatch.setattr("holdfast.store.bucket.TRIES_MAX", 2)
+    proxy.choose = lambda request: "silent"
+    store = open_durable(url, SystemClock())
+    with pytest.raises(StorageError, match="read"):
+        store.get("key")
+    assert proxy.counts["silent"] >= 2
