@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -172,14 +173,15 @@ def test_a_server_killed_in_the_middle_of_an_upload_loses_nothing_acknowledged(
         # The server makes a bucket with its first object.
         open_durable(f"s3://{BUCKET}/first", SystemClock()).put("object", b"1")
         steps = saved_steps(url, range(1, 3))
-        keep = preservation_policy.LatestN(None)
+        keep, lock = preservation_policy.LatestN(None), threading.Lock()
         for kind in ("uploadId", "manifest", "part-"):
             killed: list[int] = []
 
             def kill(request: Request, kind: str = kind, killed: list[int] = killed) -> None:
-                if kind in request.path and request.method in ("PUT", "POST") and not killed:
-                    killed.append(1)
-                    server.kill()
+                with lock:
+                    if kind in request.path and request.method in ("PUT", "POST") and not killed:
+                        server.kill()
+                        killed.append(1)
 
             with CheckpointManager(url, preservation_policy=keep) as manager:
                 step, _ = manager.resume(state_of(0))
