@@ -71,7 +71,7 @@ def test_what_cannot_be_exported_leaves_nothing(
         ([str(directory), "--hf", out, "--prefix", "gone"], "no array is below 'gone'"),
         ([str(directory), "--hf", str(directory)], "it exists"),
         ([str(directory), "--hf", out, "--dtype", "float33"], "found 'float33'"),
-        ([str(directory)], "expected either --hf DIR or --torch FILE"),
+        ([str(directory)], "expected one of --hf DIR, --torch FILE and --orbax DIR"),
     ):
         assert main(["export", *arguments]) == 1
         assert message in " ".join(capsys.readouterr().err.split())

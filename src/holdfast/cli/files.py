@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
+import os
+import sys
+import warnings
 from pathlib import Path
 
 import click
@@ -12,12 +17,18 @@ from holdfast.errors import InvalidArgumentError, StepNotFoundError
 from holdfast.manager import Run, open_run
 from holdfast.quantities import size_text
 
+DCP_METADATA = ".metadata"
+"""The file that marks a folder of `torch.distributed.checkpoint`."""
+
 
 @click.command()
 @click.argument("directory", metavar="DIR", type=click.Path())
 @click.argument("step", metavar="[STEP]", type=click.IntRange(min=0), required=False)
 @click.option("--hf", metavar="DIR", type=click.Path(path_type=Path), help="Write safetensors.")
 @click.option("--torch", "file", metavar="FILE", type=click.Path(path_type=Path), help="torch.save")
+@click.option(
+    "--orbax", metavar="DIR", type=click.Path(path_type=Path), help="A CheckpointManager's step."
+)
 @click.option("--prefix", default="", help="Only what is below this path, such as 'model'.")
 @click.option("--dtype", help="Convert floating-point arrays, such as to 'bfloat16'.")
 @click.option(
@@ -34,6 +45,7 @@ def export(
     step: int | None,
     hf: Path | None,
     file: Path | None,
+    orbax: Path | None,
     prefix: str,
     dtype: str | None,
     shard_gigabytes: float,
@@ -42,14 +54,24 @@ def export(
 
     Without STEP it is the newest one. All that is read is checked by its digests. With --hf the
     arrays below --prefix are written as safetensors with an index, as Hugging Face's
-    `from_pretrained` reads them. With --torch the whole state is written by `torch.save`.
+    `from_pretrained` reads them. With --torch the whole state is written by `torch.save`. With
+    --orbax it becomes a step of the directory DIR of an Orbax `CheckpointManager`, which is made if
+    it is missing.
     """
-    if (hf is None) == (file is None):
-        raise InvalidArgumentError("export: expected either --hf DIR or --torch FILE")
-    if file is not None and (prefix or dtype):
+    if sum(target is not None for target in (hf, file, orbax)) != 1:
+        raise InvalidArgumentError("export: expected one of --hf DIR, --torch FILE and --orbax DIR")
+    if hf is None and (prefix or dtype):
         raise InvalidArgumentError("export: --prefix and --dtype are for --hf")
     with open_run(directory) as run:
         number = _step_of(run, step)
+        if orbax is not None:
+            _use_host_memory()
+            from holdfast.interop.orbax_export import export_orbax
+
+            with output.stderr().status(f"exporting step {number}"):
+                export_orbax(run, number, orbax)
+            output.note(f"step {number}: wrote {orbax / str(number)}")
+            return
         if file is not None:
             from holdfast.interop.torch_files import export_torch
 
@@ -88,16 +110,63 @@ def _step_of(run: Run, step: int | None) -> int:
     return found
 
 
+def _use_host_memory() -> None:
+    """Keep JAX off accelerators, which another program may be using."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
 @click.command("import")
 @click.argument("source", metavar="SOURCE", type=click.Path(path_type=Path))
 @click.argument("directory", metavar="DIR", type=click.Path())
 def import_files(source: Path, directory: str) -> None:
-    """Make a checkpoint in the new directory DIR of what PyTorch has saved at SOURCE.
+    """Make a run in DIR of what Orbax or PyTorch has saved at SOURCE.
 
-    SOURCE is a file of `torch.save`, of which nothing is executed, or a folder of
+    SOURCE is the directory of an Orbax `CheckpointManager`, of which each step is imported, or one
+    of its checkpoints. The same command continues an import that was interrupted: steps that DIR
+    has are skipped. Items, metrics and metadata come along, so programs can go on with
+    `holdfast.interop.orbax` on DIR.
+
+    Or SOURCE is a file of `torch.save`, of which nothing is executed, or a folder of
     `torch.distributed.checkpoint`, which may hold pickled objects: import those that you trust.
+    Then DIR must be new, and has one checkpoint.
     """
+    if source.is_dir() and not (source / DCP_METADATA).exists():
+        _import_orbax(source, directory)
+        return
     from holdfast.interop.torch_files import import_torch
 
     import_torch(source, Path(directory))
     output.note(f"wrote {directory}")
+
+
+def _hide_late_errors() -> None:
+    """Hide what Orbax's pending reads print after one of them has failed, whose error is raised."""
+    before = sys.unraisablehook
+
+    def show(unraisable: sys.UnraisableHookArgs) -> None:
+        is_late = str(unraisable.exc_value) == "Event loop is closed"
+        if not is_late and not inspect.iscoroutine(unraisable.object):
+            before(unraisable)
+
+    sys.unraisablehook = show
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL + 1)
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+
+
+def _import_orbax(source: Path, directory: str) -> None:
+    _use_host_memory()
+    _hide_late_errors()
+    from holdfast.interop.orbax_import import import_orbax
+
+    imported = skipped = 0
+    with output.stderr().status(f"importing {source}") as status:
+
+        def show(step: int, is_new: bool) -> None:
+            nonlocal imported, skipped
+            imported, skipped = imported + is_new, skipped + (not is_new)
+            output.note(f"step {step}: " + ("imported" if is_new else "skipped, imported before"))
+            status.update(f"importing {source}: {counted(imported, 'step')}")
+
+        import_orbax(source, directory, show)
+    also = f", skipped {skipped}" if skipped else ""
+    output.note(f"wrote {directory}: imported {counted(imported, 'step')}{also}")

@@ -215,10 +215,13 @@ def handler_of(given: object) -> type | None:
     if kind in _handlers:
         return _handlers[kind]
     orbax: Any = sys.modules.get("orbax.checkpoint.checkpoint_args")
-    if orbax is not None and orbax.has_registered_args(kind):
+    if orbax is None or not issubclass(kind, orbax.CheckpointArgs):
+        return None
+    try:
         found: type = orbax.get_registered_handler_cls(kind)
-        return found
-    return None
+    except ValueError:
+        return None
+    return found
 
 
 def checked(given: object, call: str) -> CheckpointArgs:

@@ -23,6 +23,8 @@ NUMBERS: dict[str, type] = {"bool": bool, "int": int, "float": float}
 VALUES: dict[str, type] = NUMBERS | {"str": str, "bytes": bytes}
 EMPTY: dict[str, Any] = {"dict": {}, "list": [], "tuple": ()}
 OUTLINES_MAX = 8
+NODE = "node"
+"""The dtype of a leaf of kind `none` that is, or may be, a NamedTuple without fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,14 @@ def shown(path: TreePath) -> str:
 
 def is_end(node: object) -> bool:
     """Return whether a node counts as a leaf: None, and containers without children."""
-    return node is None or node is PLACEHOLDER or (type(node) in (dict, list, tuple) and not node)
+    if node is None or node is PLACEHOLDER:
+        return True
+    return is_empty_tuple(node) or (type(node) in (dict, list, tuple) and not node)
+
+
+def is_empty_tuple(node: object) -> bool:
+    """Return whether a node is a NamedTuple without fields, such as `optax.EmptyState()`."""
+    return isinstance(node, tuple) and type(node) is not tuple and not node
 
 
 def flattened(tree: object) -> tuple[list[tuple[TreePath, Any]], Any]:
@@ -128,6 +137,8 @@ def _signature(leaf: Any, path: TreePath) -> Hashable:
         return "numpy", leaf.shape, leaf.dtype.name, None
     if leaf is None:
         return "none", (), "", None
+    if is_empty_tuple(leaf):
+        return "none", (), NODE, None
     name = type(leaf).__name__
     if type(leaf) is VALUES.get(name):
         return name, (), "", None

@@ -264,7 +264,7 @@ def _check_structure(
     given = {_matched(path): (path, leaf) for path, leaf in with_paths}
     differences = []
     for at, (path, leaf) in given.items():
-        if at not in saved and leaf is not PLACEHOLDER:
+        if at not in saved and leaf is not PLACEHOLDER and not outlines.is_empty_tuple(leaf):
             differences.append(f"{outlines.shown(path)}: expected a leaf, found nothing")
         elif at in saved and saved[at].kind == "none" and not outlines.is_end(leaf):
             differences.append(f"{outlines.shown(path)}: expected a leaf, found None")
@@ -272,7 +272,7 @@ def _check_structure(
         differences += [
             f"{outlines.shown(leaf.path)}: expected nothing, found {leaf.kind}"
             for at, leaf in saved.items()
-            if at not in given
+            if at not in given and (leaf.kind, leaf.dtype) != ("none", outlines.NODE)
         ]
     if differences:
         more = len(differences) - DIFFERENCES_SHOWN_MAX

@@ -1,0 +1,255 @@
+"""Find the checkpoints of a directory that Orbax wrote, and what each has, without its arrays.
+
+The names and JSON files are those of Orbax 0.5 and later, which write `_METADATA` for each tree.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import CheckpointDamagedError, InvalidArgumentError
+from holdfast.interop.orbax.outlines import Entry, TreePath
+from holdfast.interop.orbax.records import DEFAULT_ITEM
+
+OF_STEP = "_CHECKPOINT_METADATA"
+OF_TREE = "_METADATA"
+SHARDINGS = "_sharding"
+MANIFEST = "manifest.ocdbt"
+METRICS = "metrics"
+JSON_FILE = "metadata"
+SUCCESS = "commit_success.txt"
+
+_STEP_NAME = re.compile(r"(?:.*_)?(\d+)")
+_SEQUENCE = 1
+_KINDS = {
+    "StandardCheckpointHandler": "tree",
+    "PyTreeCheckpointHandler": "tree",
+    "ArrayCheckpointHandler": "array",
+    "JsonCheckpointHandler": "json",
+    "JaxRandomKeyCheckpointHandler": "key",
+    "NumpyRandomKeyCheckpointHandler": "numpy_random",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrbaxItem:
+    """One item: `kind` is as in `ItemRecord`; `handler` is the class that wrote it, if known."""
+
+    name: str
+    path: Path
+    kind: str
+    handler: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrbaxStep:
+    """One checkpoint. `is_dated` is whether Orbax recorded `time`; else it is the folder's."""
+
+    step: int
+    path: Path
+    items: tuple[OrbaxItem, ...]
+    metrics: Any
+    custom_metadata: Any
+    time: datetime
+    is_dated: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrbaxLeaf:
+    """One leaf of a tree: `value_type` is Orbax's name of its type."""
+
+    path: TreePath
+    value_type: str
+    sharding: Any
+
+
+def find_steps(source: Path) -> list[tuple[int, Path]]:
+    """Return the steps of an Orbax directory with their folders, ascending.
+
+    Args:
+        source: The directory of a `CheckpointManager`, or one checkpoint. A checkpoint whose
+            folder's name does not end with a number has step 0.
+
+    Raises:
+        InvalidArgumentError: There is no checkpoint at `source`.
+        CheckpointDamagedError: The folder of a step has no checkpoint, or two are of one step.
+    """
+    if not source.is_dir():
+        raise InvalidArgumentError(f"import {source}: expected a directory, found none")
+    if _is_checkpoint(source):
+        return [(_step_of(source.name) or 0, source)]
+    found: dict[int, Path] = {}
+    named = [path for path in sorted(source.iterdir()) if path.is_dir()]
+    steps = [(number, path) for path in named if (number := _step_of(path.name)) is not None]
+    if not any(_is_checkpoint(path) for _, path in steps):
+        raise InvalidArgumentError(
+            f"import {source}: expected the directory of an Orbax CheckpointManager, one of its "
+            "checkpoints, or a folder of torch.distributed.checkpoint, found none of them"
+        )
+    for number, path in steps:
+        if not _is_checkpoint(path):
+            raise CheckpointDamagedError(
+                f"import {path}: expected a checkpoint of Orbax, found neither {OF_STEP} nor "
+                f"{OF_TREE} in it; move the folder away to import the others"
+            )
+        if number in found:
+            raise CheckpointDamagedError(
+                f"import {path}: expected one folder for step {number}, found {found[number]} too"
+            )
+        found[number] = path
+    return sorted(found.items())
+
+
+def _step_of(name: str) -> int | None:
+    match = _STEP_NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def _is_checkpoint(path: Path) -> bool:
+    own = (OF_STEP, OF_TREE, MANIFEST)
+    return any((path / name).exists() for name in own) or any(path.glob(f"*/{OF_TREE}"))
+
+
+def read_step(step: int, path: Path) -> OrbaxStep:
+    """Return what the checkpoint in the folder `path` has.
+
+    Raises:
+        CheckpointDamagedError: A file is damaged; the message names it.
+    """
+    of_step: dict[str, Any] = read_json(path / OF_STEP) if (path / OF_STEP).exists() else {}
+    written = of_step.get("item_handlers")
+    handlers = written if isinstance(written, dict) else {DEFAULT_ITEM: written or ""}
+    nsecs = of_step.get("init_timestamp_nsecs")
+    secs = nsecs / 1e9 if nsecs else path.stat().st_mtime
+    if (path / OF_TREE).exists() or (path / MANIFEST).exists() or isinstance(written, str):
+        items = [_item(DEFAULT_ITEM, path, handlers.get(DEFAULT_ITEM) or "")]
+    else:
+        folders = {one.name: one for one in sorted(path.iterdir()) if one.is_dir()}
+        names = {*folders, *(name for name, handler in handlers.items() if handler)} - {METRICS}
+        items = []
+        for name in sorted(names):
+            if name not in folders:
+                raise CheckpointDamagedError(
+                    f"import {path / name}: expected the item {name}, found nothing"
+                )
+            items.append(_item(name, folders[name], handlers.get(name) or ""))
+    metrics = path / METRICS / METRICS
+    return OrbaxStep(
+        step=step,
+        path=path,
+        items=tuple(items),
+        metrics=read_json(metrics) if metrics.exists() else None,
+        custom_metadata=of_step.get("custom_metadata") or None,
+        time=datetime.fromtimestamp(secs, tz=UTC),
+        is_dated=bool(nsecs),
+    )
+
+
+def _item(name: str, path: Path, handler: str) -> OrbaxItem:
+    handler = handler.rpartition(".")[2]
+    files = {one.name for one in path.iterdir()} - {SUCCESS}
+    kind = _KINDS.get(handler)
+    if kind is None and (OF_TREE in files or MANIFEST in files):
+        kind = "tree"
+    if kind is None and files == {JSON_FILE} and not handler:
+        kind = "json"
+    return OrbaxItem(name=name, path=path, kind=kind or "folder", handler=handler)
+
+
+def read_leaves(folder: Path) -> tuple[list[OrbaxLeaf], Any]:
+    """Return the leaves of the tree in `folder`, and its custom metadata.
+
+    Raises:
+        CheckpointDamagedError: A file is missing or damaged; the message names it.
+    """
+    found = read_json(folder / OF_TREE)
+    try:
+        if found.get("use_ocdbt") and not (folder / MANIFEST).exists():
+            raise CheckpointDamagedError(f"import {folder / MANIFEST}: expected a file, found none")
+        entries = [
+            (
+                tuple(_entry(key) for key in entry["key_metadata"]),
+                str(entry["value_metadata"]["value_type"]),
+            )
+            for entry in found["tree_metadata"].values()
+        ]
+        custom = found.get("custom_metadata")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointDamagedError(
+            f"import {folder / OF_TREE}: expected the metadata of a tree, found {error!r}"
+        ) from error
+    placed = _read_shardings(folder / SHARDINGS)
+    return [
+        OrbaxLeaf(
+            path=path,
+            value_type=value_type,
+            sharding=placed.get(".".join(str(entry.key) for entry in path)),
+        )
+        for path, value_type in entries
+    ], custom
+
+
+def _entry(key: dict[str, Any]) -> Entry:
+    if key["key_type"] == _SEQUENCE:
+        return Entry(int(key["key"]), in_sequence=True)
+    return Entry(str(key["key"]), in_sequence=False)
+
+
+def _read_shardings(file: Path) -> dict[str, Any]:
+    """Return the shardings of arrays by name, as this package describes them."""
+    if not file.exists():
+        return {}
+    try:
+        return {
+            base64.b64decode(name).decode(): _described(json.loads(text))
+            for name, text in read_json(file).items()
+        }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointDamagedError(
+            f"import {file}: expected the shardings of arrays, found {error!r}"
+        ) from error
+
+
+def _described(orbax: dict[str, Any]) -> dict[str, Any]:
+    mesh = orbax.get("device_mesh") or orbax.get("device_metadata_mesh")
+    if orbax["sharding_type"] == "SingleDeviceSharding":
+        return {"single": int(orbax["device_str"].rpartition(":")[2].strip(")") or 0)}
+    if orbax["sharding_type"] != "NamedSharding" or not mesh:
+        return {"other": json.dumps(orbax)[:500]}
+    return {
+        "named": {
+            "names": orbax["axis_names"],
+            "shape": orbax["shape"],
+            "devices": _device_ids(mesh["mesh"]),
+            "axis_types": [str(kind).rpartition(".")[2] for kind in orbax.get("axis_types") or ()],
+            "spec": orbax["partition_spec"],
+            "memory": orbax.get("memory_kind"),
+        }
+    }
+
+
+def _device_ids(mesh: Any) -> list[int]:
+    if isinstance(mesh, dict):
+        return [mesh["id"]]
+    return [one for part in mesh for one in _device_ids(part)]
+
+
+def read_json(file: Path) -> Any:
+    """Return the JSON in a file.
+
+    Raises:
+        CheckpointDamagedError: It is missing or damaged.
+    """
+    try:
+        return json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        found = "none" if isinstance(error, FileNotFoundError) else str(error)
+        raise CheckpointDamagedError(
+            f"import {file}: expected a file with JSON, found {found}"
+        ) from error
