@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 JOBS ?= 2
+FRAMEWORK ?= jax
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -27,7 +28,7 @@ help: ## show this list
 	@echo "PYTHON=python3.12 chooses another interpreter (now: $(PYTHON))."
 
 demo: $(STAMP) ## train, be interrupted, and lose nothing
-	$(BIN)/python -m holdfast demo
+	$(BIN)/python -m holdfast demo --framework $(FRAMEWORK)
 
 test: $(STAMP) $(AZURITE_STAMP) ## run all tests but the soak tests
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=10

@@ -13,10 +13,11 @@ from typing import Any
 
 import jax
 
-from holdfast.demo import model
+from holdfast.demo import jax_model as model
 from holdfast.demo.corpus import load_corpus
 from holdfast.demo.data import BatchShape, batch_iterator
-from holdfast.demo.train import digest
+from holdfast.demo.jax_learner import digest
+from holdfast.demo.learner import ModelConfig
 
 State = dict[str, Any]
 
@@ -25,7 +26,7 @@ def main() -> None:
     """Trains to the end, from wherever the run stands."""
     system, directory, steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     shape = BatchShape()
-    config = model.ModelConfig(context=shape.context)
+    config = ModelConfig(context=shape.context)
     optimizer = model.make_optimizer(steps)
     train_step = model.make_train_step(config, optimizer)
     init_rng, rng = jax.random.split(jax.random.key(0))

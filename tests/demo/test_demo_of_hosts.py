@@ -18,6 +18,7 @@ import pytest
 from holdfast.demo.agents import agents_of
 from tests.cli.command_line import INTERRUPTIBLE
 from tests.hosts import Host, host, wait_until
+from tests.manager.job import FRAMEWORKS
 from tests.manager.test_processes import free_address
 from tests.store.places import mounted
 
@@ -65,13 +66,16 @@ def demo(folder: Path, *options: str, **environment: str) -> Iterator[Demo]:
                     os.kill(pid, signal.SIGKILL)
 
 
+@FRAMEWORKS
 @pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_two_hosts_are_lost_and_all_is_bit_identical_and_comes_from_the_others_memory(
-    tmp_path: Path,
+    tmp_path: Path, framework: str
 ) -> None:
-    with demo(tmp_path / "demo", "--json", "--interval-secs", "0.3") as running:
+    with demo(
+        tmp_path / "demo", "--framework", framework, "--json", "--interval-secs", "0.3"
+    ) as running:
         out, err = running.end(280)
     assert running.process.returncode == 0, err[-3000:]
     assert err.rstrip().splitlines()[-1].startswith("bit-identical: parameters yes")

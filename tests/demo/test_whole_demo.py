@@ -10,12 +10,17 @@ from pathlib import Path
 import pytest
 
 from tests.hosts import host
+from tests.manager.job import TORCH
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_demo_is_bit_identical_with_the_agent_killed_as_well(tmp_path: Path) -> None:
+@pytest.mark.parametrize("framework", ["jax", TORCH])
+def test_the_demo_is_bit_identical_with_the_agent_killed_as_well(
+    tmp_path: Path, framework: str
+) -> None:
     command = [sys.executable, "-m", "holdfast", "demo", "--kill-agent", "--json"]
+    command += ["--framework", framework]
     options = ["--directory", str(tmp_path / "demo"), "--steps", "24", "--interval-secs", "0.3"]
     with host() as made:
         done = subprocess.run(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 
-from holdfast.demo.plan import HOSTS_MAX
+from holdfast.demo.plan import FRAMEWORKS, HOSTS_MAX
 
 
 @click.command()
@@ -25,6 +26,13 @@ from holdfast.demo.plan import HOSTS_MAX
     default=1,
     show_default=True,
     help="Train on N hosts, simulated on this machine; one is lost, and later another.",
+)
+@click.option(
+    "--framework",
+    type=click.Choice(FRAMEWORKS),
+    default=FRAMEWORKS[0],
+    show_default=True,
+    help="What the model is trained with.",
 )
 @click.option(
     "--steps",
@@ -56,39 +64,22 @@ from holdfast.demo.plan import HOSTS_MAX
     help="File for the chart of the losses. Default: losses.png in DIR.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON document.")
-def demo(
-    directory: Path | None,
-    hosts: int,
-    steps: int | None,
-    seed: int,
-    kill_agent: bool,
-    interval_secs: float,
-    chart: Path | None,
-    as_json: bool,
-) -> int:
+def demo(directory: Path | None, as_json: bool, **options: Any) -> int:
     """Train a small model, interrupt it, and show that nothing was lost.
 
     One run is killed and preempted several times, the other one is not; then both are compared bit
     by bit. With several hosts, one host is lost with its memory, and later another one. The demo
     takes a minute or two on a CPU. The exit code is 0 if the results are identical.
     """
-    # Imported here because only the demo needs JAX, which would slow down every other command.
+    # Imported here because the demo's modules would slow down every other command.
     from holdfast.demo.main import DemoOptions, run_demo
 
     if directory is None and as_json:
         directory = Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
-    options = DemoOptions(
-        directory=directory,
-        hosts=hosts,
-        steps=steps,
-        seed=seed,
-        kill_agent=kill_agent,
-        interval_secs=interval_secs,
-        chart=chart,
-    )
+    found = DemoOptions(directory=directory, **options)
     if directory is None or not as_json:
-        return run_demo(options)
-    code = run_demo(options, console=Console(stderr=True))
+        return run_demo(found)
+    code = run_demo(found, console=Console(stderr=True))
     report = directory / "report.json"
     if report.exists():
         print(report.read_text())

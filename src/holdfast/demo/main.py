@@ -22,7 +22,7 @@ from rich.console import Console
 from holdfast.clock import Clock, SystemClock
 from holdfast.demo.agents import stop_agents
 from holdfast.demo.failures import choose_failures
-from holdfast.demo.plan import DemoPlan
+from holdfast.demo.plan import FRAMEWORKS, DemoPlan
 from holdfast.demo.progress import Display, make_display
 from holdfast.demo.report import make_report, read_commits, read_ram_troubles
 from holdfast.demo.runner import RunLog, drive
@@ -34,7 +34,8 @@ _ROOM_BYTES = 16 << 20
 
 _STEPS = 256
 _STEPS_OF_HOSTS = 64
-_NEEDED = ("jax", "optax", "grain", "matplotlib")
+_NEEDED = {"jax": ("jax", "optax"), "torch": ("torch",)}
+_NEEDED_BY_ALL = ("grain", "matplotlib")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,7 @@ class DemoOptions:
     Attributes:
         directory: The folder for all files; None for a new temporary one.
         hosts: The number of hosts of each run.
+        framework: `jax` or `torch`.
         steps: The training steps of each run; None for as many as take about a minute.
         seed: Determines the failures, the initial weights and the order of batches.
         kill_agent: Whether the agent is killed too.
@@ -54,6 +56,7 @@ class DemoOptions:
 
     directory: Path | None = None
     hosts: int = 1
+    framework: str = FRAMEWORKS[0]
     steps: int | None = None
     seed: int = 0
     kill_agent: bool = False
@@ -72,7 +75,7 @@ def run_demo(options: DemoOptions, *, console: Console | None = None) -> int:
     console = Console() if console is None else console
     folder: Path | None = None
     try:
-        _check_packages()
+        _check_packages(options.framework)
         folder = _prepare_folder(options.directory)
         _print_line(console, f"holdfast demo: writing all files to {folder}")
         with _sigterm_as_interrupt():
@@ -106,6 +109,7 @@ def _run(options: DemoOptions, folder: Path, console: Console) -> int:
             name=name,
             folder=folder,
             hosts=options.hosts,
+            framework=options.framework,
             steps=steps,
             seed=options.seed,
             interval_secs=options.interval_secs,
@@ -143,12 +147,14 @@ def _drive_and_stop(plan: DemoPlan, display: Display, clock: Clock) -> RunLog:
             display.show_line(f"stopping the agents of the {plan.name} run failed: {error}")
 
 
-def _check_packages() -> None:
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+def _check_packages(framework: str) -> None:
+    needed = (*_NEEDED[framework], *_NEEDED_BY_ALL)
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
+        extras = "demo" if framework == "jax" else f"demo,{framework}"
         raise InvalidArgumentError(
-            f"holdfast demo: expected {', '.join(_NEEDED)} to be installed, not found: "
-            f"{', '.join(missing)}; install `holdfast-checkpoint[demo]`"
+            f"holdfast demo: expected {', '.join(needed)} to be installed, not found: "
+            f"{', '.join(missing)}; install `holdfast-checkpoint[{extras}]`"
         )
 
 

@@ -19,6 +19,9 @@ HOSTS_MAX = 8
 """How many hosts one machine simulates at most."""
 
 
+FRAMEWORKS = ("jax", "torch")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoPlan:
     """The plan of a run: its size and its failures."""
@@ -29,6 +32,7 @@ class DemoPlan:
     seed: int
     interval_secs: float
     hosts: int = 1
+    framework: str = FRAMEWORKS[0]
     failures: tuple[Failure, ...] = ()
 
     @property
@@ -54,7 +58,8 @@ class DemoPlan:
         if self.hosts == 1:
             return {"JAX_PLATFORMS": "cpu", **os.environ}
         # Several processes cannot share an accelerator.
-        own = {HOST_VARIABLE: self.host(host), INTERFACE_VARIABLE: LOOPBACK, "JAX_PLATFORMS": "cpu"}
+        own = {HOST_VARIABLE: self.host(host), INTERFACE_VARIABLE: LOOPBACK}
+        own |= {"JAX_PLATFORMS": "cpu", "GLOO_SOCKET_IFNAME": "lo"}
         return {**os.environ, **own}
 
     def _suffix(self, host: int) -> str:

@@ -137,7 +137,8 @@ def compare(one: ByHost, other: ByHost) -> Identity:
     return Identity(
         params=len({end.params for end in ends}) == 1,
         opt_state=len({end.opt_state for end in ends}) == 1,
-        rng=len({end.rng for end in ends}) == 1,
+        # A host may have generators of its own.
+        rng=[end.rng for end in own_ends[0]] == [end.rng for end in own_ends[1]],
         batches=_data(own_ends[0]) == _data(own_ends[1])
         and _by_step(one, "batch") == _by_step(other, "batch"),
         equal_losses=sum(_is_equal(losses.get(step), other_losses.get(step)) for step in steps),

@@ -96,6 +96,7 @@ def _spawn(plan: DemoPlan, host: int, coordinator: str) -> subprocess.Popen[byte
     command = [sys.executable, "-m", "holdfast.demo.train"]
     command += ["--run", str(plan.run), "--log", str(plan.journal(host))]
     command += ["--steps", str(plan.steps), "--seed", str(plan.seed)]
+    command += ["--framework", plan.framework]
     command += ["--interval-secs", str(plan.interval_secs)]
     if plan.hosts > 1:
         command += ["--hosts", str(plan.hosts), "--host", str(host), "--coordinator", coordinator]

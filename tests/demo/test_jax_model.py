@@ -7,14 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from holdfast.demo import model
-from holdfast.demo.train import digest
+from holdfast.demo import jax_model as model
+from holdfast.demo.jax_learner import digest
+from holdfast.demo.learner import ModelConfig
 
 _TRAIN_A_LITTLE = """
 import jax, numpy as np
-from holdfast.demo import model
-from holdfast.demo.train import digest
-config = model.ModelConfig(layers=2)
+from holdfast.demo import jax_model as model
+from holdfast.demo.jax_learner import digest
+from holdfast.demo.learner import ModelConfig
+config = ModelConfig(layers=2)
 optimizer = model.make_optimizer(24)
 train_step = model.make_train_step(config, optimizer)
 rng, init_rng = jax.random.split(jax.random.key(5))
@@ -44,7 +46,7 @@ def test_two_processes_train_to_the_same_bits() -> None:
 
 
 def test_training_lowers_the_loss_and_moves_the_rng() -> None:
-    config = model.ModelConfig(width=32, heads=2, layers=1)
+    config = ModelConfig(width=32, heads=2, layers=1)
     optimizer = model.make_optimizer(48)
     train_step = model.make_train_step(config, optimizer)
     rng = first_rng = jax.random.key(0)
@@ -60,7 +62,7 @@ def test_training_lowers_the_loss_and_moves_the_rng() -> None:
 
 
 def test_dropout_depends_on_the_rng() -> None:
-    config = model.ModelConfig(width=32, heads=2, layers=1, dropout=0.5)
+    config = ModelConfig(width=32, heads=2, layers=1, dropout=0.5)
     optimizer = model.make_optimizer(4)
     train_step = model.make_train_step(config, optimizer)
     text = jnp.zeros((2, 65), dtype=jnp.uint8)
