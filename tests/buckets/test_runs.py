@@ -19,7 +19,9 @@ from holdfast import CheckpointManager
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt, read_attempts
 from holdfast.errors import NotARunError, StorageError
+from holdfast.job.check_results import Severity
 from holdfast.job.run_copies import copy_run
+from holdfast.job.storage_checks import check_storage
 from holdfast.store.location import open_durable
 from tests.buckets.s3_server import SECRET_KEY
 from tests.hosts import Host, host
@@ -133,6 +135,16 @@ def test_a_run_is_copied_to_a_bucket_and_back(one_host: Host, any_url: str, tmp_
     train(any_url, 3)
     with pytest.raises(NotARunError, match="choose a new place"):
         copy_run(tmp_path / "run", any_url)
+
+
+def test_the_doctor_tries_a_bucket_and_leaves_it_as_it_was(one_host: Host, any_url: str) -> None:
+    clock = SystemClock()
+    found = list(check_storage(any_url, clock))
+    assert {result.severity for result in found} == {Severity.NOTE, Severity.OK}
+    assert not open_durable(any_url, clock).has_objects()
+    scheme = any_url.partition("://")[0]
+    problems = check_storage(f"{scheme}://no-such-bucket/run", clock)
+    assert Severity.PROBLEM in {result.severity for result in problems}
 
 
 def test_the_secret_is_in_no_file_and_no_argument(one_host: Host, url: str) -> None:

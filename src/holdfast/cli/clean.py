@@ -66,7 +66,7 @@ def clean(is_all: bool, yes: bool, dry_run: bool, as_json: bool) -> int:
     These are agents without trainers, which make durable what they hold and end, and what killed
     agents have left. What a trainer or its agent uses is never touched.
     """
-    found = [*_idle_agents(), *_left_behind()]
+    found = [*unowned_memory()]
     chosen = [one for one in found if is_all or not one.kept_for]
     for one in found if not as_json else ():
         kept = f"; kept: {one.kept_for}; --all removes it" if one not in chosen else ""
@@ -97,6 +97,12 @@ def clean(is_all: bool, yes: bool, dry_run: bool, as_json: bool) -> int:
     elif not found:
         output.print_line("nothing to remove")
     return 1 if problems else 0
+
+
+def unowned_memory() -> Iterator[Unowned]:
+    """Yield the memory on this host that no trainer uses."""
+    yield from _idle_agents()
+    yield from _left_behind()
 
 
 def _idle_agents() -> Iterator[Unowned]:

@@ -16,6 +16,7 @@ from holdfast import __version__
 from holdfast.cli.clean import clean
 from holdfast.cli.copy import copy
 from holdfast.cli.demo import demo
+from holdfast.cli.doctor import doctor
 from holdfast.cli.events import events
 from holdfast.cli.files import export, import_files
 from holdfast.cli.ls import ls
@@ -47,7 +48,7 @@ def commands() -> None:
 
 
 _COMMANDS = (ls, show, verify, events, report, save, copy, rm, export, import_files)
-for _command in (*_COMMANDS, status, stop, clean, run, demo):
+for _command in (*_COMMANDS, status, stop, clean, doctor, run, demo):
     commands.add_command(_command)
 
 

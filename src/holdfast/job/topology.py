@@ -92,14 +92,14 @@ def place_of(processes: Processes, ram: RamTier | None, peer_address: str | None
         InvalidArgumentError: The host's name is invalid.
     """
     return RankPlace(
-        host=_checked_host(host_name()),
+        host=checked_host(host_name()),
         failure_domain=ram.failure_domain if ram is not None else None,
         slice_index=processes.slice_index,
         peer_address=peer_address,
     )
 
 
-def _checked_host(name: str) -> str:
+def checked_host(name: str) -> str:
     """Return the name of this host, if files can be named after it.
 
     Raises:
