@@ -61,8 +61,8 @@ def test_ram_without_room_for_two_checkpoints_is_a_warning(
     shared_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    train(shared_host, run, steps=1)
-    with mounted("tmpfs", tmp_path / "small", "size=64k") as small:
+    train(shared_host, run, steps=1, megabytes=1)
+    with mounted("tmpfs", tmp_path / "small", "size=1m") as small:
         monkeypatch.setitem(shared_host.variables, "HOLDFAST_RAM", str(small))
         found = answer(shared_host, "doctor", run, code=3)
     (row,) = (row for row in found["checks"] if row["subject"].startswith("RAM tier"))

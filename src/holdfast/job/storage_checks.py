@@ -19,7 +19,7 @@ from holdfast.clock import Clock
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.errors import HoldfastError, NotARunError, ObjectNotFoundError
 from holdfast.format.names import LEASES
-from holdfast.job.check_results import CheckResult, failed, noted, passed, warned
+from holdfast.job.check_results import CheckResult, Severity, failed, noted, passed, warned
 from holdfast.job.run_access import read_only
 from holdfast.quantities import size_text
 from holdfast.store.bucket import BucketStore
@@ -55,9 +55,12 @@ def check_storage(place: str, clock: Clock) -> Iterator[CheckResult]:
         InvalidArgumentError: it is no path and no URL.
     """
     location = RunLocation.parse(place)
-    yield _check_run(location)
+    of_run = _check_run(location)
+    yield of_run
     if location.is_url:
-        yield from _check_bucket(location, clock)
+        # Some services create a bucket with its first object.
+        if of_run.severity is not Severity.PROBLEM:
+            yield from _check_bucket(location, clock)
     else:
         yield from _check_directory(location.folder, newest_size_bytes(place))
 
@@ -73,7 +76,8 @@ def _check_run(location: RunLocation) -> CheckResult:
             return noted(subject, "there is no run yet; a training creates it")
         return failed(subject, str(error))
     except (HoldfastError, OSError) as error:
-        return failed(subject, str(error), "see `holdfast verify`")
+        advice = "docs/buckets.md has the set-up and the permissions" * location.is_url
+        return failed(subject, str(error), advice or "see `holdfast verify`")
     count = "1 checkpoint" if len(steps) == 1 else f"{len(steps):,} checkpoints"
     return passed(subject, f"{count}, to step {steps[-1]}" if steps else "no checkpoints yet")
 

@@ -20,6 +20,7 @@ from holdfast.agent.protocol import Detached
 from holdfast.manager.agent_session import AgentPlace
 from holdfast.manager.restoring import RestoreReport
 from holdfast.quantities import secs_text, size_text
+from holdfast.store.location import RunLocation
 
 LOG_VARIABLE = "HOLDFAST_LOG"
 LEVELS = {
@@ -30,7 +31,7 @@ LEVELS = {
 }
 _NAMES = {logging.WARNING: "warning: ", logging.ERROR: "error: "}
 
-_SOURCES = {"ram": "RAM", "peer": "other hosts' RAM", "durable": "disk"}
+_SOURCES = {"ram": "RAM", "peer": "other hosts' RAM", "durable": "durable storage"}
 STAYING_SECS = 10.0
 """An agent that leaves sooner is not worth a line."""
 
@@ -96,8 +97,10 @@ def opening_text(directory: object, place: AgentPlace) -> str:
         where = "a new run"
     else:
         where = f"attempt {place.attempt}, without a checkpoint so far"
-    ram = f"RAM ({place.folder.parent}) and disk" if place.ram_folder else "disk, without RAM"
-    return f"opened {directory}: {where}; checkpoints go to {ram}"
+    durable = "the bucket" if RunLocation(str(directory)).is_url else "disk"
+    has_ram = place.ram_folder is not None
+    goes_to = f"RAM ({place.folder.parent}) and {durable}" if has_ram else f"{durable}, without RAM"
+    return f"opened {directory}: {where}; checkpoints go to {goes_to}"
 
 
 def restore_text(report: RestoreReport) -> str:

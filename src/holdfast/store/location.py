@@ -28,6 +28,7 @@ from holdfast.store.run_directory import RunDirectory
 
 STATE_VARIABLE = "HOLDFAST_STATE"
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
+_ONE_SLASH = re.compile(r"(s3|gs|az):/(?!/)")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
 SCHEMES = ("s3", "gs", "az")
 _REFUSED = '?#%\\{}^`[]"<>~|*'
@@ -52,6 +53,12 @@ class RunLocation:
                 f"open a run: expected a path or a URL, found {place!r} ({type(place).__name__})"
             )
         text = str(os.fspath(place))
+        typo = _ONE_SLASH.match(text)
+        if typo is not None:
+            raise InvalidArgumentError(
+                f"open {text}: expected a URL as {typo[1]}://bucket/runs/name, or a path; found "
+                f"{typo[0]} with one slash, which would be a folder; write ./{text} for that"
+            )
         url = _URL.fullmatch(text)
         return cls(_checked_url(text, url) if url is not None else os.path.abspath(text))
 
