@@ -50,7 +50,8 @@ def test_an_example_runs_as_printed(code: str, tmp_path: Path) -> None:
             timeout=60,
         )
     assert done.returncode == 0, done.stderr
-    assert list((tmp_path / "runs").glob("*/checkpoints/*/manifest.json"))
+    if "CheckpointManager(" in code or "holdfast.save(" in code:
+        assert list((tmp_path / "runs").glob("*/checkpoints/*/manifest.json"))
 
 
 def _links(text: str) -> list[tuple[str, str, str]]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import click
 
 from holdfast import __version__
+from holdfast.cli.advise import advise
 from holdfast.cli.clean import clean
 from holdfast.cli.copy import copy
 from holdfast.cli.demo import demo
@@ -47,7 +48,7 @@ def commands() -> None:
     """Checkpoint training runs continuously, off the training thread."""
 
 
-_COMMANDS = (ls, show, verify, events, report, save, copy, rm, export, import_files)
+_COMMANDS = (ls, show, verify, events, report, advise, save, copy, rm, export, import_files)
 for _command in (*_COMMANDS, status, stop, clean, doctor, run, demo):
     commands.add_command(_command)
 

@@ -47,7 +47,7 @@ def report(directories: tuple[str, ...], html_path: Path | None, as_json: bool) 
     The categories add up to the time from the start of the first process to the last event. They
     are explained in docs/report.md.
     """
-    reports = [_report(directory) for directory in directories]
+    reports = [report_of(directory) for directory in directories]
     if html_path is not None:
         write_page(reports, html_path)
         output.note(f"wrote {html_path}")
@@ -60,7 +60,8 @@ def report(directories: tuple[str, ...], html_path: Path | None, as_json: bool) 
         _print(one)
 
 
-def _report(directory: str) -> RunReport:
+def report_of(directory: str) -> RunReport:
+    """Return the report of the run in a directory or at a URL."""
     run = read_only(directory)
     return report_run(str(run.location), EventReader(run.durable.home).read(is_live=True))
 

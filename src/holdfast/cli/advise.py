@@ -1,0 +1,205 @@
+"""Implement `holdfast advise`: say how often to save, from what a run has measured."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+import click
+from rich.text import Text
+
+from holdfast.cli import output
+from holdfast.cli.output import Column
+from holdfast.cli.report import report_of
+from holdfast.errors import InvalidArgumentError
+from holdfast.reports.advice import (
+    SURVIVED,
+    IntervalAdvice,
+    RunAdvice,
+    advise_run,
+    cluster_of,
+    settings_of,
+)
+from holdfast.reports.failure_rates import FailureRate
+from holdfast.reports.model import RunReport
+from holdfast.reports.simulate import TierSetting, simulate
+from holdfast.reports.words import TIER_WORDS, duration_text, share_text
+
+MTBF_HOURS = (0.5, 1.0, 3.0, 12.0, 48.0)
+SEEDS = 3
+FAILURES = 200
+"""How many failures a simulation has, about."""
+KIND_WORDS = {"process": "processes", "host": "hosts"}
+GAIN_MIN = 0.001
+"""Smaller gains are not shown."""
+
+Settings = Sequence[tuple[str, Sequence[TierSetting]]]
+
+
+@click.command()
+@click.argument("directory", metavar="DIR", type=click.Path())
+@click.option("--what-if", is_flag=True, help="Simulate other failure rates.")
+@click.option(
+    "--mtbf",
+    "mtbf_hours",
+    metavar="HOURS",
+    multiple=True,
+    type=click.FloatRange(min=0, min_open=True),
+    help="A mean time between failures for --what-if; may be repeated.",
+)
+@click.option(
+    "--every",
+    "every_steps",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=1000,
+    show_default=True,
+    help="For --what-if: compare with a durable checkpoint every N steps.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def advise(
+    directory: str, what_if: bool, mtbf_hours: tuple[float, ...], every_steps: int, as_json: bool
+) -> None:
+    """Say how often the run in DIR should save, and what that would change.
+
+    It weighs the measured cost of a checkpoint in each tier, as inflation of steps, against the
+    measured failures. The method is in docs/goodput.md. It advises a change only where today's
+    interval wastes more than 1.5 times as much as the best one.
+    """
+    found = report_of(directory)
+    advice = advise_run(found)
+    if not advice.tiers:
+        reasons = "; ".join(advice.notes) or "its events have no checkpoint"
+        raise InvalidArgumentError(
+            f"advise {directory}: expected a training with measured checkpoints, found none "
+            f"({reasons}); train for some minutes, with steps between the checkpoints"
+        )
+    table = _what_if(advice, found, mtbf_hours or MTBF_HOURS, every_steps) if what_if else []
+    if as_json:
+        output.print_json({"advice": advice, "what_if": table})
+        return
+    _print(advice)
+    if table:
+        _print_what_if(table)
+    for line in advice.notes:
+        output.warn(line)
+
+
+def _print(advice: RunAdvice) -> None:
+    output.print_line(f"{advice.run}: {duration_text(advice.hours * 3600)} of training")
+    for kind, rate in advice.failures.items():
+        output.print_line(f"failures of {KIND_WORDS[kind]}: {_rate_text(rate)}")
+    output.print_line("")
+    columns = [
+        Column("tier"),
+        *(Column(title, "right") for title in ("interval", "best", "from", "to", "waste", "best")),
+    ]
+    output.print_table(columns, [_cells(one) for one in advice.tiers])
+    output.print_line("")
+    for one in advice.tiers:
+        output.print_line(_sentence(one))
+    for what, gain in advice.gains.items():
+        if gain > GAIN_MIN:
+            output.print_line(f"{what} would add at most {share_text(gain)} of goodput")
+    output.print_line(
+        f"expected goodput: {share_text(advice.goodput)} today, {share_text(advice.best_goodput)} "
+        "with the best intervals"
+    )
+
+
+def _rate_text(rate: FailureRate) -> str:
+    one, low, high = (
+        duration_text(3600 / per_hour)
+        for per_hour in (rate.per_hour, rate.high_per_hour, max(rate.low_per_hour, 1e-9))
+    )
+    return f"one in {one} (between {low} and {high} with 90 % belief)"
+
+
+def _cells(one: IntervalAdvice) -> list[str | Text]:
+    spans = (one.interval_secs, one.best_secs, one.low_secs, one.high_secs)
+    return [
+        TIER_WORDS.get(one.tier, one.tier),
+        *(_interval_text(secs) for secs in spans),
+        share_text(one.waste),
+        share_text(one.best_waste),
+    ]
+
+
+def _interval_text(secs: float) -> str:
+    return "never" if math.isinf(secs) else duration_text(secs)
+
+
+def _sentence(one: IntervalAdvice) -> str:
+    name = TIER_WORDS.get(one.tier, one.tier)
+    if not one.is_needed:
+        return f"{name}: keep the interval; it wastes at most 1.5 times as much as the best one"
+    way = "more often" if one.best_secs < one.interval_secs else "less often"
+    return (
+        f"{name}: save {way}, every {_interval_text(one.best_secs)} in place of "
+        f"{_interval_text(one.interval_secs)}: {share_text(one.waste)} of the time is wasted, "
+        f"{share_text(one.best_waste)} would be"
+    )
+
+
+def _what_if(
+    advice: RunAdvice, found: RunReport, mtbf_hours: Sequence[float], every_steps: int
+) -> list[dict[str, object]]:
+    """Return the goodput of today's and other intervals for each mean time between failures."""
+    today = settings_of(advice, found, is_best=False)
+    fixed = _fixed(advice, found, every_steps)
+    rows: list[dict[str, object]] = []
+    for hours in mtbf_hours:
+        cluster = cluster_of(advice, hours)
+        best = settings_of(advise_run(found, mtbf_hours=hours), found, is_best=True)
+        settings: Settings = [("today", today), ("best", best), (f"every {every_steps}", fixed)]
+        row: dict[str, object] = {"mtbf_hours": hours}
+        for name, tiers in settings:
+            if not tiers:
+                continue
+            outcomes = [
+                simulate(cluster, tiers, hours=FAILURES * hours, seed=seed) for seed in range(SEEDS)
+            ]
+            lost = sum(one.redone_secs for one in outcomes)
+            row[name] = {
+                "goodput": statistics.mean(one.goodput for one in outcomes),
+                "lost_secs_per_failure": lost / max(1, sum(one.failures for one in outcomes)),
+            }
+        rows.append(row)
+    return rows
+
+
+def _fixed(advice: RunAdvice, found: RunReport, every_steps: int) -> list[TierSetting]:
+    """Return the durable tier alone with a checkpoint every N steps; none where not measured."""
+    steps = [a.quiet_step_secs for a in found.attempts if a.quiet_step_secs is not None]
+    durable = found.tiers.get("durable")
+    if not steps or durable is None or "durable" not in {one.tier for one in advice.tiers}:
+        return []
+    secs = durable.secs or 0.0
+    return [
+        TierSetting(
+            name="durable",
+            interval_secs=max(every_steps * statistics.median(steps), secs, 1e-3),
+            cost_secs=durable.cost_secs or 0.0,
+            secs=secs,
+            survives=SURVIVED["durable"],
+        )
+    ]
+
+
+def _print_what_if(table: Sequence[dict[str, object]]) -> None:
+    names = [name for name in table[0] if name != "mtbf_hours"]
+    columns = [Column("a failure in", "right")]
+    for name in names:
+        columns += [Column(f"goodput {name}", "right"), Column("lost by one", "right")]
+    rows: list[list[str | Text]] = []
+    for row in table:
+        cells: list[str | Text] = [duration_text(float(str(row["mtbf_hours"])) * 3600)]
+        for name in names:
+            of_setting = row[name]
+            assert isinstance(of_setting, dict)
+            cells.append(share_text(of_setting["goodput"]))
+            cells.append(duration_text(of_setting["lost_secs_per_failure"]))
+        rows.append(cells)
+    output.print_line("")
+    output.print_table(columns, rows)
