@@ -117,7 +117,7 @@ def test_a_save_removes_leftovers_but_not_what_a_live_save_builds(tmp_path: Path
     clock = SystemClock()
     for left in (tmp_path / ".saved.0123456789ab.unfinished", other):
         (left / "checkpoints").mkdir(parents=True)
-    with one_shot._locked_directory(saved, clock) as building:
+    with one_shot.locked_directory(saved, clock) as building:
         holdfast.save(saved, {"w": np.ones(3)})
         assert sorted(os.listdir(tmp_path)) == sorted([building.name, other.name, saved.name])
     assert sorted(os.listdir(tmp_path)) == [other.name, saved.name]

@@ -76,14 +76,14 @@ def save(
     with translated("save to", directory):
         _check_target(directory, overwrite, clock)
         snapshot = _snapshot(find_framework(), tree)
-        _remove_leftovers(directory)
+        remove_leftovers(directory)
         try:
-            with _locked_directory(directory, clock) as building:
+            with locked_directory(directory, clock) as building:
                 _write(DiskStore(building, clock), directory, snapshot, checked, clock)
-                _put_in_place(building, directory, overwrite)
+                put_in_place(building, directory, overwrite)
         finally:
             snapshot.release()
-        _remove_leftovers(directory)
+        remove_leftovers(directory)
 
 
 def load(
@@ -125,23 +125,26 @@ def _check_target(directory: Path, overwrite: bool, clock: Clock) -> None:
         raise InvalidArgumentError(
             f"save to {directory}: it exists; give a new path, or pass overwrite=True"
         )
-    store = DiskStore(directory, clock)
-    try:
-        read_run_record(store, str(directory))
-        is_one_shot = attempt_numbers(store) == [SAVED.attempt] and [*list_checkpoints(store)] == [
-            SAVED
-        ]
-    except HoldfastError:
-        is_one_shot = False
-    if not is_one_shot or directory.is_symlink():
+    if not is_saved_one(directory, clock):
         raise InvalidArgumentError(
             f"save to {directory}: expected what an earlier save made, found something else, which "
             "is not overwritten; remove it, or give a new path"
         )
 
 
+def is_saved_one(directory: Path, clock: Clock) -> bool:
+    """Return whether `directory` is a run of the one attempt and checkpoint that a save makes."""
+    store = DiskStore(directory, clock)
+    try:
+        read_run_record(store, str(directory))
+        found = attempt_numbers(store), [*list_checkpoints(store)]
+    except HoldfastError:
+        return False
+    return found == ([SAVED.attempt], [SAVED]) and not directory.is_symlink()
+
+
 @contextlib.contextmanager
-def _locked_directory(directory: Path, clock: Clock) -> Iterator[Path]:
+def locked_directory(directory: Path, clock: Clock) -> Iterator[Path]:
     """Yield a new hidden directory beside `directory`, locked; remove what is there at the end."""
     fds: list[int] = []
     while not fds:
@@ -163,7 +166,7 @@ def _locked_directory(directory: Path, clock: Clock) -> Iterator[Path]:
             os.close(fd)
 
 
-def _remove_leftovers(directory: Path) -> None:
+def remove_leftovers(directory: Path) -> None:
     """Remove what saves to `directory` left that have crashed.
 
     While nothing is at `directory`, a complete leftover stays: the crash may have been between the
@@ -234,6 +237,16 @@ def _write(
     clock: Clock,
 ) -> None:
     """Write a whole run to `store`, whose directory will be renamed to `directory`."""
+    run_id = begin_run(store, directory, clock)
+    plan = Planner(run_id, rank=0, count=1).plan(
+        snapshot, Taking(id=SAVED, time=clock.now(), metrics=metrics)
+    )
+    write_part(store, plan, snapshot.chunk_bytes)
+    commit(store, SAVED, 1)
+
+
+def begin_run(store: DiskStore, directory: Path, clock: Clock) -> str:
+    """Begin a run in `store`, whose directory will be renamed to `directory`; return its id."""
     built = store.home.place()
     # A rename keeps the inode; with the path it will have, the run is where its record says.
     place = RunPlace(inode=built.inode, path=str(directory)) if built is not None else None
@@ -242,14 +255,15 @@ def _write(
         run_id=record.run_id, origin=None, host=host_name(), pid=os.getpid(), time=clock.now()
     )
     begin_attempt(store, SAVED.attempt, start)
-    plan = Planner(record.run_id, rank=0, count=1).plan(
-        snapshot, Taking(id=SAVED, time=clock.now(), metrics=metrics)
-    )
-    write_part(store, plan, snapshot.chunk_bytes)
-    commit(store, SAVED, 1)
+    return record.run_id
 
 
-def _put_in_place(building: Path, directory: Path, overwrite: bool) -> None:
+def put_in_place(building: Path, directory: Path, overwrite: bool) -> None:
+    """Rename `building` to `directory`, durably; what was there is then at `building`.
+
+    Raises:
+        InvalidArgumentError: it exists, without `overwrite`.
+    """
     try:
         rename_to_new(building, directory)
     except FileExistsError as error:

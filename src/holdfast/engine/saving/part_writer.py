@@ -123,7 +123,7 @@ class PartWriter:
             # Right before the name becomes visible: another process may have truncated the slot.
             fill.slot.check_whole()
             fill.slot.show(self._key)
-        record = _put_record(self._store, self._plan, self.images, self._digests)
+        record = put_record(self._store, self._plan, self.images, self._digests)
         self._is_sealed = True
         self._last.remember(self._store.tier, record, self._plan, self.images, self._snapshot)
         return record
@@ -196,12 +196,23 @@ def write_part(
         OutOfSpaceError, StorageError: no part is visible.
     """
     images = images or PartImages(own=plan.layout)
+    return put_record(store, plan, images, put_image(store, plan, images, chunk_bytes))
+
+
+def put_image(
+    store: Store, plan: PartPlan, images: PartImages, chunk_bytes: ChunkBytes
+) -> Sequence[str]:
+    """Write the own image of a part; return the digests of its blocks for `put_record`.
+
+    Raises:
+        OutOfSpaceError, StorageError: no image is visible.
+    """
     image = ImageSource(images.own, chunk_bytes)
     store.put(image_key(plan.id, plan.rank, plan.part_count), image)
-    return _put_record(store, plan, images, image.digests)
+    return image.digests
 
 
-def _put_record(
+def put_record(
     store: Store, plan: PartPlan, images: PartImages, own_blocks: Sequence[str]
 ) -> PartRecord:
     """Write the record that seals the images, which are visible already; return it.

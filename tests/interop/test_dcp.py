@@ -1,0 +1,290 @@
+"""torch.distributed.checkpoint through Holdfast: one process, and several ranks in programs."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch cannot be had here", exc_type=ImportError)
+
+import torch.distributed.checkpoint as dcp  # noqa: E402
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata  # noqa: E402
+
+import holdfast  # noqa: E402
+from holdfast.interop.dcp import HoldfastReader, HoldfastWriter  # noqa: E402
+
+# DCP warns of every call without a process group.
+pytestmark = pytest.mark.filterwarnings("ignore")
+PROGRAM = Path(__file__).with_name("dcp_ranks.py")
+
+
+def _state() -> dict[str, Any]:
+    torch.manual_seed(0)
+    return {
+        "model": {
+            "layers.0.weight": torch.rand(6, 4),
+            "half": torch.rand(3).bfloat16(),
+            "scalar": torch.tensor(2.5),
+            "empty": torch.empty(0, 3),
+            "columns": torch.rand(5, 3).t(),
+            "complex": torch.rand(4, dtype=torch.complex64).conj(),
+        },
+        "optimizer": {"state": {0: {"step": torch.tensor(7)}}, "lr": 0.5, "betas": (0.9, 0.99)},
+        "epoch": 3,
+    }
+
+
+def _blank(state: dict[str, Any]) -> dict[str, Any]:
+    made = copy.deepcopy(state)
+    for tensor in (*made["model"].values(), made["optimizer"]["state"][0]["step"]):
+        tensor.zero_()
+    made["epoch"], made["optimizer"]["lr"], made["optimizer"]["betas"] = 0, 0.0, (0.0, 0.0)
+    return made
+
+
+def _equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    tensors = one["model"].keys() == other["model"].keys() and all(
+        torch.equal(one["model"][name], other["model"][name]) for name in one["model"]
+    )
+    steps = [state["optimizer"]["state"][0]["step"] for state in (one, other)]
+    plain = [(s["epoch"], s["optimizer"]["lr"], s["optimizer"]["betas"]) for s in (one, other)]
+    return tensors and bool(steps[0] == steps[1]) and plain[0] == plain[1]
+
+
+def _saved(path: Path, state: dict[str, Any]) -> Any:
+    return dcp.save(copy.deepcopy(state), storage_writer=HoldfastWriter(path), no_dist=True)
+
+
+def _loaded(path: Path, state: dict[str, Any], **options: Any) -> dict[str, Any]:
+    dcp.load(state, storage_reader=HoldfastReader(path), no_dist=True, **options)
+    return state
+
+
+def test_a_state_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
+    state = _state()
+    made = _saved(tmp_path / "new" / "one", state)
+    assert _equal(_loaded(tmp_path / "new" / "one", _blank(state)), state)
+    read = HoldfastReader(tmp_path / "new" / "one").read_metadata()
+    assert isinstance(read, Metadata)
+    assert read.state_dict_metadata == made.state_dict_metadata
+    assert read.planner_data == made.planner_data
+    # Nothing hidden is left, and everything that reads runs reads it.
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["one"]
+    found = holdfast.load(tmp_path / "new" / "one", framework="torch", only="model.half")
+    assert torch.equal(found["model.half"], state["model"]["half"])
+
+
+def test_a_part_of_a_state_is_loaded_and_dtypes_are_converted(tmp_path: Path) -> None:
+    state = _state()
+    _saved(tmp_path / "one", state)
+    expected = state["model"]["layers.0.weight"]
+    strided = torch.zeros(4, 6).t()
+    wanted = {"model": {"layers.0.weight": strided, "half": torch.zeros(3, dtype=torch.float64)}}
+    _loaded(tmp_path / "one", wanted)
+    assert torch.equal(strided, expected)
+    assert torch.equal(wanted["model"]["half"], state["model"]["half"].double())
+    with pytest.raises(dcp.CheckpointException, match="gone"):
+        _loaded(tmp_path / "one", {"gone": torch.zeros(1)})
+
+
+class _Diagonal(dcp.DefaultSavePlanner):  # type: ignore[misc]
+    """Writes a tensor of 4 rows in shards that form no grid."""
+
+    shards = (((0, 0), (2, 3)), ((2, 0), (2, 1)), ((2, 1), (2, 2)))
+
+    def create_local_plan(self) -> Any:
+        from dataclasses import replace
+
+        plan = super().create_local_plan()
+        (item,) = plan.items
+        items = []
+        for offsets, sizes in self.shards:
+            chunk = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+            items.append(
+                replace(
+                    item,
+                    type=dcp.planner.WriteItemType.SHARD,
+                    index=replace(item.index, offset=torch.Size(offsets)),
+                    tensor_data=replace(item.tensor_data, chunk=chunk),
+                )
+            )
+        return replace(plan, items=items)
+
+    def resolve_data(self, write_item: Any) -> Any:
+        (a, b), (rows, columns) = next(
+            shard for shard in self.shards if shard[0] == tuple(write_item.index.offset)
+        )
+        return self.state_dict["w"][a : a + rows, b : b + columns]
+
+
+def test_shards_that_form_no_grid_are_arrays_of_their_own(tmp_path: Path) -> None:
+    state = {"w": torch.rand(4, 3)}
+    writer = HoldfastWriter(tmp_path / "one")
+    dcp.save(state, storage_writer=writer, planner=_Diagonal(), no_dist=True)
+    found = _loaded(tmp_path / "one", {"w": torch.zeros(4, 3)})
+    assert torch.equal(found["w"], state["w"])
+    with holdfast.open_run(tmp_path / "one") as run:
+        assert sorted(run.metadata(0).arrays) == ["w/at 0,0", "w/at 2,0", "w/at 2,1"]
+
+
+def test_an_id_is_replaced_wholly_and_one_writer_serves_many(tmp_path: Path) -> None:
+    writer = HoldfastWriter(tmp_path / "one")
+    (tmp_path / "two").mkdir()  # an empty directory is one that a program has prepared
+    for number, name in enumerate(("one", "two", "one")):
+        state = {"w": torch.full((3,), number), f"only-{number}": torch.zeros(1)}
+        dcp.save(state, checkpoint_id=tmp_path / name, storage_writer=writer, no_dist=True)
+    assert _loaded(tmp_path / "one", {"w": torch.zeros(3)})["w"].tolist() == [2, 2, 2]
+    assert _loaded(tmp_path / "two", {"w": torch.zeros(3)})["w"].tolist() == [1, 1, 1]
+    names = HoldfastReader(tmp_path / "one").read_metadata().state_dict_metadata
+    assert set(names) == {"w", "only-2"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+
+
+class _Failing(dcp.DefaultSavePlanner):  # type: ignore[misc]
+    def resolve_data(self, write_item: Any) -> Any:
+        if write_item.index.fqn == "bad":
+            raise RuntimeError("no such data")
+        return super().resolve_data(write_item)
+
+
+def test_after_a_failed_save_nothing_of_it_loads_and_the_next_one_works(tmp_path: Path) -> None:
+    writer = HoldfastWriter(tmp_path / "one")
+    state = {"w": torch.ones(3), "bad": torch.zeros(2)}
+    with pytest.raises(dcp.CheckpointException, match="no such data"):
+        dcp.save(state, storage_writer=writer, planner=_Failing(), no_dist=True)
+    with pytest.raises(dcp.CheckpointException, match="expected a run"):
+        _loaded(tmp_path / "one", {"w": torch.zeros(3)})
+    dcp.save(state, storage_writer=writer, no_dist=True)
+    assert _loaded(tmp_path / "one", {"w": torch.zeros(3)})["w"].tolist() == [1, 1, 1]
+    with pytest.raises(dcp.CheckpointException, match="no such data"):
+        dcp.save(
+            {"w": torch.zeros(3), "bad": torch.zeros(2)},
+            storage_writer=writer,
+            planner=_Failing(),
+            no_dist=True,
+        )
+    # What was there before is still there, whole.
+    assert _loaded(tmp_path / "one", {"w": torch.zeros(3)})["w"].tolist() == [1, 1, 1]
+    writer.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+
+
+def test_what_another_program_made_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "notes").write_text("mine")
+    with pytest.raises(dcp.CheckpointException, match="which is not overwritten"):
+        _saved(tmp_path / "one", {"w": torch.zeros(1)})
+    assert (tmp_path / "one" / "notes").read_text() == "mine"
+    holdfast.save(tmp_path / "two", {"w": torch.zeros(1)})
+    with pytest.raises(dcp.CheckpointException, match=r"use holdfast\.load"):
+        _loaded(tmp_path / "two", {"w": torch.zeros(1)})
+    for made in (HoldfastWriter, HoldfastReader):
+        with pytest.raises(holdfast.errors.InvalidArgumentError, match="found a URL"):
+            made("s3://bucket/one")
+
+
+def test_plans_that_dcp_has_cached_are_refused(tmp_path: Path) -> None:
+    def save() -> None:
+        planner = dcp.DefaultSavePlanner(enable_plan_caching=True)
+        writer = HoldfastWriter(tmp_path / "one")
+        dcp.save({"w": torch.zeros(1)}, storage_writer=writer, planner=planner, no_dist=True)
+
+    try:
+        save()
+        with pytest.raises(dcp.CheckpointException, match="enable_plan_caching=False"):
+            save()
+    finally:
+        for name in ("save_plan", "all_plans", "global_plan", "metadata", "final_save_plan"):
+            getattr(dcp.SavePlanner, f"_cached_{name}").clear()
+
+
+def test_a_changed_byte_is_found(tmp_path: Path) -> None:
+    _saved(tmp_path / "one", {"w": torch.rand(1000)})
+    (image,) = (tmp_path / "one").glob("checkpoints/*/image-*")
+    data = bytearray(image.read_bytes())
+    data[-1] ^= 1
+    image.write_bytes(data)
+    with pytest.raises(dcp.CheckpointException, match="expected"):
+        _loaded(tmp_path / "one", {"w": torch.zeros(1000)})
+
+
+def test_an_async_save_has_the_state_of_its_call(tmp_path: Path) -> None:
+    writer = pickle.loads(pickle.dumps(HoldfastWriter(tmp_path / "gone")))
+    weight = torch.ones(100_000)
+    for number in range(3):
+        done = dcp.async_save(
+            {"w": weight, "number": number},
+            checkpoint_id=tmp_path / str(number),
+            storage_writer=writer,
+            no_dist=True,
+        )
+        weight += 1
+        done.result(timeout=60)
+    for number in range(3):
+        found = _loaded(tmp_path / str(number), {"w": torch.zeros(100_000), "number": -1})
+        assert found["number"] == number
+        assert bool((found["w"] == number + 1).all())
+    failing = dcp.async_save(
+        {"bad": weight}, storage_writer=writer, planner=_Failing(), no_dist=True
+    )
+    with pytest.raises(dcp.CheckpointException, match="no such data"):
+        failing.result(timeout=60)
+
+
+def _run(task: str, path: Path, count: int) -> None:
+    """Run the program on `count` ranks, which find each other by a file."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, PROGRAM, task, path, str(rank), str(count)],
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+    try:
+        said = [process.communicate(timeout=100)[0] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in ranks] == [0] * count, "\n".join(said)
+
+
+def test_ranks_save_their_shards_and_one_process_loads_them(tmp_path: Path) -> None:
+    _run("save", tmp_path, 2)
+    assert len([*(tmp_path / "one").glob("checkpoints/*/part-*-of-00002.json")]) == 2
+    wanted = {"rows": torch.zeros(5, 4), "columns": torch.zeros(4, 3), "plain": torch.zeros(2)}
+    found = _loaded(tmp_path / "one", {**wanted, "epoch": 0})
+    assert torch.equal(found["rows"], torch.arange(20.0).reshape(5, 4))
+    assert torch.equal(found["columns"], torch.arange(12.0).reshape(4, 3))
+    assert (found["plain"].tolist(), found["epoch"]) == ([3.0, 3.0], 4)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["one"]
+
+
+@pytest.mark.soak
+def test_more_ranks_load_the_shards_in_other_ways(tmp_path: Path) -> None:
+    _run("save", tmp_path, 2)
+    _run("load", tmp_path, 3)
+
+
+@pytest.mark.soak
+def test_a_process_of_dcp_saves(tmp_path: Path) -> None:
+    _run("process", tmp_path, 2)
+    found = _loaded(tmp_path / "process", {"rows": torch.zeros(5, 4)})
+    assert torch.equal(found["rows"], torch.arange(20.0).reshape(5, 4))
+
+
+@pytest.mark.soak
+def test_a_group_of_some_ranks_saves(tmp_path: Path) -> None:
+    _run("group", tmp_path, 3)
+    found = _loaded(tmp_path / "group", {"w": torch.zeros(3), "rank": 0})
+    assert (found["w"].tolist(), found["rank"]) == ([7.0, 7.0, 7.0], 1)
