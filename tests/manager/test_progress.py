@@ -129,9 +129,40 @@ class KeepsOdd:
         return [checkpoint.step % 2 == 1 for checkpoint in checkpoints]
 
 
+class LatestSlowly:
+    """Keeps the newest one, and answers once `committed` is set."""
+
+    def __init__(self) -> None:
+        self.committed = threading.Event()
+
+    def should_preserve(self, checkpoints: Any, *, context: Any) -> list[bool]:
+        assert self.committed.wait(20)
+        return [checkpoint is checkpoints[-1] for checkpoint in checkpoints]
+
+
 class Fails:
     def should_preserve(self, checkpoints: Any, *, context: Any) -> list[bool]:
         raise ZeroDivisionError
+
+
+def test_a_late_answer_of_a_policy_does_not_replace_the_answer_for_later_commits(
+    one_host: Host, tmp_path: Path
+) -> None:
+    policy = LatestSlowly()
+    with holdfast.CheckpointManager(
+        tmp_path / "run",
+        save_decision_policy=save_decision_policy.FixedIntervalPolicy(1),
+        preservation_policy=policy,
+    ) as manager:
+        for step in range(4):
+            manager.save(step, {"w": np.full(10, step)})
+        deadline = time.monotonic() + 20
+        while manager.latest_step() != 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.3)  # until the agent has asked about step 3 too
+        policy.committed.set()
+        manager.wait_until_finished()
+        assert manager.all_steps() == [3]
 
 
 @pytest.mark.parametrize(

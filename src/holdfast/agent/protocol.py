@@ -16,7 +16,7 @@ from holdfast.coordination.settings import Settings, heartbeat_for
 from holdfast.events.schema import TrainerEvent
 from holdfast.format.names import ATTEMPT_MAX, PART_COUNT_MAX, STEP_MAX
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 PENDING_COUNT_MIN = 3
 PENDING_COUNT_MAX = 32
@@ -232,11 +232,11 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         kind: for a checkpoint: protected, committed, preserved, failed, dropped, deleted, left
-            behind (by ranks that went back to an earlier one). Otherwise: fenced, gone, judge,
+            behind (by ranks that went back to an earlier one), judge. Otherwise: fenced, gone,
             warning, lost (the run's directory).
         data: for `committed`: set if this agent wrote the commit; it then posts `preserved` once
             the preservation policy was applied or has failed. For `gone` and `fenced`: the group of
-            the trainers.
+            the trainers. For `judge`: the checkpoints of the timeline after the commit `id`.
     """
 
     kind: str
@@ -258,8 +258,14 @@ class Notices(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
-    """Report the checkpoints that a user's own preservation policy keeps."""
+    """Report the checkpoints that a user's own preservation policy keeps.
 
+    Attributes:
+        newest: The commit whose `judge` notice this answers.
+        keep: The checkpoints to keep of those in the notice.
+    """
+
+    newest: Id
     keep: tuple[Id, ...]
 
 

@@ -85,13 +85,12 @@ class Retention:
         self._storage_worker = storage_worker
         self._coordinator = coordinator
         self._infos: dict[CheckpointId, CheckpointInfo] = {}
-        self._judged: set[CheckpointId] = set()
         self._unsecured: tuple[int, int] | None = _NEVER
         """The age of the newest dropped checkpoint; None if a newer one is protected."""
         self._unpreserved: set[CheckpointId] = set()
         """The commits after which preservation has not ended yet."""
-        self._unjudged: list[CheckpointId] = []
-        """The commits for which the user's own policy has not answered yet."""
+        self._asked: dict[CheckpointId, set[CheckpointId]] = {}
+        """For each commit that the user's own policy still has to judge: what may be removed."""
         self._preserving: set[asyncio.Task[None]] = set()
         self._awaited: dict[CheckpointId, asyncio.Event] = {}
         """For each deletion that is waited for: set once no host holds the checkpoint."""
@@ -272,16 +271,24 @@ class Retention:
         durable = self._state.durable
         return (await self._storage_worker.query(list_checkpoint, durable, checkpoint)).is_committed
 
-    async def judged(self, keep: Sequence[CheckpointId]) -> None:
-        """Remove the checkpoints that neither the user's policy nor the built-in share keeps."""
+    async def judged(self, newest: CheckpointId, keep: Sequence[CheckpointId]) -> None:
+        """Remove the checkpoints that neither the user's policy nor the built-in share keeps.
+
+        Args:
+            newest: The commit after which the policy was asked. The answer holds for earlier ones
+                too, which are not asked about again, but not for one that came in the meantime.
+            keep: What the policy keeps.
+        """
         # Taken before the first await: a commit during it asks the policy again.
-        asked, self._judged = self._judged, set()
-        unjudged, self._unjudged = self._unjudged, []
+        drops = self._asked.get(newest, set())
+        answered = [commit for commit in self._asked if _age(commit) <= _age(newest)]
+        for commit in answered:
+            del self._asked[commit]
         try:
-            await self._tidy(lambda tidied: self._remove_judged(tidied, asked - set(keep)))
+            await self._tidy(lambda tidied: self._remove_judged(tidied, drops - set(keep)))
         finally:
-            for checkpoint in unjudged:
-                self._notify_preserved(checkpoint)
+            for commit in answered:
+                self._notify_preserved(commit)
 
     async def _preserve_after(self, newest: CheckpointId) -> None:
         """Apply preservation after a commit, and post `preserved` in any case: trainers may wait.
@@ -291,7 +298,7 @@ class Retention:
         try:
             await self._apply_preservation(newest)
         finally:
-            if newest not in self._unjudged:
+            if newest not in self._asked:
                 self._notify_preserved(newest)
 
     def _notify_preserved(self, newest: CheckpointId) -> None:
@@ -310,10 +317,9 @@ class Retention:
             self._state.notices.post(Notice(kind="warning", reason=str(error)))
             return
         if tidied.drops:
-            self._judged = set(tidied.drops)
-            self._unjudged.append(newest)
+            self._asked[newest] = set(tidied.drops)
             infos = [_info_message(c, self._infos[c]) for c in tidied.timeline]
-            self._state.notices.post(Notice(kind="judge", data=infos))
+            self._state.notices.post(Notice(kind="judge", id=_id(newest), data=infos))
 
     async def _tidy(self, work: Callable[[_Tidied], None]) -> _Tidied:
         """Run `work` on the writing thread; report its removals, also if it fails later."""

@@ -364,7 +364,8 @@ class Service:
         return msgspec.structs.replace(notices, unknown=unknown)
 
     async def judged(self, request: protocol.Judged, pid: int) -> protocol.Empty:
-        await self._retention.judged([CheckpointId(*c) for c in request.keep])
+        keep = [CheckpointId(*c) for c in request.keep]
+        await self._retention.judged(CheckpointId(*request.newest), keep)
         return protocol.Empty()
 
     async def request_save(self, request: protocol.RequestSave, pid: int) -> protocol.Requested:

@@ -101,8 +101,8 @@ class UserPolicyThread:
         self._on_error = on_error
         self._asked = published()
         self._lock = threading.Lock()
-        self._to_judge: list[dict[str, Any]] | None = None
-        self._unanswered: list[dict[str, Any]] = []
+        self._to_judge: protocol.Notice | None = None
+        self._unanswered: protocol.Notice | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-policies", daemon=True)
         self._thread.start()
@@ -111,7 +111,7 @@ class UserPolicyThread:
         """Apply a notice of the agent; called on the watcher's thread."""
         with self._lock:
             if notice.kind == "judge":
-                self._to_judge = notice.data
+                self._to_judge = notice
             elif notice.kind == "committed" and notice.data is not None:
                 self._policies.history.append(_info(notice.data))
                 self._policies.history.sort(key=lambda info: info.step)
@@ -143,12 +143,12 @@ class UserPolicyThread:
             # The user's code runs here, so any exception is possible; the trainer raises it.
             log.warning("a user's policy failed", exc_info=True)
             self._on_error(HoldfastError(f"evaluate the user's policies: one raised {error!r}"))
-        if self._unanswered:
+        if self._unanswered is not None:
             # If the policy fails, all checkpoints are kept. The agent is answered only after the
             # error is queued, so that a wait for preservation raises it.
-            unanswered, self._unanswered = self._unanswered, []
+            unanswered, self._unanswered = self._unanswered, None
             with contextlib.suppress(HoldfastError):
-                self._answer(unanswered, (True,) * len(unanswered))
+                self._answer(unanswered, (True,) * len(unanswered.data))
 
     def _ask_to_save(self) -> None:
         published = self._published()
@@ -175,20 +175,21 @@ class UserPolicyThread:
             to_judge, self._to_judge = self._to_judge, None
         if to_judge is None or self._policies.preservation is None:
             return
-        infos = [_info(entry) for entry in to_judge]
+        infos = [_info(entry) for entry in to_judge.data]
         context = PreservationContext(self._clock.now())
         self._unanswered = to_judge
         keep = kept(self._policies.preservation, infos, context=context)
-        self._unanswered = []
+        self._unanswered = None
         self._answer(to_judge, keep)
 
-    def _answer(self, judged: Sequence[Mapping[str, Any]], keep: Sequence[bool]) -> None:
+    def _answer(self, asked: protocol.Notice, keep: Sequence[bool]) -> None:
+        assert asked.id is not None
         ids = tuple(
             (entry["id"][0], entry["id"][1])
-            for entry, is_kept in zip(judged, keep, strict=True)
+            for entry, is_kept in zip(asked.data, keep, strict=True)
             if is_kept
         )
-        self._session.call("judged", protocol.Judged(keep=ids), protocol.Empty)
+        self._session.call("judged", protocol.Judged(newest=asked.id, keep=ids), protocol.Empty)
 
 
 def _info(entry: Mapping[str, Any]) -> CheckpointInfo:
