@@ -231,7 +231,7 @@ MESSAGES: dict[str, Any] = {
     "sealed": protocol.Sealed(rank=0, id=(1, 1), part_count=1, tier="ram", durable=True),
     "abandoned": protocol.Abandoned(rank=0, id=(1, 1), reason="r"),
     "watch": protocol.Watch(group="g", rank=0, cursor=0),
-    "judged": protocol.Judged(keep=((1, 1),)),
+    "judged": protocol.Judged(newest=(1, 1), keep=((1, 1),)),
     "request": protocol.RequestSave(),
     "delete": protocol.Delete(ids=((1, 1),)),
     "report": protocol.EventReport(
