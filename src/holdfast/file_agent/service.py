@@ -1,0 +1,327 @@
+"""The file agent's calls, and the writing of files in the background.
+
+Files are written in the order in which they were sealed, several at a time, and one after another
+for each path. A write that failed is repeated after a while, for as long as the agent lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar, TypeVarTuple
+
+import msgspec
+
+from holdfast.agent.calls import Handler
+from holdfast.clock import Clock
+from holdfast.errors import HoldfastError, InvalidArgumentError, OutOfSpaceError
+from holdfast.file_agent import protocol
+from holdfast.file_agent.file_at_path import FileLostError, copy_bytes, write_file, written_file
+from holdfast.file_agent.ram_files import RamFile, RamFiles, data_path, is_current
+from holdfast.format.json_codec import decode
+from holdfast.store.object_folder import translated
+
+SETTINGS = "settings"
+GIBI = 1024**3
+CAPACITY_MAX_BYTES = 128 * GIBI
+MEMORY_SHARE = 4
+THREAD_COUNT = 4
+THREAD_COUNT_MAX = 256
+LINGER_SECS = 1800.0
+RETRY_SECS = (1.0, 2.0, 5.0, 10.0, 30.0)
+LOST_COUNT_MAX = 100
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+def default_capacity_bytes() -> int:
+    """Return a quarter of the host's memory, at most 128 GiB."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(CAPACITY_MAX_BYTES, memory // MEMORY_SHARE)
+
+
+class FileService:
+    """Owned by the event loop; only `_write` and `_read` run on other threads."""
+
+    def __init__(self, folder: Path, clock: Clock) -> None:
+        self.files = RamFiles(folder, default_capacity_bytes(), clock)
+        self.linger_secs = LINGER_SECS
+        self.used = clock.monotonic()
+        self.connection_count: Callable[[], int] = int
+        """Returns the number of open connections."""
+        self._clock = clock
+        self._settings = folder / SETTINGS
+        self._thread_count = THREAD_COUNT
+        self._threads = ThreadPoolExecutor(THREAD_COUNT_MAX, "holdfast-file")
+        self._writing: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._retry_at: dict[str, float] = {}
+        self._reading: set[str] = set()
+        self._unread: dict[str, str] = {}
+        self._lost: collections.deque[protocol.PendingFile] = collections.deque(
+            maxlen=LOST_COUNT_MAX
+        )
+        self._written_bytes = 0
+
+    def calls(self) -> dict[str, tuple[type[msgspec.Struct], Handler]]:
+        """Return the calls by their names."""
+        return {
+            "configure": (protocol.Configure, self.configure),
+            "reserve": (protocol.Reserve, self.reserve_file),
+            "abandon": (protocol.Abandon, self.abandon),
+            "seal": (protocol.Seal, self.seal_file),
+            "find": (protocol.FilesAt, self.find_file),
+            "forget": (protocol.FilesAt, self.forget_paths),
+            "preload": (protocol.FilesAt, self.preload),
+            "writes": (protocol.FilesAsked, self.writes),
+            "status": (protocol.FilesAsked, self.report_status),
+        }
+
+    def adopt_files(self) -> None:
+        """Take over what an earlier agent had, and continue to write it."""
+        with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
+            self._apply(decode(self._settings.read_bytes(), protocol.Configure))
+        self.files.adopt_files()
+        for one in self.files.pending_files():
+            log.info("adopted file %s for %s", one.name, ", ".join(one.pending))
+        self._start_writes()
+
+    async def configure(self, message: protocol.Configure, pid: int) -> protocol.Done:
+        """Change the settings that are given, also for the agent after this one."""
+        self._note_use()
+        self._apply(message)
+        unfinished = self._settings.with_suffix(".unfinished")
+        in_effect = protocol.Configure(
+            capacity_bytes=self.files.capacity_bytes,
+            thread_count=self._thread_count,
+            linger_secs=self.linger_secs,
+        )
+        with translated("configure", self._settings):
+            unfinished.write_bytes(msgspec.json.encode(in_effect))
+            unfinished.rename(self._settings)
+        self._start_writes()
+        return protocol.Done()
+
+    def _apply(self, message: protocol.Configure) -> None:
+        if message.capacity_bytes is not None:
+            self.files.capacity_bytes = message.capacity_bytes
+        if message.thread_count is not None:
+            self._thread_count = min(message.thread_count, THREAD_COUNT_MAX)
+        if message.linger_secs is not None:
+            self.linger_secs = message.linger_secs
+
+    async def reserve_file(self, message: protocol.Reserve, pid: int) -> protocol.Reserved:
+        """Reserve memory of a new file, or more for one that is being filled."""
+        self._note_use()
+        with translated("reserve RAM in", self.files.folder):
+            if message.name is None:
+                reserved = self.files.reserve_file(message.size_bytes)
+            else:
+                reserved = self.files.extend(message.name, message.size_bytes)
+            try:
+                await self._in_thread(self.files.allocate_file, reserved.name)
+            except OSError:
+                self.files.remove_file(reserved.name)
+                raise
+        return reserved
+
+    async def abandon(self, message: protocol.Abandon, pid: int) -> protocol.Done:
+        """Free the memory of a file that is not pending."""
+        self.files.remove_file(message.name)
+        return protocol.Done()
+
+    async def seal_file(self, message: protocol.Seal, pid: int) -> protocol.Done:
+        """Take a file, and begin to write it; it survives its trainer from here on."""
+        self._note_use()
+        if not message.targets or not all(os.path.isabs(one.path) for one in message.targets):
+            raise InvalidArgumentError(f"seal file {message.name}: expected absolute paths")
+        with translated("seal in RAM in", self.files.folder):
+            self.files.seal_file(message)
+        self._start_writes()
+        return protocol.Done()
+
+    async def find_file(self, message: protocol.FilesAt, pid: int) -> protocol.FoundFile:
+        """Return what RAM has of one path."""
+        self._note_use()
+        (path,) = message.paths
+        await self._refresh(path)
+        return self.files.find_file(path)
+
+    async def forget_paths(self, message: protocol.FilesAt, pid: int) -> protocol.Done:
+        """Cancel what is not written yet to these paths: a trainer writes them itself."""
+        for path in message.paths:
+            self.files.supersede(path)
+        return protocol.Done()
+
+    async def preload(self, message: protocol.FilesAt, pid: int) -> protocol.PreloadState:
+        """Begin to read the files that are not in RAM; the caller asks until none is pending."""
+        self._note_use()
+        pending, failed = [], {}
+        for path in message.paths:
+            if path in self._unread:
+                failed[path] = self._unread.pop(path)
+            elif path in self._reading:
+                pending.append(path)
+            else:
+                await self._refresh(path)
+                if self.files.find_file(path).name is None and path not in self._reading:
+                    self._reading.add(path)
+                    self._begin(self._read(path))
+                if path in self._reading:
+                    pending.append(path)
+        return protocol.PreloadState(pending=pending, failed=failed)
+
+    async def writes(self, message: protocol.FilesAsked, pid: int) -> protocol.WriteState:
+        """Return what is not written yet."""
+        return protocol.WriteState(
+            pending=[
+                protocol.PendingFile(
+                    name=one.name, paths=[*one.pending], attempts=one.attempts, error=one.error
+                )
+                for one in self.files.pending_files()
+            ],
+            lost=[*self._lost],
+            written_bytes=self._written_bytes,
+        )
+
+    async def report_status(
+        self, message: protocol.FilesAsked, pid: int
+    ) -> protocol.FileAgentStatus:
+        """Return the agent's process and memory."""
+        return protocol.FileAgentStatus(
+            pid=os.getpid(),
+            capacity_bytes=self.files.capacity_bytes,
+            used_bytes=self.files.used_bytes,
+            file_count=len(self.files.sealed_files()),
+            pending_count=len(self.files.pending_files()),
+            user_count=max(0, self.connection_count() - 1),
+            linger_secs=self.linger_secs,
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is being read or written."""
+        return not self._tasks
+
+    async def settle_writes(self, timeout_secs: float) -> None:
+        """Attempt each write that is pending once more, at once."""
+        self._retry_at.clear()
+        self._start_writes()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_secs):
+                while self._tasks:
+                    await asyncio.wait(self._tasks)
+
+    def close(self) -> None:
+        """Wait for no thread: what they write is not at its path yet."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _note_use(self) -> None:
+        self.used = self._clock.monotonic()
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _refresh(self, path: str) -> None:
+        """Forget what RAM has of a path where another file is by now."""
+        held = self.files.held_at(path)
+        # On a thread: storage that hangs delays the caller, and no other call.
+        if held is not None and not await self._in_thread(is_current, held):
+            self.files.forget_outdated(path, held)
+
+    async def _in_thread(self, call: Callable[[*Ts], T], *arguments: *Ts) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
+
+    def _start_writes(self) -> None:
+        now = self._clock.monotonic()
+        for one in self.files.pending_files():
+            for path, target in one.pending.items():
+                if len(self._writing) >= self._thread_count:
+                    return
+                if path not in self._writing and self._retry_at.get(path, now) <= now:
+                    self._writing.add(path)
+                    self._begin(self._write(one, target))
+
+    async def _write(self, one: RamFile, target: protocol.FileTarget) -> None:
+        data = data_path(self.files.folder, one.name)
+        try:
+            written = await self._in_thread(write_file, data, one.digest, target, self._count)
+        except (OSError, HoldfastError) as error:
+            self._failed(one, target, error)
+        else:
+            self._retry_at.pop(target.path, None)
+            if target.path in one.pending:
+                self.files.mark_written(one, written)
+        finally:
+            self._writing.discard(target.path)
+            self._start_writes()
+
+    def _failed(self, one: RamFile, target: protocol.FileTarget, error: Exception) -> None:
+        path = target.path
+        if path not in one.pending:
+            # A later save for the path has cancelled this one.
+            return
+        one.attempts, one.error = one.attempts + 1, f"{path}: {error}"
+        if isinstance(error, FileLostError):
+            log.error("%s", error)
+            lost = protocol.PendingFile(
+                name=one.name, paths=[path], attempts=one.attempts, error=str(error)
+            )
+            self._lost.append(lost)
+            self.files.drop_target(one, path)
+            with contextlib.suppress(OSError):
+                os.unlink(target.marker)
+            return
+        secs = RETRY_SECS[min(one.attempts, len(RETRY_SECS)) - 1]
+        log.warning("write %s: %s; it stays in RAM, next attempt in %g s", path, error, secs)
+        self._retry_at[path] = self._clock.monotonic() + secs
+        asyncio.get_running_loop().call_later(secs, self._start_writes)
+
+    def _count(self, size_bytes: int) -> None:
+        self._written_bytes += size_bytes
+
+    async def _read(self, path: str) -> None:
+        name = None
+        try:
+            size_bytes = os.stat(path).st_size
+            name = self.files.reserve_file(size_bytes).name
+            await self._in_thread(self.files.allocate_file, name)
+            digest, written = await self._in_thread(self._fill, path, name)
+            if self.files.find_file(path).name is None:
+                self.files.add_read(name, written.size_bytes, digest, written)
+            else:
+                self.files.remove_file(name)
+        except (OSError, OutOfSpaceError) as error:
+            self._unread[path] = str(error)
+            if name is not None:
+                self.files.remove_file(name)
+        finally:
+            self._reading.discard(path)
+
+    def _fill(self, path: str, name: str) -> tuple[str, protocol.WrittenFile]:
+        source = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            to = os.open(data_path(self.files.folder, name), os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                before = os.fstat(source)
+                digest = copy_bytes(source, to)
+                state = os.fstat(source)
+                if (before.st_size, before.st_mtime_ns) != (state.st_size, state.st_mtime_ns):
+                    raise OSError(f"{path} was changed while it was read; preload it again")
+                os.ftruncate(to, state.st_size)
+            finally:
+                os.close(to)
+        finally:
+            os.close(source)
+        return digest, written_file(Path(path), state)
