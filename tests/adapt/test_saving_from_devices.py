@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import jax.experimental.layout as layouts
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -117,13 +118,15 @@ def test_replicas_are_copied_by_devices_in_turn(
 def test_an_array_of_another_layout_is_saved_as_its_elements_are(
     manager: holdfast.CheckpointManager, device: StandInDevice
 ) -> None:
-    from jax.experimental.layout import Format, Layout
-
     one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    if hasattr(layouts, "Format"):
+        turned = layouts.Format(layouts.Layout((1, 0)), one)
+    else:  # Before JAX 0.7.
+        turned = layouts.Layout(layouts.DeviceLocalLayout((1, 0)), one)
     array = jnp.arange(6.0).reshape(2, 3)
     device.is_out_of_memory = True  # a copy on the device would have the usual layout
     for step in range(2):
-        state = {"turned": jax.device_put(array, Format(Layout((1, 0)), one)), "plain": array}
+        state = {"turned": jax.device_put(array, turned), "plain": array}
         assert same(saved(manager, step, state), {"turned": array, "plain": array})
 
 

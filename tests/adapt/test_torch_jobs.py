@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 import holdfast
-from tests.hosts import Host
+from tests.hosts import Host, wait_until
+from tests.manager.job import has_copies, lose, some_hosts
+from tests.manager.test_processes import free_address
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="PyTorch cannot be had here"
@@ -64,9 +66,49 @@ def test_the_agent_outlives_the_worker_group_and_a_restart_reads_its_ram(
             )
         )
     assert [done.returncode != 0 for done in ends] == [True, False], ends[1].stderr
+    check_went_on(ends[1].stdout, 2, {"ram"})
+
+
+def check_went_on(said: str, count: int, sources: set[str]) -> None:
+    """Check that `count` ranks have gone on from step 5, from those sources alone."""
     # torchrun may print the lines of two ranks as one.
-    found = [json.loads(text) for text in re.findall(r"\{.*?\}\}", ends[1].stdout)]
-    expected = {"start": 6, "w": float(sum(range(9)))}
-    assert [(f | {"sources": [*f["sources"]]}) for f in found] == [
-        expected | {"sources": ["ram"]}
-    ] * 2
+    found = [json.loads(text) for text in re.findall(r"\{.*?\}\}", said)]
+    assert [(each["start"], each["w"]) for each in found] == [(6, float(sum(range(9))))] * count
+    assert {tier for each in found for tier in each["sources"]} <= sources
+
+
+def torchrun(hosts: list[Host], *arguments: object) -> list[subprocess.Popen[str]]:
+    """Start torchrun on each host, with one process."""
+    address, _, port = free_address().partition(":")
+    return [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(hosts)}"),
+                *(f"--node-rank={rank}", f"--master-addr={address}", f"--master-port={port}"),
+                *("--nproc-per-node=1", "-m", "tests.adapt.torch_restarted_job"),
+                *map(str, arguments),
+            ],
+            env=one.environment,
+            cwd=Path(__file__).parents[2],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, one in enumerate(hosts)
+    ]
+
+
+@pytest.mark.soak
+def test_jobs_of_torchrun_go_on_from_the_ram_of_the_hosts_that_are_left(tmp_path: Path) -> None:
+    with some_hosts(3) as hosts:
+        first = torchrun(hosts, tmp_path / "run", "killed", "elastic")
+        for process in first:
+            process.communicate(timeout=150)
+        assert all(process.returncode for process in first)
+        wait_until(lambda: has_copies(hosts, 5))
+        lose(hosts[1])
+        # Rank 0's host holds the store of the job, and any host may do that.
+        again = torchrun([hosts[2], hosts[0]], tmp_path / "run", "ends", "elastic")
+        ends = [process.communicate(timeout=150) for process in again]
+        assert not any(process.returncode for process in again), ends
+        check_went_on("".join(out for out, _ in ends), 2, {"ram", "peer"})

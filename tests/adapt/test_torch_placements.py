@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,10 +33,12 @@ from torch.distributed.tensor._utils import (  # noqa: E402
 from torch.distributed.tensor.placement_types import _StridedShard  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
+import holdfast  # noqa: E402
 from holdfast.adapt.torch import tensors  # noqa: E402
 from holdfast.adapt.torch.tree import tied  # noqa: E402
-from holdfast.errors import UnsupportedLeafError  # noqa: E402
+from holdfast.errors import InvalidArgumentError, UnsupportedLeafError  # noqa: E402
 from holdfast.format.grid import chunk_count, chunk_region, region_shape  # noqa: E402
+from tests.hosts import Host  # noqa: E402
 
 FSDP_AND_TP = [_StridedShard(0, split_factor=2), Shard(0)]
 
@@ -106,6 +109,47 @@ def test_all_ranks_find_the_same_chunks_and_each_holds_its_own(
         assert all(rank in found[0].holders[i] for i in own)
 
 
+def test_slices_of_one_mesh_hold_copies_and_all_ranks_find_them() -> None:
+    found = []
+    for rank in range(4):
+        with rank_of(rank, 4):
+            whole = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+            tensor = DTensor.from_local(torch.zeros(2, 3), whole["data"], [Shard(0)])
+            found.append(tensors.outline_of(tensor, ("x",)).placement)
+            assert tensors.region_held(tensor) == ((rank // 2 * 2, 0), (rank // 2 * 2 + 2, 3))
+    assert {placed.holders for placed in found} == {((0, 1), (2, 3))}
+
+
+def test_a_tensor_over_more_ranks_than_the_job_has_is_refused_by_path(
+    one_host: Host, tmp_path: Path
+) -> None:
+    with rank_of(0, 4):
+        tensor = distributed((4,), [Shard(0)], (8,))
+        holdfast.save(tmp_path / "saved", {"a": {"b": torch.arange(8.0)}})
+        with pytest.raises(InvalidArgumentError, match=r"save a/b: .*a CheckpointManager"):
+            holdfast.save(tmp_path / "part", {"a": {"b": tensor}})
+    # The group has ended, and the manager works for this process alone.
+    with holdfast.CheckpointManager(tmp_path / "run", framework="torch") as manager:
+        with pytest.raises(UnsupportedLeafError, match=r"save a/b: .*has 1, .* of rank 3"):
+            manager.save(0, {"a": {"b": tensor}}, force=True)
+        assert manager.save(0, {"a": {"b": torch.arange(8.0)}}, force=True)
+        manager.wait_until_finished()
+        with pytest.raises(UnsupportedLeafError, match=r"restore a/b: .*has 1, .* of rank 3"):
+            manager.restore(like={"a": {"b": tensor}})
+    # A reader belongs to no job: each rank may read its own shards.
+    found = holdfast.load(tmp_path / "saved", like={"a": {"b": tensor}}, framework="torch")
+    assert torch.equal(found["a"]["b"].to_local(), torch.arange(2.0))
+
+
+def test_tied_copies_of_several_processes_are_saved_by_one_with_all_their_names(
+    tmp_path: Path,
+) -> None:
+    with rank_of(1, 2):
+        tensor = distributed((2,), [Replicate()], (4,))
+        holdfast.save(tmp_path / "saved", {"a": tensor, "b": tensor})
+    assert holdfast.load(tmp_path / "saved", framework="numpy").keys() == {"a", "b"}
+
+
 def test_pending_sums_are_refused_by_path() -> None:
     with rank_of(0, 2):
         tensor = distributed((2,), [Partial()], (4,))
@@ -132,6 +176,7 @@ def test_the_parts_of_a_sharded_tensor_are_chunks(rank: int) -> None:
         tensor = ShardedTensor._init_from_local_shards_and_global_metadata(own, of_all)
         placed = tensors.outline_of(tensor, ("x",)).placement
         assert (placed.chunk_shape, placed.holders) == ((4, 3), ((0,), (1,)))
+        assert tied([tensor, tensor]) == ([None, 0] if own else [None, None])
         region = tensors.region_held(tensor)
         assert region == (((4 * rank, 0), (4 * rank + 4, 3)) if own else ((0, 0), (0, 0)))
         if own:

@@ -467,3 +467,10 @@ def test_processes_that_did_not_start_their_group_are_refused(
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(errors.InvalidArgumentError, match="init_process_group"):
         find_framework("torch").processes()
+    # Where JAX is imported too, PyTorch is asked once a state shows that it is used.
+    either = find_framework()
+    either.outline([torch.ones(1)])
+    either = find_framework()
+    assert either.processes().count == 1
+    with pytest.raises(errors.InvalidArgumentError, match="init_process_group"):
+        either.outline([torch.ones(1)])

@@ -49,7 +49,8 @@ def test_a_state_inside_a_traced_function_is_refused(use: Callable[[Any], Any]) 
         lambda: jnp.ones(3),
         lambda: jnp.ones(3, jnp.bfloat16),
         lambda: jax.device_put(
-            jnp.ones((8, 2)), jax.NamedSharding(jax.make_mesh((8,), "x"), jax.P("x"))
+            jnp.ones((8, 2)),
+            jax.NamedSharding(jax.make_mesh((8,), "x"), jax.sharding.PartitionSpec("x")),
         ),
         lambda: jax.random.key(1),
     ],
@@ -67,6 +68,14 @@ def test_a_donated_array_is_refused(
 def test_the_keys_1_and_text_1_of_one_dict_are_refused(use: Callable[[Any], Any]) -> None:
     with pytest.raises(UnsupportedLeafError, match=r"save layers/0: .*'1' and 1; rename"):
         use({"layers": [{1: jnp.ones(2), "1": jnp.ones(2)}]})
+
+
+def test_a_state_that_contains_itself_is_refused_by_its_path(use: Callable[[Any], Any]) -> None:
+    inner: list[Any] = [jnp.ones(2)]
+    inner.append({"again": inner})
+    for _ in range(2):
+        with pytest.raises(UnsupportedLeafError, match=r"save d/1/again/1/.*contains itself"):
+            use({"d": inner, "w": [[jnp.ones(2)]] * 3})
 
 
 def test_masked_arrays_are_refused(use: Callable[[Any], Any]) -> None:

@@ -150,6 +150,16 @@ class Snapshot(Protocol):
         """
         ...
 
+    def check_unchanged(self) -> None:
+        """Check that what a later fence guards is unchanged, as far as the framework reports it.
+
+        Call it when the devices have copied the ranges.
+
+        Raises:
+            DeviceError: the training changed an array before the fence; the message has its path.
+        """
+        ...
+
     def copy_borrowed(self) -> None:
         """Copy what is borrowed into host memory of the snapshot's own; then nothing is borrowed.
 

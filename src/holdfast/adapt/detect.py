@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast.adapt.contract import Framework, Outline, Processes, Restoration, RestoreRequest
 from holdfast.adapt.contract import Snapshot as Snapshot
-from holdfast.errors import InvalidArgumentError
+from holdfast.errors import InvalidArgumentError, UnsupportedLeafError
 from holdfast.format.records import CheckpointSpec
 
 NAMES = ("jax", "numpy", "torch")
@@ -22,8 +22,8 @@ _CLASSES = {
 }
 
 
-def find_framework(name: str | None = None) -> Framework:
-    """Return the framework of that name; None: the one that the program uses.
+def find_framework(name: str | Framework | None = None) -> Framework:
+    """Return the framework of that name, or itself; None: the one that the program uses.
 
     That is the one whose distributed service was started, else the only one of JAX and PyTorch that
     was imported, else the one that the first state belongs to. NumPy's is for programs that
@@ -34,7 +34,8 @@ def find_framework(name: str | None = None) -> Framework:
             services of both are started.
     """
     if name is not None:
-        return _framework(name)
+        is_made = not isinstance(name, type) and hasattr(name, "snapshot")
+        return name if is_made else _framework(name)  # type: ignore[return-value, arg-type]
     started = [each for each in ("jax", "torch") if _is_started(each)]
     if len(started) > 1:
         raise InvalidArgumentError(
@@ -71,10 +72,12 @@ class FrameworkOfFirstState:
 
     def __init__(self) -> None:
         self._found: Framework | None = None
+        self._is_of_manager = False
 
     def processes(self) -> Processes:
         from holdfast.adapt.numpy_state import OwnProcess
 
+        self._is_of_manager = True
         return OwnProcess()
 
     def snapshot(self, state: object) -> Snapshot:
@@ -90,7 +93,21 @@ class FrameworkOfFirstState:
 
     def _of(self, state: object) -> Framework:
         if self._found is None:
-            self._found = _framework("torch" if any(map(_is_of_torch, _leaves(state))) else "jax")
+            try:
+                is_of_torch = any(map(_is_of_torch, _leaves(state)))
+            except RecursionError:
+                raise UnsupportedLeafError(
+                    "find the framework of the state: expected a tree, found one of too many "
+                    "levels; a container that contains itself cannot be saved, remove the reference"
+                ) from None
+            found = _framework("torch" if is_of_torch else "jax")
+            # Readers and `holdfast.save` work for a process alone; a manager works for a job.
+            if is_of_torch and self._is_of_manager and found.processes().count > 1:
+                raise InvalidArgumentError(
+                    "find the other processes: torch.distributed was started after the manager "
+                    "was made, which therefore works for this process alone; start it before"
+                )
+            self._found = found
         return self._found
 
 

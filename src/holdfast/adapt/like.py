@@ -64,7 +64,14 @@ class ArrayLeaves(Protocol):
         ...
 
     def assemble_array(self, leaf: Any, array: ArraySpec, buffers: dict[Region, np.ndarray]) -> Any:
-        """Return the array with the sharding of `leaf`, made of the filled buffers."""
+        """Return the array with the sharding of `leaf`, made of the filled buffers.
+
+        Its elements may be missing until `complete_arrays` was called.
+        """
+        ...
+
+    def complete_arrays(self) -> None:
+        """Put in place all elements of the arrays that were assembled so far."""
         ...
 
 
@@ -73,12 +80,15 @@ class LikeState:
     """A flattened state: its leaves, their paths, and how such leaves become a state again.
 
     `ties` are pairs of paths whose leaves are one array in memory, which is filled in place.
+    `differences` returns a text for each other place in memory that would get different elements,
+    from the filled buffers by path.
     """
 
     leaves: Sequence[Any]
     paths: Sequence[Path]
     unflatten: Callable[[Sequence[Any]], object]
     ties: Sequence[tuple[Path, Path]] = ()
+    differences: Callable[[Mapping[Path, Mapping[Region, np.ndarray]]], list[str]] = lambda _: []
 
 
 class LikeRestoration:
@@ -158,6 +168,7 @@ class LikeRestoration:
             and second in self._index
             and not _are_equal(self._buffers[first], self._buffers[second])
         ]
+        differing += self._like.differences(self._buffers)
         if differing:
             raise_mismatch(differing)
 
@@ -168,6 +179,7 @@ class LikeRestoration:
                 restored.append(self._array(path, leaf))
             else:
                 restored.append(self._values.get(path, leaf))
+        self._arrays.complete_arrays()
         for path, leaf in zip(self._like.paths, self._like.leaves, strict=True):
             if path in process_values:
                 leaves.give_state(leaf, process_values[path])

@@ -95,6 +95,9 @@ class NoArrayLeaves:
     def assemble_array(self, leaf: Any, array: ArraySpec, buffers: dict[Region, np.ndarray]) -> Any:
         raise AssertionError("NumPy's arrays are handled by the restoration itself")
 
+    def complete_arrays(self) -> None:
+        """Do nothing."""
+
 
 class _NumpySnapshot:
     """A state whose arrays are borrowed until the call that takes the snapshot ends."""
@@ -126,6 +129,10 @@ class _NumpySnapshot:
     def copy_borrowed(self) -> None:
         self._arrays = [leaves.owned_copy(array) for array in self._arrays]
         self.hold = Hold.HOST
+
+    def check_unchanged(self) -> None:
+        # No array is on a device.
+        return
 
     def at_fence(self, finish: Callable[[], None]) -> bool:
         # Nothing reports that a program is about to write to an array.

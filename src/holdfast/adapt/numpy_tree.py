@@ -16,6 +16,8 @@ from holdfast.errors import UnsupportedLeafError
 from holdfast.format.paths import Path, path_name
 from holdfast.format.records import Container, ContainerKind
 
+PATH_KEYS_SHOWN = 8
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
@@ -34,12 +36,21 @@ def flatten(state: object, call: str, prefix: Path = ()) -> Tree:
 
     Raises:
         UnsupportedLeafError: a key is neither a string nor an int, the keys of a dict are of both
-            kinds, or two leaves have one name.
+            kinds, two leaves have one name, or the tree contains itself or is too deep.
     """
     leaves: list[Any] = []
     paths: list[Path] = []
     containers: list[Container] = []
-    _walk(state, prefix, call, (leaves, paths, containers))
+    try:
+        _walk(state, prefix, call, (leaves, paths, containers))
+    except RecursionError:
+        deepest = containers[-1].path
+        # Without its traceback of a thousand calls.
+        raise UnsupportedLeafError(
+            f"{call} {path_name(deepest[:PATH_KEYS_SHOWN])}/…: expected a tree, found more than "
+            f"{len(deepest)} levels; a container that contains itself cannot be saved, remove the "
+            "reference"
+        ) from None
     seen: dict[str, Path] = {}
     for path in paths:
         other = seen.setdefault(path_name(path), path)

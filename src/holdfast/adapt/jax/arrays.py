@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from holdfast.adapt.jax import internals
 from holdfast.errors import UnsupportedLeafError
 from holdfast.format.dtypes import dtype_name
 from holdfast.format.grid import Region, chunk_count, chunk_region, region_shape
@@ -82,8 +83,7 @@ def check_usable(
 
 def key_impl_name(leaf: Any) -> str:
     """Return the name of the implementation of typed PRNG keys."""
-    # A ShapeDtypeStruct has no values to query; its dtype contains the name.
-    return str(leaf.dtype._impl.name)
+    return internals.key_impl_name(leaf.dtype)
 
 
 def region_of(index: tuple[slice, ...], shape: tuple[int, ...]) -> Region:

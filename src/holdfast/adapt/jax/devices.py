@@ -30,6 +30,7 @@ from holdfast.adapt.devices.cuda import open_cuda
 from holdfast.adapt.devices.runtime import DeviceRuntime
 from holdfast.adapt.devices.transfers import RegisteredMemory, Streams
 from holdfast.adapt.jax import arrays as jax_arrays
+from holdfast.adapt.jax.internals import device_layout
 from holdfast.errors import DeviceError
 from holdfast.format.grid import Region, contiguous_start, region_shape, slices_within
 
@@ -448,16 +449,21 @@ def _number(device: Any) -> int:
 
 def _is_plain(piece: jax.Array) -> bool:
     """Return whether the device's bytes equal those of a C-ordered NumPy array."""
-    form: Any = piece
-    layout = form.format.layout
+    layout = device_layout(piece)
     return (
         layout is not None
-        and tuple(layout.major_to_minor) == tuple(range(piece.ndim))
+        and layout.major_to_minor == tuple(range(piece.ndim))
         and not layout.tiling
         and not _is_packed(np.dtype(piece.dtype))
         and piece.on_device_size_in_bytes() == piece.nbytes
-        and piece.sharding.memory_kind in (None, "device")
+        and piece.sharding.memory_kind in (None, _main_memory(jax_arrays.device_of(piece)))
     )
+
+
+@lru_cache(maxsize=256)
+def _main_memory(device: Any) -> str:
+    """Return the kind of a device's own memory."""
+    return str(device.default_memory().kind)
 
 
 @lru_cache(maxsize=256)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import jax
-from jax._src import distributed
 
+from holdfast.adapt.jax.internals import coordination_client
 from holdfast.errors import InvalidArgumentError, ProcessLostError
 
 # The prefixes of the service's error messages.
@@ -31,8 +31,7 @@ class JaxProcesses:
         return slice_of(jax.devices(), jax.local_devices())
 
     def key_values(self) -> JaxKeyValues:
-        # The client has no public name; other checkpointing libraries use this one as well.
-        client: Any = distributed.global_state.client
+        client = coordination_client()
         if client is None:
             raise InvalidArgumentError(
                 f"find the other processes: this job has {self.count}, and jax.distributed, by "

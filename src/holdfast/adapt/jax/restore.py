@@ -85,6 +85,9 @@ class JaxArrayLeaves:
         made = arrays.assembled(array.shape, _stored_like(leaf, array), buffers)
         return jax.random.wrap_key_data(made, impl=array.prng_impl) if array.prng_impl else made
 
+    def complete_arrays(self) -> None:
+        """Do nothing: the arrays are complete."""
+
 
 def _stored_like(leaf: Any, array: ArraySpec) -> Any:
     """Return what has the sharding of the array as stored: for typed keys, of their key data."""

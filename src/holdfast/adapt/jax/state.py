@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -27,6 +25,7 @@ from holdfast.adapt.contract import (
 )
 from holdfast.adapt.jax import arrays as jax_arrays
 from holdfast.adapt.jax.devices import JaxDevices
+from holdfast.adapt.jax.internals import check_internals
 from holdfast.adapt.jax.processes import JaxProcesses
 from holdfast.adapt.jax.restore import like_restoration, whole_array
 from holdfast.adapt.jax.tree import Structure, flatten
@@ -36,6 +35,7 @@ from holdfast.format.grid import Region, enclosing_chunk, slices_within
 from holdfast.format.layout import Chunk
 from holdfast.format.paths import Path
 from holdfast.format.records import CheckpointSpec
+from holdfast.garbage import nothing_collected
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ class JaxFramework:
     """JAX as a framework: any pytree of arrays, values and stateful objects."""
 
     def __init__(self) -> None:
+        check_internals()
         self._outlines = leaves.Outlines(_array_outline, _signature)
         self._devices = JaxDevices()
 
@@ -51,7 +52,7 @@ class JaxFramework:
         return JaxProcesses()
 
     def snapshot(self, state: object) -> Snapshot:
-        with _nothing_collected():
+        with nothing_collected():
             found, structure = flatten(state)
             try:
                 outline = self._outline(found, structure)
@@ -73,22 +74,6 @@ class JaxFramework:
 
     def _outline(self, found: list[Any], structure: Structure) -> Outline:
         return self._outlines.find(found, structure.paths, structure.containers, structure.treedef)
-
-
-@contextlib.contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """Disable Python's garbage collector, in all threads, within the context.
-
-    A state of 20,000 leaves creates so many objects, none of them garbage, that collections would
-    take longer than everything else that is done here.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _signature(leaf: Any) -> Any:
@@ -199,6 +184,10 @@ class _JaxSnapshot:
     def at_fence(self, finish: Callable[[], None]) -> bool:
         # JAX reports no donation, so nothing is borrowed for longer than a call.
         return False
+
+    def check_unchanged(self) -> None:
+        # Arrays are immutable, and those that a donation would take are held.
+        return
 
     def copy_borrowed(self) -> None:
         if self._on_devices is None:

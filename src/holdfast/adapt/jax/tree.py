@@ -5,8 +5,8 @@ The paths are computed once per structure; after that a state costs one flatten.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -16,6 +16,10 @@ import jax
 from holdfast.errors import UnsupportedLeafError
 from holdfast.format.paths import ROOT_NAME, Path, path_name
 from holdfast.format.records import Container, ContainerKind
+
+CONTAINERS = (dict, list, tuple)
+LEVELS_MAX = 400
+KEYS_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +39,52 @@ def flatten(state: object, call: str = "save") -> tuple[list[Any], Structure]:
     """Return the leaves of `state` and its structure; `call` is the caller's name for messages.
 
     Raises:
-        UnsupportedLeafError: a key is neither a string nor an int, or two leaves have one name.
+        UnsupportedLeafError: a key is neither a string nor an int, two leaves have one name, or the
+            tree contains itself or is too deep.
     """
+    _check_levels(state, call)
     try:
         leaves, treedef = jax.tree_util.tree_flatten(state, is_leaf=_is_none)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         _refuse_mixed_keys(state, (), call)
         raise UnsupportedLeafError(
             f"{call}: the state cannot be flattened, as JAX reports: {error}"
         ) from error
     return leaves, _structure(treedef)
+
+
+def _check_levels(state: object, call: str) -> None:
+    """Raise if the containers of a state have too many levels, as those that contain themselves.
+
+    It must not reach JAX: after its RecursionError the thread has no recursion left (JAX 0.10).
+    """
+    levels = [_containers_in(state)]
+    keys: list[object] = []
+    while levels:
+        key, child = next(levels[-1], (None, None))
+        if child is None:
+            levels.pop()
+            if keys:
+                keys.pop()
+            continue
+        levels.append(_containers_in(child))
+        keys.append(key)
+        if len(levels) > LEVELS_MAX:
+            shown = "/".join(map(str, keys[:KEYS_SHOWN]))
+            raise UnsupportedLeafError(
+                f"{call} {shown}/…: expected a tree, found more than {LEVELS_MAX} levels; a "
+                "container that contains itself cannot be saved, remove the reference"
+            )
+
+
+def _containers_in(node: object) -> Iterator[tuple[object, object]]:
+    """Return the containers directly in a dict, list or tuple, with their keys."""
+    children: Iterable[tuple[object, object]] = ()
+    if isinstance(node, dict):
+        children = node.items()
+    elif isinstance(node, list | tuple):
+        children = enumerate(node)
+    return ((key, child) for key, child in children if isinstance(child, CONTAINERS))
 
 
 def _refuse_mixed_keys(node: object, path: tuple[object, ...], call: str) -> None:
@@ -138,9 +178,10 @@ def _container_kind(kind: type) -> ContainerKind:
 def _key_without_leaves(kind: type, auxiliary: Any, index: int) -> str | int:
     """Return the key of an empty child, which no leaf's path contains."""
     if issubclass(kind, dict):
-        # defaultdict's auxiliary data is (factory, keys).
-        keys = auxiliary if isinstance(auxiliary, list) else auxiliary[1]
-        key: Any = keys[index]
+        # defaultdict's auxiliary data is (factory, keys); that of other dicts is the keys.
+        keys = auxiliary[1] if issubclass(kind, defaultdict) else auxiliary
+        # A subclass that a program registers may have auxiliary data of its own.
+        key: Any = keys[index] if isinstance(keys, list | tuple) else index
         return key if type(key) is int else str(key)
     fields: tuple[str, ...] = getattr(kind, "_fields", ())
     return fields[index] if fields else index

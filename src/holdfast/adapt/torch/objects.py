@@ -33,6 +33,10 @@ _SPARSE = {
 }
 
 
+_OF_SCHEDULERS = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"}
+"""What schedulers add to the groups of an optimizer."""
+
+
 class Replicated:
     """An object with `state_dict` and `load_state_dict` whose state is the same on all ranks.
 
@@ -93,13 +97,18 @@ class ModuleState:
         return self.state_tree()
 
     def set_state(self, tree: Any) -> None:
-        """Load what was not filled in place: values, and tensors made for the meta device."""
+        """Load what was not filled in place: values, and tensors made for the meta device.
+
+        A module may also make tensors for its state dict, by hooks or methods of its own: those
+        that were filled are not its memory, so it has to load them.
+        """
         own = self._module.state_dict(keep_vars=True)
+        held = _Memory(self._module)
         others: dict[str, Any] = {}
         made: dict[str, Any] = {}
         for name, value in tree.items():
             of = own[self._names[name]]
-            if not isinstance(of, torch.Tensor):
+            if not isinstance(of, torch.Tensor) or not (of.is_meta or held.has(value)):
                 others[self._names[name]] = value
             elif of.is_meta and value is not of:
                 made[self._names[name]] = value
@@ -107,6 +116,29 @@ class ModuleState:
             self._module.load_state_dict(made, strict=False, assign=True)
         if others:
             self._module.load_state_dict(others, strict=False)
+
+
+class _Memory:
+    """The memory of a module: that of its parameters and buffers."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        every = [*module.parameters(), *module.buffers()]
+        self._ids = set(map(id, every))
+        self._every = every
+        self._storages: set[int] | None = None
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Return whether the elements of a tensor are those of the module."""
+        if id(tensor) in self._ids:
+            return True
+        if self._storages is None:
+            # Of nearly all modules the state dict has the tensors themselves.
+            self._storages = {_storage(one) for one in self._every}
+        return _storage(tensor) in self._storages
+
+
+def _storage(tensor: Any) -> int:
+    return int(tensors.local(tensor).untyped_storage()._cdata)
 
 
 class ObjectState:
@@ -117,6 +149,7 @@ class ObjectState:
 
     def __init__(self, leaf: Any) -> None:
         self.leaf = leaf
+        self._is_kept = False
 
     def state_tree(self) -> Any:
         return _plain(self.leaf.state_dict())
@@ -125,14 +158,25 @@ class ObjectState:
         """Return the object's state with the structure of the checkpoint.
 
         Raises:
-            StructureMismatchError: an optimizer has other parameters than the saved one.
+            StructureMismatchError: it is another optimizer, or has other parameters, than the one
+                saved.
         """
         own = self.state_tree()
         saved = _saved_tree(spec, path)
         if not isinstance(saved, dict) or not isinstance(own, dict):
             return own
-        if isinstance(self.leaf, torch.optim.Optimizer):
-            _check_groups(own, saved, path)
+        groups = (*path, "param_groups")
+        if isinstance(self.leaf, torch.optim.Optimizer) and request.wants(groups):
+            difference = _difference_of_groups(own, saved, self.leaf.defaults)
+            if difference is not None and not request.partial.covers(groups):
+                raise StructureMismatchError(
+                    f"restore {path_name(groups)}: expected {difference}; to start with a new "
+                    f"state of the optimizer, pass partial=[{path_name(path)!r}]"
+                )
+            if difference is not None:
+                # Its state belongs to parameters by their numbers, which now are others.
+                self._is_kept = True
+                return {}
         found = {}
         for key in dict.fromkeys([*own, *saved]):
             if not request.wants((*path, key)):
@@ -171,7 +215,8 @@ class ObjectState:
         return every[index] if isinstance(index, int) and index < len(every) else None
 
     def set_state(self, tree: Any) -> None:
-        self.leaf.load_state_dict(tree)
+        if not self._is_kept:
+            self.leaf.load_state_dict(tree)
 
 
 class SparseState:
@@ -309,16 +354,21 @@ def _saved_tree(spec: CheckpointSpec, path: Path) -> Any:
     return nested(inner, leaves) if () in inner else None
 
 
-def _check_groups(own: dict[str, Any], saved: dict[str, Any], path: Path) -> None:
-    """Check that an optimizer has as many parameters in each group as the saved one."""
-    counts = [
-        [len(group["params"]) for group in tree.get("param_groups", ())] for tree in (own, saved)
-    ]
+def _difference_of_groups(
+    own: dict[str, Any], saved: dict[str, Any], defaults: dict[str, Any]
+) -> str | None:
+    """Return in which way an optimizer is another one than that saved; None if it is the same."""
+    groups = [list(tree.get("param_groups", ())) for tree in (own, saved)]
+    counts = [[len(group["params"]) for group in of] for of in groups]
     if counts[0] != counts[1]:
-        raise StructureMismatchError(
-            f"restore {path_name((*path, 'param_groups'))}: expected an optimizer of "
-            f"{counts[0]} parameters in its groups, found {counts[1]}"
-        )
+        return f"an optimizer of {counts[0]} parameters in its groups, found {counts[1]}"
+    for of_own, of_saved in zip(*groups, strict=True):
+        missing = sorted(defaults.keys() - of_saved.keys())
+        extra = sorted(of_saved.keys() - of_own.keys() - _OF_SCHEDULERS)
+        # Another version of PyTorch adds settings to an optimizer, or takes some away.
+        if missing and extra:
+            return f"an optimizer with {', '.join(missing)}, found one with {', '.join(extra)}"
+    return None
 
 
 def _plain(state: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,29 +11,45 @@ import torch
 from holdfast.adapt.contract import RestoreRequest
 from holdfast.adapt.like import ArrayType, LikeRestoration, LikeState
 from holdfast.adapt.torch import tensors
+from holdfast.adapt.torch.host_copies import HostCopies
+from holdfast.adapt.torch.memory import differences, shared_places
 from holdfast.adapt.torch.objects import NewTensor, ProcessObject
 from holdfast.adapt.torch.tree import Likeness, flatten, tied
 from holdfast.format.grid import Region, region_shape
+from holdfast.format.paths import Path
 from holdfast.format.records import ArraySpec, CheckpointSpec
 
 
-def filling(spec: CheckpointSpec, request: RestoreRequest) -> LikeRestoration:
-    """Prepare to fill `request.like`.
+def filling(
+    spec: CheckpointSpec, request: RestoreRequest, count: int | None = None
+) -> LikeRestoration:
+    """Prepare to fill `request.like`, in a job of `count` processes if that is known.
 
     Raises:
         StructureMismatchError: it differs from what was saved.
-        UnsupportedLeafError: it cannot be flattened.
+        UnsupportedLeafError: it cannot be flattened, or has shards of processes of no such job.
     """
     tree = flatten(request.like, "restore", Likeness(spec=spec, request=request))
+    for leaf, path in zip(tree.leaves, tree.paths, strict=True):
+        if count is not None and tensors.is_tensor(leaf) and request.wants(path):
+            tensors.check_ranks(leaf, path, "restore", count)
+    firsts = tied(tree.leaves)
+    # Of tied tensors one is looked at: the first one that is filled.
+    to_fill: dict[int, tuple[Any, Path]] = {}
+    for index, (leaf, path) in enumerate(zip(tree.leaves, tree.paths, strict=True)):
+        if tensors.is_tensor(leaf) and request.wants(path):
+            first = firsts[index]
+            to_fill.setdefault(index if first is None else first, (leaf, path))
     like = LikeState(
         leaves=tree.leaves,
         paths=tree.paths,
         unflatten=lambda found: tree.unflatten(list(map(_unwrapped, found)), request),
         ties=[
             (tree.paths[first], tree.paths[index])
-            for index, first in enumerate(tied(tree.leaves))
+            for index, first in enumerate(firsts)
             if first is not None
         ],
+        differences=partial(differences, shared_places(to_fill.values())),
     )
     return LikeRestoration(spec, like, request, TorchArrayLeaves())
 
@@ -46,6 +63,7 @@ class TorchArrayLeaves:
 
     def __init__(self) -> None:
         self._made: dict[Any, Any] = {}
+        self._copies = HostCopies()
 
     def type_of(self, leaf: Any) -> ArrayType | None:
         if isinstance(leaf, NewTensor):
@@ -55,12 +73,14 @@ class TorchArrayLeaves:
         return None
 
     def has_value(self, leaf: Any) -> bool:
-        return isinstance(leaf, torch.Tensor) and not leaf.is_meta
+        return isinstance(leaf, torch.Tensor) and not tensors.is_meta(leaf)
 
     def make_buffers(
         self, leaf: Any, array: ArraySpec, dtype: np.dtype
     ) -> dict[Region, np.ndarray]:
         held = leaf.tensor if isinstance(leaf, NewTensor) else leaf
+        if tensors.is_plain(held):
+            return {((0,) * len(array.shape), array.shape): np.empty(array.shape, dtype)}
         region = tensors.region_held(held)
         extents = region_shape(region)
         if not all(extents) and tensors.is_divided(held):
@@ -69,11 +89,17 @@ class TorchArrayLeaves:
 
     def assemble_array(self, leaf: Any, array: ArraySpec, buffers: dict[Region, np.ndarray]) -> Any:
         into = leaf.tensor if isinstance(leaf, NewTensor) else leaf
-        if into.is_meta:
+        is_meta = tensors.is_meta(into)
+        if is_meta:
             into = self._materialised(into)
-        with torch.no_grad():
-            tensors.fill(into, buffers)
+        # Memory for a tensor that is made only now is to take the place of its buffers.
+        if is_meta or not self._copies.queue(into, buffers):
+            with torch.no_grad():
+                tensors.fill(into, buffers)
         return into
+
+    def complete_arrays(self) -> None:
+        self._copies.run()
 
     def _materialised(self, leaf: Any) -> Any:
         """Return a tensor with elements for one on the meta device; tied ones give the same."""

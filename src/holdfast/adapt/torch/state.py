@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,11 @@ import torch
 
 from holdfast.adapt import leaves
 from holdfast.adapt.contract import (
+    ArrayOutline,
     DeviceRange,
     Hold,
     Mark,
     Outline,
-    PinnedMemory,
     Pinning,
     Processes,
     Restoration,
@@ -23,31 +23,43 @@ from holdfast.adapt.contract import (
 )
 from holdfast.adapt.nested import NestedRestoration
 from holdfast.adapt.torch import tensors
+from holdfast.adapt.torch.devices import Loan, TorchDevices, is_on_device
+from holdfast.adapt.torch.fences import Fence
 from holdfast.adapt.torch.processes import TorchProcesses
 from holdfast.adapt.torch.restore import filling
-from holdfast.adapt.torch.tree import TorchTree, flatten, tied
+from holdfast.adapt.torch.tree import TorchTree, flatten, tied, updated_by_optimizers
+from holdfast.errors import DeviceError
 from holdfast.format.grid import Region, slices_within
 from holdfast.format.layout import Chunk
-from holdfast.format.paths import path_name
+from holdfast.format.paths import Path, path_name
 from holdfast.format.records import ArraySpec, CheckpointSpec
+from holdfast.garbage import nothing_collected
 
 
 class TorchFramework:
-    """PyTorch as a framework: trees of tensors, modules, optimizers, values and objects."""
+    """PyTorch as a framework: trees of tensors, modules, optimizers, values and objects.
 
-    def __init__(self) -> None:
-        self._outlines = leaves.Outlines(
-            lambda leaf, path: tensors.outline_of(leaf, path) if tensors.is_tensor(leaf) else None,
-            tensors.signature,
-        )
+    Args:
+        fence: what the training passes before it changes tensors on GPUs; None: the steps of its
+            optimizers.
+    """
+
+    def __init__(self, fence: Fence | None = None) -> None:
+        self._devices = TorchDevices(fence)
+        self._outlines = leaves.Outlines(self._array_outline, tensors.signature)
+        self._count: int | None = None
+        """The number of processes of the job that saves; None outside of a job."""
 
     def processes(self) -> Processes:
-        return TorchProcesses()
+        found = TorchProcesses()
+        self._count = found.count
+        return found
 
     def snapshot(self, state: object) -> Snapshot:
-        tree = flatten(state, "save")
-        aliases = tied(tree.leaves)
-        return _TorchSnapshot(tree, aliases, self._outline(tree, aliases))
+        with nothing_collected():
+            tree = flatten(state, "save")
+            aliases = tied(tree.leaves)
+            return _TorchSnapshot(tree, aliases, self._outline(tree, aliases), self._devices)
 
     def outline(self, state: object) -> Outline:
         tree = flatten(state, "save")
@@ -56,7 +68,14 @@ class TorchFramework:
     def restoration(self, spec: CheckpointSpec, request: RestoreRequest) -> Restoration:
         if request.like is None:
             return NestedRestoration(spec, request, _tensor_of)
-        return filling(spec, request)
+        return filling(spec, request, self._count)
+
+    def _array_outline(self, leaf: Any, path: Path) -> ArrayOutline | None:
+        if not tensors.is_tensor(leaf):
+            return None
+        if self._count is not None:
+            tensors.check_ranks(leaf, path, "save", self._count)
+        return tensors.outline_of(leaf, path)
 
     def _outline(self, tree: TorchTree, aliases: Sequence[int | None]) -> Outline:
         own = [i for i, of in enumerate(aliases) if of is None]
@@ -74,25 +93,40 @@ class TorchFramework:
 
 
 class _TorchSnapshot:
-    """A state whose tensors are borrowed until the call that takes the snapshot ends.
+    """A state whose tensors are borrowed.
 
     Tensors change in place, also where nothing reports it (`.data`, a kernel that is given an
-    address), so all are copied before the training continues.
+    address). So all are copied before the call that takes the snapshot ends, except for those on
+    GPUs that only optimizers change: these are lent until the fence, and the others are copied at
+    once then.
     """
 
-    on_devices: frozenset[int] = frozenset()
-
-    def __init__(self, tree: TorchTree, aliases: Sequence[int | None], outline: Outline) -> None:
+    def __init__(
+        self,
+        tree: TorchTree,
+        aliases: Sequence[int | None],
+        outline: Outline,
+        devices: TorchDevices,
+    ) -> None:
         self.outline = outline
         self.hold = Hold.BORROWED
-        self.pin: Pinning = _not_pinned
+        self.pin: Pinning = devices.pin
+        self._devices = devices
+        self._failure: DeviceError | None = None
         others = leaves.SavedValues()
         self._pieces: list[tuple[Any, Region]] = []
+        lent: dict[int, tuple[torch.Tensor, Region, Path]] = {}
+        updated: Container[int] = ()
+        if any(isinstance(leaf, torch.Tensor) and is_on_device(leaf) for leaf in tree.leaves):
+            updated = updated_by_optimizers(tree, devices.loan_fence.covers_tensor)
         for path, leaf, alias in zip(tree.paths, tree.leaves, aliases, strict=True):
             if alias is not None:
                 continue
             if isinstance(leaf, torch.Tensor):
-                self._pieces.append((tensors.local(leaf), tensors.region_held(leaf)))
+                piece = tensors.local(leaf), tensors.region_held(leaf)
+                if id(leaf) in updated and devices.can_lend(piece[0]):
+                    lent[len(self._pieces)] = *piece, path
+                self._pieces.append(piece)
             elif leaves.is_numpy(leaf):
                 array = leaves.host_array(leaf)
                 self._pieces.append((array, ((0,) * array.ndim, array.shape)))
@@ -100,41 +134,65 @@ class _TorchSnapshot:
                 others.encode_value(leaf, path)
         self.values, self.process_values = others.values, others.process_values
         self.marks: tuple[Mark, ...] = (None,) * len(self._pieces)
+        self._loan = Loan(lent)
+        self.on_devices = frozenset(lent)
+        if lent:
+            self._copy_all(but=self._loan)
 
     def chunk_bytes(self, chunk: Chunk) -> memoryview:
+        if self._failure is not None:
+            raise self._failure
         held, outer = self._pieces[chunk.array_index]
         region = chunk.start, chunk.stop
         if isinstance(held, np.ndarray):
             return leaves.bytes_of(held[slices_within(region, outer)])
-        return tensors.host_bytes(tensors.piece(held, region, outer))
+        if chunk.array_index not in self._loan:
+            return tensors.host_bytes(tensors.piece(held, region, outer))
+        self._loan.wait()
+        found = tensors.host_bytes(tensors.piece(held, region, outer))
+        self._loan.check_unchanged()
+        return found
 
     def device_ranges(self, chunks: Sequence[Chunk]) -> dict[Chunk, DeviceRange]:
-        return {}
+        self._loan.wait()
+        return self._loan.ranges(chunks)
+
+    def check_unchanged(self) -> None:
+        self._loan.check_unchanged()
 
     def copy_borrowed(self) -> None:
+        self._copy_all()
+        try:
+            self._loan.check_unchanged()
+        except DeviceError as error:
+            self._failure = error
+        self._loan = Loan({})
+        self.hold = Hold.HOST
+
+    def _copy_all(self, but: Container[int] = ()) -> None:
         self._pieces = [
-            (
+            (held, region)
+            if index in but
+            else (
                 leaves.owned_copy(held)
                 if isinstance(held, np.ndarray)
                 else held.resolve_conj().resolve_neg().to("cpu", copy=True),
                 region,
             )
-            for held, region in self._pieces
+            for index, (held, region) in enumerate(self._pieces)
         ]
-        self.hold = Hold.HOST
 
     def at_fence(self, finish: Callable[[], None]) -> bool:
-        # Buffers change in the forward pass already, which no hook reports.
-        return False
+        if not self._loan:
+            return False
+        self._devices.loan_fence.add_loan(finish)
+        return True
 
     def release(self) -> None:
         self._pieces = []
+        self._loan = Loan({})
         self.hold = Hold.HOST
 
 
 def _tensor_of(array: np.ndarray, spec: ArraySpec) -> torch.Tensor:
     return tensors.tensor_of(array, spec.dtype, path_name(spec.path))
-
-
-def _not_pinned(memory: memoryview) -> PinnedMemory | None:
-    return None

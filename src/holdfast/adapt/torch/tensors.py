@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from holdfast.adapt.contract import ArrayOutline
@@ -29,6 +31,7 @@ from holdfast.format.paths import Path, path_name
 from holdfast.format.placement import Placement
 
 Holders = tuple[tuple[int, ...], ...]
+_NO_DISPATCH: Any = torch.Tensor.__torch_dispatch__
 
 
 def is_tensor(leaf: object) -> bool:
@@ -36,6 +39,12 @@ def is_tensor(leaf: object) -> bool:
     return isinstance(leaf, torch.Tensor)
 
 
+def is_plain(leaf: object) -> bool:
+    """Return whether `leaf` is an ordinary tensor: what other kinds have need not be looked for."""
+    return type(leaf) is torch.Tensor or type(leaf) is torch.nn.Parameter
+
+
+@lru_cache(maxsize=256)
 def dtype_name_of(dtype: torch.dtype) -> str:
     """Return the name of a dtype as PyTorch prints it: the format has the same names."""
     return str(dtype).removeprefix("torch.")
@@ -43,11 +52,15 @@ def dtype_name_of(dtype: torch.dtype) -> str:
 
 def is_distributed(tensor: torch.Tensor) -> bool:
     """Return whether `tensor` is a DTensor, without importing what the program did not import."""
+    if is_plain(tensor):
+        return False
     return hasattr(tensor, "_local_tensor") and hasattr(tensor, "device_mesh")
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
     """Return whether `tensor` is a ShardedTensor, which FSDP1 has in its sharded state dicts."""
+    if is_plain(tensor):
+        return False
     return hasattr(tensor, "local_shards") and hasattr(tensor, "sharding_spec")
 
 
@@ -65,6 +78,12 @@ def local(tensor: Any) -> torch.Tensor:
         shards = tensor.local_shards()
         held = shards[0].tensor if shards else torch.empty((0,) * tensor.dim(), dtype=tensor.dtype)
     return held.detach()
+
+
+def is_meta(tensor: Any) -> bool:
+    """Return whether `tensor` has no elements because it is on the meta device."""
+    # A ShardedTensor without a shard on this rank does not answer `is_meta`.
+    return bool(local(tensor).is_meta if is_sharded(tensor) else tensor.is_meta)
 
 
 def check_storable(tensor: Any, path: Path) -> None:
@@ -85,6 +104,8 @@ def _problem(tensor: Any) -> str | None:
         if len(shards) > 1:
             return f"expected a ShardedTensor of one shard on each rank, found {len(shards)}"
         return _problem(local(tensor))
+    if is_lazy(tensor):
+        return "the tensor has no shape yet; call its lazy module once before"
     if tensor.is_quantized:
         return (
             f"quantized tensors ({tensor.dtype}) cannot be stored; save its int_repr(), q_scale() "
@@ -100,10 +121,15 @@ def _problem(tensor: Any) -> str | None:
                 f"expected elements, found pending sums ({tensor.placements}); redistribute it to "
                 "Shard or Replicate"
             )
-    elif is_traceable_wrapper_subclass(tensor):
+    elif not is_plain(tensor) and is_traceable_wrapper_subclass(tensor):
         return (
             f"{type(tensor).__qualname__} wraps other tensors and cannot be stored; save the "
             "tensors in it"
+        )
+    elif not is_plain(tensor) and type(tensor).__torch_dispatch__ is not _NO_DISPATCH:
+        return (
+            f"{type(tensor).__qualname__} computes its elements (__torch_dispatch__) and cannot be "
+            "stored; save an ordinary tensor"
         )
     if numpy_dtype(dtype_name_of(tensor.dtype)) is None:
         return f"dtype {tensor.dtype} cannot be stored; convert it"
@@ -140,16 +166,41 @@ def outline_of(tensor: Any, path: Path) -> ArrayOutline:
     return ArrayOutline(path=path, placement=placed, prng_impl=None, scalar=False)
 
 
+def check_ranks(tensor: Any, path: Path, call: str, count: int) -> None:
+    """Check that a tensor is divided over the processes of a job of `count`, and over no others.
+
+    Raises:
+        UnsupportedLeafError: it has shards of other processes; the message has the path.
+    """
+    if is_distributed(tensor):
+        last = int(tensor.device_mesh._rank_map.max())
+    elif is_sharded(tensor):
+        last = max((shard.placement.rank() for shard in _shards(tensor)), default=0)
+    else:
+        return
+    if last >= count:
+        raise UnsupportedLeafError(
+            f"{call} {path_name(path)}: expected a tensor over the ranks of this job, which has "
+            f"{count}, found one with a shard of rank {last}; call "
+            "torch.distributed.init_process_group() before the manager is made, and keep the group "
+            "until it is closed, or use full_tensor()"
+        )
+
+
 def signature(leaf: Any) -> tuple[Any, ...] | None:
     """Return what the outline of a tensor depends on; None for another leaf."""
     if not isinstance(leaf, torch.Tensor):
         return None
+    if is_plain(leaf) and not leaf.is_nested:
+        return leaf.shape, leaf.dtype, leaf.is_meta, type(leaf)
     if is_distributed(leaf):
         found: Any = leaf
         return leaf.shape, leaf.dtype, found.device_mesh, tuple(found.placements)
     if is_sharded(leaf):
         regions = [(_shard_region(s), s.placement.rank()) for s in _shards(leaf)]
         return leaf.shape, leaf.dtype, tuple(regions)
+    if is_lazy(leaf):
+        return id(leaf), "uninitialized"
     if leaf.is_nested:
         return id(leaf), "nested"
     return leaf.shape, leaf.dtype, leaf.is_meta, type(leaf)
@@ -159,19 +210,24 @@ def signature(leaf: Any) -> tuple[Any, ...] | None:
 def _placed(
     shape: tuple[int, ...], mesh: Any, placements: Any
 ) -> tuple[ChunkShape, Holders] | None:
-    """Return the grid of a DTensor's shards and the ranks of each, or None if it has none."""
+    """Return the grid of a DTensor's shards and the ranks of each, or None if it has none.
+
+    A mesh that is a slice of a larger one has siblings: the slices of the other ranks. Their
+    tensors of that name are copies, as those of ordinary tensors are.
+    """
     from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 
     ranks: dict[Region, set[int]] = {}
-    of_mesh = mesh.mesh
-    for coordinate in np.ndindex(*of_mesh.shape):
+    of_siblings = mesh._layout.remap_to_tensor(mesh._rank_map).numpy()
+    extents_of_mesh = tuple(mesh.shape)
+    for coordinate in np.ndindex(*extents_of_mesh):
         extents, start = _compute_local_shape_and_global_offset(
-            shape, tuple(of_mesh.shape), list(coordinate), placements
+            shape, extents_of_mesh, list(coordinate), placements
         )
         region = tuple(start), tuple(a + d for a, d in zip(start, extents, strict=True))
         if math.prod(shape) == 0:
             region = (0,) * len(shape), shape
-        ranks.setdefault(region, set()).add(int(of_mesh[coordinate]))
+        ranks.setdefault(region, set()).update(of_siblings[(slice(None), *coordinate)].tolist())
     return _grid(shape, ranks)
 
 
@@ -217,11 +273,11 @@ def identity(tensor: Any) -> tuple[Any, ...] | None:
     Returns:
         None for a tensor without elements of its own.
     """
-    if tensor.is_meta:
+    if is_meta(tensor):
         return ("meta", id(tensor))
     if _problem(tensor) is not None:
         return None
-    held = local(tensor)
+    held = tensor if is_plain(tensor) else local(tensor)
     if held.layout is not torch.strided:
         return None
     if not held.numel():
@@ -234,10 +290,17 @@ def identity(tensor: Any) -> tuple[Any, ...] | None:
 
 def host_bytes(held: torch.Tensor) -> memoryview:
     """Return the bytes of a tensor in C order; a view where it is contiguous host memory."""
-    dense = held.resolve_conj().resolve_neg().cpu().contiguous()
+    dense = held
+    if not held.is_cpu or not held.is_contiguous() or held.is_conj() or held.is_neg():
+        dense = held.resolve_conj().resolve_neg().cpu().contiguous()
     if not dense.numel():
         return memoryview(b"")
-    return memoryview(dense.reshape(-1).view(torch.uint8).numpy())
+    return memoryview(bytes_of(dense).numpy())
+
+
+def bytes_of(held: torch.Tensor) -> torch.Tensor:
+    """Return the memory of a contiguous tensor as bytes; one with one element has any stride."""
+    return held.as_strided((held.numel(),), (1,)).view(torch.uint8)
 
 
 def fill(into: Any, buffers: dict[Region, np.ndarray]) -> None:
@@ -250,15 +313,24 @@ def fill(into: Any, buffers: dict[Region, np.ndarray]) -> None:
         # Some dtypes have no copy kernel: their bytes are copied.
         is_plain = held.is_contiguous() and not held.is_conj() and not held.is_neg()
         if is_plain:
-            held.reshape(-1).view(torch.uint8).copy_(source)
+            bytes_of(held).copy_(source)
             continue
         given = source.view(held.dtype).reshape(held.shape)
-        target = held
-        for axis, stride in enumerate(held.stride()):
-            # Of an expanded axis, all elements are one.
-            if stride == 0 and held.shape[axis] > 1:
-                target, given = target.narrow(axis, 0, 1), given.narrow(axis, 0, 1)
-        target.copy_(given)
+        axes = expanded_axes(held)
+        first_of(held, axes).copy_(first_of(given, axes))
+
+
+def expanded_axes(held: torch.Tensor) -> tuple[int, ...]:
+    """Return the axes along which all elements of a tensor are one in memory."""
+    sizes = zip(held.shape, held.stride(), strict=True)
+    return tuple(axis for axis, (count, stride) in enumerate(sizes) if stride == 0 and count > 1)
+
+
+def first_of(held: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
+    """Return the first elements of a tensor along some axes, which stay."""
+    for axis in axes:
+        held = held.narrow(axis, 0, 1)
+    return held
 
 
 def _as_bytes(buffer: np.ndarray) -> torch.Tensor:
@@ -276,19 +348,38 @@ def tensor_of(array: np.ndarray, name: str, where: str) -> torch.Tensor:
     Raises:
         UnsupportedLeafError: PyTorch has no such dtype; the message has `where`.
     """
+    made = torch.empty(array.shape, dtype=_dtype_named(name, where))
+    fill(made, {((0,) * array.ndim, array.shape): array})
+    return made
+
+
+def tensor_over(array: np.ndarray, name: str, where: str) -> torch.Tensor:
+    """Return a tensor in the memory of an array, which is writable and in C order.
+
+    Raises:
+        UnsupportedLeafError: as `tensor_of`.
+    """
+    dtype = _dtype_named(name, where)
+    if not array.size:
+        return torch.empty(array.shape, dtype=dtype)
+    held = torch.from_numpy(array.reshape(-1).view(np.uint8))
+    return held.view(dtype).reshape(array.shape)
+
+
+def _dtype_named(name: str, where: str) -> torch.dtype:
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise UnsupportedLeafError(
             f"restore {where}: expected a dtype of PyTorch, found {name}; read it as an array of "
             "NumPy"
         )
-    made = torch.empty(array.shape, dtype=dtype)
-    fill(made, {((0,) * array.ndim, array.shape): array})
-    return made
+    return dtype
 
 
 def piece(held: torch.Tensor, region: Region, outer: Region) -> torch.Tensor:
     """Return the elements of `region` of a tensor that holds exactly `outer`."""
+    if region == outer:
+        return held
     for axis, (start, extent) in enumerate(zip(region[0], region_shape(region), strict=True)):
         offset = start - outer[0][axis]
         if (offset, extent) != (0, held.shape[axis]):

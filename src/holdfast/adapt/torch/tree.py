@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from holdfast.adapt import numpy_tree
 from holdfast.adapt.contract import RestoreRequest
@@ -66,6 +68,12 @@ def flatten(state: object, call: str, like: Likeness | None = None, prefix: Path
     paths: list[Path] = []
     containers = list(outer.containers)
     for leaf, path in zip(outer.leaves, outer.paths, strict=True):
+        if tensors.is_plain(leaf) and leaf.layout is torch.strided:
+            # Nearly all leaves of a large state, which the code below would keep as well.
+            parts.append(None)
+            leaves.append(leaf)
+            paths.append(path)
+            continue
         of = state_object(leaf, path)
         if of is not None:
             tree = (
@@ -97,4 +105,15 @@ def tied(leaves: Sequence[Any]) -> list[int | None]:
         key = tensors.identity(leaf) if tensors.is_tensor(leaf) else None
         at = index if key is None else first.setdefault(key, index)
         found.append(None if at == index else at)
+    return found
+
+
+def updated_by_optimizers(tree: TorchTree, is_covered: Callable[[Any], bool]) -> set[int]:
+    """Return the ids of the tensors that belong to those optimizers of a state that are covered."""
+    found: set[int] = set()
+    for part in tree.parts:
+        optimizer = None if part is None else part[0].leaf
+        if isinstance(optimizer, torch.optim.Optimizer) and is_covered(optimizer):
+            found.update(id(p) for group in optimizer.param_groups for p in group["params"])
+            found.update(id(value) for of in optimizer.state.values() for value in of.values())
     return found

@@ -1,0 +1,195 @@
+"""PyTorch tensors on GPUs: lent to a save until a fence, and copied by streams of Holdfast's own.
+
+Lent are the parameters and states of optimizers: nothing but a step changes them. All else is
+copied before `save` returns, since forward passes change buffers, and nothing reports when.
+
+The streams wait for no other stream. So an event is recorded on the stream of the training when
+the state is taken, and the thread that queues the copies waits for it first. A tensor's memory is
+not used for another one meanwhile, because the save holds the tensor.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from holdfast.adapt.contract import DeviceRange
+from holdfast.adapt.devices.cuda import open_cuda
+from holdfast.adapt.devices.runtime import DeviceRuntime
+from holdfast.adapt.devices.transfers import RegisteredMemory, Streams
+from holdfast.adapt.torch import tensors
+from holdfast.adapt.torch.fences import Fence, OptimizerFence
+from holdfast.errors import DeviceError
+from holdfast.format.grid import Region, contiguous_start, region_shape
+from holdfast.format.layout import Chunk
+from holdfast.format.paths import Path, path_name
+
+log = logging.getLogger(__name__)
+
+_OTHER: dict[str, Callable[[], DeviceRuntime]] = {}
+
+
+@contextmanager
+def serving(kind: str, open_runtime: Callable[[], DeviceRuntime]) -> Iterator[None]:
+    """Take tensors on devices of `kind` for those of a GPU within the context."""
+    _OTHER[kind] = open_runtime
+    try:
+        yield
+    finally:
+        del _OTHER[kind]
+
+
+def is_on_device(tensor: torch.Tensor) -> bool:
+    """Return whether the elements that this process holds are in a GPU's memory."""
+    held = tensor if tensors.is_plain(tensor) else tensors.local(tensor)
+    kind = held.device.type
+    return kind == "cuda" or kind in _OTHER
+
+
+class TorchDevices:
+    """The state of one process about the devices that hold its states.
+
+    Args:
+        fence: what the training passes before it changes lent tensors; None: the steps of its
+            optimizers.
+    """
+
+    def __init__(self, fence: Fence | None) -> None:
+        self._fence = fence
+        self._lock = threading.Lock()
+        self._streams: Streams | None = None
+        self._has_fallen_back = False
+
+    @property
+    def loan_fence(self) -> Fence:
+        """The fence."""
+        if self._fence is None:
+            self._fence = OptimizerFence()
+        return self._fence
+
+    def can_lend(self, tensor: torch.Tensor) -> bool:
+        """Return whether the bytes of a local tensor are in a device's memory as in an image."""
+        return (
+            is_on_device(tensor)
+            and tensor.numel() > 0
+            and tensor.is_contiguous()
+            and not tensor.is_conj()
+            and not tensor.is_neg()
+            and not tensor.is_inference()
+            and self._streams_of(tensor.device) is not None
+        )
+
+    def pin(self, memory: memoryview) -> RegisteredMemory | None:
+        """Register memory; see `holdfast.adapt.contract.Snapshot.pin`."""
+        if not memory or self._streams is None or not self._is_in_use():
+            return None
+        try:
+            return RegisteredMemory(self._streams, memory, 0)
+        except DeviceError as error:
+            self._fall_back(error)
+            return None
+
+    def _is_in_use(self) -> bool:
+        if not self._has_fallen_back and self._streams is not None and self._streams.failure:
+            self._fall_back(self._streams.failure)
+        return not self._has_fallen_back
+
+    def _streams_of(self, device: torch.device) -> Streams | None:
+        with self._lock:
+            if self._streams is None and not self._has_fallen_back:
+                try:
+                    self._streams = Streams(_OTHER.get(device.type, open_cuda)())
+                except DeviceError as error:
+                    self._fall_back(error)
+        return self._streams if self._is_in_use() else None
+
+    def _fall_back(self, reason: DeviceError) -> None:
+        """Copy states by PyTorch, before `save` returns, from now on."""
+        if not self._has_fallen_back:
+            self._has_fallen_back = True
+            log.warning(
+                "states are copied from their devices before `save` returns, at the rate of memory "
+                "that is not page-locked: %s",
+                reason,
+            )
+
+
+class Loan:
+    """The tensors of one state that are lent until the fence, by their index in the outline."""
+
+    def __init__(self, lent: Mapping[int, tuple[torch.Tensor, Region, Path]]) -> None:
+        self._tensors = dict(lent)
+        self._versions = {index: of[0]._version for index, of in lent.items()}
+        self._events = [_recorded(device) for device in {of[0].device for of in lent.values()}]
+
+    def __contains__(self, index: object) -> bool:
+        return index in self._tensors
+
+    def __bool__(self) -> bool:
+        return bool(self._tensors)
+
+    def wait(self) -> None:
+        """Wait until the devices have computed the tensors.
+
+        Raises:
+            DeviceError: a computation failed.
+        """
+        for event in self._events:
+            try:
+                event.synchronize()
+            except RuntimeError as error:
+                raise DeviceError(f"compute a state on its device: {error}") from error
+
+    def ranges(self, chunks: Sequence[Chunk]) -> dict[Chunk, DeviceRange]:
+        """Return the device ranges of those `chunks` that are contiguous in lent tensors."""
+        found = {}
+        for chunk in chunks:
+            lent = self._tensors.get(chunk.array_index)
+            region = chunk.start, chunk.stop
+            before = None if lent is None else contiguous_start(region, lent[1])
+            if lent is None or before is None or not chunk.size_bytes:
+                continue
+            tensor = lent[0]
+            found[chunk] = DeviceRange(
+                device=tensor.device.index or 0,
+                address=tensor.data_ptr() + before * tensor.element_size(),
+                size_bytes=math.prod(region_shape(region)) * tensor.element_size(),
+                offset_bytes=chunk.offset_bytes,
+            )
+        return found
+
+    def check_unchanged(self) -> None:
+        """Check that no lent tensor was changed in a way that PyTorch counts.
+
+        Raises:
+            DeviceError: one was; the message has its path.
+        """
+        for index, (tensor, _, path) in self._tensors.items():
+            if tensor._version != self._versions[index]:
+                raise DeviceError(
+                    f"copy {path_name(path)} from its device: it was changed before the copy had "
+                    "ended, and not by the step of an optimizer; call a fence before such changes "
+                    "(see holdfast.torch.Fence)"
+                )
+
+
+def _recorded(device: torch.device) -> Any:
+    """Return an event after all work that the training has queued on `device`."""
+    if device.type != "cuda":
+        return _Passed()
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+class _Passed:
+    """The event of a device that has queued nothing."""
+
+    def synchronize(self) -> None:
+        return
