@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import multiprocessing
 import select
@@ -70,6 +71,7 @@ class ReadThroughPeer:
     """A RAM tier that is written to as such, and read through a peer's server of it."""
 
     tier = name = "peer"
+    is_remote = False
 
     def __init__(self, own: Store, peer: PeerStore) -> None:
         self._own = own
@@ -80,6 +82,11 @@ class ReadThroughPeer:
 
     def put_if_absent(self, key: str, data: bytes, after: Sequence[str] = ()) -> bool:
         return self._own.put_if_absent(key, data, after)
+
+    def list_some(
+        self, prefix: str, *, after: str = "", before: str = "", count_max: int | None = None
+    ) -> builtins.list[StoredObject]:
+        return self._own.list_some(prefix, after=after, before=before, count_max=count_max)
 
     def delete(self, *keys: str) -> None:
         self._own.delete(*keys)

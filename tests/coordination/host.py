@@ -292,7 +292,7 @@ class Host:
                     self._remove(effect.id)
                     world.oracle.delete_confirmed(effect.id)
             case ef.ListDurable():
-                world.at(world.storage_secs(), self._list, self.life)
+                world.at(world.storage_secs(), self._list, self.life, effect.since_step)
             case ef.BeginAttempt():
                 world.at(world.storage_secs(), self._begin, self.life, effect)
             case ef.RenewLease() | ef.ReleaseLease():
@@ -406,14 +406,14 @@ class Host:
             self._release(isinstance(effect, ef.Commit))
             self.submit(item)
 
-    def _list(self, life: int) -> None:
+    def _list(self, life: int, since_step: int) -> None:
         if life != self.life:
             return
         world = self.world
         if world.rng.random() < world.storage_failures:
             self.submit(fa.ListingFailed("no answer"))
         else:
-            self.submit(world.storage.listing())
+            self.submit(world.storage.listing(since_step))
 
     def _write_lease(self, life: int, effect: ef.RenewLease | ef.ReleaseLease) -> None:
         """Carry out a request that was sent, even if its agent is dead by now."""

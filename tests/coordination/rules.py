@@ -124,7 +124,7 @@ def never_take_the_lead_back(patch: Patch) -> None:
 
 
 def keep_words_of_the_attempt_before(patch: Patch) -> None:
-    patch(TargetCells, "reset", lambda self, turn: self._cells.clear())
+    patch(TargetCells, "clear_all", lambda self, turn: self._cells.clear())
 
 
 def go_on_from_the_newest_committed(patch: Patch) -> None:

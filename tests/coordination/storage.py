@@ -71,15 +71,19 @@ class Storage:
             return 0
         return self.newest
 
-    def listing(self) -> DurableListed:
+    def listing(self, since_step: int) -> DurableListed:
+        """List what the newest committed checkpoint and later ones have, and from `since_step`."""
         record = self.attempts.get(self.newest)
+        steps = [one.step for one in self.manifests if self.on_timeline(one)]
+        since_step = min(since_step, max(steps, default=0))
         return DurableListed(
             newest_attempt=self.newest,
             leader=record.host if record is not None else "",
             limits=self.limits(),
-            committed=frozenset(self.manifests),
+            committed=frozenset(one for one in self.manifests if one.step >= since_step),
             parts={
                 c: Listed(part_count=self.part_counts[c], ranks=frozenset(parts))
                 for c, parts in self.parts.items()
+                if c.step >= since_step
             },
         )

@@ -39,6 +39,7 @@ class DyingStore:
 
     def __init__(self, inner: Store, calls_left: int, point: str) -> None:
         self.tier = inner.tier
+        self.is_remote = inner.is_remote
         self.name = inner.name
         self.has_died = False
         self._inner = inner
@@ -71,6 +72,9 @@ class DyingStore:
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
         return self._inner.list(prefix)
+
+    def list_some(self, prefix: str, **bounds: Any) -> Any:
+        return self._inner.list_some(prefix, **bounds)
 
     def _change(self, call: Callable[[], Any]) -> Any:
         assert not self.has_died
@@ -107,6 +111,7 @@ class WatchingStore:
 
     def __init__(self, inner: Store) -> None:
         self.tier = inner.tier
+        self.is_remote = inner.is_remote
         self.name = inner.name
         self.reads: list[tuple[str, int, int]] = []
         self.opened: list[str] = []
@@ -140,6 +145,9 @@ class WatchingStore:
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
         return self._inner.list(prefix)
+
+    def list_some(self, prefix: str, **bounds: Any) -> Any:
+        return self._inner.list_some(prefix, **bounds)
 
     def delete(self, *keys: str) -> None:
         self._inner.delete(*keys)

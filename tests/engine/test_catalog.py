@@ -9,18 +9,27 @@ from holdfast.format.names import CheckpointId
 from holdfast.store.disk import DiskStore
 from tests.engine.making import Made, random_array
 
+PART = "part-00000-of-00001.json"
 JUNK = [
     "checkpoints/notes.txt",
-    "checkpoints/junk/manifest.json",
-    "checkpoints/10.1/manifest.json",
-    "checkpoints/0000000010.1/manifest.json",
-    "checkpoints/000000010.01/manifest.json",
-    "checkpoints/000000010.0/manifest.json",
-    "checkpoints/000000010.1.bak/manifest.json",
-    "checkpoints/000000010/manifest.json",
-    "checkpoints/000000011.1/deeper/manifest.json",
-    "elsewhere/000000010.1/manifest.json",
-    "manifest.json",
+    f"checkpoints/junk/{PART}",
+    f"checkpoints/10.1/{PART}",
+    f"checkpoints/0000000010.1/{PART}",
+    f"checkpoints/000000010.01/{PART}",
+    f"checkpoints/000000010.0/{PART}",
+    f"checkpoints/000000010.1.bak/{PART}",
+    f"checkpoints/000000010/{PART}",
+    f"checkpoints/000000011.1/deeper/{PART}",
+    f"elsewhere/000000010.1/{PART}",
+    PART,
+    "checkpoints/manifests/000000010.1.json",
+    "checkpoints/manifests/0999999999999991-000000010.1.json",
+    "checkpoints/manifests/999999999999990-000000010.1.json",
+    "checkpoints/manifests/0999999999999990-000000010.01.json",
+    "checkpoints/manifests/0999999999999990-000000010.1",
+    "checkpoints/manifests/0999999999999990-000000010.1.json/deeper.json",
+    "checkpoints/manifests/deeper/0999999999999990-000000010.1.json",
+    "manifests/0999999999999990-000000010.1.json",
 ]
 
 

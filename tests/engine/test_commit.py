@@ -210,8 +210,12 @@ def test_recovery_clears_what_killed_writes_left(durable: DiskStore) -> None:
     begin(durable, None)
     made = made_at(10)
     made.save(durable)
-    for folder in ("000000010.1", "000000020.1"):
-        left = durable.root / "checkpoints" / folder / ".manifest.json.0123.unfinished"
+    for name in (
+        "000000010.1/.part-00000-of-00001.json.0123.unfinished",
+        "000000020.1/.part-00000-of-00001.json.0123.unfinished",
+        "manifests/.0999999999999980-000000020.1.json.0123.unfinished",
+    ):
+        left = durable.root / "checkpoints" / name
         left.parent.mkdir(exist_ok=True)
         left.write_bytes(b"torn")
     recover(durable, ())

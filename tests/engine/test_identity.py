@@ -63,7 +63,7 @@ def test_where_a_run_is_found_tells_whether_it_is_a_copy(case: Case) -> None:
 def made(path: Path) -> Path:
     path.mkdir()
     store = DiskStore(path, CLOCK)
-    create_run(store, "run", CLOCK.new_token(), TIME, store.home.place())
+    create_run(store, "run", CLOCK.new_token(), TIME, store.home.recorded_place())
     begin(store, None)
     return path
 
@@ -132,7 +132,7 @@ def test_a_copy_on_another_mount_point_of_the_same_number_is_another_run(tmp_pat
     with mounted("tmpfs", tmp_path / "one") as one, mounted("tmpfs", tmp_path / "two") as two:
         assert one.stat().st_ino == two.stat().st_ino
         store = DiskStore(one, CLOCK)
-        first = create_run(store, "run", CLOCK.new_token(), TIME, store.home.place())
+        first = create_run(store, "run", CLOCK.new_token(), TIME, store.home.recorded_place())
         shutil.copytree(one, two, dirs_exist_ok=True)
         second = opened(two)
         assert second.run_id != first.run_id
@@ -177,7 +177,7 @@ def test_a_record_that_is_mended_has_the_newest_attempts_id_and_the_place(tmp_pa
     assert begin_attempt(store, 2, start)
     (tmp_path / "copy" / RUN_FILE).unlink()
     assert read_run(store, "").run_id == own.run_id
-    assert list(mend_run(store, store.home.place())) == [RUN_FILE]
+    assert list(mend_run(store, store.home.recorded_place())) == [RUN_FILE]
     mended = read_run_record(store, "")
     assert (mended.run_id, mended.place) == (own.run_id, own.place)
 

@@ -74,6 +74,7 @@ class UploadsParts:
     """A store that requests the parts of an object as a bucket does."""
 
     tier = name = "durable"
+    is_remote = False
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}

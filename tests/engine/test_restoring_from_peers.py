@@ -217,6 +217,7 @@ class FakePeer:
     """A peer that does what a test wants when it is listed."""
 
     tier = "peer"
+    is_remote = False
 
     def __init__(self, name: str, answer: Callable[[], object]) -> None:
         self.name = name

@@ -46,16 +46,21 @@ def timeline(run: Path) -> list[tuple[int, int]]:
         _need(record.get("attempt", now) == now, "an attempt's own number")
         step, origin = record.get("origin") or (0, now)
         now = origin if origin < now else now
-    for manifest in run.glob("checkpoints/*/manifest.json"):
-        found = re.fullmatch(r"(\d{9}|[1-9]\d{9,15})\.([1-9]\d{0,8})", manifest.parent.name)
-        if found and int(found[1]) <= limits.get(int(found[2]), -1):
-            newest[int(found[1])] = max(int(found[2]), newest.get(int(found[1]), 0))
+    for path in run.glob("checkpoints/manifests/*.json"):
+        found = re.fullmatch(r"\d{16}-(\d{9,16})\.([1-9]\d{0,8})", path.stem)
+        one = (int(found[1]), int(found[2])) if found else (0, 0)
+        if path == _manifest(run, *one) and one[0] <= limits.get(one[1], -1):
+            newest[one[0]] = max(one[1], newest.get(one[0], 0))
     return sorted(newest.items())
+
+
+def _manifest(run: Path, step: int, attempt: int) -> Path:
+    return run / f"checkpoints/manifests/{10**15 - step:016d}-{step:09d}.{attempt}.json"
 
 
 def read_checkpoint(run: Path, step: int, attempt: int) -> Checkpoint:
     folder = run / "checkpoints" / f"{step:09d}.{attempt}"
-    manifest = _sealed(folder / "manifest.json")
+    manifest = _sealed(_manifest(run, step, attempt))
     _need((manifest["step"], manifest["attempt"]) == (step, attempt), "the manifest's own name")
     held, parts = manifest["checkpoint"], manifest["parts"]
     _need(all(spec["dtype"] in DTYPES for spec in held["arrays"]), "known dtypes")

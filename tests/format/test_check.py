@@ -309,3 +309,10 @@ def test_owners_are_not_looked_up_twice() -> None:
     spec = msgspec.structs.replace(_spec(), arrays=arrays)
     with pytest.raises(CheckpointDamagedError, match="array c: its owners are array 1's"):
         check_manifest(_manifest(spec), "r")
+
+
+def test_a_spec_that_equals_a_checked_one_is_not_checked_again() -> None:
+    bad, other_bad = _with_array(0, dtype="F32"), _with_array(1, dtype="F32")
+    check_part(_part(checkpoint=bad), "r", msgspec.structs.replace(bad))
+    with pytest.raises(CheckpointDamagedError):
+        check_part(_part(checkpoint=other_bad), "r", bad)

@@ -106,6 +106,21 @@ def test_every_key_stays_in_the_folder(checkpoint: CheckpointId, count: int) -> 
         assert check_key(key) == key
 
 
+@given(IDS)
+def test_a_manifest_has_one_key(checkpoint: CheckpointId) -> None:
+    key = names.manifest_key(checkpoint)
+    assert names.parse_manifest_key(key) == checkpoint
+    assert names.parse_object_key(key) is None
+    for other in (f"{key}\n", key.replace("-", "-0"), key.replace("/0", "/00"), key[:-5]):
+        assert other == key or names.parse_manifest_key(other) is None
+
+
+@given(IDS, IDS)
+def test_manifests_are_sorted_the_newest_step_first(one: CheckpointId, other: CheckpointId) -> None:
+    if one.step < other.step:
+        assert names.manifest_key(one) > names.manifest_key(other)
+
+
 @given(st.text("0123456789.", max_size=20) | st.from_regex(r"\A0*[0-9]{1,12}\.0*[0-9]{1,11}\n?"))
 def test_what_parses_as_a_checkpoint_is_its_one_name(name: str) -> None:
     found = names.parse_checkpoint_name(name)

@@ -55,3 +55,10 @@ def test_a_tree_is_built_again_with_other_leaves(tree: Any) -> None:
 def test_keys_that_no_name_can_be_made_of_are_refused(tree: Any) -> None:
     with pytest.raises(UnsupportedLeafError, match="rename the key"):
         flatten(tree, "save")
+
+
+def test_a_tree_that_contains_itself_is_refused_by_its_path() -> None:
+    inner: dict[str, Any] = {"n": 1}
+    inner["again"] = inner
+    with pytest.raises(UnsupportedLeafError, match=r"^save d/again/again/.*contains itself"):
+        flatten({"d": inner}, "save")

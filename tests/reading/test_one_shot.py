@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -83,6 +84,34 @@ def test_what_exists_is_replaced_only_where_a_save_made_it(tmp_path: Path, one_h
     with pytest.raises(errors.InvalidArgumentError, match=r"directory .*/no to make it in"):
         holdfast.save(tmp_path / "no" / "a", {"n": 2})
     assert sorted(os.listdir(tmp_path)) == ["a", "link", "new", "photos", "run"]
+
+
+def test_arguments_of_another_type_are_refused(tmp_path: Path) -> None:
+    save: Any = holdfast.save
+    for metrics in (3, "x", [("a", 1)], {"a": 10**5000}):
+        with pytest.raises(errors.InvalidArgumentError, match=r"^metrics.*: expected"):
+            save(tmp_path / "a", {"n": 1}, metrics=metrics)
+    with pytest.raises(errors.InvalidArgumentError, match="overwrite='yes': expected True or"):
+        save(tmp_path / "a", {"n": 1}, overwrite="yes")
+    for call in (lambda: save("a\0b", {"n": 1}), lambda: holdfast.load("a\0b")):
+        with pytest.raises(errors.InvalidArgumentError, match="expected a path"):
+            call()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_no_save_made_is_named_and_kept(tmp_path: Path, one_host: Host) -> None:
+    place = tmp_path / "a"
+    for notes in ("notes.txt", "checkpoints/000000000.1/notes.txt"):
+        holdfast.save(place, {"n": 1}, overwrite=True)
+        (place / notes).write_text("mine")
+        with pytest.raises(errors.InvalidArgumentError, match=notes):
+            holdfast.save(place, {"n": 2}, overwrite=True)
+        assert ((place / notes).read_text(), holdfast.load(place)) == ("mine", {"n": 1})
+        (place / notes).unlink()
+    with holdfast.CheckpointManager(tmp_path / "run", ram=None) as training:
+        training.save(0, {"n": 0}, force=True)
+    with pytest.raises(errors.InvalidArgumentError, match="is not overwritten"):
+        holdfast.save(tmp_path / "run", {"n": 2}, overwrite=True)
 
 
 def test_a_training_run_goes_on_from_what_was_saved(tmp_path: Path, one_host: Host) -> None:

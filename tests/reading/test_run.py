@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
+import os
+import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +27,7 @@ from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.lifecycle.commit import remove
 from holdfast.engine.reading.run import ReadableRun
 from holdfast.engine.reading.view import View, find_newest_sound, find_sound
+from holdfast.format.names import manifest_key, part_key
 from holdfast.format.records import CheckpointSpec
 from holdfast.job.run_access import read_only
 from holdfast.manager.restoring import (
@@ -188,6 +194,105 @@ def test_a_restore_goes_on_to_the_newest_that_is_left(run_directory: Path) -> No
     with pytest.raises(errors.StepNotFoundError, match="find step 2"):
         restored(DeletingRun(without_ram(run_directory), 1), step=2)
     assert restored(DeletingRun(without_ram(run_directory), 9)) is None
+
+
+class VanishingRun:
+    """A run that deletes the newest checkpoint while it is read: its manifest, then a record."""
+
+    def __init__(self, run: ReadableRun) -> None:
+        self._run, self._count = run, 0
+
+    def load_view(self) -> View:
+        view, durable = self._run.load_view(), self._run.durable
+        self._count += 1
+        if self._count == 1:
+            durable.delete(manifest_key(view.timeline[-1]))
+        elif self._count == 2:
+            durable.delete(part_key(view.timeline[-1], 0, 1))
+            # The record of another rank, which is deleted later.
+            durable.put(part_key(view.timeline[-1], 1, 2), b"{}")
+        return view
+
+
+@pytest.mark.parametrize("call", ["metadata", "process_values", "restore"])
+def test_a_step_that_is_deleted_while_it_is_read_is_not_damaged(
+    run_directory: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    with holdfast.open_run(run_directory) as run:
+        monkeypatch.setattr(run, "_run", VanishingRun(without_ram(run_directory)))
+        with pytest.raises(errors.StepNotFoundError, match="find step 3: it was deleted meanwhile"):
+            getattr(run, call)(3)
+
+
+def test_a_record_that_is_missing_for_good_is_damage(tmp_path: Path) -> None:
+    holdfast.save(tmp_path / "a", state(0))
+    (record,) = (tmp_path / "a" / "checkpoints").glob("*/part-*.json")
+    record.unlink()
+    with holdfast.open_run(tmp_path / "a") as run:
+        for call in (run.metadata, run.process_values, run.restore):
+            with pytest.raises(errors.CheckpointDamagedError, match="no good copy of part 0"):
+                call(0)
+
+
+@pytest.fixture
+def public_place() -> Iterator[Path]:
+    """A folder that other users may read, unlike `tmp_path`."""
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        yield Path(place)
+
+
+@contextlib.contextmanager
+def denied(folder: Path) -> Iterator[None]:
+    """Denies this process the folder; the superuser, who may read all, acts as another user."""
+    uid, mode = os.geteuid(), folder.stat().st_mode
+    folder.chmod(0)
+    os.seteuid(uid or 65534)
+    try:
+        yield
+    finally:
+        os.seteuid(uid)
+        folder.chmod(mode)
+
+
+def test_ram_that_this_user_may_not_read_is_skipped(
+    one_host: Host, public_place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "holdfast")
+    holdfast.save(public_place / "a", {"n": 1})
+    with holdfast.open_run(public_place / "a") as run:
+        run.restore()
+        agents = one_host.folder / f"{run.run_id}-{one_host.name}"
+        (agents / "ram").mkdir(parents=True)
+    one_host.folder.chmod(0o755)
+    with denied(agents), holdfast.open_run(public_place / "a") as run:
+        assert run.wait_for_step(timeout_secs=0) == 0
+        assert run.restore() == {"n": 1}
+    assert caplog.text.count("belongs to another user") == 1
+
+
+@pytest.mark.parametrize("name", ["", "checkpoints"])
+def test_a_folder_of_the_run_that_may_not_be_read_is_named(public_place: Path, name: str) -> None:
+    directory = public_place / "a"
+    holdfast.save(directory, {"n": 1})
+    folder = directory / name
+    expected = rf" {folder}: Permission denied \(errno 13\); check its permissions"
+    with holdfast.open_run(directory) as run:
+        run.restore()
+        calls: list[Callable[[], object]] = [
+            lambda: holdfast.load(directory),
+            run.latest_step,
+            run.all_steps,
+            run.restore,
+            lambda: run.restore(0),
+            lambda: run.metadata(0),
+            lambda: run.process_values(0),
+            run.wait_for_step,
+        ]
+        with denied(folder):
+            for call in calls:
+                with pytest.raises(errors.StorageError, match=expected):
+                    call()
 
 
 class BorrowingFramework(NumpyFramework):

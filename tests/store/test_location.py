@@ -36,6 +36,8 @@ def test_a_url_has_a_bucket_and_a_prefix_and_a_folder_of_this_user(
     [
         (7, "expected a path or a URL"),
         ("", "expected a path or a URL"),
+        ("a\0b", r"found 'a\\x00b', which no file system can have"),
+        ("a\ud800b", r"found 'a\\ud800b', which no file system can have"),
         ("http://bucket/run", "one of s3://, gs://, az://"),
         ("s3:/bucket/run", "with one slash"),
         ("s3://", "a bucket's name"),

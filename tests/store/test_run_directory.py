@@ -89,7 +89,7 @@ def test_a_directory_below_a_folder_that_was_moved_is_followed(tmp_path: Path) -
     directory = RunDirectory(tmp_path / "old" / "run")
     assert directory.identity is not None
     (tmp_path / "old").rename(tmp_path / "new")
-    assert directory.current() == tmp_path / "new" / "run"
+    assert directory.current_folder() == tmp_path / "new" / "run"
     assert not directory.is_gone()
 
 
@@ -99,18 +99,18 @@ def test_a_link_that_leads_elsewhere_now_does_not_change_the_directory(tmp_path:
     link = tmp_path / "link"
     link.symlink_to("one")
     directory = RunDirectory(link)
-    assert directory.current() == link
+    assert directory.current_folder() == link
     link.unlink()
     link.symlink_to("two")
-    assert directory.current() == tmp_path / "one"
+    assert directory.current_folder() == tmp_path / "one"
 
 
 def test_an_unmounted_directory_is_no_deleted_one(tmp_path: Path) -> None:
     with mounted("tmpfs", tmp_path / "there") as there:
         directory = RunDirectory(there)
-        assert directory.current() == there
+        assert directory.current_folder() == there
     with pytest.raises(StorageError, match=r"mounted or unmounted there"):
-        directory.current()
+        directory.current_folder()
     assert not directory.is_gone()
 
 
@@ -141,7 +141,7 @@ def test_no_descriptor_outlives_its_directory(run: Path) -> None:
         return [link for link in links if link == str(run)]
 
     directory = RunDirectory(run)
-    assert directory.current() == run
+    assert directory.current_folder() == run
     assert opened() == [str(run)]
     del directory
     assert opened() == []
@@ -158,9 +158,9 @@ def test_a_released_directory_holds_no_descriptor_and_is_bound_again_when_used(
         return [link for link in links if link == str(tmp_path)]
 
     directory = RunDirectory(tmp_path)
-    assert directory.current() == tmp_path
+    assert directory.current_folder() == tmp_path
     assert len(open_here()) == 1
     directory.release()
     directory.release()
     assert not open_here()
-    assert directory.current() == tmp_path
+    assert directory.current_folder() == tmp_path

@@ -23,7 +23,7 @@ from holdfast.coordination.inputs import CommitFailed
 from holdfast.coordination.replica_placement import Ring, assign_pulls
 from holdfast.coordination.settings import TRIES_MAX, Settings
 from holdfast.coordination.turn import Turn
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import STEP_MAX, CheckpointId
 
 
 class Durability:
@@ -180,7 +180,9 @@ class Durability:
             self._is_listing = True
             self._list_soon_at_secs = math.inf
             self._newest_listing += 1
-            turn.act(ListDurable())
+            unknown = (e.id.step for e in self._table.entries.values() if not e.is_committed)
+            since_step = min(unknown, default=STEP_MAX)
+            turn.act(ListDurable(self._table.attempt, since_step))
 
     def _want_newest(self, turn: Turn) -> None:
         """Make the newest complete checkpoint due: without all ranks, RAM may soon be released."""

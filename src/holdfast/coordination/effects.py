@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.coordination.messages import AnyMessage, CheckpointStatus, Refusal, TargetKind
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import STEP_MAX, CheckpointId
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,16 @@ class Fenced:
 
 @dataclass(frozen=True, slots=True)
 class ListDurable:
-    """List the durable tier: `DurableListed`, `ListingFailed`."""
+    """List the durable tier: `DurableListed`, `ListingFailed`.
+
+    Attributes:
+        attempt: The attempt whose leader wants it; 0: a start does.
+        since_step: The parts of checkpoints of this step and later ones are needed, beside those
+            that are newer than the newest committed one.
+    """
+
+    attempt: int = 0
+    since_step: int = STEP_MAX
 
 
 @dataclass(frozen=True, slots=True)

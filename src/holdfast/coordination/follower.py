@@ -482,7 +482,7 @@ class Follower:
         elif self.group is None or self.group.token != orders.group:
             self.fence(turn, orders.attempt, "trainers on other hosts have taken the run over")
         self.attempt = orders.attempt
-        self.cells.reset(turn)
+        self.cells.clear_all(turn)
         self.inventory.release()
         self._wishes.clear()
         self._branch = None
@@ -502,7 +502,7 @@ class Follower:
         self.election.follow(attempt, self.election.successors, 0, turn.now_secs)
         self._is_changed = True
         group, self.group = self.group, None
-        self.cells.reset(turn)
+        self.cells.clear_all(turn)
         self.inventory.release()
         self._wishes.clear()
         self._branch = None

@@ -42,7 +42,7 @@ class TargetCells:
             self._cells[kind] = _Cell(step, is_confirmed=is_confirmed)
             turn.act(SetTarget(kind, step))
 
-    def reset(self, turn: Turn) -> None:
+    def clear_all(self, turn: Turn) -> None:
         """Clear all cells, for a new attempt; also those that only a previous agent knew of."""
         self._cells.clear()
         for kind in TargetKind:

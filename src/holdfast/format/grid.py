@@ -12,6 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import accumulate, pairwise
+from operator import sub
 from typing import TYPE_CHECKING, TypeGuard
 
 if TYPE_CHECKING:
@@ -106,6 +107,8 @@ def chunk_sizes(shape: Shape, chunk_shape: ChunkShape) -> np.ndarray:
     sizes = np.ones(1, np.int64)
     if math.prod(shape) == 0:
         return sizes * 0
+    if chunk_shape == shape:
+        return sizes * math.prod(shape)
     for extent, chunk, count in zip(
         shape, chunk_shape, grid_shape(shape, chunk_shape), strict=True
     ):
@@ -175,7 +178,7 @@ def contiguous_start(region: Region, outer: Region) -> int | None:
 
 def region_shape(region: Region) -> Shape:
     """Return the extent of a region along each axis."""
-    return tuple(b - a for a, b in zip(*region, strict=True))
+    return tuple(map(sub, region[1], region[0]))
 
 
 def intersection(one: Region, other: Region) -> Region | None:

@@ -18,13 +18,20 @@ import msgspec
 
 from holdfast.format.digests import block_count
 from holdfast.format.dtypes import item_size_bytes, safetensors_form
-from holdfast.format.grid import chunk_count, chunk_region
+from holdfast.format.grid import chunk_count, chunk_region, region_shape
 from holdfast.format.ownership import Ownership
 from holdfast.format.paths import chunk_name
 from holdfast.format.records import ArraySpec
 
 DATA_ALIGNMENT_BYTES = 4096
 CHUNK_ALIGNMENT_BYTES = 64
+
+
+_Unplaced = tuple[int, str, int, int, tuple[int, ...], tuple[int, ...], int]
+"""The order of its alignment, its name, array, index, start, stop and bytes."""
+
+_Entry = tuple[str, int, tuple[int, ...], tuple[int, ...], int]
+"""Of a chunk in a header: its name, array, start, stop and bytes."""
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -64,18 +71,22 @@ def image_layout(
     `owned` is the ownership of `arrays`. Pass it when laying out several ranks, to compute it once.
     """
     owned = owned or Ownership(arrays)
-    unplaced = []
+    unplaced: list[_Unplaced] = []
     for array_index, spec in enumerate(arrays):
         item = item_size_bytes(spec.dtype)
         whole = chunk_count(spec.shape, spec.chunk_shape) == 1
         for chunk_index in chain.from_iterable(owned.runs(array_index, rank)):
             start, stop = chunk_region(spec.shape, spec.chunk_shape, chunk_index)
             name = spec.name if whole else chunk_name(spec.name, start, stop)
-            size = item * math.prod(b - a for a, b in zip(start, stop, strict=True))
+            size = item * math.prod(region_shape((start, stop)))
             # A size of 0 is divided by every power of two.
             alignment = min(size & -size or CHUNK_ALIGNMENT_BYTES, CHUNK_ALIGNMENT_BYTES)
             unplaced.append((-alignment, name, array_index, chunk_index, start, stop, size))
-    unplaced.sort(key=lambda entry: entry[:2])
+    # Names differ, so that the entries are never compared further.
+    unplaced.sort()
+    header, offset = _header(
+        arrays, [(name, index, start, stop, n) for _, name, index, _, start, stop, n in unplaced]
+    )
     chunks, block = [], 0
     for ordinal, (_, name, array_index, chunk_index, start, stop, size) in enumerate(unplaced):
         chunks.append(
@@ -86,13 +97,14 @@ def image_layout(
                 name=name,
                 start=start,
                 stop=stop,
-                offset_bytes=0,
+                offset_bytes=offset,
                 size_bytes=size,
                 first_block=block,
             )
         )
+        offset += size
         block += block_count(size)
-    return _laid(arrays, chunks)
+    return ImageLayout(header=header, chunks=tuple(chunks), size_bytes=offset, block_count=block)
 
 
 def partial_layout(
@@ -102,11 +114,10 @@ def partial_layout(
 
     `whole` is the result of `image_layout` for the same arrays.
     """
-    return _laid(arrays, [whole.chunks[ordinal] for ordinal in ordinals])
-
-
-def _laid(arrays: Sequence[ArraySpec], ordered: Sequence[Chunk]) -> ImageLayout:
-    header, offset = _header(arrays, ordered)
+    ordered = [whole.chunks[ordinal] for ordinal in ordinals]
+    header, offset = _header(
+        arrays, [(c.name, c.array_index, c.start, c.stop, c.size_bytes) for c in ordered]
+    )
     chunks, blocks = [], 0
     for chunk in ordered:
         chunks.append(msgspec.structs.replace(chunk, offset_bytes=offset))
@@ -115,15 +126,16 @@ def _laid(arrays: Sequence[ArraySpec], ordered: Sequence[Chunk]) -> ImageLayout:
     return ImageLayout(header=header, chunks=tuple(chunks), size_bytes=offset, block_count=blocks)
 
 
-def _header(arrays: Sequence[ArraySpec], ordered: Sequence[Chunk]) -> tuple[bytes, int]:
+def _header(arrays: Sequence[ArraySpec], ordered: Sequence[_Entry]) -> tuple[bytes, int]:
+    """Return the header of an image of chunks, and the offset of the first one."""
     entries: dict[str, object] = {"__metadata__": {"holdfast": "1"}}
     offset = 0
-    for chunk in ordered:
-        extent = tuple(b - a for a, b in zip(chunk.start, chunk.stop, strict=True))
-        dtype, shape = safetensors_form(arrays[chunk.array_index].dtype, extent)
-        stop = offset + chunk.size_bytes
-        entries[chunk.name] = {"dtype": dtype, "shape": shape, "data_offsets": (offset, stop)}
-        offset = stop
+    for name, array_index, start, stop, size in ordered:
+        extent = region_shape((start, stop))
+        dtype, shape = safetensors_form(arrays[array_index].dtype, extent)
+        span = offset, offset + size
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": span}
+        offset += size
     text = msgspec.json.encode(entries)
     data_start = -(-(8 + len(text)) // DATA_ALIGNMENT_BYTES) * DATA_ALIGNMENT_BYTES
     text = text.ljust(data_start - 8)

@@ -10,18 +10,22 @@ import re
 from dataclasses import dataclass
 
 RUN_FILE = "holdfast.json"
+REMOTE_FILE = "remote.json"
 CHECKPOINTS = "checkpoints"
 ATTEMPTS = "attempts"
 LEASES = "leases"
 EVENTS = "events"
 COPIES = "copies"
-MANIFEST = "manifest.json"
+MANIFESTS = f"{CHECKPOINTS}/manifests"
+EXCHANGE = "exchange"
+"""The folder of a RAM tier with what ranks pass on to each other during a restore."""
 
 STEP_MAX = 10**15
 ATTEMPT_MAX = 10**9 - 1
 PART_COUNT_MAX = 10**6
 
 _CHECKPOINT = re.compile(r"([0-9]{9,16})\.([1-9][0-9]{0,8})")
+_MANIFEST = re.compile(r"([0-9]{16})-([0-9]{9,16}\.[1-9][0-9]{0,8})\.json")
 _ATTEMPT = re.compile(r"([0-9]{9})(?:\.copy)?\.json")
 _PART = re.compile(r"part-([0-9]{5,7})-of-([0-9]{5,7})\.json")
 _REUSED = re.compile(
@@ -79,8 +83,19 @@ def part_key(checkpoint: CheckpointId, rank: int, part_count: int) -> str:
 
 
 def manifest_key(checkpoint: CheckpointId) -> str:
-    """Return the key of the commit record."""
-    return f"{checkpoint_folder(checkpoint)}/{MANIFEST}"
+    """Return the key of the commit record.
+
+    All manifests are in one folder, so that a listing has nothing else. The name begins with the
+    step, subtracted from the highest one: stores list by name, and so list the newest ones first.
+    """
+    return f"{MANIFESTS}/{STEP_MAX - checkpoint.step:016d}-{checkpoint_name(checkpoint)}.json"
+
+
+def parse_manifest_key(key: str) -> CheckpointId | None:
+    """Return the checkpoint of a manifest's key, or None for another key."""
+    match = _MANIFEST.fullmatch(key.removeprefix(f"{MANIFESTS}/"))
+    found = parse_checkpoint_name(match[2]) if match is not None else None
+    return found if found is not None and manifest_key(found) == key else None
 
 
 def parse_part_name(name: str) -> tuple[int, int] | None:

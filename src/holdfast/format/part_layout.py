@@ -16,7 +16,10 @@ from holdfast.format.ranges import members
 from holdfast.format.records import ArraySpec, PartRecord, ReusedImage
 
 DURABLE = "durable"
-"""The tier in which images are shared by checkpoints, and not named once more by each."""
+REMOTE = "remote"
+"""The second durable tier of a run. Read alone, such a place is a run, and its durable tier."""
+_SHARING = (DURABLE, REMOTE)
+"""The tiers in which images are shared by checkpoints, and not named once more by each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +74,12 @@ def part_layout(
 def image_keys(part: PartRecord, tier: str) -> tuple[str, ...]:
     """Return the keys of a part's images in a store of `tier`, the own one first.
 
-    In the durable tier a reused image is in the folder of the checkpoint that wrote it. In RAM it
+    In durable tiers a reused image is in the folder of the checkpoint that wrote it. In RAM it
     has one more name, in the folder of each checkpoint that reuses it.
     """
     rank, count = part.rank, part.part_count
     own = image_key(part.id, rank, count)
-    if tier == DURABLE:
+    if tier in _SHARING:
         return own, *(image_key(image.origin, rank, count) for image in part.reused)
     return own, *(reused_image_key(part.id, rank, count, image.origin) for image in part.reused)
 

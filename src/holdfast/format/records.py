@@ -47,6 +47,16 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     copied_from: RunId | None = None
 
 
+class RemoteRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """`remote.json`: the path or URL of the run's remote tier, where it was opened with one last.
+
+    A reader of checkpoints does not need it: each tier is a run of its own.
+    """
+
+    format_version: int = FORMAT_VERSION
+    place: str
+
+
 class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     """`attempts/N.json`: one start of the run's processes, and the checkpoint it began from.
 
@@ -211,7 +221,7 @@ class PartReference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """`manifest.json`, the commit: the checkpoint exists if and only if its manifest exists."""
+    """A manifest, the commit: the checkpoint exists if and only if its manifest exists."""
 
     format_version: int = FORMAT_VERSION
     run_id: RunId

@@ -96,14 +96,16 @@ def _write_token(path: str, token: str, publish: Callable[[str, str], None]) -> 
         raise StorageError(f"write the peers' token {path}: {error.strerror}") from error
 
 
-def listen(address: str, port: int) -> socket.socket:
+def listen(address: str, port: int, purpose: str = "serve peers") -> socket.socket:
     """Return a socket that listens on the given address, or on the first one of that interface.
+
+    `purpose` is for the messages.
 
     Raises:
         InvalidArgumentError: `address` is neither, or means every interface.
         StorageError: the system refuses it, for example because the port is taken.
     """
-    host = _host(address)
+    host = _host(address, purpose)
     family = socket.AF_INET6 if host.version == 6 else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -114,20 +116,25 @@ def listen(address: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         listener.close()
         raise StorageError(
-            f"serve peers at {host}, port {port}: {error}; choose another address or port"
+            f"{purpose} at {host}, port {port}: {error}; choose another address or port"
         ) from error
     listener.setblocking(False)
     return listener
 
 
-def _host(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    with contextlib.suppress(ValueError):
+def _host(address: str, purpose: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    try:
         host = ipaddress.ip_address(address)
-        if host.is_unspecified:
-            raise InvalidArgumentError(
-                f"serve peers at {address}: that is every interface; name one address or interface"
-            )
-        return host
+    except ValueError:
+        return _host_of_interface(address, purpose)
+    if host.is_unspecified:
+        raise InvalidArgumentError(
+            f"{purpose} at {address}: that is every interface; name one address or interface"
+        )
+    return host
+
+
+def _host_of_interface(address: str, purpose: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     import psutil
 
     interfaces = psutil.net_if_addrs()
@@ -139,6 +146,6 @@ def _host(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
         if not host.is_link_local:
             return host
     raise InvalidArgumentError(
-        f"serve peers at {address}: expected an address, or an interface that has one, of "
+        f"{purpose} at {address}: expected an address, or an interface that has one, of "
         f"{sorted(interfaces)}"
     )

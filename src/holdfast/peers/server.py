@@ -34,6 +34,7 @@ from holdfast.errors import (
     ObjectNotFoundError,
     StorageError,
 )
+from holdfast.format.names import EXCHANGE
 from holdfast.peers.address import PeerAddress, parse_address
 from holdfast.peers.server_connections import (
     Opened,
@@ -51,6 +52,7 @@ from holdfast.peers.wire import (
     NAMES,
     NAMES_SIZE_MAX_BYTES,
     STATUS,
+    UPLOADS,
     HttpRefusal,
     ObjectNames,
     check_token,
@@ -90,11 +92,14 @@ class ServedRun:
     """The run that is served, and the functions that handle its requests.
 
     Attributes:
-        store: the RAM tier; this server alone uses it, and only reads it.
+        store: the RAM tier; this server alone uses it. It only reads it, but for what one rank
+            passes on to another one in a restore (`EXCHANGE`), which it removes once it was sent.
         deliver: takes a message; called in the server's thread, must not block.
         serves: returns whether a client whose newest known attempt is the given one may read here;
             called in the server's thread, must not block.
         status: returns the agent's status as JSON; awaited in the server's thread.
+        upload: takes an order to upload parts, and returns how far it is, both as JSON; awaited in
+            the server's thread.
     """
 
     store: RamStore
@@ -104,6 +109,7 @@ class ServedRun:
     deliver: Deliver | None = None
     serves: Callable[[int], bool] = lambda attempt: True
     status: Callable[[], Awaitable[bytes]] | None = None
+    upload: Callable[[bytes], Awaitable[bytes]] | None = None
 
 
 class PeerServer:
@@ -231,13 +237,16 @@ class PeerServer:
                 f"this agent serves run {self._served.run_id}, not {run_id[:64]!r}"
             )
             return _refusal(404, error)
-        if is_read == (kind == MESSAGES):
+        is_posted = kind in (MESSAGES, UPLOADS)
+        if is_read == is_posted:
             error = InvalidArgumentError(
-                f"{request.method}: POST sends messages, GET reads the rest"
+                f"{request.method}: POST sends messages and orders, GET reads the rest"
             )
-            return _refusal(405, error, {"Allow": "POST" if kind == MESSAGES else "GET, HEAD"})
+            return _refusal(405, error, {"Allow": "POST" if is_posted else "GET, HEAD"})
         if kind == MESSAGES:
             return await self._receive_message(request, key)
+        if kind == UPLOADS:
+            return await self._receive_order(request)
         if kind == STATUS:
             return await self._send_status()
         text = request.headers.get(ATTEMPT_HEADER, "0")
@@ -259,6 +268,17 @@ class PeerServer:
         assert self._served.deliver is not None
         address = parse_address(request.headers.get(ADDRESS_HEADER, ""))
         others = parse_hosts(request.headers.get(HOSTS_HEADER, ""))
+        message = decode_message(await self._read_body(request))
+        self._served.deliver(sender, address, message, others)
+        return web.Response(status=204)
+
+    async def _receive_order(self, request: web.BaseRequest) -> web.StreamResponse:
+        order = await self._read_body(request)
+        if self._served.upload is None:
+            raise ObjectNotFoundError("this agent takes no orders to upload parts")
+        return await self._in_time(self._served.upload(order))
+
+    async def _read_body(self, request: web.BaseRequest) -> bytes:
         data = bytearray()
         try:
             async with asyncio.timeout(self._connections.limits.piece_secs):
@@ -268,15 +288,17 @@ class PeerServer:
                         break
         except TimeoutError as error:
             raise InvalidArgumentError("a message did not arrive in time") from error
-        self._served.deliver(sender, address, decode_message(bytes(data)), others)
-        return web.Response(status=204)
+        return bytes(data)
 
     async def _send_status(self) -> web.StreamResponse:
         if self._served.status is None:
             raise ObjectNotFoundError("this agent reports no status")
+        return await self._in_time(self._served.status())
+
+    async def _in_time(self, answer: Awaitable[bytes]) -> web.StreamResponse:
         try:
             async with asyncio.timeout(STATUS_SECS):
-                return _json(200, await self._served.status())
+                return _json(200, await answer)
         except TimeoutError as error:
             raise StorageError(f"the agent is busy for more than {STATUS_SECS:.0f} s") from error
 
@@ -304,10 +326,13 @@ class PeerServer:
         response.content_type = "application/octet-stream"
         response.content_length = stop - start
         await response.prepare(request)
-        if request.method == "GET" and not await self._send(
-            response, reader, request, (start, stop)
-        ):
-            connection.close_at_once()
+        if request.method == "GET":
+            if not await self._send(response, reader, request, (start, stop)):
+                connection.close_at_once()
+            elif key.startswith(f"{EXCHANGE}/") and (start, stop) == (0, size):
+                # What a rank passes on to one rank of another host is needed once.
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(None, self._remove, key)
         return response
 
     async def _send(
@@ -354,6 +379,12 @@ class PeerServer:
         with contextlib.ExitStack() as stack:
             reader = stack.enter_context(self._served.store.open(key))
             return reader, stack.pop_all()
+
+    def _remove(self, key: str) -> None:
+        try:
+            self._served.store.delete(key)
+        except StorageError as error:
+            log.warning("what was passed on stays in RAM until the restore ends: %s", error)
 
     def _names(self, prefix: str) -> bytes:
         found = tuple((s.key, s.size_bytes) for s in self._served.store.list(prefix))

@@ -45,6 +45,7 @@ class PeerStore:
     """
 
     tier = "peer"
+    is_remote = False
 
     def __init__(self, access: PeerAccess, clock: Clock, bounds: PeerBounds | None = None) -> None:
         self.name = f"peer {access.address.authority}"

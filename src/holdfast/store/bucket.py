@@ -3,7 +3,8 @@
 `Bucket` is the client of one service. It makes single requests, and each may fail, also after it
 has taken effect. `BucketStore` builds the store contract on it, and is the one place that retries:
 
-- A failed request is repeated with growing pauses, at most `TRIES_MAX` times.
+- A failed request is repeated with growing pauses, at most `TRIES_MAX` times; one that the service
+  refuses for now, since it has too many, for `THROTTLED_SECS`. That also slows uploads down.
 - Objects are uploaded in parts, several at once, straight from the source's memory where it lasts.
   An object becomes visible when its upload is completed, so an interrupted put leaves nothing.
 - A conditional put that reports an existing object reads it: it may be this caller's own, of a try
@@ -17,10 +18,13 @@ order in which it lists.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import itertools
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
@@ -33,9 +37,11 @@ from holdfast.errors import (
     OutOfSpaceError,
     StorageError,
     StorageRefusedError,
+    StorageThrottledError,
 )
 from holdfast.format.buffers import Buffer
 from holdfast.format.names import LEASES
+from holdfast.format.part_layout import DURABLE
 from holdfast.format.sealed import RECORD_SIZE_MAX_BYTES
 from holdfast.store.bucket_home import BucketHome, FleetingObjects
 from holdfast.store.contract import (
@@ -47,6 +53,7 @@ from holdfast.store.contract import (
     read_each,
     source_of,
 )
+from holdfast.store.upload_pace import UploadPace
 
 PART_SIZE_MIN_BYTES = 16 * 1024 * 1024
 PART_COUNT_MAX = 9_000
@@ -58,8 +65,11 @@ DELETIONS_MAX = 1_000
 TRIES_MAX = 6
 TRIES_SECS = 300.0
 """After this time no further try begins."""
+THROTTLED_SECS = 900.0
+"""The same, for requests that a service refuses since it has too many."""
 PAUSE_SECS = 0.2
 """The pause after the first failure; it doubles with each further one."""
+PAUSE_MAX_SECS = 20.0
 FINAL_ERRORS = (ObjectNotFoundError, OutOfSpaceError, StorageRefusedError)
 """Errors after which a request is not repeated."""
 
@@ -91,11 +101,12 @@ class Bucket(Protocol):
         """Write an object if there is none; return False if there is one, maybe the caller's."""
         ...
 
-    def upload(self, key: str, source: Source, part_size_bytes: int) -> None:
-        """Write an object of the bytes of `source`, in parts, replacing an old one.
+    def upload(self, key: str, parts: Iterator[memoryview], part_size_bytes: int) -> None:
+        """Write an object of `parts`, replacing an old one; all but the last have that size.
 
-        Several parts are sent at once, and a failed part is repeated. The object becomes visible
-        with the last request; an upload that fails is discarded as far as it can be.
+        Parts are sent as they are yielded, several at once, and a failed part is repeated. No part
+        is referred to once it was sent. The object becomes visible with the last request; an upload
+        that fails is discarded as far as it can be.
 
         Raises:
             ObjectNotFoundError: there is no such upload any more, maybe since it was completed by a
@@ -103,12 +114,15 @@ class Bucket(Protocol):
         """
         ...
 
-    def head(self, key: str) -> Head:
+    def read_head(self, key: str) -> Head:
         """Return the properties of an object."""
         ...
 
-    def get_range(self, key: str, version: str, start_bytes: int, stop_bytes: int) -> Buffer:
-        """Return the bytes [start, stop) of an object, which must be of that version."""
+    def read_into(self, key: str, version: str, start_bytes: int, target: memoryview) -> None:
+        """Fill `target` with bytes from `start_bytes` on of an object of that version.
+
+        After an error `target` is undefined.
+        """
         ...
 
     def get(self, key: str, size_max_bytes: int) -> bytes:
@@ -128,13 +142,79 @@ class Bucket(Protocol):
         ...
 
 
+class CountedBucket:
+    """A bucket that counts the requests it passes on, also failed ones. Thread-safe.
+
+    An upload is a request for each part and two more, which begin and complete it. Requests that a
+    client repeats by itself are counted once.
+    """
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+        self._lock = threading.Lock()
+        self._count = 0
+
+    def __repr__(self) -> str:
+        return repr(self._bucket)
+
+    @property
+    def request_count(self) -> int:
+        """The requests so far."""
+        return self._count
+
+    def _add(self, count: int = 1) -> None:
+        with self._lock:
+            self._count += count
+
+    def put(self, key: str, blocks: Sequence[Buffer]) -> None:
+        self._add()
+        self._bucket.put(key, blocks)
+
+    def create(self, key: str, data: bytes) -> bool:
+        self._add()
+        return self._bucket.create(key, data)
+
+    def upload(self, key: str, parts: Iterator[memoryview], part_size_bytes: int) -> None:
+        def counted() -> Generator[memoryview, None, None]:
+            for part in parts:
+                self._add()
+                yield part
+
+        self._add(2)
+        with contextlib.closing(counted()) as counted_parts:
+            self._bucket.upload(key, counted_parts, part_size_bytes)
+
+    def read_head(self, key: str) -> Head:
+        self._add()
+        return self._bucket.read_head(key)
+
+    def read_into(self, key: str, version: str, start_bytes: int, target: memoryview) -> None:
+        self._add()
+        self._bucket.read_into(key, version, start_bytes, target)
+
+    def get(self, key: str, size_max_bytes: int) -> bytes:
+        self._add()
+        return self._bucket.get(key, size_max_bytes)
+
+    def list_pages(self, prefix: str, after: str) -> Iterator[Sequence[StoredObject]]:
+        self._add()
+        for number, page in enumerate(self._bucket.list_pages(prefix, after)):
+            if number:
+                self._add()
+            yield page
+
+    def delete(self, keys: Sequence[str]) -> None:
+        self._add()
+        self._bucket.delete(keys)
+
+
 class BucketStore:
     """The objects below `prefix` of a bucket. Thread-safe.
 
     A reader whose key is deleted or replaced while it is open fails; it returns no other bytes.
     """
 
-    tier = name = "durable"
+    is_remote = True
 
     def __init__(
         self,
@@ -143,16 +223,24 @@ class BucketStore:
         clock: Clock,
         part_size_bytes: int = PART_SIZE_MIN_BYTES,
         home: BucketHome | None = None,
+        tier: str = DURABLE,
     ) -> None:
+        self.tier = self.name = tier
         self.home = home or BucketHome(prefix, Path(os.devnull))
         self.fleeting = FleetingObjects(self, clock)
-        self._bucket = bucket
+        self._bucket = CountedBucket(bucket)
         self._prefix = prefix
         self._clock = clock
         self._part_size_bytes = part_size_bytes
+        self.pace = UploadPace(clock)
 
     def __repr__(self) -> str:
         return f"BucketStore({self._prefix})"
+
+    @property
+    def request_count(self) -> int | None:
+        """The requests to the bucket so far."""
+        return self._bucket.request_count
 
     def put(self, key: str, source: Source | Buffer) -> None:
         name, source = self._name(key), source_of(source)
@@ -166,12 +254,18 @@ class BucketStore:
     def _upload(self, name: str, source: Source) -> None:
         size_bytes = source.size_bytes
         part_size_bytes = max(self._part_size_bytes, -(-size_bytes // PART_COUNT_MAX))
+
+        def upload() -> None:
+            # Closed, because a kept error refers to it, and so to a part that would stay in flight.
+            with contextlib.closing(self.pace.paced_parts(source, part_size_bytes)) as parts:
+                self._bucket.upload(name, parts, part_size_bytes)
+
         try:
-            self._tried(lambda: self._bucket.upload(name, source, part_size_bytes))
+            self._tried(upload)
         except ObjectNotFoundError:
             # A completion whose answer was lost has ended the upload. An older object of that name
             # has the same bytes: an image's name identifies it.
-            if self._tried(lambda: self._bucket.head(name)).size_bytes != size_bytes:
+            if self._tried(lambda: self._bucket.read_head(name)).size_bytes != size_bytes:
                 raise
 
     def put_if_absent(self, key: str, data: bytes, after: Sequence[str] = ()) -> bool:
@@ -208,12 +302,10 @@ class BucketStore:
     @contextlib.contextmanager
     def open(self, key: str) -> Iterator[Reader]:
         name = self._name(key)
-        head = self._tried(lambda: self._bucket.head(name))
+        head = self._tried(lambda: self._bucket.read_head(name))
 
-        def read(start_bytes: int, stop_bytes: int) -> Buffer:
-            return self._tried(
-                lambda: self._bucket.get_range(name, head.version, start_bytes, stop_bytes)
-            )
+        def read(start_bytes: int, target: memoryview) -> None:
+            self._tried(lambda: self._bucket.read_into(name, head.version, start_bytes, target))
 
         yield _BucketReader(name, head.size_bytes, read)
 
@@ -224,7 +316,7 @@ class BucketStore:
             ObjectNotFoundError: the key has no object.
         """
         name = self._name(key)
-        return self._tried(lambda: self._bucket.head(name)).modified_ns
+        return self._tried(lambda: self._bucket.read_head(name)).modified_ns
 
     def has_objects(self) -> bool:
         """Return whether anything is stored below the prefix."""
@@ -266,19 +358,33 @@ class BucketStore:
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
         # Some services list as a file system does, where a/b/c is before a/b.c.
-        return iter(sorted(self._listed(f"{self._name(prefix)}/")))
+        return iter(self.list_some(prefix))
 
-    def _listed(self, name: str) -> Iterator[StoredObject]:
-        """Yield the objects whose whole key begins with `name`, by their keys in the store."""
-        last, pages = "", self._bucket.list_pages(name, "")
-        tries = Tries(self._clock, self._prefix)
+    def list_some(
+        self, prefix: str, *, after: str = "", before: str = "", count_max: int | None = None
+    ) -> builtins.list[StoredObject]:
+        name = f"{self._name(prefix)}/"
+        last = self._prefix + after if after else ""
+        found = self._listed(name, last)
+        if before:
+            found = itertools.takewhile(lambda stored: stored.key < before, found)
+        return sorted(itertools.islice(found, count_max))
+
+    def _listed(self, name: str, last: str = "") -> Iterator[StoredObject]:
+        """Yield the objects whose whole key begins with `name` and is after `last`.
+
+        Yields:
+            Their keys in the store and sizes, in the order of the service.
+        """
+        pages = self._bucket.list_pages(name, last)
+        tries = self._tries()
         while True:
             try:
                 for page in pages:
                     for key, size_bytes in page:
                         last = key
                         yield StoredObject(key[len(self._prefix) :], size_bytes)
-                    tries = Tries(self._clock, self._prefix)
+                    tries = self._tries()
                 return
             except StorageError as error:
                 tries.failed(error)
@@ -302,22 +408,27 @@ class BucketStore:
 
     def _tried(self, call: Callable[[], T]) -> T:
         """Return the result of `call`, which is repeated after failures."""
-        tries = Tries(self._clock, self._prefix)
+        tries = self._tries()
         while True:
             try:
                 return call()
             except StorageError as error:
                 tries.failed(error)
 
+    def _tries(self) -> Tries:
+        return Tries(self._clock, self._prefix, self.pace)
+
 
 class Tries:
     """The tries of one request: with growing pauses, and bounded in number and time."""
 
-    def __init__(self, clock: Clock, what: str) -> None:
+    def __init__(self, clock: Clock, what: str, pace: UploadPace) -> None:
         self._clock = clock
         self._what = what
+        self._pace = pace
         self._count = 0
-        self._deadline_secs = clock.monotonic() + TRIES_SECS
+        self._throttled_count = 0
+        self._began_secs = clock.monotonic()
 
     def failed(self, error: StorageError) -> None:
         """Wait until the next try.
@@ -325,20 +436,34 @@ class Tries:
         Raises:
             StorageError: `error`, if it is final, or was the last try's.
         """
-        self._count += 1
-        is_last = self._count == TRIES_MAX or self._clock.monotonic() > self._deadline_secs
+        secs = self._clock.monotonic() - self._began_secs
+        if isinstance(error, StorageThrottledError):
+            self._pace.slow_down()
+            self._throttled_count += 1
+            is_last = secs > THROTTLED_SECS
+            pause_secs = PAUSE_SECS * 2 ** min(self._throttled_count - 1, 10)
+        else:
+            self._count += 1
+            is_last = self._count == TRIES_MAX or secs > (
+                THROTTLED_SECS if self._throttled_count else TRIES_SECS
+            )
+            pause_secs = PAUSE_SECS * 2 ** (self._count - 1)
         if isinstance(error, FINAL_ERRORS) or is_last:
             raise error
-        log.info("a request to %s is repeated: %s", self._what, error)
+        if self._throttled_count == 1:
+            text = "%s: its service has too many requests; this one is repeated for up to %d s: %s"
+            log.warning(text, self._what, THROTTLED_SECS, error)
+        else:
+            log.info("a request to %s is repeated: %s", self._what, error)
         # Between half of the pause and all of it, so that many hosts do not repeat in step.
         share = 0.5 + int(self._clock.new_token()[:4], 16) / (1 << 17)
-        self._clock.sleep(share * PAUSE_SECS * 2 ** (self._count - 1))
+        self._clock.sleep(share * min(pause_secs, PAUSE_MAX_SECS))
 
 
 class _BucketReader:
     """An object, open for ranged reads by any thread."""
 
-    def __init__(self, name: str, size_bytes: int, read: Callable[[int, int], Buffer]) -> None:
+    def __init__(self, name: str, size_bytes: int, read: Callable[[int, memoryview], None]) -> None:
         self._name = name
         self._read = read
         self.size_bytes = size_bytes
@@ -351,7 +476,7 @@ class _BucketReader:
                 f"{self.size_bytes}"
             )
         if len(target):
-            target[:] = memoryview(self._read(offset_bytes, stop_bytes)).cast("B")
+            self._read(offset_bytes, target)
 
     def view(self) -> memoryview | None:
         return None

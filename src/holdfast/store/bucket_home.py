@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from holdfast.clock import Clock
 from holdfast.errors import ObjectNotFoundError
 from holdfast.format.names import LEASES
 from holdfast.format.records import RunPlace
-from holdfast.store.contract import StoredObject
+from holdfast.store.contract import Store, StoredObject
 from holdfast.store.durable import TimedObject
-
-if TYPE_CHECKING:
-    from holdfast.store.bucket import BucketStore
 
 NO_INODE = 0
 
@@ -34,7 +31,7 @@ class BucketHome:
         return self._url
 
     @property
-    def text(self) -> str:
+    def location_text(self) -> str:
         """The URL."""
         return self._url
 
@@ -43,16 +40,16 @@ class BucketHome:
         """The URL: two URLs of one place count as two places."""
         return self._url
 
-    def current(self) -> Path:
+    def current_folder(self) -> Path:
         return self._folder
 
-    def place(self) -> RunPlace:
+    def recorded_place(self) -> RunPlace:
         return RunPlace(inode=NO_INODE, path=self._url)
 
     def has_lasting_inodes(self) -> bool:
         return False
 
-    def problem(self) -> None:
+    def unusable_reason(self) -> None:
         """Return None: the store's own requests report what is wrong."""
 
     def is_gone(self) -> bool:
@@ -65,10 +62,22 @@ class BucketHome:
         """Do nothing: nothing is held."""
 
 
+class DatedStore(Store, Protocol):
+    """A store whose service dates its objects."""
+
+    def modified_ns(self, key: str) -> int:
+        """Return when an object was written, by the service's clock.
+
+        Raises:
+            ObjectNotFoundError: There is none.
+        """
+        ...
+
+
 class FleetingObjects:
     """A `FleetingStore` in a bucket, with times by the service's clock, in whole seconds."""
 
-    def __init__(self, store: BucketStore, clock: Clock) -> None:
+    def __init__(self, store: DatedStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
 

@@ -117,7 +117,10 @@ class ReadableStore(Protocol):
     """The reading half of a store; see the module for its guarantees."""
 
     tier: str
-    """The tier's name in reports: `ram`, `peer`, `durable`."""
+    """The tier's name in reports: `ram`, `peer`, `durable`, `remote`."""
+
+    is_remote: bool
+    """Whether each read is a request to a service, which waits for a network."""
 
     name: str
     """A name unique among the stores that a checkpoint is read from: the tier, or the peer."""
@@ -174,6 +177,23 @@ class Store(ReadableStore, Protocol):
         folder (the key up to its last slash), and in the folders of the existing objects `after`,
         including objects of a process that was killed during `put`. So a manifest never outlasts
         what it names.
+        """
+        ...
+
+    def list_some(
+        self, prefix: str, *, after: str = "", before: str = "", count_max: int | None = None
+    ) -> list[StoredObject]:
+        """Return the objects of `list` between two keys, at most the first `count_max`.
+
+        The cost is that of these objects, except for a service that begins each listing at the
+        beginning. With `count_max`, no object may be in a folder below `prefix`.
+
+        Args:
+            prefix: as for `list`.
+            after: keys up to this one, which need not exist, are left out. Its last name
+                does not begin with that of a folder beside it: there services differ in order.
+            before: this key and those after it are left out; empty: none.
+            count_max: the greatest number of objects; None: all.
         """
         ...
 

@@ -10,6 +10,7 @@ followed, a deleted one is an error, and a write that overlaps a move fails and 
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import errno
 import logging
@@ -23,6 +24,7 @@ from pathlib import Path
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError, StorageError
 from holdfast.format.buffers import Buffer
+from holdfast.format.part_layout import DURABLE
 from holdfast.store.contract import (
     Reader,
     Source,
@@ -58,7 +60,9 @@ log = logging.getLogger(__name__)
 class DiskStore:
     """Objects as files below `root`, durable when a call returns. Thread-safe."""
 
-    tier = name = "durable"
+    is_remote = False
+    request_count: int | None = None
+    """A directory is no service."""
 
     def __init__(
         self,
@@ -67,8 +71,10 @@ class DiskStore:
         files: FileSystem = LOCAL,
         *,
         reads_directly: bool = False,
+        tier: str = DURABLE,
     ) -> None:
         """`reads_directly`: bypass the page cache; no other local process reads the same bytes."""
+        self.tier = self.name = tier
         self.home = RunDirectory(root) if isinstance(root, Path) else root
         self.fleeting = FleetingFiles(self.home, clock)
         self._clock = clock
@@ -90,7 +96,7 @@ class DiskStore:
 
     def _folder(self) -> ObjectFolder:
         """Return the objects at the directory's current path."""
-        path, known = self.home.current(), self._known
+        path, known = self.home.current_folder(), self._known
         if known.root != path:
             known = self._known = self._folder_at(path)
         return known
@@ -102,7 +108,7 @@ class DiskStore:
         try:
             yield folder
         except StorageError:
-            self.home.current()
+            self.home.current_folder()
             raise
 
     @contextlib.contextmanager
@@ -186,12 +192,17 @@ class DiskStore:
                     self._files.close(direct_fd)
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
+        return iter(self.list_some(prefix))
+
+    def list_some(
+        self, prefix: str, *, after: str = "", before: str = "", count_max: int | None = None
+    ) -> builtins.list[StoredObject]:
         for _ in range(LISTINGS_MAX):
             with self._reading() as folder:
-                found = [*folder.list(prefix)]
+                found = [*folder.list(prefix, after, before, count_max)]
             # A directory that was moved or deleted during the listing would look empty.
             if self._folder() is folder:
-                return iter(found)
+                return found
         raise StorageError(f"list {self.root}: it was moved while it was listed; try again")
 
     def delete(self, *keys: str) -> None:

@@ -18,7 +18,7 @@ class RunHome(Protocol):
     """Where a run lies. Thread-safe."""
 
     @property
-    def text(self) -> str:
+    def location_text(self) -> str:
         """The path where it was found last, or the URL."""
         ...
 
@@ -27,7 +27,7 @@ class RunHome(Protocol):
         """Text that differs for another place; empty if there is none yet."""
         ...
 
-    def current(self) -> Path:
+    def current_folder(self) -> Path:
         """Return the folder of this host's files of the run, where it is now.
 
         Raises:
@@ -35,15 +35,15 @@ class RunHome(Protocol):
         """
         ...
 
-    def place(self) -> RunPlace | None:
+    def recorded_place(self) -> RunPlace | None:
         """Return the location as the run's record has it; None if there is none yet."""
         ...
 
     def has_lasting_inodes(self) -> bool:
-        """Return whether the inode in `place` is the same each time the run is opened."""
+        """Return whether the inode in `recorded_place` is the same each time the run is opened."""
         ...
 
-    def problem(self) -> str | None:
+    def unusable_reason(self) -> str | None:
         """Return why it cannot be used now; None if it can."""
         ...
 
@@ -97,6 +97,11 @@ class DurableStore(Store, Protocol):
     @property
     def home(self) -> RunHome:
         """Where the run lies."""
+        ...
+
+    @property
+    def request_count(self) -> int | None:
+        """How many requests this process has made to a service; None: there is no service."""
         ...
 
     @property

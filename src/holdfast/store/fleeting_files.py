@@ -33,7 +33,7 @@ class FleetingFiles:
 
     @property
     def _folder(self) -> ObjectFolder:
-        return ObjectFolder(self._directory.current(), self._clock, LOCAL, durable=False)
+        return ObjectFolder(self._directory.current_folder(), self._clock, LOCAL, durable=False)
 
     def put(self, key: str, data: bytes) -> None:
         folder = self._folder

@@ -20,6 +20,7 @@ import xxhash
 from holdfast.clock import Clock
 from holdfast.errors import InvalidArgumentError, StorageError
 from holdfast.format.names import EVENTS, RUN_FILE
+from holdfast.format.part_layout import DURABLE
 from holdfast.store.bucket_home import BucketHome
 from holdfast.store.disk import DiskStore
 from holdfast.store.durable import DurableStore, RunHome
@@ -53,6 +54,10 @@ class RunLocation:
                 f"open a run: expected a path or a URL, found {place!r} ({type(place).__name__})"
             )
         text = str(os.fspath(place))
+        if not _is_path(text):
+            raise InvalidArgumentError(
+                f"open a run: expected a path, found {text!a}, which no file system can have"
+            )
         typo = _ONE_SLASH.match(text)
         if typo is not None:
             raise InvalidArgumentError(
@@ -131,6 +136,7 @@ def open_durable(
     files: FileSystem = LOCAL,
     *,
     reads_directly: bool = False,
+    tier: str = DURABLE,
 ) -> DurableStore:
     """Return the store of the run at `where`; nothing is read or written yet.
 
@@ -139,13 +145,14 @@ def open_durable(
         clock: the time.
         files: the file system, for a run in a directory.
         reads_directly: read around the page cache: no other local process reads the same bytes.
+        tier: the name of the tier that it is for the caller.
 
     Raises:
         InvalidArgumentError: it is a URL, and obstore is not installed or not configured.
     """
     if isinstance(where, RunDirectory):
-        return DiskStore(where, clock, files, reads_directly=reads_directly)
-    location = RunLocation(where if isinstance(where, str) else where.text)
+        return DiskStore(where, clock, files, reads_directly=reads_directly, tier=tier)
+    location = RunLocation(where if isinstance(where, str) else where.location_text)
     if location.is_url:
         # Only a run in a bucket needs them.
         from holdfast.store.bucket import BucketStore
@@ -153,8 +160,16 @@ def open_durable(
 
         bucket, prefix = location.bucket_and_prefix()
         home = BucketHome(location.text, location.folder)
-        return BucketStore(connect(bucket), f"{prefix}/", clock, home=home)
-    return DiskStore(Path(location.text), clock, files, reads_directly=reads_directly)
+        return BucketStore(connect(bucket), f"{prefix}/", clock, home=home, tier=tier)
+    return DiskStore(Path(location.text), clock, files, reads_directly=reads_directly, tier=tier)
+
+
+def _is_path(text: str) -> bool:
+    """Return whether the operating system takes it for a path at all."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 def _checked_url(text: str, url: re.Match[str]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import os
 import stat
@@ -274,13 +275,21 @@ class ObjectFolder:
             with contextlib.suppress(OSError):
                 self.files.close(fd)
 
-    def list(self, prefix: str) -> Iterator[StoredObject]:
-        """Yield all objects below `prefix`, by key. Symbolic links are not followed or listed."""
+    def list(
+        self, prefix: str, after: str = "", before: str = "", count_max: int | None = None
+    ) -> Iterator[StoredObject]:
+        """Yield the objects below `prefix`, by key. Symbolic links are not followed or listed.
+
+        Only keys after `after` and, if it is not empty, before `before`; and at most the first
+        `count_max`.
+        """
         folder = self.path(prefix)
         self._check_no_links(folder)
         with translated("list", folder):
-            found: list[StoredObject] = []
-            _walk(folder, prefix, found)
+            walk = _walk(folder, prefix, after)
+            if before:
+                walk = itertools.takewhile(lambda stored: stored.key < before, walk)
+            found = [*itertools.islice(walk, count_max)]
         yield from found
 
     def delete(self, *keys: str) -> None:
@@ -348,13 +357,16 @@ class ObjectFolder:
 
     def _check_no_links(self, folder: Path) -> None:
         """Check that no folder between the root and `folder` is a symbolic link."""
-        while folder != self.root:
-            if folder not in self._synced and folder.is_symlink():
+        chain = [folder, *folder.parents]
+        # From the root down, so that an error names the folder that cannot be searched.
+        for one in reversed(chain[: chain.index(self.root)]):
+            with translated("search", one.parent):
+                is_link = one not in self._synced and one.is_symlink()
+            if is_link:
                 raise StorageError(
-                    f"use {folder}: expected a folder, found a symbolic link; none is followed "
+                    f"use {one}: expected a folder, found a symbolic link; none is followed "
                     "inside a run, put the folder itself there"
                 )
-            folder = folder.parent
 
     def _sync_names(self, folder: Path) -> None:
         if self._is_durable:
@@ -460,8 +472,8 @@ def path_not_under_object() -> Iterator[None]:
         raise FileNotFoundError(*error.args) from error
 
 
-def _walk(folder: Path | str, prefix: str, found: list[StoredObject], depth: int = 0) -> None:
-    """Add all objects below `folder` to `found`, sorted by key."""
+def _walk(folder: Path | str, prefix: str, after: str, depth: int = 0) -> Iterator[StoredObject]:
+    """Yield the objects below `folder` whose key is after `after`, sorted by key."""
     try:
         with os.scandir(folder) as scan:
             # Sort folders with a trailing slash, so that the order is that of the keys.
@@ -473,14 +485,16 @@ def _walk(folder: Path | str, prefix: str, found: list[StoredObject], depth: int
     except (FileNotFoundError, NotADirectoryError):
         return
     for name, entry in entries:
+        key = f"{prefix}/{name}"
         if name.endswith("/"):
+            may_hold_later = key > after or after.startswith(key)
             # No key of the format is this deep; folders of other programs may nest endlessly.
-            if depth < DEPTH_MAX:
-                _walk(entry.path, f"{prefix}/{entry.name}", found, depth + 1)
-        elif entry.is_file(follow_symlinks=False):
+            if may_hold_later and depth < DEPTH_MAX:
+                yield from _walk(entry.path, f"{prefix}/{entry.name}", after, depth + 1)
+        elif key > after and entry.is_file(follow_symlinks=False):
             try:
                 size_bytes = entry.stat(follow_symlinks=False).st_size
             except FileNotFoundError:
                 # Deleted between the scan and the stat.
                 continue
-            found.append(StoredObject(f"{prefix}/{name}", size_bytes))
+            yield StoredObject(key, size_bytes)

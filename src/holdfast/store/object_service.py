@@ -8,7 +8,7 @@ Small requests are tried once: `store.bucket` repeats them. The parts of an uplo
 here, because an upload cannot be continued from outside.
 
 Invariant: a message has the service's code and explanation, and nothing else of its answer, which
-may repeat what was signed.
+may repeat what was signed; nor the query of a URL, which may be a signature.
 """
 
 from __future__ import annotations
@@ -28,26 +28,33 @@ from holdfast.errors import (
     ObjectNotFoundError,
     StorageError,
     StorageRefusedError,
+    StorageThrottledError,
 )
 from holdfast.format.buffers import Buffer
+from holdfast.store.aws_profile import missing_hint, profile_credentials
 from holdfast.store.bucket import Head
-from holdfast.store.contract import Source, StoredObject, exact_blocks
+from holdfast.store.contract import StoredObject
+from holdfast.store.upload_pace import PARTS_AT_ONCE
 
 PAGE_COUNT_MAX = 1_000
 """Keys in one page of a listing: the most that S3 returns."""
-PARTS_AT_ONCE = 8
 CONNECT_SECS = 5
 REQUEST_SECS = 60
 """The time of one small request."""
 PART_SECS = 300
 """The time of one part: 16 MiB at 0.06 MB/s."""
-PART_TRIES_MAX = 10
-PART_RETRY_SECS = 180
+PART_RETRY_SECS = 120
+"""How long one part is repeated. It is signed once, and services refuse old signatures."""
+PART_TRIES_MAX = 1_000
+PART_PAUSE_SECS = 0.2
+PART_PAUSE_MAX_SECS = 15.0
+PIECE_SIZE_BYTES = 1024 * 1024
+"""The least size of the pieces in which an answer is copied to its target."""
 MESSAGE_CHARS_MAX = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
+class ServiceOptions:
     """What differs between the services, beyond what obstore hides.
 
     Attributes:
@@ -55,15 +62,18 @@ class Service:
         allow_http: The variable that allows requests without TLS, if it is "true".
         region: The variable of the region; None where a client needs none.
         permissions: The permission of each request, as the service names it.
+        lists_from_keys: Whether a listing may begin after a key. If not, it is read from the
+            beginning, in the order of keys.
     """
 
     store: str
     allow_http: str
     region: str | None
     permissions: Mapping[str, str]
+    lists_from_keys: bool = True
 
 
-S3 = Service(
+S3 = ServiceOptions(
     store="S3Store",
     allow_http="AWS_ALLOW_HTTP",
     region="AWS_REGION",
@@ -76,7 +86,7 @@ S3 = Service(
         "delete": "s3:DeleteObject",
     },
 )
-GCS = Service(
+GCS = ServiceOptions(
     store="GCSStore",
     allow_http="GOOGLE_ALLOW_HTTP",
     region=None,
@@ -89,15 +99,19 @@ GCS = Service(
         "delete": "storage.objects.delete",
     },
 )
-AZURE = Service(
+AZURE = ServiceOptions(
     store="AzureStore",
     allow_http="AZURE_ALLOW_HTTP",
     region=None,
     permissions=dict.fromkeys(
         ("create", "put", "upload", "read", "list", "delete"), "Storage Blob Data Contributor"
     ),
+    lists_from_keys=False,
 )
 SERVICES = {"s3": S3, "gs": GCS, "az": AZURE}
+EXPIRED_CODES = ("ExpiredToken", "TokenRefreshRequired", "RequestExpired")
+PROVIDER = "External AWS credential provider"
+"""How obstore names the source of credentials that it does not find by itself."""
 MISSING_BUCKET_CODES = ("NoSuchBucket", "ContainerNotFound")
 
 T = TypeVar("T")
@@ -106,7 +120,7 @@ T = TypeVar("T")
 class ServiceBucket:
     """A `Bucket` of a service. Thread-safe."""
 
-    def __init__(self, url: str, service: Service, small: Any, large: Any) -> None:
+    def __init__(self, url: str, service: ServiceOptions, small: Any, large: Any) -> None:
         """`small` and `large` are stores of obstore, for small requests and for uploads."""
         import obstore
         from obstore import exceptions
@@ -135,17 +149,13 @@ class ServiceBucket:
 
         return self._request("create", key, create)
 
-    def upload(self, key: str, source: Source, part_size_bytes: int) -> None:
-        blocks = (
-            block if source.is_lasting else bytes(block)
-            for block in exact_blocks(source, 0, source.size_bytes)
-        )
-
+    def upload(self, key: str, parts: Iterator[memoryview], part_size_bytes: int) -> None:
         def upload() -> None:
             self._put(
                 self._large,
                 key,
-                blocks,
+                # The client makes a request of each part, and refers to it until that has ended.
+                parts,
                 use_multipart=True,
                 chunk_size=part_size_bytes,
                 max_concurrency=PARTS_AT_ONCE,
@@ -156,7 +166,7 @@ class ServiceBucket:
     def _put(self, store: Any, key: str, data: object, **options: object) -> None:
         self._api.put(store, key, data, **options)
 
-    def head(self, key: str) -> Head:
+    def read_head(self, key: str) -> Head:
         def head() -> Head:
             found = self._api.head(self._small, key)
             modified_ns = int(found["last_modified"].timestamp() * 1_000_000) * 1_000
@@ -164,25 +174,31 @@ class ServiceBucket:
 
         return self._request("read", key, head)
 
-    def get_range(self, key: str, version: str, start_bytes: int, stop_bytes: int) -> Buffer:
-        def read() -> Buffer:
-            options: dict[str, object] = {"range": (start_bytes, stop_bytes)}
+    def read_into(self, key: str, version: str, start_bytes: int, target: memoryview) -> None:
+        def read() -> None:
+            options: dict[str, object] = {"range": (start_bytes, start_bytes + len(target))}
             if version:
                 options["if_match"] = version
             try:
-                found: Buffer = self._api.get(self._small, key, options=options).bytes()
+                answer = self._api.get(self._small, key, options=options)
             except self._errors.PreconditionError as error:
                 raise ObjectNotFoundError(
                     f"read {key} in {self._url}: it was replaced while it was read"
                 ) from error
-            if len(found) != stop_bytes - start_bytes:
+            # The client would join the pieces of a whole answer in memory that is new each time.
+            filled_bytes = 0
+            for piece in answer.stream(min_chunk_size=PIECE_SIZE_BYTES):
+                stop_bytes = filled_bytes + len(piece)
+                if stop_bytes <= len(target):
+                    target[filled_bytes:stop_bytes] = piece
+                filled_bytes = stop_bytes
+            if filled_bytes != len(target):
                 raise StorageError(
-                    f"read {key} in {self._url}: expected {stop_bytes - start_bytes} bytes from "
-                    f"{start_bytes} on, the answer has {len(found)}"
+                    f"read {key} in {self._url}: expected {len(target)} bytes from "
+                    f"{start_bytes} on, the answer has {filled_bytes}"
                 )
-            return found
 
-        return self._request("read", key, read)
+        self._request("read", key, read)
 
     def get(self, key: str, size_max_bytes: int) -> bytes:
         def read() -> bytes:
@@ -194,14 +210,19 @@ class ServiceBucket:
         return self._request("read", key, read)
 
     def list_pages(self, prefix: str, after: str) -> Iterator[Sequence[StoredObject]]:
-        pages = self._api.list(
-            self._small, prefix=prefix, offset=after or None, chunk_size=PAGE_COUNT_MAX
-        )
+        # Some versions of Azure's protocol ignore the key to begin after, and obstore relies on it.
+        is_skipping = not self._service.lists_from_keys
+        offset = None if is_skipping else after or None
+        pages = self._api.list(self._small, prefix=prefix, offset=offset, chunk_size=PAGE_COUNT_MAX)
         while True:
             page = self._request("list", prefix, lambda: next(pages, None))
             if page is None:
                 return
-            yield [StoredObject(one["path"], one["size"]) for one in page]
+            yield [
+                StoredObject(one["path"], one["size"])
+                for one in page
+                if not (is_skipping and one["path"] <= after)
+            ]
 
     def delete(self, keys: Sequence[str]) -> None:
         if not keys:
@@ -248,7 +269,18 @@ class ServiceBucket:
         if re.search(r"169\.254\.|metadata\.google", text):
             return StorageRefusedError(
                 f"{where}: no credentials are found in the environment, and no service of this "
-                f"machine gives any ({reason}); see docs/buckets.md"
+                f"machine gives any ({reason}); see docs/buckets.md{missing_hint()}"
+            )
+        if PROVIDER in text:
+            return StorageRefusedError(
+                f"{where}: the profile of ~/.aws gives no credentials ({reason}); log in again, or "
+                "correct the profile"
+            )
+        if any(code in text for code in EXPIRED_CODES):
+            return StorageRefusedError(
+                f"{where}: the credentials have expired ({reason}); renew them. Those of a profile "
+                "and of a role are read again; those of the environment stay as they were when "
+                "the process began"
             )
         # The client gives a listing's refusal no class of its own.
         if re.search(r"status code: 40[13]\b", text):
@@ -256,6 +288,8 @@ class ServiceBucket:
                 f"{where}: the service refuses the credentials or lacks a permission for them "
                 f"({reason}); this request needs {self._service.permissions[request]} or its like"
             )
+        if re.search(r"status code: (?:429|503)\b", text):
+            return StorageThrottledError(f"{where}: {reason}")
         return StorageError(f"{where}: {reason}")
 
 
@@ -276,7 +310,11 @@ def connect(url: str) -> ServiceBucket:
             "pip install 'holdfast-checkpoint[buckets]'"
         ) from error
 
+    # Read anew by each call, and never kept here.
+    provider = profile_credentials(url, os.environ) if service is S3 else None
+
     def store(request_secs: int, retry: dict[str, object]) -> Any:
+        given = {"credential_provider": provider} if provider is not None else {}
         options = {
             "connect_timeout": timedelta(seconds=CONNECT_SECS),
             "timeout": timedelta(seconds=request_secs),
@@ -285,7 +323,7 @@ def connect(url: str) -> ServiceBucket:
         }
         try:
             made: Any = getattr(stores, service.store)
-            return made(bucket, client_options=options, retry_config=retry)
+            return made(bucket, client_options=options, retry_config=retry, **given)
         except (BaseError, ValueError) as error:
             reason = explanation(str(error))
             raise InvalidArgumentError(
@@ -297,6 +335,11 @@ def connect(url: str) -> ServiceBucket:
     often: dict[str, object] = {
         "max_retries": PART_TRIES_MAX,
         "retry_timeout": timedelta(seconds=PART_RETRY_SECS),
+        "backoff": {
+            "init_backoff": timedelta(seconds=PART_PAUSE_SECS),
+            "max_backoff": timedelta(seconds=PART_PAUSE_MAX_SECS),
+            "base": 2,
+        },
     }
     return ServiceBucket(url, service, store(REQUEST_SECS, once), store(PART_SECS, often))
 
@@ -308,6 +351,7 @@ def explanation(text: str) -> str:
     found = [match[1].strip() for match in (status, code, message) if match is not None]
     if found:
         return ", ".join(found)[:MESSAGE_CHARS_MAX]
+    text = re.sub(r"(https?://)(?:[^/\s@?]*@)?([^\s?)]*)(?:\?[^\s)]*)?", r"\1\2", text)
     causes = re.findall(r'(?:error|message|kind): "?([A-Za-z][^"{}(),]*)', text)
     first = text.strip().partition("\n")[0]
     return "; ".join(dict.fromkeys([first, *causes[-1:]]))[:MESSAGE_CHARS_MAX]

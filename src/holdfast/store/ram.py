@@ -7,6 +7,7 @@ pages; it gets the image's name after its last byte is written.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import fcntl
 import functools
@@ -60,6 +61,7 @@ class RamStore:
     """
 
     tier = name = "ram"
+    is_remote = False
 
     def __init__(
         self,
@@ -111,6 +113,11 @@ class RamStore:
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
         return self._folder.list(prefix)
+
+    def list_some(
+        self, prefix: str, *, after: str = "", before: str = "", count_max: int | None = None
+    ) -> builtins.list[StoredObject]:
+        return [*self._folder.list(prefix, after, before, count_max)]
 
     def delete(self, *keys: str) -> None:
         self._folder.delete(*keys)

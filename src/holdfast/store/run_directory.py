@@ -5,7 +5,7 @@ its path would then refer to something else. The directory is held open, so that
 reused, and the path is compared with it before each use.
 
 Invariants:
-- `current` returns a path that led to the bound directory at that time, or raises.
+- `current_folder` returns a path that led to the bound directory at that time, or raises.
 - A directory that was moved is found again by the kernel's own record of its path.
 
 Assumed: `/proc` is mounted. The descriptor is opened with O_PATH: it needs no permission to read
@@ -51,7 +51,7 @@ class RunDirectory:
         return self._path
 
     @property
-    def text(self) -> str:
+    def location_text(self) -> str:
         """The last known path, as text."""
         return str(self._path)
 
@@ -67,28 +67,28 @@ class RunDirectory:
         identity = self.identity
         return f"{identity[0]}:{identity[1]}" if identity is not None else ""
 
-    def place(self) -> RunPlace | None:
+    def recorded_place(self) -> RunPlace | None:
         """Return its inode and its current path; None if no directory has existed at the path yet.
 
         Raises:
-            StorageError: As `current`.
+            StorageError: As `current_folder`.
         """
-        path, identity = self.current(), self.identity
+        path, identity = self.current_folder(), self.identity
         return RunPlace(inode=identity[1], path=str(path)) if identity is not None else None
 
     def has_lasting_inodes(self) -> bool:
         """Return whether its file system gives it the same inode each time it is mounted."""
         return has_lasting_inodes(self._path)
 
-    def problem(self) -> str | None:
+    def unusable_reason(self) -> str | None:
         """Return why the directory cannot be used now; None if it can."""
         try:
-            self.current()
+            self.current_folder()
         except StorageError as error:
             return str(error)
         return None
 
-    def current(self) -> Path:
+    def current_folder(self) -> Path:
         """Return the directory's current path, or the given path if it did not exist yet.
 
         Raises:

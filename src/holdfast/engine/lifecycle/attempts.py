@@ -40,12 +40,17 @@ class AttemptStart:
 
 def attempt_numbers(store: ReadableStore) -> list[int]:
     """Return the numbers of all attempts, ascending."""
-    numbers = set()
+    return [*attempt_sizes_bytes(store)]
+
+
+def attempt_sizes_bytes(store: ReadableStore) -> dict[int, list[int]]:
+    """Return the sizes of the records of all attempts and of their copies, by ascending number."""
+    found: dict[int, list[int]] = {}
     for stored in store.list(ATTEMPTS):
         number = parse_attempt_name(stored.key.rpartition("/")[2])
         if number is not None and stored.key in attempt_keys(number):
-            numbers.add(number)
-    return sorted(numbers)
+            found.setdefault(number, []).append(stored.size_bytes)
+    return {number: found[number] for number in sorted(found)}
 
 
 def newest_attempt(store: ReadableStore) -> int:
@@ -57,6 +62,7 @@ def read_attempts(
     store: ReadableStore,
     numbers: Sequence[int] | None = None,
     known: MutableMapping[int, AttemptRecord] | None = None,
+    damaged: set[int] | None = None,
 ) -> dict[int, AttemptRecord]:
     """Return the records of the newest attempt and of the attempts it continues from, by number.
 
@@ -64,6 +70,7 @@ def read_attempts(
         store: the run's store.
         numbers: the numbers of all attempts; None: they are listed.
         known: records that were read before, which never change; those read now are added.
+        damaged: the numbers of those whose copy was read instead are added.
 
     Raises:
         CheckpointDamagedError: one of them is damaged, so the timeline is unknown. A damaged record
@@ -77,7 +84,10 @@ def read_attempts(
     number = max(numbers, default=0)
     while number > 0 and number not in found:
         try:
-            found[number] = known.get(number) or _parsed(store, number, data.get(number))
+            record = known.get(number) or _parsed(number, data.get(number))
+            if record is None and damaged is not None:
+                damaged.add(number)
+            found[number] = record or read_attempt(store, number)
         except ObjectNotFoundError:
             break
         known[number] = found[number]
@@ -86,12 +96,12 @@ def read_attempts(
     return found
 
 
-def _parsed(store: ReadableStore, number: int, data: bytes | HoldfastError | None) -> AttemptRecord:
-    """Return the record in `data`, or read it and its copy if that is no intact record."""
+def _parsed(number: int, data: bytes | HoldfastError | None) -> AttemptRecord | None:
+    """Return the record in `data`, if it is intact."""
     if isinstance(data, bytes):
         with contextlib.suppress(CheckpointDamagedError):
             return parse_attempt(data, attempt_keys(number)[0], number)
-    return read_attempt(store, number)
+    return None
 
 
 def read_attempt(store: ReadableStore, attempt: int) -> AttemptRecord:
@@ -166,8 +176,16 @@ def mend_attempts(
             yield bad[0]
 
 
-def begin_attempt(store: Store, number: int, start: AttemptStart) -> AttemptRecord | None:
+def begin_attempt(
+    store: Store, number: int, start: AttemptStart, *, is_previous_whole: bool = False
+) -> AttemptRecord | None:
     """Begin the attempt of that number, and fence every older attempt.
+
+    Args:
+        store: the run's store.
+        number: the attempt's number.
+        start: the fields of its record.
+        is_previous_whole: whether the record of the previous attempt and its copy were found whole.
 
     Returns:
         The attempt's record; None if another process took the number first.
@@ -177,7 +195,8 @@ def begin_attempt(store: Store, number: int, start: AttemptStart) -> AttemptReco
     """
     # The process that began the previous attempt may have been killed before it wrote the copy; the
     # copies of older attempts exist.
-    for key in mend_attempts(store, range(max(1, number - 1), number), {}):
+    previous = () if is_previous_whole else range(max(1, number - 1), number)
+    for key in mend_attempts(store, previous, {}):
         log.info("%s was missing or damaged; it was rewritten", key)
     if number > ATTEMPT_MAX:
         raise StorageError(

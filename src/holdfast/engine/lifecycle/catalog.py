@@ -5,38 +5,42 @@ A listing proves that objects exist, not that they are intact: readers check tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 from holdfast.errors import StorageError
 from holdfast.format.names import (
     CHECKPOINTS,
-    MANIFEST,
+    MANIFESTS,
     CheckpointId,
     checkpoint_folder,
     parse_checkpoint_name,
+    parse_manifest_key,
     parse_object_key,
     parse_part_name,
     parse_reused_image_name,
 )
-from holdfast.store.contract import ReadableStore
+from holdfast.format.part_layout import REMOTE
+from holdfast.store.contract import ReadableStore, StoredObject
 
 PEER = "peer"
 PEERS_AT_ONCE = 16
 PEERS_SECS = 30.0
+_MANIFESTS_FOLDER = MANIFESTS.rpartition("/")[2]
 
 
 @dataclass(slots=True)
 class Listing:
-    """The objects of one checkpoint in one store: sizes by file name, and derived properties."""
+    """The objects of one checkpoint in one store.
+
+    Attributes:
+        sizes_bytes: the sizes of the objects in its folder, by file name.
+        is_committed: whether its manifest exists.
+    """
 
     sizes_bytes: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def is_committed(self) -> bool:
-        """Whether its manifest exists."""
-        return MANIFEST in self.sizes_bytes
+    is_committed: bool = False
 
     @property
     def parts(self) -> dict[int, int]:
@@ -58,7 +62,7 @@ class Listing:
     @property
     def has_records(self) -> bool:
         """Whether it has a record, and not only images, which later checkpoints may need."""
-        return any(name.endswith(".json") for name in self.sizes_bytes)
+        return self.is_committed or any(name.endswith(".json") for name in self.sizes_bytes)
 
     @property
     def size_bytes(self) -> int:
@@ -89,23 +93,23 @@ def list_stores(
     peers_secs: float = PEERS_SECS,
     peers_at_once: int = PEERS_AT_ONCE,
 ) -> tuple[Listings, tuple[str, ...]]:
-    """List all stores, peers concurrently.
+    """List all stores, peers and a remote tier concurrently.
 
-    At most `peers_at_once` peers are listed at a time. Peers that could not be started within
+    At most `peers_at_once` of them are listed at a time. Those that could not be started within
     `peers_secs`, because too many before them did not answer, are reported; each request has a
     timeout of its own.
 
     Returns:
-        The listings, and for each peer without one the reason; such a peer counts as empty.
+        The listings, and for each of them without one the reason; such a store counts as empty.
 
     Raises:
-        StorageError: a store other than a peer cannot be listed.
+        StorageError: another store cannot be listed.
     """
-    peers = [store for store in stores if store.tier == PEER]
+    peers = [store for store in stores if store.tier in (PEER, REMOTE)]
     with ThreadPoolExecutor(min(peers_at_once, len(peers)) or 1, "holdfast-list") as pool:
         listings = {store.name: pool.submit(list_checkpoints, store) for store in peers}
         try:
-            found = {s.name: list_checkpoints(s) for s in stores if s.tier != PEER}
+            found = {s.name: list_checkpoints(s) for s in stores if s not in peers}
             wait(listings.values(), peers_secs)
         finally:
             # Cancels queued requests; running ones end by their own timeouts.
@@ -120,8 +124,8 @@ def list_stores(
         except CancelledError:
             passed_over.append(f"list {store.name}: others did not answer for {peers_secs:.0f} s")
         # RAM holds no commits. A stray manifest there must not hide the durable one.
-        for listing in found[store.name].values():
-            listing.sizes_bytes.pop(MANIFEST, None)
+        for listing in found[store.name].values() if store.tier == PEER else ():
+            listing.is_committed = False
     return {store.name: found[store.name] for store in stores}, tuple(passed_over)
 
 
@@ -131,8 +135,8 @@ def has_all_parts(parts: Mapping[int, int]) -> bool:
     return len(counts) == 1 and counts == {len(parts)}
 
 
-def list_checkpoint(store: ReadableStore, checkpoint: CheckpointId) -> Listing:
-    """Return the listing of one checkpoint, which is empty if the store has none of it."""
+def list_folder(store: ReadableStore, checkpoint: CheckpointId) -> Listing:
+    """Return the listing of one checkpoint's folder, without whether it is committed."""
     folder = checkpoint_folder(checkpoint)
     names = ((stored.key[len(folder) + 1 :], stored.size_bytes) for stored in store.list(folder))
     return Listing({name: size_bytes for name, size_bytes in names if "/" not in name})
@@ -140,9 +144,14 @@ def list_checkpoint(store: ReadableStore, checkpoint: CheckpointId) -> Listing:
 
 def list_checkpoints(store: ReadableStore) -> dict[CheckpointId, Listing]:
     """Return the listings of all checkpoints in a store, by ascending step, then attempt."""
+    return listings_of(store.list(CHECKPOINTS))
+
+
+def listings_of(objects: Iterable[StoredObject]) -> dict[CheckpointId, Listing]:
+    """Return the checkpoints that these objects, listed by key, belong to, in ascending order."""
     found: dict[CheckpointId, Listing] = {}
     last_folder, sizes_bytes = "", None
-    for stored in store.list(CHECKPOINTS):
+    for stored in objects:
         folder, _, name = stored.key[len(CHECKPOINTS) + 1 :].partition("/")
         if folder != last_folder:
             # Objects of a folder are adjacent; parse each folder's name once, of maybe thousands.
@@ -152,4 +161,8 @@ def list_checkpoints(store: ReadableStore) -> dict[CheckpointId, Listing]:
                 sizes_bytes = found.setdefault(checkpoint, Listing()).sizes_bytes
         if sizes_bytes is not None and name and "/" not in name:
             sizes_bytes[name] = stored.size_bytes
-    return {c: found[c] for c in sorted(found) if found[c].sizes_bytes}
+        elif folder == _MANIFESTS_FOLDER:
+            committed = parse_manifest_key(stored.key)
+            if committed is not None:
+                found.setdefault(committed, Listing()).is_committed = True
+    return {c: found[c] for c in sorted(found) if found[c].sizes_bytes or found[c].is_committed}

@@ -15,7 +15,13 @@ from contextlib import AbstractContextManager, nullcontext
 
 from holdfast.engine.lifecycle.attempts import newest_attempt, read_attempts
 from holdfast.engine.lifecycle.catalog import Listing
-from holdfast.errors import CheckpointDamagedError, FencedError, HoldfastError, StorageError
+from holdfast.errors import (
+    CheckpointDamagedError,
+    FencedError,
+    HoldfastError,
+    ObjectNotFoundError,
+    StorageError,
+)
 from holdfast.format.check import check_part
 from holdfast.format.names import (
     CheckpointId,
@@ -25,7 +31,7 @@ from holdfast.format.names import (
     part_key,
 )
 from holdfast.format.part_layout import origins_of
-from holdfast.format.records import Manifest, PartRecord, PartReference
+from holdfast.format.records import CheckpointSpec, Manifest, PartRecord, PartReference
 from holdfast.format.sealed import record_digest, seal, unseal
 from holdfast.format.timeline import last_steps
 from holdfast.store.contract import ReadableStore, Store
@@ -44,15 +50,22 @@ def read_part(
 
 
 def parse_part(
-    data: bytes, key: str, checkpoint: CheckpointId, rank: int, part_count: int
+    data: bytes,
+    key: str,
+    checkpoint: CheckpointId,
+    rank: int,
+    part_count: int,
+    known: CheckpointSpec | None = None,
 ) -> PartRecord:
     """Return the part record in `data`, which was read from `key`.
+
+    `known` is the spec of the checkpoint's manifest, if that was read.
 
     Raises:
         CheckpointDamagedError: the record is damaged, or belongs to another part.
     """
     part = unseal(data, PartRecord, key)
-    check_part(part, key)
+    check_part(part, key, known)
     if (part.id, part.rank, part.part_count) != (checkpoint, rank, part_count):
         raise CheckpointDamagedError(
             f"read {key}: it is the record of part {part.rank} of {part.part_count} of {part.id}"
@@ -114,8 +127,25 @@ def commit(
     with committing(checkpoint, keys) if committing is not None and keys else nullcontext():
         # Between this check and the manifest, none of them may be removed: no manifest names it.
         _check_stored(durable, checkpoint, reused)
-        durable.put_if_absent(manifest_key(checkpoint), seal(manifest), after=keys)
+        put_manifest(durable, parts, seal(manifest))
     return manifest
+
+
+def put_manifest(durable: Store, parts: Sequence[PartRecord], manifest: bytes) -> None:
+    """Write the manifest of `parts` if there is none, no more durable than what it names."""
+    first = parts[0]
+    own = part_key(first.id, first.rank, first.part_count)
+    reused = sorted(key for key, _ in _reused_images(parts))
+    durable.put_if_absent(manifest_key(first.id), manifest, after=(own, *reused))
+
+
+def is_committed(store: ReadableStore, checkpoint: CheckpointId) -> bool:
+    """Return whether the store has the checkpoint's manifest."""
+    try:
+        store.get(manifest_key(checkpoint))
+    except ObjectNotFoundError:
+        return False
+    return True
 
 
 def _reused_images(parts: Sequence[PartRecord]) -> set[tuple[str, int]]:
@@ -179,6 +209,7 @@ def remove(
     """
     folder = checkpoint_folder(checkpoint)
     store.delete(manifest_key(checkpoint))
+    store.discard_unfinished(manifest_key(checkpoint))
     store.discard_unfinished(folder)
     # Part records before images, so that no record names missing bytes.
     records = {name for name in listing.sizes_bytes if name.startswith("part-")}

@@ -71,7 +71,7 @@ def judge(
 
 def find(store: DurableStore, record: RunRecord, clock: Clock) -> Finding:
     """Return the relation of the store's directory to the run in its `record`. Read-only."""
-    found = store.home.place()
+    found = store.home.recorded_place()
     if found is None or record.place is None:
         return Finding.SAME
     return judge(
@@ -88,7 +88,7 @@ def settle(store: DurableStore, record: RunRecord, clock: Clock) -> RunRecord:
     Raises:
         StorageError: the record cannot be written; the call may be repeated.
     """
-    finding, place = find(store, record, clock), store.home.place()
+    finding, place = find(store, record, clock), store.home.recorded_place()
     if finding is Finding.SAME or place is None:
         return record
     if finding is Finding.MOVED:
@@ -126,7 +126,7 @@ def _other_inode(home: RunHome, record: RunRecord, recorded: RunPlace, clock: Cl
     with contextlib.suppress(HoldfastError, OSError):
         if not home.is_at(recorded.path):
             other = open_durable(recorded.path, clock)
-            place = other.home.place()
+            place = other.home.recorded_place()
             if place is not None and read_run(other, recorded.path).run_id == record.run_id:
                 return place.inode
     return None

@@ -2,8 +2,10 @@
 
 A checkpoint without a manifest is the rest of an interrupted save. If all its parts are durable and
 it is on the timeline, only the commit is missing. If a part is missing it cannot be completed,
-unless the part is still in RAM. Damaged records of the run and of its attempts are rewritten from
-their intact copies.
+unless the part is still in RAM. Damaged records of attempts are rewritten from their intact copies.
+
+Only the newest checkpoints are looked at. The first commit of an attempt removes what is left of
+earlier ones, and checks the run's record and all records of attempts.
 """
 
 from __future__ import annotations
@@ -11,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from holdfast.engine.lifecycle.attempts import attempt_numbers, mend_attempts, read_attempts
-from holdfast.engine.lifecycle.catalog import Listing, list_checkpoints
+from holdfast.engine.lifecycle.attempts import mend_attempts
+from holdfast.engine.lifecycle.catalog import Listing
 from holdfast.engine.lifecycle.commit import commit
+from holdfast.engine.lifecycle.newest import NewestListing, list_newest
 from holdfast.engine.lifecycle.references import ReusedImages, remove_durable
-from holdfast.engine.lifecycle.run import mend_run
 from holdfast.errors import CheckpointDamagedError, ObjectNotFoundError
 from holdfast.format.names import (
     ATTEMPTS,
@@ -25,7 +27,6 @@ from holdfast.format.names import (
     CheckpointId,
     checkpoint_folder,
 )
-from holdfast.format.records import AttemptRecord, RunPlace
 from holdfast.format.timeline import last_steps
 from holdfast.store.contract import Store
 
@@ -43,18 +44,19 @@ def recover(
     durable: Store,
     in_care: Collection[CheckpointId],
     attempt: int | None = None,
-    place: RunPlace | None = None,
     images: ReusedImages | None = None,
+    listing: NewestListing | None = None,
 ) -> Recovery:
-    """Commit or remove every uncommitted checkpoint except those `in_care`.
+    """Commit or remove the uncommitted checkpoints of `listing`, except those `in_care`.
 
     Args:
         durable: the run's store.
         in_care: checkpoints with parts in RAM that other processes still make durable.
         attempt: the current attempt; its checkpoints and those of later ones are not touched.
             None: no process uses the run, and all unfinished objects are removed.
-        place: the run's location, for a run record that is rewritten.
         images: what checkpoints reuse, if this process also commits at the same time.
+        listing: the newest checkpoints, listed while no other process wrote to the run; None: they
+            are listed here.
 
     Returns:
         The checkpoints committed and removed, and the repaired records.
@@ -63,17 +65,18 @@ def recover(
         StorageError: recovery is incomplete; the call may be repeated.
     """
     images = images or ReusedImages()
-    numbers, known = attempt_numbers(durable), dict[int, AttemptRecord]()
-    mended = (*mend_run(durable, place), *mend_attempts(durable, numbers, known))
-    limits = last_steps(read_attempts(durable, numbers, known))
+    found = listing or list_newest(durable)
+    mended = tuple(mend_attempts(durable, sorted(found.doubtful), {}))
+    limits = last_steps(found.attempts)
     committed, remains = [], []
-    listed = list_checkpoints(durable)
-    for checkpoint, listing in listed.items():
+    # Images are reused by later checkpoints of their attempt alone, and those are listed.
+    listed = found.with_objects
+    for checkpoint, one in listed.items():
         is_present = attempt is not None and checkpoint.attempt >= attempt
-        if listing.is_committed or checkpoint in in_care or is_present:
+        if one.is_committed or checkpoint in in_care or is_present:
             continue
         counts = checkpoint.step <= limits.get(checkpoint.attempt, -1)
-        if counts and _finish(durable, checkpoint, listing, images):
+        if counts and _finish(durable, checkpoint, one, images):
             durable.discard_unfinished(checkpoint_folder(checkpoint))
             committed.append(checkpoint)
         else:

@@ -146,7 +146,7 @@ def _remove(
         listing = listed.pop(checkpoint, Listing())
         folder = checkpoint_folder(checkpoint)
         left = {n: size for n, size in listing.sizes_bytes.items() if f"{folder}/{n}" in spared}
-        if len(left) < len(listing.sizes_bytes):
+        if listing.is_committed or len(left) < len(listing.sizes_bytes):
             changed.append(checkpoint)
             remove(durable, checkpoint, listing, spared)
         if left:

@@ -11,8 +11,8 @@ import msgspec
 
 from holdfast.engine.lifecycle.attempts import attempt_numbers, read_attempt
 from holdfast.errors import CheckpointDamagedError, NotARunError, ObjectNotFoundError, StorageError
-from holdfast.format.names import RUN_FILE
-from holdfast.format.records import RunPlace, RunRecord
+from holdfast.format.names import REMOTE_FILE, RUN_FILE
+from holdfast.format.records import RemoteRecord, RunPlace, RunRecord
 from holdfast.format.sealed import seal, unseal
 from holdfast.store.contract import ReadableStore, Store
 
@@ -86,6 +86,23 @@ def create_run(
     """Create a run in `store`, or return the record of one that another process created first."""
     store.put_if_absent(RUN_FILE, seal(RunRecord(run_id=run_id, time=time, place=place)))
     return read_run(store, where)
+
+
+def note_remote(store: Store, place: str) -> None:
+    """Record where the run's remote tier is."""
+    if noted_remote(store) != place:
+        store.put(REMOTE_FILE, seal(RemoteRecord(place=place)))
+
+
+def noted_remote(store: ReadableStore) -> str | None:
+    """Return where the run's remote tier is; None if it has none, or the record is damaged."""
+    try:
+        return unseal(store.get(REMOTE_FILE), RemoteRecord, REMOTE_FILE).place
+    except ObjectNotFoundError:
+        return None
+    except CheckpointDamagedError as error:
+        log.warning("%s; the run is shown without its remote tier", error)
+        return None
 
 
 def check_run(store: ReadableStore, where: str, run_id: str) -> None:

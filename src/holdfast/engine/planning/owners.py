@@ -92,9 +92,15 @@ class _Group:
         self._row_of = rows.row_of
         self._is_each_its_own = len(rows.distinct) == len(holders)
         self._assignments: dict[bytes, tuple[np.ndarray, Owners]] = {}
+        self._only = holders[0][0] if len(holders) == len(holders[0]) == 1 else None
+        """The rank that holds the only chunk; None if there are several."""
 
     def share_out(self, sizes: np.ndarray, loads: np.ndarray) -> Owners:
         """Return the owners of one array's chunks of `sizes` bytes; add the bytes to `loads`."""
+        if self._only is not None:
+            # So are most arrays of a job of one process, which may be thousands of small ones.
+            loads[self._only] += sizes[0]
+            return ((self._only, 1),)
         owner_of = np.empty(len(self._row_of), np.int64)
         taken = loads.copy()
         for chunks, holders in self._rounds:

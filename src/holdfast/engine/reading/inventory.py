@@ -97,10 +97,15 @@ def take_inventory(run: ReadableRun, limit: int | None) -> Inventory:
     Raises:
         StorageError: A tier cannot be listed.
     """
-    stores = run.stores
-    listings, _ = list_stores(stores)
+    stores, problems = run.stores, []
+    try:
+        remote = run.find_remote()
+        stores += [remote] if remote is not None else []
+    except HoldfastError as error:
+        problems.append(f"the remote tier is not shown: {error}")
+    listings, unlisted = list_stores(stores)
+    problems += [f"a tier is not shown: {reason}" for reason in unlisted]
     complete = set(readable(listings))
-    problems = []
     timeline: set[CheckpointId] | None = None
     try:
         timeline = set(on_timeline(complete, read_attempts(run.durable)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from holdfast.engine.reading.view import View, view_of
+from holdfast.engine.reading.view import View, newest_view_of, view_of
 from holdfast.store.contract import ReadableStore
 from holdfast.store.durable import DurableStore
 from holdfast.store.location import RunLocation
@@ -21,18 +21,26 @@ def _no_ram() -> RamStore | None:
     return None
 
 
+def _no_remote() -> DurableStore | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadableRun:
     """A run that is read.
 
     A directory that is a copy of a run, and was not opened yet, has the original's `run_id`. The
     agents and the RAM of that id are not its own.
+
+    `find_remote` returns the remote tier of the run, where it was trained with one; a reader of
+    checkpoints reads the tier that it has opened.
     """
 
     location: RunLocation
     run_id: str
     durable: DurableStore
     find_ram: Callable[[], RamStore | None] = _no_ram
+    find_remote: Callable[[], DurableStore | None] = _no_remote
     is_copy: bool = False
 
     @property
@@ -54,3 +62,11 @@ class ReadableRun:
             StorageError: a tier cannot be listed.
         """
         return view_of(self.stores, self.durable)
+
+    def load_newest_view(self) -> View:
+        """Return the newest checkpoints that the tiers hold now, with few requests.
+
+        Raises:
+            CheckpointDamagedError, StorageError: as `load_view`.
+        """
+        return newest_view_of(self.stores, self.durable)

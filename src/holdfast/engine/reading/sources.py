@@ -108,12 +108,16 @@ def find_sources(
     part_count = len(manifest.parts) if manifest else _part_count(checkpoint, listed)
     records = _records(checkpoint, part_count, listed)
     for rank in range(part_count):
-        copies = []
+        copies: list[tuple[ReadableStore, PartRecord]] = []
+        # The copies of a part usually have the same record, which may be large.
+        parsed: dict[bytes | HoldfastError, PartRecord] = {}
         for store, _ in listed:
             data = records[store.name].get(rank)
             if data is not None:
                 try:
-                    part = _parse_part(data, checkpoint, rank, part_count, manifest)
+                    if data not in parsed:
+                        parsed[data] = _parse_part(data, checkpoint, rank, part_count, manifest)
+                    part = parsed[data]
                     _check_reused_listed(part, store.tier, listings[store.name])
                     copies.append((store, part))
                 except (CheckpointDamagedError, StorageError) as error:
@@ -232,14 +236,22 @@ def _no_copy(checkpoint: CheckpointId, rank: int, part_count: int, seen: Sequenc
 def _read_manifest(
     checkpoint: CheckpointId, listed: Sequence[tuple[ReadableStore, Listing]]
 ) -> Manifest | None:
+    problem: CheckpointDamagedError | StorageError | None = None
     for store, listing in listed:
-        if listing.is_committed:
-            key = manifest_key(checkpoint)
+        if not listing.is_committed:
+            continue
+        key = manifest_key(checkpoint)
+        try:
             manifest = unseal(store.get(key), Manifest, key)
             check_manifest(manifest, key)
             if manifest.id != checkpoint:
                 raise CheckpointDamagedError(f"read {key}: it is the manifest of {manifest.id}")
             return manifest
+        except (CheckpointDamagedError, StorageError) as error:
+            # The remote tier may have an intact one.
+            problem = problem or error
+    if problem is not None:
+        raise problem
     return None
 
 
@@ -285,7 +297,8 @@ def _parse_part(
                 f"read {key}: bytes [0, {len(data)}) have digest {found}, expected {expected}; "
                 "this is not the committed record"
             )
-    part = parse_part(data, key, checkpoint, rank, part_count)
+    known = manifest.checkpoint if manifest is not None else None
+    part = parse_part(data, key, checkpoint, rank, part_count, known)
     if manifest is not None:
         reference, own = manifest.parts[rank], part.image_size_bytes
         origins = origins_of(part)

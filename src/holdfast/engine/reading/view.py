@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from holdfast.clock import Clock
 from holdfast.engine.lifecycle.attempts import read_attempts
-from holdfast.engine.lifecycle.catalog import Listings, list_stores
+from holdfast.engine.lifecycle.catalog import Listing, Listings, list_folder, list_stores
+from holdfast.engine.lifecycle.newest import NewestListing, list_newest
 from holdfast.engine.reading.sources import CheckpointSources, find_sources, is_sound, readable
-from holdfast.errors import StepNotFoundError, StepUncommittedError
+from holdfast.errors import (
+    CheckpointDamagedError,
+    StepNotFoundError,
+    StepUncommittedError,
+    StorageError,
+)
 from holdfast.format.names import CheckpointId
 from holdfast.format.timeline import last_steps, on_timeline
-from holdfast.store.contract import ReadableStore
+from holdfast.store.contract import ReadableStore, Store
 from holdfast.store.ram import RamStore
 
 LISTINGS_MAX = 20
 """How often a run is listed for one answer, where it deletes checkpoints meanwhile."""
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +76,14 @@ class View:
             + (f"; attempt {max(begun).attempt} saved it on an abandoned branch" if begun else "")
         )
 
+    def lists_as(self, other: View, checkpoint: CheckpointId) -> bool:
+        """Return whether it lists the same objects of a checkpoint as `other`."""
+        own, others = (
+            {name: tier.get(checkpoint) for name, tier in view.listings.items()}
+            for view in (self, other)
+        )
+        return own == others
+
     def sources(self, checkpoint: CheckpointId) -> CheckpointSources:
         """Return the sources of a checkpoint. Raises the errors of `find_sources`."""
         found = find_sources(checkpoint, self.stores, self.listings)
@@ -99,6 +116,63 @@ def view_of(stores: Sequence[ReadableStore], durable: ReadableStore) -> View:
     return View(tuple(stores), listings, tuple(timeline), last_steps(attempts), unlisted)
 
 
+def newest_view_of(
+    stores: Sequence[ReadableStore], durable: Store, newest: NewestListing | None = None
+) -> View:
+    """Return a view with the newest checkpoints, at least down to the newest one of the timeline.
+
+    Args:
+        stores: the tiers, `durable` among them.
+        durable: the durable tier.
+        newest: its listing; None: it is listed now.
+    """
+    newest = newest or list_newest(durable)
+    others, unlisted = list_stores([store for store in stores if store.name != durable.name])
+    listings = {**others, durable.name: newest.checkpoints}
+    timeline = on_timeline(readable(listings), newest.attempts)
+    lasting = {**others, durable.name: _ListingsOnDemand(durable, newest)}
+    limits = last_steps(newest.attempts)
+    return View(tuple(stores), lasting, tuple(timeline), limits, unlisted)
+
+
+class _ListingsOnDemand(Mapping[CheckpointId, Listing]):
+    """The newest listings of the durable tier; the folder of another checkpoint is listed on use.
+
+    Iterates over the newest ones alone.
+    """
+
+    def __init__(self, durable: Store, newest: NewestListing) -> None:
+        self._durable = durable
+        self._newest = newest.checkpoints
+        self._listed = dict(newest.with_objects)
+        self._since_step = newest.since_step
+
+    def __getitem__(self, checkpoint: CheckpointId) -> Listing:
+        if checkpoint not in self._listed and checkpoint.step < self._since_step:
+            found = list_folder(self._durable, checkpoint)
+            found.is_committed = checkpoint in self._newest
+            self._listed[checkpoint] = found
+        found = self._listed[checkpoint]
+        if not found.sizes_bytes and not found.is_committed:
+            raise KeyError(checkpoint)
+        return found
+
+    def __iter__(self) -> Iterator[CheckpointId]:
+        return iter(self._newest)
+
+    def __len__(self) -> int:
+        return len(self._newest)
+
+
+def newest_first(newest: Callable[[], View], whole: Callable[[], View]) -> Callable[[], View]:
+    """Return a function that returns `newest()` when it is called first, and later `whole()`.
+
+    For a reader that tries the newest checkpoint, and looks again only if that cannot be read.
+    """
+    views = [newest]
+    return lambda: (views.pop() if views else whole)()
+
+
 def find_sound(look_again: Callable[[], View]) -> list[CheckpointId]:
     """Return the checkpoints that can be read now, ascending, beside a run that deletes some.
 
@@ -127,3 +201,34 @@ def find_newest_sound(look_again: Callable[[], View]) -> CheckpointId | None:
         if look_again().timeline == view.timeline:
             break
     return newest
+
+
+def read_step(
+    look_again: Callable[[], View], step: int, read: Callable[[View, CheckpointId], Found]
+) -> Found:
+    """Return what `read` returns for the checkpoint of `step`, which the run may delete meanwhile.
+
+    The run is listed again after an error of `read`. The error is raised if the checkpoint is
+    listed as before, or after `LISTINGS_MAX` listings.
+
+    Raises:
+        StepNotFoundError: the step was never saved, or it was deleted meanwhile.
+        StepUncommittedError: as `View.find`.
+        CheckpointDamagedError, StorageError: the errors of `read`.
+    """
+    view = look_again()
+    checkpoint = view.find(step)
+    for _ in range(LISTINGS_MAX):
+        try:
+            return read(view, checkpoint)
+        except (CheckpointDamagedError, StorageError) as error:
+            failed, problem = view, error
+        view = look_again()
+        try:
+            checkpoint = view.find(step)
+        except StepUncommittedError:
+            # It was complete before.
+            raise StepNotFoundError(f"find step {step}: it was deleted meanwhile") from problem
+        if view.lists_as(failed, checkpoint):
+            break
+    raise problem

@@ -246,6 +246,7 @@ class SlotFill:
             def wait_for(stop_bytes: int) -> None:
                 arrival.wait(stop_bytes)
                 if not self.is_whole and arrival.is_over(stop_bytes):
+                    snapshot.check_unchanged()
                     self.is_whole = True
                     if not keep:
                         snapshot.release()
@@ -256,6 +257,8 @@ class SlotFill:
             if self._digesting and snapshot.hold is not Hold.BORROWED:
                 self._digests = digests_of(slot, layout, wait_for)
             wait_for(layout.size_bytes)
+            if not self.is_whole:
+                snapshot.check_unchanged()
             self.is_whole = True
 
 

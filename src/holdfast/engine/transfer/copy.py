@@ -36,7 +36,7 @@ def copy_part(source: ReadableStore, target: Store, part: PartRecord, layouts: P
     keys = [*zip(image_keys(part, source.tier), image_keys(part, target.tier), strict=True)]
     # Reused images first, then the own image, then the record: the order of docs/format.md.
     for number, (source_key, key) in reversed([*enumerate(keys)]):
-        if number == 0 or not _is_stored(target, part, number, layout):
+        if number == 0 or not is_stored(target, part, number, layout):
             expected = expected_digests(part, layout, number)
             size_bytes = layout.images[number].size_bytes
             with source.open(source_key) as image:
@@ -45,7 +45,7 @@ def copy_part(source: ReadableStore, target: Store, part: PartRecord, layouts: P
     target.put(record_key, source.get(record_key))
 
 
-def _is_stored(target: Store, part: PartRecord, number: int, layout: PartLayout) -> bool:
+def is_stored(target: Store, part: PartRecord, number: int, layout: PartLayout) -> bool:
     """Return whether the target has image `number` of a part, which the part reuses.
 
     Raises:
@@ -97,6 +97,21 @@ def holds_image(store: ReadableStore, key: str, image: ReusedImage, header_size_
         return digest(header) == image.header_digest
 
 
+class BlockRanges:
+    """The (start, stop, digest) of an image's blocks, with an empty digest for what has none."""
+
+    def __init__(self, expected: Iterable[tuple[int, int, str]], size_bytes: int) -> None:
+        self._ranges = [*without_holes(expected, size_bytes)]
+
+    def overlapping(self, start_bytes: int, stop_bytes: int) -> Iterator[tuple[int, int, str]]:
+        """Yield the ranges that overlap [start, stop), in order and not cut."""
+        index = bisect_right(self._ranges, start_bytes, key=_stop_bytes)
+        for found in islice(self._ranges, index, None):
+            if found[0] >= stop_bytes:
+                return
+            yield found
+
+
 class _CheckedImage:
     """The bytes of an open image; a block is checked before its last byte is passed on."""
 
@@ -109,7 +124,7 @@ class _CheckedImage:
     ) -> None:
         self._image = image
         self._key = key
-        self._expected = [*without_holes(expected, size_bytes)]
+        self._expected = BlockRanges(expected, size_bytes)
         self.size_bytes = size_bytes
         self.is_lasting = image.view() is not None
 
@@ -117,12 +132,12 @@ class _CheckedImage:
         # A mapping does not change while the image is open, so it is passed on directly.
         view = self._image.view()
         if view is not None:
-            for first, last, right in self._overlapping(start_bytes, stop_bytes):
+            for first, last, right in self._expected.overlapping(start_bytes, stop_bytes):
                 if right and last <= stop_bytes:
                     check_digest(digest(view[first:last]), (first, last, right), self._key)
             yield view[start_bytes:stop_bytes]
             return
-        for first, last, right in self._overlapping(start_bytes, stop_bytes):
+        for first, last, right in self._expected.overlapping(start_bytes, stop_bytes):
             start, stop = max(first, start_bytes), min(last, stop_bytes)
             if not right:
                 first, last = start, stop
@@ -131,13 +146,6 @@ class _CheckedImage:
             if right:
                 check_digest(digest(block), (first, last, right), self._key)
             yield block[start - first : stop - first]
-
-    def _overlapping(self, start_bytes: int, stop_bytes: int) -> Iterator[tuple[int, int, str]]:
-        index = bisect_right(self._expected, start_bytes, key=_stop_bytes)
-        for found in islice(self._expected, index, None):
-            if found[0] >= stop_bytes:
-                return
-            yield found
 
 
 def _stop_bytes(expected: tuple[int, int, str]) -> int:

@@ -1,0 +1,1 @@
+"""Runs with two durable tiers, and the copying of checkpoints between places."""

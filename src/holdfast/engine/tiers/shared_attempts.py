@@ -1,0 +1,126 @@
+"""The attempts of a run with two durable tiers: the same records in both.
+
+The remote tier decides. An attempt's record is created there first, by put-if-absent. So of two
+starts that share nothing but the remote tier exactly one gets the number.
+
+Invariants:
+- Each tier has a prefix of the other one's attempts; a tier that lacks the last ones gets them
+  before a new one begins.
+- Tiers whose newest common attempts differ were trained apart. They are refused, and not changed.
+"""
+
+from __future__ import annotations
+
+from holdfast.engine.lifecycle.attempts import (
+    AttemptStart,
+    attempt_numbers,
+    begin_attempt,
+    parse_attempt,
+    read_attempt,
+)
+from holdfast.errors import (
+    CheckpointDamagedError,
+    HoldfastError,
+    NotARunError,
+    ObjectNotFoundError,
+    StorageError,
+)
+from holdfast.format.names import attempt_keys
+from holdfast.store.contract import Store
+from holdfast.store.durable import DurableStore
+
+
+def begin_in_both(
+    durable: DurableStore, remote: DurableStore, number: int, start: AttemptStart
+) -> bool:
+    """Begin the attempt of that number in both tiers, the remote one first.
+
+    Returns:
+        Whether it has begun; False if another process took the number first.
+
+    Raises:
+        NotARunError: the tiers were trained apart.
+        StorageError: it is unknown whether it has begun. The next start finds the record, if it was
+            written, and copies it.
+    """
+    share_attempts(durable, remote)
+    if begin_attempt(remote, number, start) is None:
+        return False
+    if begin_attempt(durable, number, start) is None:
+        raise StorageError(
+            f"begin attempt {number}: it has begun in {_place(remote)}, and another process, which "
+            f"does not use that remote tier, has taken the number in {_place(durable)}; stop that "
+            "one, and start again"
+        )
+    return True
+
+
+def share_attempts(durable: DurableStore, remote: DurableStore) -> None:
+    """Give each tier the records of the attempts that only the other one has.
+
+    Raises:
+        NotARunError: the tiers were trained apart; nothing was changed.
+        StorageError: some records may be missing still; the call may be repeated.
+    """
+    here, there = set(attempt_numbers(durable)), set(attempt_numbers(remote))
+    _check_common(durable, remote, here, there)
+    for source, target, numbers in (
+        (remote, durable, there - here),
+        (durable, remote, here - there),
+    ):
+        for number in sorted(numbers):
+            data = _sealed(source, number)
+            key, copy_key = attempt_keys(number)
+            if not target.put_if_absent(key, data) and target.get(key) != data:
+                raise StorageError(
+                    f"copy attempt {number} from {_place(source)} to {_place(target)}: another "
+                    "process has begun an attempt of that number there just now; start again"
+                )
+            target.put(copy_key, data)
+
+
+def only_here(durable: DurableStore, remote: DurableStore) -> bool:
+    """Return whether the durable tier has attempts that the remote tier, which has some, lacks."""
+    there = attempt_numbers(remote)
+    return bool(there) and max(attempt_numbers(durable), default=0) > there[-1]
+
+
+def _check_common(
+    durable: DurableStore, remote: DurableStore, here: set[int], there: set[int]
+) -> None:
+    common = max(here & there, default=0)
+    if not common:
+        if here and there:
+            raise NotARunError(
+                f"use {_place(remote)} as the remote tier of {_place(durable)}: expected the same "
+                f"attempts, found attempts {sorted(here)[:10]} here and {sorted(there)[:10]} there"
+            )
+        return
+    ours, theirs = read_attempt(durable, common), read_attempt(remote, common)
+    if ours != theirs:
+        raise NotARunError(
+            f"use {_place(remote)} as the remote tier of {_place(durable)}: attempt {common} was "
+            f"begun on host {ours.host} at {ours.time:%Y-%m-%d %H:%M:%S} here, and on host "
+            f"{theirs.host} at {theirs.time:%Y-%m-%d %H:%M:%S} there. The two were trained apart "
+            "since, so neither "
+            "continues the other; open one of them alone, or choose a new directory for the one "
+            "or a new remote tier for the other"
+        )
+
+
+def _sealed(store: Store, number: int) -> bytes:
+    """Return the bytes of an attempt's record, or of its copy if the record is damaged."""
+    problem: HoldfastError | None = None
+    for key in attempt_keys(number):
+        try:
+            data = store.get(key)
+            parse_attempt(data, key, number)
+            return data
+        except (CheckpointDamagedError, ObjectNotFoundError) as error:
+            problem = problem or error
+    assert problem is not None
+    raise problem
+
+
+def _place(store: DurableStore) -> str:
+    return store.home.location_text

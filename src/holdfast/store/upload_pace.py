@@ -1,0 +1,134 @@
+"""The pace of this host's uploads: how many parts are in flight, and the pauses between them.
+
+Services refuse requests for a while if a run makes too many (503 SlowDown, 429). The pace follows
+what they bear, as TCP does: trouble halves the parts in flight and doubles the pause before the
+next one; each part without trouble makes room for a little more. One part is always let through,
+so an upload that is slowed down goes on.
+
+The client repeats a refused part by itself and reports nothing, except that the part takes long. So
+the trouble of a part is its time, compared with the fastest of the last ones; a refusal of any
+other request is reported by `slow_down`.
+
+Memory: a part in flight is a view of the source's memory, or a copy where the source does not last.
+So copies have at most `PARTS_AT_ONCE` times the size of a part, however many images are uploaded.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Generator
+
+from holdfast.clock import Clock
+from holdfast.store.contract import Source, exact_blocks
+
+PARTS_AT_ONCE = 8
+USUAL_GROWTH = 1.05
+"""By how much the usual time grows with each part that takes longer."""
+SLOW_FACTOR = 4.0
+SLOW_SECS = 1.0
+"""A part has had trouble if it took this much more than `SLOW_FACTOR` times the usual time."""
+FIRST_PAUSE_SECS = 0.25
+PAUSE_MAX_SECS = 20.0
+ROOM_SECS = 300.0
+"""How long a part waits for room. The client ends a part earlier, unless something refers to it."""
+WAIT_SECS = 1.0
+"""How often a waiting upload looks for room; the end of a part wakes it earlier."""
+
+
+class UploadPace:
+    """The pace of all uploads of one store. Thread-safe."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        # Reentrant: the end of a part is reported by whatever thread drops the last reference.
+        self._changed = threading.Condition(threading.RLock())
+        self._width = float(PARTS_AT_ONCE)
+        self._in_flight = 0
+        self._pause_secs = 0.0
+        self._slowed_secs = -PAUSE_MAX_SECS
+        self._usual_secs: float | None = None
+
+    @property
+    def parts_at_once(self) -> int:
+        """How many parts may be in flight now."""
+        return int(self._width)
+
+    @property
+    def in_flight(self) -> int:
+        """How many parts are in flight."""
+        return self._in_flight
+
+    def paced_parts(
+        self, source: Source, part_size_bytes: int
+    ) -> Generator[memoryview, None, None]:
+        """Yield the bytes of `source` in parts, each when it may be sent.
+
+        A part is in flight until nothing refers to it any more.
+
+        Raises:
+            InvalidArgumentError: the source yields another number of bytes than it has.
+        """
+        for start in range(0, source.size_bytes, part_size_bytes):
+            stop = min(start + part_size_bytes, source.size_bytes)
+            self._wait()
+            part = _part(source, start, stop)
+            weakref.finalize(part, self._ended, self._began()).atexit = False
+            yield part
+            del part
+
+    def slow_down(self) -> None:
+        """Halve the parts in flight, and double the pause before the next one."""
+        with self._changed:
+            self._width = max(1.0, self._width / 2)
+            self._pause_secs = min(PAUSE_MAX_SECS, self._pause_secs * 2 or FIRST_PAUSE_SECS)
+            self._slowed_secs = self._clock.monotonic()
+
+    def _wait(self) -> None:
+        began_secs = self._clock.monotonic()
+        with self._changed:
+            while (
+                self._in_flight >= self.parts_at_once
+                and self._clock.monotonic() - began_secs < ROOM_SECS
+            ):
+                self._changed.wait(WAIT_SECS)
+            pause_secs = self._pause_secs
+        if pause_secs:
+            # Between half of the pause and all of it, so that many hosts do not send in step.
+            self._clock.sleep(pause_secs * (0.5 + int(self._clock.new_token()[:4], 16) / (1 << 17)))
+
+    def _began(self) -> float:
+        with self._changed:
+            self._in_flight += 1
+            return self._clock.monotonic()
+
+    def _ended(self, began_secs: float) -> None:
+        with self._changed:
+            self._in_flight -= 1
+            secs = self._clock.monotonic() - began_secs
+            usual_secs = secs if self._usual_secs is None else self._usual_secs
+            self._usual_secs = min(secs, usual_secs * USUAL_GROWTH)
+            if secs <= usual_secs * SLOW_FACTOR + SLOW_SECS:
+                self._width = min(PARTS_AT_ONCE, self._width + 1 / self._width)
+                self._pause_secs = (
+                    self._pause_secs / 2 if self._pause_secs > FIRST_PAUSE_SECS else 0
+                )
+            elif began_secs > self._slowed_secs:
+                # Parts that were in flight together have had the same trouble.
+                self.slow_down()
+            self._changed.notify_all()
+
+
+def _part(source: Source, start_bytes: int, stop_bytes: int) -> memoryview:
+    """Return bytes [start, stop) of a source in one block, that nothing else refers to."""
+    blocks = exact_blocks(source, start_bytes, stop_bytes)
+    if source.is_lasting:
+        found = [*blocks]
+        if len(found) == 1:
+            # A view of the view: the source may refer to its own.
+            return found[0][:]
+        return memoryview(b"".join(found))
+    copied = bytearray()
+    for block in blocks:
+        copied += block
+    return memoryview(copied)
