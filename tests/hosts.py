@@ -97,7 +97,7 @@ class Host:
             p
             for p in found
             if str(self.folder) in " ".join(p.info["cmdline"] or [])[-2000:]
-            and "holdfast.agent" in (p.info["cmdline"] or [])
+            and not {"holdfast.agent", "holdfast.file_agent"}.isdisjoint(p.info["cmdline"] or [])
         ]
 
     def _agent_folders(self) -> list[Path]:

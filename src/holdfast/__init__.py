@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from holdfast import torch as torch
     from holdfast.manager import CheckpointManager as CheckpointManager
     from holdfast.manager import RamTier as RamTier
+    from holdfast.manager import RemoteTier as RemoteTier
     from holdfast.manager import Run as Run
     from holdfast.manager import load as load
     from holdfast.manager import open_run as open_run
@@ -26,6 +27,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CheckpointManager",
     "RamTier",
+    "RemoteTier",
     "Run",
     "__version__",
     "errors",
@@ -36,7 +38,7 @@ __all__ = [
     "save_decision_policy",
 ]
 
-_OF_MANAGER = ("CheckpointManager", "RamTier", "Run", "load", "open_run", "save")
+_OF_MANAGER = ("CheckpointManager", "RamTier", "RemoteTier", "Run", "load", "open_run", "save")
 
 
 def __getattr__(name: str) -> object:

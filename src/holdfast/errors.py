@@ -71,6 +71,10 @@ class StorageRefusedError(StorageError):
     """
 
 
+class StorageThrottledError(StorageError):
+    """A service refuses a request for now, because it gets too many: wait, and repeat it."""
+
+
 class ObjectNotFoundError(StorageError):
     """A store has no object with this key."""
 

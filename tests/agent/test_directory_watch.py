@@ -15,6 +15,7 @@ from holdfast.format.names import RUN_FILE
 from holdfast.format.records import RunRecord
 from holdfast.format.sealed import seal
 from holdfast.store.run_directory import RunDirectory
+from tests.manifests import manifests
 from tests.store.places import mounted
 from tests.trust.in_process import InProcessHost, in_process_host
 
@@ -122,7 +123,7 @@ def test_nothing_is_committed_or_begun_where_the_record_names_another_run(tmp_pa
         data = seal(RunRecord(run_id="another", time=host.clock.now()))
         host.state.durable.put(RUN_FILE, data)
         host.settle()
-        assert not list(host.run.glob("checkpoints/*/manifest.json"))
+        assert not manifests(host.run)
         with pytest.raises(StorageError, match=r"expected run .*, found run another"):
             host.attach(takeover=True)
         assert sorted(p.name for p in (host.run / "attempts").iterdir()) == [

@@ -17,12 +17,9 @@ from holdfast.agent.control_block import (
     notice_cell,
     step_cell,
     step_time_cell,
-    wait_reason_cell,
-    wait_since_cell,
-    wait_step_cell,
-    waited_before_cell,
-    waited_cell,
+    wait_cells,
 )
+from holdfast.agent.measures import Measures
 from holdfast.agent.step_meter import SavePhase, StepMeter
 from holdfast.agent.trainer_group import TrainerProcess
 from holdfast.events.reader import read_events
@@ -51,7 +48,7 @@ class Rig:
         self.clock = StepClock()
         self.control = create_cells(run / "words")
         self.events = EventWriter(RunDirectory(run), "a", self.clock)
-        self.meter = StepMeter(self.control, self.events, self.clock)
+        self.meter = StepMeter(self.control, self.events, self.clock, Measures(self.clock))
         self.members = [
             TrainerProcess(rank=rank, seat=rank + 5, pid=10 + rank, started=0.0) for rank in (0, 1)
         ]
@@ -197,8 +194,8 @@ def test_cells_with_nonsense_are_ignored(rig: Rig) -> None:
         step_cell,
         notice_cell,
         step_time_cell,
-        wait_since_cell,
-        wait_reason_cell,
+        lambda seat: wait_cells(seat).since,
+        lambda seat: wait_cells(seat).reason,
     ):
         for value in (-(2**62), 2**62):
             rig.control.cells[cell(5)] = value
@@ -239,14 +236,14 @@ def test_the_steps_since_the_last_look_count_when_a_trainer_ends(rig: Rig) -> No
 
 
 def test_ended_waits_and_the_present_one_are_recorded_by_reason(rig: Rig) -> None:
-    cells, since_cell = rig.control.cells, wait_since_cell(5)
-    cells[waited_cell(5, 0)] = int(3e9)
+    cells, since_cell = rig.control.cells, wait_cells(5).since
+    cells[wait_cells(5).ended[0]] = int(3e9)
     rig.first(0, secs=0)
     rig.step(0)
     rig.tick(4.0)
-    cells[waited_before_cell(5, 0)], cells[wait_step_cell(5)] = int(3e9), 0
-    cells[waited_cell(5, 0)] = int(5e9)
-    cells[wait_reason_cell(5)], cells[since_cell] = 1, int(1012.5e9)
+    cells[wait_cells(5).before[0]], cells[wait_cells(5).step] = int(3e9), 0
+    cells[wait_cells(5).ended[0]] = int(5e9)
+    cells[wait_cells(5).reason], cells[since_cell] = 1, int(1012.5e9)
     rig.tick(10.0)
     assert rig.found(FirstStep)[0].waiting_secs == {"data": 3.0}
     (position,) = rig.found(StepProgress)[0].ranks.values()
@@ -259,7 +256,7 @@ def test_waits_are_no_part_of_the_duration_of_a_step(rig: Rig) -> None:
     rig.step(0)
     rig.tick(1.0)
     cells = rig.control.cells
-    cells[waited_cell(5, 0)], cells[wait_step_cell(5)] = int(2e9), 0
+    cells[wait_cells(5).ended[0]], cells[wait_cells(5).step] = int(2e9), 0
     rig.step(1)
     rig.tick(5.0)
     rig.tick(10.0)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.store.object_service import connect
-from tests.buckets import azure_server, gcs_server
+from tests.buckets import azure_server, gcs_server, moto_server
+from tests.buckets.fault_proxy import FaultProxy, running_proxy
 from tests.buckets.s3_server import BUCKET, S3Server, program, running_server
 from tests.hosts import Host, host
 
@@ -54,17 +55,41 @@ def gcs_variables() -> Iterator[dict[str, str]]:
         yield variables
 
 
-@pytest.fixture(params=["s3", "az", "gs"])
-def any_url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    """As `url`, at each of the services."""
-    if request.param == "s3":
+@pytest.fixture(scope="session")
+def moto_variables() -> Iterator[dict[str, str]]:
+    pytest.importorskip("moto.server", reason="no second S3 server: moto is not installed")
+    with (
+        tempfile.TemporaryDirectory(prefix="holdfast-moto-") as folder,
+        moto_server.running_moto(Path(folder)) as variables,
+    ):
+        yield variables
+
+
+SERVICES = {"az": "azure_variables", "gs": "gcs_variables", "moto": "moto_variables"}
+
+
+def _url_at(service: str, request: pytest.FixtureRequest, folder: Path) -> str:
+    if service == "s3":
         found: str = request.getfixturevalue("url")
         return found
-    name = {"az": "azure_variables", "gs": "gcs_variables"}[request.param]
-    for variable, value in request.getfixturevalue(name).items():
-        monkeypatch.setenv(variable, value)
-    monkeypatch.setenv("HOLDFAST_STATE", str(tmp_path / "state"))
-    return f"{request.param}://{BUCKET}/tests/run-{next(_numbers)}"
+    patch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
+    for variable, value in request.getfixturevalue(SERVICES[service]).items():
+        patch.setenv(variable, value)
+    patch.setenv("HOLDFAST_STATE", str(folder / "state"))
+    scheme = "s3" if service == "moto" else service
+    return f"{scheme}://{BUCKET}/tests/run-{next(_numbers)}"
+
+
+@pytest.fixture(params=["s3", "az", "gs"])
+def any_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """As `url`, at each of the services."""
+    return _url_at(request.param, request, tmp_path)
+
+
+@pytest.fixture(params=["s3", pytest.param("moto", marks=pytest.mark.soak), "az", "gs"])
+def every_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """As `url`, at each of the servers; moto has the same requests as the first."""
+    return _url_at(request.param, request, tmp_path)
 
 
 @pytest.fixture
@@ -74,6 +99,24 @@ def url(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("HOLDFAST_STATE", str(tmp_path / "state"))
     return f"s3://{BUCKET}/tests/run-{next(_numbers)}"
+
+
+@pytest.fixture
+def proxy(
+    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[FaultProxy]:
+    """A proxy, through which this process and those that it starts reach the server."""
+    monkeypatch.setenv("HOLDFAST_STATE", str(tmp_path / "state"))
+    with running_proxy(s3_server.port) as found:
+        for name, value in s3_server.environment(found.address).items():
+            monkeypatch.setenv(name, value)
+        yield found
+
+
+@pytest.fixture
+def proxied_url(proxy: FaultProxy) -> str:
+    """A URL of a new run behind the proxy."""
+    return f"s3://{BUCKET}/faults/run-{next(_numbers)}"
 
 
 @pytest.fixture

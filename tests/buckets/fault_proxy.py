@@ -24,6 +24,13 @@ ERRORS = {
     "internal": (500, "InternalError"),
 }
 """Answers instead of the server's; the request has no effect."""
+REFUSALS = {
+    "expired": (400, "ExpiredToken"),
+    "skewed": (403, "RequestTimeTooSkewed"),
+    "refused": (403, "AccessDenied"),
+    "wrong region": (400, "AuthorizationHeaderMalformed"),
+}
+"""Answers of a service that repeating the request does not change."""
 FAULTS = (*ERRORS, "reset before", "reset after", "cut off")
 """Faults of which a client can know that the request failed, or that it may have."""
 PASSED = ("Content-Type", "ETag", "Last-Modified", "Content-Range", "Content-Length")
@@ -40,8 +47,12 @@ class Request(NamedTuple):
 class FaultProxy(http.server.ThreadingHTTPServer):
     """Attributes:
     choose: the fault of a request; None where it is passed on as it is.
+    on_answer: called with each request that the server has answered, before the client gets that.
     counts: the requests by method, and the faults by name.
     rate: bytes a second of answers and requests; None where nothing is slowed.
+    requests: all requests.
+    read: the path and the size of each answer to a GET of the server's.
+    written: the same of each request with a body.
     """
 
     daemon_threads = True
@@ -51,8 +62,12 @@ class FaultProxy(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.port = port
         self.choose: Callable[[Request], str | None] = lambda request: None
+        self.on_answer: Callable[[Request], None] = lambda request: None
         self.counts: Counter[str] = Counter()
         self.rate: float | None = None
+        self.requests: list[Request] = []
+        self.read: list[tuple[str, int]] = []
+        self.written: list[tuple[str, int]] = []
 
     @property
     def address(self) -> str:
@@ -87,12 +102,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _serve(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self._pause(len(body))
-        fault = self.server.choose(Request(self.command, self.path))
+        request = Request(self.command, self.path)
+        fault = self.server.choose(request)
         self.server.counts[self.command] += 1
+        self.server.requests.append(request)
         if fault is not None:
             self.server.counts[fault] += 1
-        if fault in ERRORS:
-            status, code = ERRORS[fault]
+        if fault in ERRORS or fault in REFUSALS:
+            status, code = (ERRORS | REFUSALS)[fault]
             text = f"<Error><Code>{code}</Code><Message>{code}</Message></Error>".encode()
             self._answer(status, {"Content-Length": str(len(text))}, text)
         elif fault == "reset before":
@@ -103,11 +120,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.connection.recv(1)
             self.close_connection = True
         else:
-            self._pass_on(body, fault)
+            self._pass_on(request, body, fault)
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _serve  # noqa: N815
 
-    def _pass_on(self, body: bytes, fault: str | None) -> None:
+    def _pass_on(self, request: Request, body: bytes, fault: str | None) -> None:
         server = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=60)
         try:
             # The Host header is signed, and so is passed on as the client has sent it.
@@ -124,7 +141,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         finally:
             server.close()
+        self.server.on_answer(request)
         self._pause(len(data))
+        if self.command == "GET":
+            self.server.read.append((self.path, len(data)))
+        elif body:
+            self.server.written.append((self.path, len(body)))
         if fault == "reset after":
             self._reset()
             return

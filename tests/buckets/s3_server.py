@@ -77,7 +77,7 @@ class S3Server:
                         "-s3.port.iceberg=0",
                         "-s3.port.lance=0",
                     ),
-                    *(f"-s3.config={self._folder / 's3.json'}", "-volume.max=20"),
+                    *(f"-s3.config={self._folder / 's3.json'}", "-volume.max=100"),
                     "-master.volumeSizeLimitMB=256",
                 ],
                 stdout=log,

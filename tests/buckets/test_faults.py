@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import holdfast
@@ -17,28 +16,14 @@ from holdfast.clock import SystemClock
 from holdfast.errors import CheckpointDamagedError, HoldfastError, SaveFailedError, StorageError
 from holdfast.store.location import open_durable
 from tests.buckets.fault_proxy import FAULTS, FaultProxy, Request, running_proxy, seeded
-from tests.buckets.s3_server import BUCKET, S3Server, running_server
+from tests.buckets.s3_server import BUCKET, running_server
 from tests.buckets.test_runs import check, state_of
 from tests.hosts import Host, wait_until
 
-_numbers = itertools.count()
-
 
 @pytest.fixture
-def proxy(
-    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Iterator[FaultProxy]:
-    """A proxy, through which this process and those that it starts reach the server."""
-    monkeypatch.setenv("HOLDFAST_STATE", str(tmp_path / "state"))
-    with running_proxy(s3_server.port) as found:
-        for name, value in s3_server.environment(found.address).items():
-            monkeypatch.setenv(name, value)
-        yield found
-
-
-@pytest.fixture
-def url(proxy: FaultProxy) -> str:
-    return f"s3://{BUCKET}/faults/run-{next(_numbers)}"
+def url(proxied_url: str) -> str:
+    return proxied_url
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -73,7 +58,8 @@ def test_each_fault_is_outlasted_at_every_kind_of_request(
     assert proxy.counts[fault] >= 4
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [1, 2])
 def test_a_store_does_what_a_dict_does_under_random_faults(
     seed: int, proxy: FaultProxy, url: str
 ) -> None:
@@ -213,3 +199,58 @@ def test_a_service_that_does_not_answer_is_an_error_in_bounded_time(
     with pytest.raises(StorageError, match="read"):
         store.get("key")
     assert proxy.counts["silent"] >= 2
+
+
+@pytest.mark.soak
+def test_a_server_killed_in_the_middle_of_a_delete_leaves_what_is_to_be_kept(
+    one_host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOLDFAST_STATE", str(tmp_path / "state"))
+    with (
+        tempfile.TemporaryDirectory(prefix="holdfast-s3-") as folder,
+        running_server(Path(folder)) as server,
+        running_proxy(server.port) as proxy,
+    ):
+        for name, value in server.environment(proxy.address).items():
+            monkeypatch.setenv(name, value)
+        url, killed, lock = f"s3://{BUCKET}/run", threading.Event(), threading.Lock()
+        # The server makes a bucket with its first object.
+        open_durable(f"s3://{BUCKET}/first", SystemClock()).put("object", b"1")
+
+        def kill(request: Request) -> None:
+            is_deletion = request.method == "DELETE" or "delete" in request.path
+            with lock:
+                if is_deletion and not killed.is_set():
+                    server.kill()
+                    killed.set()
+
+        newest = preservation_policy.LatestN(1)
+        with CheckpointManager(url, preservation_policy=newest) as manager:
+            manager.resume(state_of(0))
+            manager.save(1, state_of(1), force=True)
+            manager.wait_until_finished()
+            # The next one's commit deletes this one.
+            proxy.choose = kill
+            manager.save(2, state_of(2), force=True)
+            wait_until(killed.is_set)
+            server.start()
+            manager.wait_until_finished()
+            manager.save(3, state_of(3), force=True)
+            manager.wait_until_finished()
+        with holdfast.open_run(url) as run:
+            assert run.all_steps()[-1] == 3
+            for step in run.all_steps():
+                check(run.restore(step), step)
+
+
+def test_a_save_through_a_service_of_1_mb_a_second_ends(
+    one_host: Host, proxy: FaultProxy, url: str
+) -> None:
+    with CheckpointManager(url) as manager:
+        manager.resume({"w": np.zeros(10, np.uint8)})
+        proxy.rate = 1e6
+        state = {"w": np.arange(2_000_000, dtype=np.uint8)}
+        assert manager.save(1, state, force=True)
+        manager.wait_until_finished()
+    proxy.rate = None
+    assert np.array_equal(holdfast.open_run(url).restore(1)["w"], state["w"])

@@ -23,7 +23,6 @@ from holdfast.job.check_results import Severity
 from holdfast.job.run_copies import copy_run
 from holdfast.job.storage_checks import check_storage
 from holdfast.store.location import open_durable
-from tests.buckets.s3_server import SECRET_KEY
 from tests.hosts import Host, host
 
 State = dict[str, np.ndarray]
@@ -145,19 +144,6 @@ def test_the_doctor_tries_a_bucket_and_leaves_it_as_it_was(one_host: Host, any_u
     scheme = any_url.partition("://")[0]
     problems = check_storage(f"{scheme}://no-such-bucket/run", clock)
     assert Severity.PROBLEM in {result.severity for result in problems}
-
-
-def test_the_secret_is_in_no_file_and_no_argument(one_host: Host, url: str) -> None:
-    with CheckpointManager(url) as manager:
-        manager.save(1, state_of(1), force=True)
-        manager.wait_until_finished()
-        (agent,) = one_host.agent_processes()
-        assert SECRET_KEY not in " ".join(agent.cmdline())
-    folders = [one_host.folder, Path(os.environ["HOLDFAST_STATE"])]
-    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
-    assert any(path.suffix == ".log" for path in files)
-    for path in files:
-        assert SECRET_KEY.encode() not in path.read_bytes()
 
 
 def test_a_prefix_with_other_objects_is_no_run_and_stays_as_it_is(one_host: Host, url: str) -> None:

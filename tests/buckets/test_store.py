@@ -25,8 +25,8 @@ class TestServices(StoreSuite):
     readers_outlast_keys = False
 
     @pytest.fixture
-    def opener(self, any_url: str) -> Callable[[], Store]:
-        scheme, _, rest = any_url.partition("://")
+    def opener(self, every_url: str) -> Callable[[], Store]:
+        scheme, _, rest = every_url.partition("://")
         bucket, _, prefix = rest.partition("/")
         return functools.partial(open_at, f"{scheme}://{bucket}", f"{prefix}/")
 
@@ -46,8 +46,8 @@ def test_a_service_where_every_creator_wins_is_refused() -> None:
     assert not server.objects
 
 
-def test_a_service_where_one_creator_wins_is_accepted(any_url: str) -> None:
-    scheme, _, rest = any_url.partition("://")
+def test_a_service_where_one_creator_wins_is_accepted(every_url: str) -> None:
+    scheme, _, rest = every_url.partition("://")
     bucket, _, prefix = rest.partition("/")
     store = open_at(f"{scheme}://{bucket}", f"{prefix}/")
     store.check_creation()

@@ -100,10 +100,10 @@ def test_a_disk_that_hangs_holds_nobody_up_and_the_queue_is_bounded(
     hanging, entered = threading.Event(), threading.Event()
 
     class HangingDirectory(RunDirectory):
-        def current(self) -> Path:
+        def current_folder(self) -> Path:
             entered.set()
             hanging.wait(30)
-            return super().current()
+            return super().current_folder()
 
     writer = EventWriter(HangingDirectory(tmp_path), "a", StepClock())
     writer.write(sealed(0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any
 
 import jax
@@ -16,7 +17,15 @@ LOCKSTEP_MS = 120_000
 
 
 def start(address: str, count: int, rank: int, heartbeat_secs: int) -> None:
-    jax.distributed.initialize(address, count, rank, heartbeat_timeout_seconds=heartbeat_secs)
+    initialize = jax.distributed.initialize
+    # Before JAX 0.7 the timeout is a fixed one.
+    is_known = "heartbeat_timeout_seconds" in inspect.signature(initialize).parameters
+    initialize(
+        address,
+        count,
+        rank,
+        **({"heartbeat_timeout_seconds": heartbeat_secs} if is_known else {}),
+    )
     assert jax.process_count() == count
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import importlib.util
 import json
 import os
 import shutil
@@ -16,23 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.hosts import WAIT_SECS, Host, events, host, is_running, stop, wait_until
 from tests.manager.test_processes import PROCESS, free_address
+from tests.manifests import manifest_path
 from tests.said import Said
 
 END_SECS = 90.0
-HAS_TORCH = importlib.util.find_spec("torch") is not None
-TORCH = pytest.param(
-    "torch",
-    marks=[
-        pytest.mark.soak,
-        pytest.mark.skipif(not HAS_TORCH, reason="PyTorch cannot be had here"),
-    ],
-)
-FRAMEWORKS = pytest.mark.parametrize("framework", ["jax", TORCH])
-"""For tests that start jobs with `framework=framework`."""
 
 
 @dataclass
@@ -169,7 +157,7 @@ def durable_parts(run: Path, step: int, attempt: int = 1) -> set[int]:
 
 def is_committed(run: Path, step: int, attempt: int = 1) -> bool:
     """Whether the checkpoint has its manifest."""
-    return (run / "checkpoints" / f"{step:09d}.{attempt}" / "manifest.json").exists()
+    return manifest_path(run, step, attempt).exists()
 
 
 def slots_locked(one: Host, pid: int, kind: str) -> bool:

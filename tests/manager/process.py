@@ -30,8 +30,9 @@ else:
     import jax_states as states
 
 WITH_POSITION = json.loads(sys.argv[5]).get("position", True)
-# MiB of an array that every process has, after how many steps it changes, and whether it does.
+# MiB of an array that every process has, or a share of; after how many steps it changes, if so.
 BIG_MIB = json.loads(sys.argv[5]).get("big_mib", 0)
+IS_BIG_SHARDED = json.loads(sys.argv[5]).get("big_sharded", False)
 IS_SHARDED = json.loads(sys.argv[5]).get("sharded", True)
 BIG_EVERY = json.loads(sys.argv[5]).get("big_every", 1)
 IS_FROZEN = json.loads(sys.argv[5]).get("frozen", False)
@@ -77,7 +78,7 @@ def state_at(step: int, rank: int) -> dict:
 @functools.lru_cache(1)
 def big_at(step: int):
     values = np.arange(BIG_MIB << 18, dtype=np.float32).reshape(BIG_MIB, 512, 512) - step
-    return states.array(values, is_sharded=False)
+    return states.array(values, is_sharded=IS_BIG_SHARDED)
 
 
 def right(state: dict, step: int, rank: int) -> bool:
@@ -101,7 +102,8 @@ def say(**line) -> None:
 def ram_tier(todo: dict, rank: int) -> holdfast.RamTier:
     interval = todo.get("ram_interval")
     return holdfast.RamTier(
-        linger_secs=todo.get("linger", 30),
+        # Importing PyTorch takes each rank of the next job seconds.
+        linger_secs=todo.get("linger", 120 if todo.get("framework") == "torch" else 30),
         copies=todo.get("copies", 2),
         save_decision_policy=(
             save_decision_policy.FixedIntervalPolicy(interval) if interval else None
@@ -133,6 +135,8 @@ def train(manager: holdfast.CheckpointManager, steps: range, rank: int, todo: di
         with failures_said(todo, step):
             if manager.save(step, state_at(step, rank)):
                 saved.append(step)
+        if todo.get("settle"):
+            manager.wait_until_finished()
         if todo.get("tell"):
             say(step=step, at_secs=time.monotonic())
         if [rank, step] == todo.get("hold"):
@@ -179,6 +183,14 @@ def break_off() -> None:
     os._exit(0)
 
 
+def remote_tier(todo: dict) -> holdfast.RemoteTier | None:
+    """The remote tier, which gets every checkpoint that is committed."""
+    if "remote" not in todo:
+        return None
+    policy = save_decision_policy.FixedIntervalPolicy(1)
+    return holdfast.RemoteTier(todo["remote"], save_decision_policy=policy)
+
+
 def main() -> None:
     address, count, rank, directory = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     todo = json.loads(sys.argv[5])
@@ -201,6 +213,7 @@ def main() -> None:
             preservation_policy=preservation_policy.LatestN(100),
             ram=ram_tier(todo, rank) if todo.get("ram", True) else None,
             takeover=todo.get("takeover", False),
+            remote=remote_tier(todo),
         ) as manager,
     ):
         if todo.get("absent") == rank:

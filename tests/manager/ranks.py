@@ -13,13 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxlib import _jax
-
 from holdfast.adapt.contract import KeyValues
 from holdfast.adapt.jax.processes import JaxKeyValues
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import HoldfastError
 from holdfast.job.rendezvous import Numbers, Rendezvous
+
+try:
+    from jaxlib import _jax
+except ImportError:  # Its name in older versions.
+    from jaxlib import xla_extension as _jax
 
 JOIN_SECS = 60.0
 

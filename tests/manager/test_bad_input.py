@@ -22,6 +22,7 @@ from holdfast import errors, save_decision_policy
 from holdfast.format.records import RunRecord
 from holdfast.format.sealed import seal
 from tests.hosts import Host, events, wait_until
+from tests.manifests import manifest_path
 
 EVERY_STEP = save_decision_policy.FixedIntervalPolicy(1)
 
@@ -98,7 +99,7 @@ def test_a_step_never_saved_uncommitted_or_damaged_is_told_apart(
         data = bytearray(image.read_bytes())
         data[4096 + 8] ^= 1
         image.write_bytes(data)
-        (checkpoints / "000000002.1" / "manifest.json").rename(tmp_path / "manifest")
+        manifest_path(run, 2).rename(tmp_path / "manifest")
         next((checkpoints / "000000002.1").glob("image*")).unlink()
         # RAM may hold the newest; a reader without it sees the disk alone.
     one_host.kill_agent()
@@ -314,5 +315,5 @@ def test_the_manifest_of_a_run_is_plain_json(one_host: Host, tmp_path: Path) -> 
         saving.save(0, STATE, metrics={"loss": float("nan"), "accuracy": 0.5})
         saving.wait_until_finished()
         assert np.isnan(saving.metadata(0).metrics["loss"])
-    manifest = json.loads((tmp_path / "run/checkpoints/000000000.1/manifest.json").read_text())
+    manifest = json.loads(manifest_path(tmp_path / "run", 0).read_text())
     assert manifest["step"] == 0

@@ -27,6 +27,7 @@ from tests.manager.job import (
 BIG = {"big_mib": 64, "big_every": 4, "device_count": 1, "sleep": 0.05}
 
 
+@pytest.mark.soak
 def test_what_all_trainers_saved_before_they_died_is_committed_by_the_agents(
     three_hosts: list[Host], tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ from holdfast.format.names import CheckpointId
 from holdfast.manager.finisher import Ending, FinishPlan, Having, having_of, plan_of
 from tests.hosts import Host, events, wait_until
 from tests.manager.test_processes import results, start_job
+from tests.manifests import manifest_path
 
 NEVER = save_decision_policy.SpecificStepsPolicy([10**9])
 NOTHING, IN_RAM, DURABLE = Having
@@ -65,14 +66,15 @@ def test_a_last_step_that_would_abandon_later_ones_is_refused(found: list[Having
 PART = {"part-00001-of-00002.json": 1, "image-00001-of-00002.safetensors": 1}
 
 
+# Of a committed checkpoint no sizes are given.
 @pytest.mark.parametrize(
     ("durable", "ram", "accepted", "due", "having"),
     [
         ({}, {}, False, False, NOTHING),
-        ({LAST: {"manifest.json": 1}}, {}, False, False, DURABLE),
-        ({CheckpointId(9, 1): {"manifest.json": 1}}, {}, False, False, DURABLE),
+        ({LAST: None}, {}, False, False, DURABLE),
+        ({CheckpointId(9, 1): None}, {}, False, False, DURABLE),
         # Of a branch that was left, which the timeline does not have.
-        ({CheckpointId(9, 0): {"manifest.json": 1}}, {}, False, False, NOTHING),
+        ({CheckpointId(9, 0): None}, {}, False, False, NOTHING),
         ({LAST: PART}, {}, True, False, NOTHING),
         ({}, {LAST: PART}, True, False, IN_RAM),
         ({}, {LAST: PART}, True, True, DURABLE),
@@ -84,7 +86,7 @@ def test_what_a_rank_has_of_the_last_step(
     durable: dict, ram: dict, accepted: bool, due: bool, having: Having
 ) -> None:
     listings = {
-        name: {one: Listing(sizes) for one, sizes in tier.items()}
+        name: {one: Listing(sizes or {}, sizes is None) for one, sizes in tier.items()}
         for name, tier in (("ram", ram), ("durable", durable))
     }
     timeline = tuple(one for tier in (durable, ram) for one in tier if one.attempt > 0)
@@ -136,7 +138,7 @@ def test_finish_makes_a_step_durable_that_only_ram_has(one_host: Host, tmp_path:
         wait_until(lambda: [e["step"] for e in events(run, "committed")] == [3])
         assert training.metadata(3).attempt == 1
         assert not training.finish(3, state(3))
-    assert (run / "checkpoints" / "000000003.1" / "manifest.json").exists()
+    assert manifest_path(run, 3).exists()
 
 
 def test_finish_saves_although_an_earlier_save_has_failed(one_host: Host, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import pytest
 
 from tests.cli.command_line import holdfast
 from tests.hosts import Host, events, wait_until
-from tests.manager.job import FRAMEWORKS, check_went_on, run_job, seen, sources, start_job
+from tests.manager.frameworks import FRAMEWORKS
+from tests.manager.job import check_went_on, run_job, seen, sources, start_job
 
 
 @FRAMEWORKS
@@ -86,15 +87,18 @@ def in_ram(one: Host, checkpoint: str) -> bool:
 
 
 @pytest.mark.soak
+@FRAMEWORKS
 def test_what_a_rank_on_any_host_deletes_is_gone_from_the_memory_of_all_hosts(
-    four_hosts: list[Host], tmp_path: Path
+    four_hosts: list[Host], tmp_path: Path, framework: str
 ) -> None:
     run = tmp_path / "run"
-    found = run_job(four_hosts, run, steps=9, interval=4, delete_on=2, delete=8)
+    found = run_job(
+        four_hosts, run, framework=framework, steps=9, interval=4, delete_on=2, delete=8
+    )
     assert found[2]["steps"] == [0, 4]
     assert not [one.name for one in four_hosts if in_ram(one, "000000008.1")]
     assert [e["step"] for e in events(run, "deleted")] == [8]
-    check_went_on(run_job(four_hosts, run, steps=1, interval=100), 4)
+    check_went_on(run_job(four_hosts, run, framework=framework, steps=1, interval=100), 4)
 
 
 @pytest.mark.soak
@@ -119,12 +123,13 @@ def test_a_delete_that_the_leader_does_not_hear_of_ends_with_an_error_and_is_tol
 
 
 @pytest.mark.soak
+@FRAMEWORKS
 def test_a_killed_agents_host_is_copied_from_and_restored_from_where_it_serves_now(
-    four_hosts: list[Host], tmp_path: Path
+    four_hosts: list[Host], tmp_path: Path, framework: str
 ) -> None:
     run = tmp_path / "run"
     todo: dict[str, Any] = {"interval": 10**6, "ram_interval": 20, "sleep": 0.02}
-    job = start_job(four_hosts, run, steps=1200, restore_at=1000, **todo)
+    job = start_job(four_hosts, run, framework=framework, steps=1200, restore_at=1000, **todo)
     wait_until(lambda: len(events(run, "protected")) >= 2)
     four_hosts[2].kill_agent()
     found = job.results()
@@ -152,12 +157,13 @@ def test_a_budget_counts_the_save_cost_of_the_dearest_host(
 
 
 @pytest.mark.parametrize("killed", [0, pytest.param(2, marks=pytest.mark.soak)])
+@FRAMEWORKS
 def test_an_agent_that_is_killed_comes_back_and_all_hosts_save_on(
-    four_hosts: list[Host], tmp_path: Path, killed: int
+    four_hosts: list[Host], tmp_path: Path, killed: int, framework: str
 ) -> None:
     run = tmp_path / "run"
     # It trains until it is told to leave, however long an agent takes to come back.
-    job = start_job(four_hosts, run, steps=1_000_000, sleep=0.01)
+    job = start_job(four_hosts, run, framework=framework, steps=1_000_000, sleep=0.01)
     job.wait_until(lambda: len(events(run, "committed")) >= 2)
     four_hosts[killed].kill_agent()
     before = max(seen(run, "committed"))
@@ -171,11 +177,13 @@ def test_an_agent_that_is_killed_comes_back_and_all_hosts_save_on(
     assert complete <= set.intersection(*(set(r["saved"]) for r in found))
 
 
+@pytest.mark.soak
+@FRAMEWORKS
 def test_a_save_that_is_asked_for_on_any_host_is_taken_by_all_at_one_step(
-    two_hosts: list[Host], tmp_path: Path
+    two_hosts: list[Host], tmp_path: Path, framework: str
 ) -> None:
     run = tmp_path / "run"
-    job = start_job(two_hosts, run, steps=400, sleep=0.02, interval=10**6)
+    job = start_job(two_hosts, run, framework=framework, steps=400, sleep=0.02, interval=10**6)
     wait_until(lambda: 0 in seen(run, "committed"))
     holdfast(two_hosts[1], "save", run)
     found = job.results()

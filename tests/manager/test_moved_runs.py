@@ -17,6 +17,7 @@ from holdfast import errors, save_decision_policy
 from holdfast.cli.main import main
 from holdfast.format.names import RUN_FILE
 from tests.hosts import Host, events, is_running, wait_until
+from tests.manifests import manifests
 
 TRAINER = Path(__file__).with_name("trainer.py")
 EVERY_STEP = save_decision_policy.FixedIntervalPolicy(1)
@@ -45,7 +46,7 @@ def run_id(run: Path) -> str:
 
 
 def saved(run: Path) -> list[int]:
-    return sorted(int(p.parent.name[:9]) for p in run.glob("checkpoints/*/manifest.json"))
+    return sorted(int(name[:9]) for name in manifests(run))
 
 
 def first_error(opened: holdfast.CheckpointManager, steps: Iterable[int]) -> Exception | None:

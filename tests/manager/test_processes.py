@@ -19,6 +19,7 @@ from holdfast import errors
 from holdfast.engine.reading.metadata import CheckpointMetadata
 from tests.format.stranger import read_checkpoint
 from tests.hosts import Host, events, wait_until
+from tests.manager.frameworks import FRAMEWORKS
 
 PROCESS = Path(__file__).with_name("process.py")
 DEVICES = "--xla_force_host_platform_device_count=4"
@@ -52,11 +53,14 @@ def results(job: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
     return found
 
 
+@FRAMEWORKS
 def test_two_processes_make_one_checkpoint_and_both_come_back(
-    one_host: Host, tmp_path: Path
+    one_host: Host, tmp_path: Path, framework: str
 ) -> None:
     run = tmp_path / "run"
-    first = results(start_job(one_host, run, 2, steps=9, interval=4, dies=True))
+    first = results(
+        start_job(one_host, run, 2, framework=framework, steps=9, interval=4, dies=True)
+    )
     assert [r["saved"] for r in first] == [[0, 4, 8], [0, 4, 8]]
     assert first[0]["steps"] == [0, 4, 8]
     folder = run / "checkpoints" / "000000008.1"
@@ -64,7 +68,7 @@ def test_two_processes_make_one_checkpoint_and_both_come_back(
     sizes = [p.stat().st_size for p in folder.glob("image-*")]
     # No chunk is larger than the replicated array, so no better balance can be asked for.
     assert max(sizes) - min(sizes) <= 48 * 50 * 4
-    again = results(start_job(one_host, run, 2, steps=4, interval=4))
+    again = results(start_job(one_host, run, 2, framework=framework, steps=4, interval=4))
     assert [(r["start"], r["right"]) for r in again] == [(9, True)] * 2
     assert {tier for e in events(run, "restored") for tier in e["sources"]} == {"ram"}
 
@@ -98,6 +102,7 @@ def test_a_large_array_that_both_processes_have_is_written_by_both_and_comes_bac
         assert np.array_equal(big, expected)
 
 
+@pytest.mark.soak
 def test_a_large_array_that_both_write_and_that_does_not_change_is_reused_by_both(
     one_host: Host, tmp_path: Path
 ) -> None:
@@ -127,11 +132,12 @@ def test_a_large_array_that_both_write_and_that_does_not_change_is_reused_by_bot
     assert np.array_equal(big, np.arange(40 << 18, dtype=np.float32).reshape(40, 512, 512))
 
 
+@FRAMEWORKS
 def test_continuous_targets_are_met_by_all_ranks_at_one_step(
-    one_host: Host, tmp_path: Path
+    one_host: Host, tmp_path: Path, framework: str
 ) -> None:
     run = tmp_path / "run"
-    found = results(start_job(one_host, run, 2, steps=300, sleep=0.004))
+    found = results(start_job(one_host, run, 2, framework=framework, steps=300, sleep=0.004))
     saved = [set(r["saved"]) for r in found]
     complete = {e["step"] for e in events(run, "committed")}
     assert len(complete) >= 3
@@ -139,39 +145,51 @@ def test_continuous_targets_are_met_by_all_ranks_at_one_step(
     assert complete == set(found[0]["steps"])
 
 
+@FRAMEWORKS
 def test_a_signal_to_one_rank_saves_and_leaves_on_all_ranks_at_one_step(
-    one_host: Host, tmp_path: Path
+    one_host: Host, tmp_path: Path, framework: str
 ) -> None:
     run = tmp_path / "run"
     job = start_job(
-        one_host, run, 2, steps=400, sleep=0.02, interval=10**6, signal_at=20, signal_rank=1
+        one_host,
+        run,
+        2,
+        framework=framework,
+        steps=400,
+        sleep=0.02,
+        interval=10**6,
+        signal_at=20,
+        signal_rank=1,
     )
     found = results(job)
     assert found[0]["left"] == found[1]["left"] >= 20
     assert found[0]["steps"] == [0, found[0]["left"]]
 
 
+@FRAMEWORKS
 def test_a_job_that_lost_one_process_starts_again_from_its_last_whole_checkpoint(
-    one_host: Host, tmp_path: Path
+    one_host: Host, tmp_path: Path, framework: str
 ) -> None:
     run = tmp_path / "run"
-    job = start_job(one_host, run, 2, steps=10**6, interval=5, sleep=0.01)
+    job = start_job(one_host, run, 2, framework=framework, steps=10**6, interval=5, sleep=0.01)
     wait_until(lambda: len(events(run, "sealed")) >= 3)
     job[1].kill()
     job[1].wait()
     sealed = max(e["step"] for e in events(run, "sealed"))
-    again = start_job(one_host, run, 2, steps=3, interval=5)
+    again = start_job(one_host, run, 2, framework=framework, steps=3, interval=5)
     job[0].kill()
     found = results(again)
     assert [r["right"] for r in found] == [True, True]
     assert found[0]["start"] == found[1]["start"] >= sealed + 1
 
 
+@pytest.mark.soak
+@FRAMEWORKS
 def test_a_bad_block_that_one_rank_needs_sends_all_ranks_to_the_older_checkpoint(
-    one_host: Host, tmp_path: Path
+    one_host: Host, tmp_path: Path, framework: str
 ) -> None:
     run = tmp_path / "run"
-    results(start_job(one_host, run, 2, steps=5, interval=2, dies=True))
+    results(start_job(one_host, run, 2, framework=framework, steps=5, interval=2, dies=True))
     one_host.kill_agent()
     for folder in one_host.folder.iterdir():
         shutil.rmtree(folder)
@@ -179,10 +197,11 @@ def test_a_bad_block_that_one_rank_needs_sends_all_ranks_to_the_older_checkpoint
     data = bytearray(image.read_bytes())
     data[-1] ^= 1
     image.write_bytes(data)
-    found = results(start_job(one_host, run, 2, steps=1, interval=100))
+    found = results(start_job(one_host, run, 2, framework=framework, steps=1, interval=100))
     assert [(r["start"], r["right"]) for r in found] == [(3, True)] * 2
 
 
+@pytest.mark.soak
 def test_what_two_processes_saved_is_not_divided_anew_among_one_in_silence(
     one_host: Host, tmp_path: Path
 ) -> None:
@@ -197,6 +216,7 @@ def test_what_two_processes_saved_is_not_divided_anew_among_one_in_silence(
     assert metadata.arrays["sharded"].grid == (8, 1)
 
 
+@pytest.mark.soak
 def test_one_process_and_four_read_the_states_that_two_have_saved(
     one_host: Host, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -88,7 +88,7 @@ def test_a_wait_ends_once_preservation_is_applied_or_will_not_be_told(
 
 
 def test_a_fenced_run_waits_for_no_preservation(committed: Progress) -> None:
-    committed.stop(FencedError("fenced"))
+    committed.stop_saving(FencedError("fenced"))
     with pytest.raises(FencedError):
         committed.wait_until_finished(60)
 
@@ -236,7 +236,7 @@ def test_an_error_of_another_kind_is_reported_besides_failed_saves() -> None:
     progress = Progress(SystemClock())
     progress.accept(CheckpointId(7, 1), durable=True, by_step=True)
     progress.fail_save(CheckpointId(7, 1), "no room")
-    progress.stop(FencedError("taken over"))
+    progress.stop_saving(FencedError("taken over"))
     with pytest.raises(SaveFailedError):
         progress.raise_failure()
     with pytest.raises(FencedError):

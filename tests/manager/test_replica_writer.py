@@ -31,6 +31,7 @@ def test_of_a_replicated_state_only_what_one_rank_has_alone_crosses_the_network(
     assert set(sources(run)) <= {"ram", "peer"}
 
 
+@pytest.mark.soak
 def test_what_is_sharded_is_pulled_and_the_replicated_rest_of_the_part_is_not(
     two_hosts: list[Host], tmp_path: Path
 ) -> None:

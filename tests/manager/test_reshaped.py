@@ -42,6 +42,7 @@ def test_one_process_and_several_read_each_others_layouts_bit_for_bit(
             lose(one)
 
 
+@pytest.mark.soak
 def test_six_processes_and_two_read_what_four_have_saved(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with some_hosts(6) as hosts:

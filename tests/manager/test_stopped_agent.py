@@ -86,6 +86,7 @@ def test_checkpoints_in_ram_that_are_dropped_are_raised(
     check(two_hosts, tmp_path / "run", 1, STOPPED_SECS, **todo)
 
 
+@pytest.mark.soak
 def test_what_was_dropped_is_raised_at_the_end_where_the_training_ends_before_the_agent_goes_on(
     two_hosts: list[Host], tmp_path: Path
 ) -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.agent.control_block import create_cells
 from holdfast.agent.protocol import Detach, Detached
-from holdfast.manager.terminal import staying_text
+from holdfast.manager.agent_session import AgentPlace
+from holdfast.manager.terminal import opening_text, staying_text
 from tests.hosts import Host
 from tests.trust.in_process import InProcessHost
 
@@ -134,7 +136,10 @@ def test_a_start_a_restart_and_a_preemption_have_one_line_each(
     one_host: Host, tmp_path: Path
 ) -> None:
     run, ram = tmp_path / "run", one_host.folder
-    goes_to = f"checkpoints go to RAM ({ram}) and disk"
+    goes_to = (
+        f"checkpoints go to RAM ({ram}) and disk; a lost process costs the steps since the last "
+        "save, a lost host those since the last one on disk"
+    )
     # Each of its three steps is saved; it ends without closing the manager.
     assert train(one_host, run, 3) == [f"holdfast: opened {run}: a new run; {goes_to}"]
     assert train(one_host, run, 9, stops_at=6) == [
@@ -142,6 +147,30 @@ def test_a_start_a_restart_and_a_preemption_have_one_line_each(
         "holdfast: resumed from step 2 of attempt 1 (8.0 kB from RAM, T s)",
         "holdfast: preempted: step 6 is being saved as the last one",
     ]
+
+
+@pytest.mark.parametrize(
+    ("ram", "has_copies", "loss"),
+    [
+        (None, False, "disk, without RAM; a failure costs the steps since the last save"),
+        ("r", False, "a lost process costs the steps since the last save, a lost host those "),
+        ("r", True, "a lost process or host costs the steps since the last save"),
+    ],
+)
+def test_the_line_about_an_opened_run_says_what_a_loss_would_cost(
+    ram: str | None, has_copies: bool, loss: str, tmp_path: Path
+) -> None:
+    place = AgentPlace(
+        folder=tmp_path / "agent",
+        control=create_cells(tmp_path / "words"),
+        attempt=1,
+        origin=None,
+        seat=0,
+        ram_folder=Path(ram) if ram else None,
+        cursor=0,
+    )
+    assert loss in opening_text("runs/gpt", place, None, has_copies=has_copies)
+    place.control.close()
 
 
 def left(**changes: object) -> Detached:

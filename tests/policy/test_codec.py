@@ -47,7 +47,7 @@ def test_preservation_policy_comes_back_as_it_was(policy: Any) -> None:
         (save_decision_policy.PreemptionCheckpointingPolicy(), {}),
         (
             save_decision_policy.ContinuousCheckpointingPolicy(30),
-            {"minimum_interval_secs": 30.0, "max_overhead": None},
+            {"minimum_interval_secs": 30.0, "max_overhead": None, "goodput": None},
         ),
         (save_decision_policy.SpecificStepsPolicy({2, 1}), {"steps": [1, 2]}),
         (

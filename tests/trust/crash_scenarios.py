@@ -19,6 +19,7 @@ from holdfast.store.disk import DiskStore
 from holdfast.store.object_folder import make_folder
 from holdfast.testing.crash_states import CrashState, materialise
 from holdfast.testing.recording import Log, RecordingFileSystem
+from tests.manifests import manifest_path
 from tests.trust.crash_oracle import (
     Attempted,
     Attempting,
@@ -172,7 +173,7 @@ class RecordedHost(PlacedHost):
 
     def is_committed(self, one: CheckpointId) -> bool:
         """Return whether its manifest is on the disk."""
-        return (self.run / "checkpoints" / str(one) / "manifest.json").exists()
+        return manifest_path(self.run, one.step, one.attempt).exists()
 
     def leave(self) -> None:
         """The agent goes: its folder is moved away whole, then removed."""
@@ -500,5 +501,5 @@ class ReopenedHost(PlacedHost):
 
     def is_all_committed(self) -> bool:
         """Whether all that the timeline offers is durable."""
-        manifests = [self.run / "checkpoints" / str(c) for c in self.look().timeline]
-        return all((folder / "manifest.json").exists() for folder in manifests)
+        timeline = self.look().timeline
+        return all(manifest_path(self.run, c.step, c.attempt).exists() for c in timeline)

@@ -260,6 +260,8 @@ def kind_of(path: Path) -> str:
         return "run"
     if path.parent.name == "attempts":
         return "copy" if path.name.endswith(".copy.json") else "attempt"
+    if path.parent.name == "manifests":
+        return "manifest"
     kind = path.name.partition("-")[0].removesuffix(".json")
     return kind if "run" in path.parts else f"RAM {kind}"
 

@@ -27,6 +27,7 @@ from holdfast.engine.reading.restore import fill_targets
 from holdfast.job.run_access import read_only
 from holdfast.store.disk import DiskStore
 from tests.hosts import WAIT_SECS, Host, events, wait_until
+from tests.manifests import manifests
 from tests.said import Said
 
 RUN_ID = "0123456789abcdef0123456789abcdef"
@@ -97,8 +98,7 @@ def trainer(host: Host, run: Path, until: Path, **options: object) -> Iterator[T
 
 def committed(run: Path) -> int:
     """Return the newest step whose manifest is in the run's folder."""
-    found = (run / "checkpoints").glob("*/manifest.json")
-    return max((int(path.parent.name.partition(".")[0]) for path in found), default=-1)
+    return max((int(name.partition(".")[0]) for name in manifests(run)), default=-1)
 
 
 @dataclass

@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 
 from holdfast.adapt.contract import EVERYTHING
-from holdfast.agent.server import decoded
+from holdfast.agent.calls import decoded
 from holdfast.cli.main import main as command
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.attempts import read_attempts
@@ -37,9 +37,12 @@ from holdfast.errors import HoldfastError
 from holdfast.format.check import check_manifest, check_part
 from holdfast.format.layout import image_layout
 from holdfast.format.names import (
+    MANIFESTS,
     CheckpointId,
+    manifest_key,
     parse_attempt_name,
     parse_checkpoint_name,
+    parse_manifest_key,
     parse_part_name,
     parse_reused_image_name,
 )
@@ -92,7 +95,7 @@ class Targets:
         self.folder = self.damaged.run
         checkpoint = self.folder / "checkpoints" / str(NEWEST)
         self.paths = {
-            "manifest": checkpoint / "manifest.json",
+            "manifest": self.folder / manifest_key(NEWEST),
             "part": checkpoint / "part-00000-of-00002.json",
             "part 1": checkpoint / "part-00001-of-00002.json",
             "attempt": self.folder / "attempts/000000003.json",
@@ -147,6 +150,8 @@ class Targets:
     def names(self, rng: random.Random) -> None:
         """Names of files and folders."""
         name = inputs.spoilt_name(rng)
+        committed = parse_manifest_key(f"{MANIFESTS}/{name}")
+        assert committed is None or manifest_key(committed) == f"{MANIFESTS}/{name}"
         checkpoint, part = parse_checkpoint_name(name), parse_part_name(name)
         assert checkpoint is None or str(checkpoint) == name
         assert part is None or "part-{:05d}-of-{:05d}.json".format(*part) == name

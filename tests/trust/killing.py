@@ -17,6 +17,7 @@ from holdfast.agent.client import AgentClient, AgentGoneError
 from holdfast.agent.protocol import AgentStatus, Empty
 from holdfast.job.run_access import read_only
 from tests.hosts import WAIT_SECS, Host, events, is_running, wait_until
+from tests.manifests import folders, manifests
 from tests.said import Said
 
 TRAINER = Path(__file__).with_name("killed_trainer.py")
@@ -150,8 +151,7 @@ def end_well(host: Host, run: Path, **options: object) -> None:
     assert list(host.folder.iterdir()) == []
     unfinished = [path for path in run.rglob("*") if path.name.startswith(".")]
     assert unfinished == []
-    manifests = {path.parent for path in run.glob("checkpoints/*/manifest.json")}
-    assert set(run.glob("checkpoints/*")) == manifests
+    assert folders(run) == manifests(run).keys()
     _holdfast(host, "verify", run)
 
 

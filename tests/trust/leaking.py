@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from tests.hosts import WAIT_SECS, Host, wait_until
+from tests.manifests import folders
 
 TRAINER = Path(__file__).with_name("leaking_trainer.py")
 KEPT_COUNT = 3
@@ -98,7 +99,7 @@ def _held(pid: int) -> Held:
 
 def _is_at_rest(host: Host, run: Path) -> bool:
     agent = host.agent()
-    kept = len(list((run / "checkpoints").iterdir())) if (run / "checkpoints").is_dir() else 0
+    kept = len(folders(run)) if (run / "checkpoints").is_dir() else 0
     return agent.pending == 0 and len(agent.held) <= 1 and kept <= KEPT_COUNT
 
 

@@ -22,6 +22,7 @@ from holdfast.policy.preservation_policy import (
     PreservationPolicy,
 )
 from holdfast.store.ram import RamStore
+from tests.manifests import manifests
 from tests.trust.in_process import (
     TICKS_MAX,
     InProcessHost,
@@ -161,8 +162,8 @@ class ModelHost(InProcessHost):
 
     def committed_on_disk(self) -> set[Id]:
         """What has a manifest."""
-        root = self.run / "checkpoints"
-        return {one for one, names in _folders(root).items() if "manifest.json" in names}
+        found = map(FOLDER.fullmatch, manifests(self.run))
+        return {Id(int(match[1]), int(match[2])) for match in found if match}
 
     def written_on_disk(self) -> set[Id]:
         """What has all its parts and no manifest."""
@@ -189,8 +190,9 @@ class ModelHost(InProcessHost):
         for root in (self.run / "checkpoints", self.folder / "ram" / "checkpoints"):
             for folder, _, names in os.walk(root):
                 left += [f"{folder}/{name}" for name in names if name.startswith(".")]
+        committed = self.committed_on_disk()
         for one, names in _folders(self.run / "checkpoints").items():
-            if "manifest.json" not in names and one not in but:
+            if one not in committed and one not in but:
                 left.append(f"durable {one}: {sorted(names)}")
         for one, names in _folders(self.folder / "ram" / "checkpoints").items():
             if not any(PART.fullmatch(name) for name in names):

@@ -25,7 +25,8 @@ Where the docs leave a choice:
 - A new agent makes everything durable that it finds whole in RAM, also what was meant for RAM
   alone.
 - The parts of a due checkpoint may be there without a manifest. A commit clears them if they are
-  older; an opening without trainers finishes them. What the agent began to make durable without
+  older; an opening without trainers finishes them, if no newer one is committed
+  (decisions/0031). What the agent began to make durable without
   trainers it may finish, or leave, once there are some.
 """
 
@@ -315,8 +316,10 @@ class Oracle:
         """Adopt RAM's contents; without trainers, clear and finish what they left."""
         if self.group is None:
             self.led = None
+        newest = max((one.step for one in self.committed() if self.counts(one)), default=-1)
         for one, kept in list(self.kept.items()):
-            if self.group is None and not (kept.whole and self.counts(one)):
+            is_left = self.group is None and not (kept.whole and self.counts(one))
+            if is_left and one.step >= newest:
                 kept.committed |= kept.written and self.counts(one)
                 kept.written = False
             if self.group is None and not kept.whole:

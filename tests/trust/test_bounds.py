@@ -51,6 +51,7 @@ def command(one_host: Host, *arguments: object) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.soak
 def test_training_goes_on_while_the_agent_stands_still(one_host: Host, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with trainer(one_host, run, every=3, sleep=0.01) as living:

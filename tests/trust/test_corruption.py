@@ -27,7 +27,7 @@ from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.run import read_run
 from holdfast.engine.reading.run import ReadableRun
 from holdfast.engine.reading.view import view_of
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import CheckpointId, manifest_key
 from holdfast.job.run_access import read_damaged
 from holdfast.manager.restoring import Rounds, restore_newest
 from holdfast.store.disk import DiskStore
@@ -323,10 +323,10 @@ class BadSector(LocalFileSystem):
         ("ram", "part-00000-of-00001.json", NEWEST),
         ("ram", "image-00000-of-00001.safetensors", NEWEST),
         ("durable", "part-00000-of-00001.json", NEWEST),
-        ("durable", "manifest.json", NEWEST),
+        ("durable", "manifest", NEWEST),
         ("alone", "part-00000-of-00001.json", TIMELINE[-2]),
         ("alone", "image-00000-of-00001.safetensors", TIMELINE[-2]),
-        ("alone", "manifest.json", TIMELINE[-2]),
+        ("alone", "manifest", TIMELINE[-2]),
     ],
 )
 def test_a_file_that_cannot_be_read_is_passed_over_and_told(
@@ -337,6 +337,8 @@ def test_a_file_that_cannot_be_read_is_passed_over_and_told(
         try:
             in_ram, on_disk = (run.with_ram.root, run.run)
             path = (in_ram if tier == "ram" else on_disk) / "checkpoints" / str(NEWEST) / name
+            if name == "manifest":
+                path = on_disk / manifest_key(NEWEST)
             files, clock = BadSector(path), SystemClock()
             run.durable = DiskStore(on_disk, clock, files)
             run.with_ram = RamStore(in_ram, lambda size: "", clock, files)

@@ -34,6 +34,7 @@ from holdfast.testing.crash_states import (
 from holdfast.testing.recording import Log, Mark, RecordingFileSystem, Sync
 from tests.engine.making import memory_folder
 from tests.hosts import events
+from tests.manifests import manifests
 from tests.trust.crash_oracle import Expectation, Id, Outcome, PowerLost, Seen, check
 from tests.trust.crash_scenarios import (
     SCENARIOS,
@@ -144,6 +145,7 @@ def failures(run: Path, adopted: Seen) -> Iterator[str]:
 def left_over(root: Path) -> Iterator[str]:
     """Unfinished files, empty folders, halves of checkpoints, and more slots than are in use."""
     named = named_images(root / "disk" / "runs" / "one")
+    committed = manifests(root / "disk" / "runs" / "one")
     for top in (root / "disk" / "runs" / "one", root / "shm" / "agent" / "ram"):
         for folder, folders, names in os.walk(top):
             if not folders and not names:
@@ -153,9 +155,12 @@ def left_over(root: Path) -> Iterator[str]:
                 yield from (
                     n for n in names if n[:9].isdigit() and f"{n[:9]}.copy.json" not in names
                 )
-            is_checkpoint = Path(folder).parent.name == "checkpoints"
-            last = "part-00000-of-00001.json" if top.name == "ram" else "manifest.json"
-            if is_checkpoint and last not in names and not named.issuperset(full(folder, names)):
+            path = Path(folder)
+            is_checkpoint = path.parent.name == "checkpoints" and path.name != "manifests"
+            is_whole = path.name in committed
+            if top.name == "ram":
+                is_whole = "part-00000-of-00001.json" in names
+            if is_checkpoint and not is_whole and not named.issuperset(full(folder, names)):
                 yield f"half a checkpoint {folder}: {sorted(names)}"
     slots = list((root / "shm" / "agent" / "ram" / "slots").iterdir())
     if len(slots) > SLOTS_MAX:
@@ -169,7 +174,7 @@ def full(folder: str, names: Iterable[str]) -> set[str]:
 def named_images(run: Path) -> set[str]:
     """Return the paths of the images that the manifests name in folders of earlier checkpoints."""
     found = set()
-    for path in run.glob("checkpoints/*/manifest.json"):
+    for path in manifests(run).values():
         manifest = json.loads(path.read_text())
         for rank, part in enumerate(manifest["parts"]):
             image = f"image-{rank:05d}-of-{len(manifest['parts']):05d}.safetensors"

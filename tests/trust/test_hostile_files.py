@@ -23,7 +23,7 @@ from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.lifecycle.run import read_run
 from holdfast.engine.reading.view import view_of
 from holdfast.errors import HoldfastError, StorageError
-from holdfast.format.names import parse_checkpoint_name, parse_part_name
+from holdfast.format.names import manifest_key, parse_checkpoint_name, parse_part_name
 from holdfast.manager.restoring import RestoredState, Rounds, restore_newest
 from holdfast.store.disk import DiskStore
 from tests.engine.making import memory_folder
@@ -45,7 +45,7 @@ FILES = {
     "run": "holdfast.json",
     "attempt": "attempts/000000003.json",
     "copy": "attempts/000000003.copy.json",
-    "manifest": f"{FOLDER}/manifest.json",
+    "manifest": manifest_key(NEWEST),
     "part": f"{FOLDER}/part-00000-of-00001.json",
     "image": f"{FOLDER}/image-00000-of-00001.safetensors",
 }
@@ -213,12 +213,12 @@ def test_a_link_to_itself_and_links_to_nowhere_are_none(run: DamagedRun) -> None
 def test_a_delete_through_a_link_touches_nothing(run: DamagedRun) -> None:
     outside = run.root / "outside"
     outside.mkdir()
-    (outside / "manifest.json").write_bytes(b"mine")
+    (outside / "part-00000-of-00001.json").write_bytes(b"mine")
     (run.run / "checkpoints/000000070.3").symlink_to(outside)
     for call in (run.durable.delete, lambda key: run.durable.put(key, b"")):
         with pytest.raises(HoldfastError):
-            call("checkpoints/000000070.3/manifest.json")
-    assert (outside / "manifest.json").read_bytes() == b"mine"
+            call("checkpoints/000000070.3/part-00000-of-00001.json")
+    assert (outside / "part-00000-of-00001.json").read_bytes() == b"mine"
 
 
 def test_a_linked_folder_of_events_does_not_concern_a_reader(run: DamagedRun) -> None:
@@ -287,11 +287,11 @@ def test_folders_of_other_names_are_ignored(run: DamagedRun) -> None:
             folder = run.run / "checkpoints" / name
             folder.mkdir()
             made.append(folder)
-            (folder / "manifest.json").write_bytes(b"{}")
+            (folder / "part-00000-of-00001.json").write_bytes(b"{}")
         assert list_checkpoints(run.durable) == before
     finally:
         for folder in made:
-            (folder / "manifest.json").unlink()
+            (folder / "part-00000-of-00001.json").unlink()
             folder.rmdir()
 
 

@@ -19,6 +19,7 @@ from holdfast.engine.lifecycle.attempts import read_attempts
 from holdfast.engine.reading.view import view_of
 from holdfast.errors import CheckpointDamagedError, HoldfastError, NewerFormatError, StorageError
 from holdfast.format.check import check_manifest
+from holdfast.format.names import manifest_key
 from holdfast.format.records import AttemptRecord, Manifest, PartRecord, RunRecord
 from holdfast.format.sealed import record_digest, unseal
 from holdfast.format.timeline import last_steps
@@ -59,7 +60,8 @@ def run(shared: DamagedRun) -> Iterator[DamagedRun]:
 
 
 def file_of(run: DamagedRun, name: str) -> Path:
-    return run.run / "checkpoints" / str(NEWEST) / name
+    is_manifest = name == MANIFEST
+    return run.run / (manifest_key(NEWEST) if is_manifest else f"checkpoints/{NEWEST}/{name}")
 
 
 MANIFEST, PART_0, PART_1 = (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from holdfast.format.names import CheckpointId
+from holdfast.format.names import CheckpointId, manifest_key
 from tests.trust.in_process import in_process_host, read_checkpoint, right_array
 
 
@@ -37,7 +37,7 @@ def test_a_new_agent_adopts_and_a_new_trainer_goes_on(tmp_path: Path) -> None:
         host.kill_trainer(trainer)
         host.start_agent()
         host.settle()
-        assert host.stores()[1].get("checkpoints/000000007.1/manifest.json")
+        assert host.stores()[1].get(manifest_key(CheckpointId(7, 1)))
         trainer = host.attach()
         assert trainer.place.origin == (7, 1)
         assert trainer.attempt == 2

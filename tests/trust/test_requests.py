@@ -10,19 +10,38 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from holdfast.agent import protocol
 from holdfast.agent.config import AgentConfig
+from holdfast.agent.initial_inventory import listing_in
 from holdfast.agent.state import AgentState, open_state
-from holdfast.engine.lifecycle.run import create_run
-from holdfast.engine.reading.view import view_of
-from holdfast.format.names import CheckpointId, parse_checkpoint_name
+from holdfast.engine.lifecycle.commit import remove
+from holdfast.engine.lifecycle.newest import NewestListing
+from holdfast.engine.lifecycle.run import create_run, read_run
+from holdfast.engine.reading.view import newest_view_of, view_of
+from holdfast.errors import ObjectNotFoundError
+from holdfast.format.json_codec import decode
+from holdfast.format.names import (
+    RUN_FILE,
+    CheckpointId,
+    attempt_keys,
+    manifest_key,
+    parse_manifest_key,
+)
 from holdfast.store.bucket import BucketStore
 from holdfast.store.durable import DurableStore
 from holdfast.testing.object_server import ObjectServer, Plan, Trouble, no_trouble, troubles
 from tests.engine.making import memory_folder
-from tests.trust.in_process import RUN_ID, InProcessHost, StepClock, read_checkpoint, right_array
+from tests.trust.in_process import (
+    RUN_ID,
+    InProcessHost,
+    StepClock,
+    Trainer,
+    read_checkpoint,
+    right_array,
+)
 
 PREFIX = "runs/one/"
 PAGE = 1000
@@ -54,7 +73,8 @@ class HostOfBucket(InProcessHost):
 
     def open_run(self) -> None:
         self.run.mkdir(parents=True, exist_ok=True)
-        create_run(self.bucket, PREFIX, RUN_ID, self.clock.now())
+        if PREFIX + RUN_FILE not in self.server.objects:
+            create_run(self.bucket, PREFIX, RUN_ID, self.clock.now())
 
 
 @contextlib.contextmanager
@@ -78,10 +98,7 @@ def check_readable(host: HostOfBucket) -> None:
 
 def stored(server: ObjectServer) -> list[CheckpointId]:
     """The checkpoints that have a manifest."""
-    names = (key.removeprefix(f"{PREFIX}checkpoints/") for key in server.objects)
-    found = (
-        parse_checkpoint_name(n.partition("/")[0]) for n in names if n.endswith("/manifest.json")
-    )
+    found = (parse_manifest_key(key.removeprefix(PREFIX)) for key in server.objects)
     return sorted(f for f in found if f is not None)
 
 
@@ -91,10 +108,12 @@ def test_a_checkpoint_takes_so_many_requests(ranks: int) -> None:
     with host_of(server) as host:
         trainer = host.attach(ranks)
         for step in range(1, 6):
-            before = Counter(server.requests)
+            before, counted = Counter(server.requests), host.state.durable.request_count
             host.save(trainer, step)
             host.settle()
             found = server.requests - before
+            # What `progress` records, and a report shows.
+            assert host.state.durable.request_count == (counted or 0) + found.total()
         assert [one.step for one in stored(server)] == [4, 5]
     assert found == {
         # An image and a record of each rank.
@@ -125,41 +144,131 @@ def test_a_restore_takes_so_many_requests(count: int) -> None:
         sources = view.sources(view.timeline[-1])
         found = server.requests - before
         one, array = read_checkpoint(sources)
+        before = Counter(server.requests)
+        newest = newest_view_of([host.bucket], host.bucket)
+        newest.sources(newest.timeline[-1])
+        found_newest = server.requests - before
     assert array.tobytes() == right_array(one).tobytes()
     # Both listings have one page; the attempt's record, the manifest, the records.
     assert found == {"list_page": 2, "get": 1 + 1 + 8}
+    # The attempts, the manifests, the objects of the newest checkpoint; and the same records.
+    assert found_newest == {"list_page": 3, "get": 1 + 1 + 8}
 
 
-def test_an_opening_takes_so_many_requests() -> None:
-    server, count = ObjectServer(StepClock()), 700
+def test_the_first_commit_of_an_attempt_checks_all_records() -> None:
+    server, requests = ObjectServer(StepClock()), []
     with host_of(server) as host:
-        trainer = host.attach(1)
+        for attempt in (1, 2, 3):
+            trainer = host.attach()
+            if attempt == 3:
+                damage = PREFIX + attempt_keys(1)[1]
+                data, version = server.objects[damage]
+                server.objects[damage] = data.replace(b"host", b"hose"), version
+            for step in (1, 2):
+                before = Counter(server.requests)
+                host.save(trainer, 10 * attempt + step)
+                host.settle()
+                requests.append(server.requests - before)
+            host.detach(trainer)
+        # The copy of a record is damaged, which nothing reads before.
+        good = server.objects[PREFIX + attempt_keys(1)[0]][0]
+        assert server.objects[damage][0] == good
+    *_, first, second = requests
+    # All records and their copies, the run's record, the own record; the attempts are listed. And
+    # the leases, which are in a folder here.
+    assert first - second == {"get": 2 * 3 + 1 + 1, "list_page": 1, "put": 1}
+
+
+def fill(server: ObjectServer, newest: CheckpointId) -> None:
+    """Give the run a checkpoint of each earlier step."""
+    keys = [key for key in server.objects if f"/{newest}/" in key]
+    manifest = server.objects[PREFIX + manifest_key(newest)][0]
+    for step in range(1, newest.step):
+        one = CheckpointId(step, 1)
+        for key in keys:
+            server.put(key.replace(str(newest), str(one)), [server.objects[key][0]])
+        server.put(PREFIX + manifest_key(one), [manifest])
+
+
+def listing_of_agent(host: HostOfBucket, trainer: Trainer) -> NewestListing:
+    """The listing that a trainer gets from its agent."""
+    assert host.service is not None
+    request = protocol.WantListing(attempt=trainer.attempt)
+    answer = host.call(host.service.listing(request, trainer.process.pid))
+    return listing_in(decode(msgspec.json.encode(answer), protocol.DurableListing))
+
+
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_opening_and_restoring_takes_12_requests_with_5000_checkpoints(ranks: int) -> None:
+    server, count = ObjectServer(StepClock()), 5000 if ranks == 1 else 1100
+    with host_of(server) as host:
+        trainer = host.attach(ranks)
         newest = host.save(trainer, count)
         host.settle()
         host.detach(trainer)
         host.crash_agent()
-        keys = [key for key in server.objects if str(newest) in key]
-        for step in range(1, count):
-            for key in keys:
-                name = key.replace(str(newest), str(CheckpointId(step, 1)))
-                server.put(name, [server.objects[key][0]])
+        fill(server, newest)
         before = Counter(server.requests)
+        # As a trainer opens it: it reads the run's record, and starts the agent.
+        read_run(host.bucket, PREFIX)
         host.start_agent()
-        again = host.attach(1)
+        again = host.attach(ranks)
         host.settle()
-        view = view_of([host.bucket], host.bucket)
-        assert view.sources(view.timeline[-1]).id == newest
+        bucket = host.bucket
+        view = newest_view_of([bucket], bucket, listing_of_agent(host, again))
+        assert view.timeline[-1] == newest
+        assert view.sources(newest).id == newest
         assert again.place.origin == (newest.step, newest.attempt)
         found = server.requests - before
-    pages = -(-count * 3 // PAGE)
     assert found == {
-        # Listed by the start, by its leader, for the recovery and for the restore.
-        "list_page": 4 * pages + 6,
-        "get": 13,
-        # The run's record, which exists, and the attempt's; and the copy of that.
-        "create": 2,
+        # The attempts, the newest manifests, and the objects of the newest checkpoint.
+        "list_page": 3,
+        # The run's record by the trainer, and before the attempt is begun; the record of the
+        # previous attempt; the manifest and the part records.
+        "get": 2 + 1 + 1 + ranks,
+        # The attempt's record, and its copy.
+        "create": 1,
         "put": 1,
     }
+    # And the attempt's lease, twice, which is in a folder here.
+    assert found.total() + 2 == 11 + ranks
+    assert ranks > 1 or found.total() + 2 <= 12
+
+
+def test_a_trainer_that_has_saved_is_given_no_listing_of_its_opening() -> None:
+    server = ObjectServer(StepClock())
+    with host_of(server) as host:
+        trainer = host.attach()
+        host.save(trainer, 1)
+        host.settle()
+        assert listing_of_agent(host, trainer).numbers == ()
+        host.detach(trainer)
+        again = host.attach()
+        assert listing_of_agent(host, again).checkpoints.keys() == {CheckpointId(1, 1)}
+        host.seal(again, CheckpointId(2, 2))
+        host.tell_sealed(again, CheckpointId(2, 2))
+        assert listing_of_agent(host, again).numbers == ()
+
+
+def test_a_reader_of_a_stale_listing_does_not_get_a_deleted_checkpoint() -> None:
+    server = ObjectServer(StepClock())
+    with host_of(server) as host:
+        trainer = host.attach()
+        for step in (1, 2):
+            host.save(trainer, step)
+            host.settle()
+        host.detach(trainer)
+        host.crash_agent()
+        host.start_agent()
+        again, bucket = host.attach(), host.bucket
+        listing = listing_of_agent(host, again)
+        # Another host deletes the newest one meanwhile.
+        newest = CheckpointId(2, 1)
+        remove(bucket, newest, listing.checkpoints[newest])
+        view = newest_view_of([bucket], bucket, listing)
+        with pytest.raises(ObjectNotFoundError):
+            view.sources(newest)
+        assert view.newest_sound() == CheckpointId(1, 1)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -246,4 +355,15 @@ def test_a_death_after_any_request_loses_nothing_that_was_acknowledged(is_done: 
             check_readable(host)
             # Nothing is left of other checkpoints.
             folders = {key.split("/")[3] for key in server.objects if "/checkpoints/" in key}
-            assert folders == {str(one) for one in view.timeline}, count
+            assert folders - {"manifests"} == {str(one) for one in view.timeline}, count
+            assert stored(server) == [*view.timeline], count
+
+
+def test_an_upload_counts_its_parts_its_begin_and_its_end() -> None:
+    server = ObjectServer(StepClock())
+    store = BucketStore(server, PREFIX, StepClock(), part_size_bytes=100)
+    store.put("x/a", bytes(950))
+    assert store.request_count == 10 + 2
+    store.put("x/b", bytes(90))
+    assert len(list(store.list("x"))) == 2
+    assert store.request_count == 12 + 1 + 1

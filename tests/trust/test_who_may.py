@@ -17,6 +17,7 @@ import pytest
 
 from holdfast.agent.agent_directory import LOCK, RAM, SOCKET, WORDS
 from tests.hosts import is_running
+from tests.manifests import manifest_path
 from tests.trust.figures import tell
 from tests.trust.in_process import RUN_ID
 from tests.trust.who_may_users import (
@@ -81,7 +82,7 @@ def another_user_is_refused_by_credentials_where_every_mode_bit_is_open(two: Use
             assert code == 403
             assert f"this agent serves user {OWNER}, not user {uid}" in answer
     assert is_running(said["pid"])
-    assert (two.run / "checkpoints" / "000000001.1" / "manifest.json").exists()
+    assert manifest_path(two.run, 1).exists()
     code, _ = two.asked(OWNER, said["folder"], "status")
     assert code == 200
 

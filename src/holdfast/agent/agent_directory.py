@@ -55,11 +55,16 @@ def roots() -> list[Path]:
 
 def agent_folders(run_id: str, host: str) -> list[Path]:
     """Return the possible folders of a run's agent on `host`, the preferred one first."""
+    return [root / f"{run_id}-{safe_name(host)}" for root in roots()]
+
+
+def safe_name(host: str) -> str:
+    """Return a name of a folder for a host, which no other host has."""
     safe_host = re.sub(r"[^A-Za-z0-9_-]", "_", host)[:40]
     if safe_host != host:
         # Two hosts whose names differ in the rest alone have different folders.
         safe_host += f"-{zlib.crc32(host.encode(errors='surrogatepass')):08x}"
-    return [root / f"{run_id}-{safe_host}" for root in roots()]
+    return safe_host
 
 
 def ram_folder(folder: Path) -> Path:

@@ -8,10 +8,12 @@ Invariants:
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from holdfast.coordination.messages import TargetKind
 
@@ -95,38 +97,37 @@ def step_time_cell(seat: int) -> int:
     return step_cell(seat) + 6
 
 
-def wait_since_cell(seat: int) -> int:
-    """Return the index of the cell with the time since which the training waits there.
+class WaitCells(NamedTuple):
+    """The indices of the cells in which the trainer of one seat reports that the training waits.
 
-    Nanoseconds of the host's monotonic clock; 0 while it does not wait.
+    Attributes:
+        since: The time since which it waits, in nanoseconds of the host's monotonic clock; 0 while
+            it does not wait.
+        reason: The reason of that wait, a position in `WAIT_REASONS`.
+        ended: For each reason, the nanoseconds of the ended waits since the manager was opened.
+        before: For each reason, the value of `ended` at the step in `step`. The trainer writes both
+            before the first wait after a step.
+        step: The newest step before the newest wait.
     """
-    return step_cell(seat) + 7
+
+    since: int
+    reason: int
+    ended: tuple[int, ...]
+    before: tuple[int, ...]
+    step: int
 
 
-def wait_reason_cell(seat: int) -> int:
-    """Return the index of the cell with the reason of that wait, a position in `WAIT_REASONS`."""
-    return step_cell(seat) + 8
-
-
-def waited_cell(seat: int, reason: int) -> int:
-    """Return the index of the cell with the nanoseconds of the ended waits for one reason.
-
-    They are counted since the manager there was opened.
-    """
-    return step_cell(seat) + 9 + reason
-
-
-def waited_before_cell(seat: int, reason: int) -> int:
-    """Return the index of the cell with the value of `waited_cell` at the step in `wait_step_cell`.
-
-    The trainer writes both before the first wait after a step.
-    """
-    return step_cell(seat) + 12 + reason
-
-
-def wait_step_cell(seat: int) -> int:
-    """Return the index of the cell with the newest step before the newest wait there."""
-    return step_cell(seat) + 15
+@functools.cache
+def wait_cells(seat: int) -> WaitCells:
+    """Return the cells of one seat; cached, since a trainer needs them at each step."""
+    first = step_cell(seat)
+    return WaitCells(
+        since=first + 7,
+        reason=first + 8,
+        ended=(first + 9, first + 10, first + 11),
+        before=(first + 12, first + 13, first + 14),
+        step=first + 15,
+    )
 
 
 def blocked_before_cell(seat: int) -> int:
@@ -148,7 +149,7 @@ def reset_seat(cells: memoryview, seat: int) -> None:
     cells[cost_cell(seat)] = NO_COST
     for cell in {notice_cell(seat), *range(first_time_cell(seat), step_cell(seat + 1))}:
         cells[cell] = 0
-    cells[wait_step_cell(seat)] = cells[blocked_step_cell(seat)] = NO_STEP
+    cells[wait_cells(seat).step] = cells[blocked_step_cell(seat)] = NO_STEP
 
 
 def copy_seat(old: memoryview, old_seat: int, cells: memoryview, seat: int) -> None:

@@ -229,7 +229,7 @@ class Coordinator:
             case effects.Pull():
                 self._start(self._storage_worker.pull(effect))
             case effects.ListDurable():
-                self._start(self._storage_worker.list_durable())
+                self._start(self._storage_worker.list_durable(effect))
             case effects.BeginAttempt():
                 self._start(self._storage_worker.begin(effect))
             case effects.RenewLease():

@@ -66,7 +66,7 @@ class DirectoryWatch:
         is_same = identity == home.identity_text or await self._storage_worker.query(
             home.is_at, path
         )
-        problem = await self._storage_worker.query(home.problem)
+        problem = await self._storage_worker.query(home.unusable_reason)
         if is_same:
             if problem is not None:
                 raise StorageError(problem)
@@ -84,7 +84,7 @@ class DirectoryWatch:
 
     async def _check_once(self) -> None:
         home, now_secs = self._state.durable.home, self._state.clock.monotonic()
-        problem = await self._storage_worker.query(home.problem)
+        problem = await self._storage_worker.query(home.unusable_reason)
         if problem is None:
             self._unreachable_since = None
             return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from holdfast.agent.config import ALREADY_RUNNING, AgentConfig
 from holdfast.agent.control_block import SEAT_COUNT
 from holdfast.clock import Clock
 from holdfast.errors import AgentUnavailableError
+from holdfast.store.file_lock import is_file_locked
 from holdfast.store.location import RunLocation
 
 START_SECS = 60.0
@@ -95,10 +95,10 @@ def ensure_agent(
         try:
             has_answered = answers(start.folder)
         except AgentSilentError as error:
-            _reap(start.process)
+            reap(start.process)
             raise AgentUnavailableError(f"use the agent of {config.run}: {error}") from error
         if has_answered:
-            _reap(start.process)
+            reap(start.process)
             return start.folder, start.reason
         code = start.process.poll() if start.process is not None else ALREADY_RUNNING
         if code == ALREADY_RUNNING:
@@ -111,12 +111,12 @@ def ensure_agent(
             if ended_count < ENDED_COUNT_MAX:
                 start = _start(config)
         clock.sleep(POLL_SECS)
-    _reap(start.process)
+    reap(start.process)
     log = RunLocation(config.run).agent_log(config.host)
     raise AgentUnavailableError(
         f"start the agent of {config.run} in {start.folder}: none answered within "
         f"{START_SECS:.0f} s ({ended_count} ended before they did; the last one: "
-        f"{_end_text(start.process)}): {_last_line(start.folder)}; see {log}"
+        f"{_end_text(start.process)}): {last_line(start.folder)}; see {log}"
     )
 
 
@@ -130,22 +130,11 @@ def _end_text(process: subprocess.Popen[bytes] | None) -> str:
 
 def is_locked(folder: Path) -> bool:
     """Return whether a process holds the folder as its agent: one that starts, answers or exits."""
-    try:
-        fd = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        # An agent that starts at this very moment finds the lock taken and exits; it is started
-        # again.
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
+    # An agent that starts at this very moment finds the lock taken and exits; it is started again.
+    return is_file_locked(folder / LOCK)
 
 
-def _reap(process: subprocess.Popen[bytes] | None) -> None:
+def reap(process: subprocess.Popen[bytes] | None) -> None:
     """Wait for the started process; it exits once its agent, or another one, has the folder."""
     if process is None:
         return
@@ -197,17 +186,23 @@ def _try_folder(folder: Path) -> None:
 def _start(config: AgentConfig) -> AgentStart:
     folder, reason = _choose_folder(config)
     try:
-        process = _spawn(msgspec.structs.replace(config, folder=str(folder)))
+        placed = msgspec.structs.replace(config, folder=str(folder))
+        process = spawn(folder, "holdfast.agent", msgspec.json.encode(placed).decode())
     except FileNotFoundError:
         process = None
     return AgentStart(folder, reason, process)
 
 
-def _spawn(config: AgentConfig) -> subprocess.Popen[bytes]:
+def spawn(folder: Path, module: str, argument: str) -> subprocess.Popen[bytes]:
+    """Start `python -m MODULE ARGUMENT` in a session of its own; its errors go into the folder.
+
+    Raises:
+        FileNotFoundError: an exiting agent removed the folder.
+    """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with open(os.open(Path(config.folder) / STDERR, flags, 0o600), "ab") as stderr:
+    with open(os.open(folder / STDERR, flags, 0o600), "ab") as stderr:
         return subprocess.Popen(
-            [sys.executable, "-m", "holdfast.agent", msgspec.json.encode(config).decode()],
+            [sys.executable, "-m", module, argument],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=stderr,
@@ -228,7 +223,8 @@ def _environment() -> dict[str, str]:
     return os.environ | ({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})
 
 
-def _last_line(folder: Path) -> str:
+def last_line(folder: Path) -> str:
+    """Return the last line that an agent in `folder` wrote to standard error."""
     try:
         lines = (folder / STDERR).read_text(errors="replace").strip().splitlines()
     except OSError:

@@ -1,7 +1,7 @@
 """Detect processes that look like ranks of one job, each of which opens the run as the only rank.
 
-If a job does not initialise `jax.distributed`, every process opens the run as rank 0 of 1. All but
-the first are refused, and advice to take the run over would harm the job.
+If a job does not initialise its framework's processes, each process opens the run as rank 0 of 1.
+All but the first are refused, and advice to take the run over would harm the job.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from holdfast.agent.trainer_group import TrainerGroup
 STARTED_TOGETHER_SECS = 60.0
 FORGOTTEN_JOB = (
     "both look like processes of one job, each of which opens it as its only rank: was "
-    "jax.distributed.initialize() called in all of them, before the manager is made? If they are "
-    "two runs of one program, stop the other one first, or open with takeover=True to fence it"
+    "jax.distributed.initialize() or torch.distributed.init_process_group() called in all of them, "
+    "before the manager is made? If they are two runs of one program, stop the other one first, or "
+    "open with takeover=True to fence it"
 )
 
 

@@ -16,7 +16,7 @@ from holdfast.agent.coordinator import Coordinator
 from holdfast.agent.state import AgentState, Policies
 from holdfast.agent.trainer_group import TrainerGroup
 from holdfast.coordination.settings import Settings
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, InvalidArgumentError
 from holdfast.peers.address import PeerAddress, parsed_addresses
 from holdfast.policy import preservation_policy, save_decision_policy
 
@@ -90,6 +90,31 @@ def check_policies(request: protocol.Attach) -> None:
     _policies(request.durable)
     if request.ram is not None:
         _policies(request.ram)
+    if request.remote is not None:
+        save_decision_policy.decode(request.remote.save.encode())
+        preservation_policy.decode(request.remote.preserve.encode())
+
+
+def prepare_remote(state: AgentState, request: protocol.Attach) -> None:
+    """Use the remote tier of a process that attaches: its start lists both durable tiers.
+
+    A live attempt keeps its own; a start that fences it changes it with its attempt.
+
+    Raises:
+        InvalidArgumentError: Another process of the same job has another remote tier.
+    """
+    place = request.remote.place if request.remote is not None else None
+    present = state.remote.place if state.remote is not None else None
+    if state.group is None:
+        state.use_remote(place)
+    elif state.group.group == request.group and present is None:
+        # A restarted agent knows its trainers, and gets the rest from them.
+        state.use_remote(place)
+    elif state.group.group == request.group and place != present:
+        raise InvalidArgumentError(
+            f"attach rank {request.rank}: expected the remote tier of the job's other processes, "
+            f"{present}, found {place or 'none'}"
+        )
 
 
 def apply_request(state: AgentState, request: protocol.Attach) -> None:
@@ -97,8 +122,12 @@ def apply_request(state: AgentState, request: protocol.Attach) -> None:
     state.linger_secs = request.linger_secs
     state.has_ram = request.ram is not None
     state.pool.limit_bytes = request.ram_limit_bytes
+    state.use_remote(request.remote.place if request.remote is not None else None)
     # Rank 0's policies hold for the whole run.
     if request.rank == 0:
+        if state.remote is not None and request.remote is not None:
+            state.remote.save = save_decision_policy.decode(request.remote.save.encode())
+            state.remote.preserve = preservation_policy.decode(request.remote.preserve.encode())
         state.knows_policies = True
         state.durable_policies = _policies(request.durable)
         state.ram_policies = _policies(request.ram) if request.ram else Policies()

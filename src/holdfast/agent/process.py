@@ -10,25 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
-import functools
 import gc
 import logging
 import os
 import resource
 import shutil
 import signal
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.agent.agent_directory import LOCK, SOCKET, check_private, socket_address
+from holdfast.agent.agent_directory import SOCKET
 from holdfast.agent.config import ALREADY_RUNNING, AgentConfig
 from holdfast.agent.log_file import logging_into
 from holdfast.agent.peer_network import PeerNetwork
+from holdfast.agent.place import locked_place
 from holdfast.agent.server import call_server
 from holdfast.agent.service import Service
-from holdfast.agent.socket_server import SocketServer
 from holdfast.agent.state import open_state
 from holdfast.clock import SystemClock
 from holdfast.errors import StorageError
@@ -62,7 +59,7 @@ def main(argument: str, on_placed: Callable[[int], None], files: FileSystem = LO
     """
     config = decode(argument, AgentConfig)
     folder = Path(config.folder)
-    with _locked(folder) as has_place:
+    with locked_place(folder) as has_place:
         is_mine = has_place()
         on_placed(0 if is_mine else ALREADY_RUNNING)
         if not is_mine:
@@ -115,33 +112,6 @@ def _remove_left_behind(folder: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[Callable[[], bool]]:
-    """Yield a function: whether this process has the lock, and its file is still the folder's."""
-    try:
-        check_private(folder)
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(folder / LOCK, flags, 0o600)
-    except FileNotFoundError:
-        # The process that started this agent made the folder; another agent has removed it since.
-        yield lambda: False
-        return
-    try:
-        yield functools.partial(_try_lock, fd, folder / LOCK)
-    finally:
-        os.close(fd)
-
-
-def _try_lock(fd: int, path: Path) -> bool:
-    try:
-        # Succeeds again where this process already holds the lock.
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # An exiting agent removes its folder: a lock on a removed file excludes no other agent.
-        return os.path.samestat(os.stat(path), os.fstat(fd))
-    except (BlockingIOError, FileNotFoundError, NotADirectoryError):
-        return False
-
-
 def _lower_priority() -> None:
     """Give training priority on the processor and on the disk.
 
@@ -181,8 +151,8 @@ async def _serve(config: AgentConfig, files: FileSystem, has_place: Callable[[],
     server = call_server(service)
     try:
         await service.adopt()
-        network.open(service.coordinator, service.own_status)
-        await _listen(server, state.folder)
+        network.open(service.coordinator, service.own_status, service.part_uploads)
+        await server.listen_in(state.folder)
         await service.run()
     finally:
         await network.close()
@@ -193,15 +163,3 @@ async def _serve(config: AgentConfig, files: FileSystem, has_place: Callable[[],
         state.control.close()
         state.ram.close()
     return service.is_all_durable
-
-
-async def _listen(server: SocketServer, folder: Path) -> None:
-    (folder / SOCKET).unlink(missing_ok=True)
-    folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(socket_address(folder_fd))
-    finally:
-        os.close(folder_fd)
-    (folder / SOCKET).chmod(0o600)
-    await server.start(listener)

@@ -15,8 +15,9 @@ from holdfast.coordination.messages import NAME_CHARS_MAX
 from holdfast.coordination.settings import Settings, heartbeat_for
 from holdfast.events.schema import TrainerEvent
 from holdfast.format.names import ATTEMPT_MAX, PART_COUNT_MAX, STEP_MAX
+from holdfast.format.records import AttemptRecord
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 10
 
 PENDING_COUNT_MIN = 3
 PENDING_COUNT_MAX = 32
@@ -64,6 +65,21 @@ class TierPolicies(msgspec.Struct, frozen=True, kw_only=True):
     user_preserves: bool = False
 
 
+class MetricsAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Where to serve metrics. `address` may name an interface; port 0 takes a free port."""
+
+    address: Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX)]
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
+
+class RemoteRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The run's remote tier: its path or URL, and its policies, encoded by `holdfast.policy`."""
+
+    place: Annotated[str, msgspec.Meta(min_length=1, max_length=PATH_CHARS_MAX)]
+    save: str
+    preserve: str
+
+
 class Attach(msgspec.Struct, frozen=True, kw_only=True):
     """Attach a trainer.
 
@@ -72,9 +88,11 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True):
         leader: the host of rank 0, of `host_count` hosts.
         addresses: where other hosts' agents are reached; empty on one host.
         domain: this host's failure domain; empty: the host itself.
+        remote: the run's remote tier, if it has one.
         run: the path of the directory that the trainer has open; empty: it is not compared with the
             agent's.
         directory: the device and inode of that directory; empty: they are not compared.
+        metrics: where the agent is to serve metrics; None: as it does.
     """
 
     protocol: int = PROTOCOL_VERSION
@@ -93,8 +111,10 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True):
     addresses: dict[Host, Annotated[str, msgspec.Meta(max_length=300)]] = {}
     domain: Host = ""
     copies: Count = 2
+    remote: RemoteRequest | None = None
     run: Annotated[str, msgspec.Meta(max_length=PATH_CHARS_MAX)] = ""
     directory: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    metrics: MetricsAddress | None = None
 
     def settings(self) -> Settings:
         """Return the settings of the coordination of this job's hosts."""
@@ -124,6 +144,35 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True):
     rank: Rank
     attempt: Attempt
     origin: Id | None
+
+
+class WantListing(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask for the newest checkpoints in the durable tier, as they were when an attempt began."""
+
+    attempt: Attempt
+
+
+class ListedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One checkpoint of a `DurableListing`: the sizes of its objects, in bytes by file name."""
+
+    id: Id
+    committed: bool
+    sizes: dict[str, Size]
+
+
+class DurableListing(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest checkpoints in the durable tier, and the attempts.
+
+    Attributes:
+        numbers: the numbers of all attempts; empty if the agent has no listing that still holds.
+        attempts: the records of those on the timeline.
+        since_step: from which step on the sizes are given.
+    """
+
+    numbers: tuple[int, ...] = ()
+    attempts: tuple[AttemptRecord, ...] = ()
+    checkpoints: tuple[ListedCheckpoint, ...] = ()
+    since_step: int = 0
 
 
 class WantSlot(msgspec.Struct, frozen=True, kw_only=True):
@@ -311,6 +360,7 @@ class Detached(msgspec.Struct, frozen=True, kw_only=True):
         ram_bytes: the RAM that it holds.
         is_writing: whether checkpoints must still become durable.
         leaves_in_secs: when it leaves; None: it is not known yet.
+        copies_to: the remote tier that lacks the newest checkpoint; empty: none does.
     """
 
     is_last: bool
@@ -318,6 +368,7 @@ class Detached(msgspec.Struct, frozen=True, kw_only=True):
     ram_bytes: Size
     is_writing: bool
     leaves_in_secs: float | None
+    copies_to: str = ""
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True):
@@ -365,6 +416,26 @@ class HeldStatus(msgspec.Struct, frozen=True, kw_only=True):
     failed: str | None
 
 
+class RemoteStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The run's remote tier, as the agent that leads the run knows it.
+
+    Attributes:
+        newest_step: the newest checkpoint there; None: there is none, or it is not known.
+        uploading_step: the checkpoint that is being copied now; None: none.
+        parts_done: how many of its `part_count` parts are there.
+        is_behind: whether the durable tier has a newer checkpoint.
+        problem: why the last copy failed; empty if it did not.
+    """
+
+    place: str
+    newest_step: int | None
+    uploading_step: int | None
+    parts_done: int
+    part_count: int
+    is_behind: bool
+    problem: str
+
+
 class AgentStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The agent's state.
 
@@ -372,6 +443,8 @@ class AgentStatus(msgspec.Struct, frozen=True, kw_only=True):
         peer_address: where it serves its peers, if it does.
         pulled_bytes: the bytes that it has copied from its peers' images.
         waits_for: what the trainers whose attempt has not begun wait for; empty if there are none.
+        metrics_url: where it serves metrics; None: it does not.
+        remote: the run's remote tier; None if it has none.
     """
 
     protocol: int = PROTOCOL_VERSION
@@ -389,3 +462,5 @@ class AgentStatus(msgspec.Struct, frozen=True, kw_only=True):
     peer_address: str | None = None
     pulled_bytes: int = 0
     waits_for: str = ""
+    metrics_url: str | None = None
+    remote: RemoteStatus | None = None

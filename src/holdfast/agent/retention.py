@@ -25,12 +25,20 @@ from holdfast.agent.storage_worker import StorageWorker
 from holdfast.coordination import effects, inputs
 from holdfast.coordination.checkpoint_table import DELETED
 from holdfast.coordination.messages import CheckpointStatus
-from holdfast.engine.lifecycle.attempts import newest_attempt, read_attempts
-from holdfast.engine.lifecycle.catalog import Listing, list_checkpoint, list_checkpoints
-from holdfast.engine.lifecycle.commit import remove
+from holdfast.engine.lifecycle.attempts import (
+    attempt_numbers,
+    mend_attempts,
+    newest_attempt,
+    read_attempts,
+)
+from holdfast.engine.lifecycle.catalog import Listing, list_checkpoints, list_folder
+from holdfast.engine.lifecycle.commit import is_committed, remove
+from holdfast.engine.lifecycle.manifests import info_of, read_manifests
+from holdfast.engine.lifecycle.newest import list_newest
 from holdfast.engine.lifecycle.recovery import recover
 from holdfast.engine.lifecycle.references import image_keys_in, remove_durable
 from holdfast.engine.lifecycle.retention import Branches, branches, to_drop
+from holdfast.engine.lifecycle.run import mend_run
 from holdfast.errors import FencedError, HoldfastError, StorageError, WaitTimeoutError
 from holdfast.events.schema import (
     CheckpointCleared,
@@ -41,10 +49,8 @@ from holdfast.events.schema import (
     RecordMended,
     RecoveryFailed,
 )
-from holdfast.format.check import check_manifest
-from holdfast.format.names import CHECKPOINTS, CheckpointId, manifest_key
-from holdfast.format.records import AttemptRecord, Manifest, decode_metrics, encode_metrics
-from holdfast.format.sealed import unseal
+from holdfast.format.names import CHECKPOINTS, CheckpointId
+from holdfast.format.records import AttemptRecord, Manifest, encode_metrics
 from holdfast.format.timeline import last_steps
 from holdfast.policy.contexts import CheckpointInfo
 from holdfast.policy.preservation_policy import PreservationPolicy
@@ -71,6 +77,7 @@ class _Tidied:
 
     cleared: list[CheckpointId] = field(default_factory=list)
     removed: list[CheckpointId] = field(default_factory=list)
+    mended: list[str] = field(default_factory=list)
     drops: list[CheckpointId] = field(default_factory=list)
     timeline: tuple[CheckpointId, ...] = ()
 
@@ -92,6 +99,8 @@ class Retention:
         self._asked: dict[CheckpointId, set[CheckpointId]] = {}
         """For each commit that the user's own policy still has to judge: what may be removed."""
         self._preserving: set[asyncio.Task[None]] = set()
+        self._swept_attempt = 0
+        """The attempt whose first commit was followed by a check of all records."""
         self._awaited: dict[CheckpointId, asyncio.Event] = {}
         """For each deletion that is waited for: set once no host holds the checkpoint."""
 
@@ -112,20 +121,31 @@ class Retention:
         self._begin(self._recover(held, attempt))
 
     async def _recover(self, held: Collection[CheckpointId], attempt: int | None) -> None:
-        state = self._state
+        state, worker = self._state, self._storage_worker
         try:
-            limits = last_steps(await self._storage_worker.query(self._attempts))
+            if attempt is None:
+                listing = await worker.query(lambda: worker.list_for_opening(is_for_start=True))
+                state.events.attempt = listing.newest_attempt
+            else:
+                shared = worker.opening.of_attempt(attempt)
+                if shared is not None and not shared.uncommitted:
+                    return
+                # An earlier attempt may have committed some of it since it was listed.
+                listing = await worker.query(list_newest, state.durable, worker.known_attempts)
+            limits = last_steps(listing.attempts)
             in_care = [c for c in held if c.step <= limits.get(c.attempt, -1)]
-            place = await self._storage_worker.query(state.durable.home.place)
-            recovery = await self._storage_worker.write(
+            recovery = await worker.write(
                 recover,
                 state.durable,
                 in_care,
                 attempt,
-                place,
-                self._storage_worker.reused_images,
+                worker.reused_images,
+                listing,
             )
+            if recovery.committed or recovery.cleared or recovery.mended:
+                worker.opening.forget_listing()
         except HoldfastError as error:
+            worker.opening.forget_listing()
             state.events.write(RecoveryFailed(reason=str(error)))
         else:
             for one in recovery.committed:
@@ -133,8 +153,7 @@ class Retention:
                     CheckpointCommitted(step=one.step, attempt=one.attempt, by="recovery")
                 )
             self._report_cleared(recovery.cleared)
-            for key in recovery.mended:
-                state.events.write(RecordMended(key=key))
+            self._report_mended(recovery.mended)
 
     def clear_ram(self, *, is_alone: bool) -> None:
         """Remove incomplete checkpoints of trainers that are gone from RAM.
@@ -174,6 +193,13 @@ class Retention:
         )
         self._unpreserved.add(checkpoint)
         self._begin(self._preserve_after(checkpoint))
+
+    def preserve_again(self) -> None:
+        """Apply preservation once more: a checkpoint is not being copied any more."""
+        node = self._coordinator.node
+        newest = max(self._infos, key=_age, default=None)
+        if newest is not None and node.is_leading:
+            self._begin(self._apply_preservation(newest))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -268,8 +294,7 @@ class Retention:
 
     async def is_committed(self, checkpoint: CheckpointId) -> bool:
         """Return whether the durable tier has the checkpoint's manifest."""
-        durable = self._state.durable
-        return (await self._storage_worker.query(list_checkpoint, durable, checkpoint)).is_committed
+        return await self._storage_worker.query(is_committed, self._state.durable, checkpoint)
 
     async def judged(self, newest: CheckpointId, keep: Sequence[CheckpointId]) -> None:
         """Remove the checkpoints that neither the user's policy nor the built-in share keeps.
@@ -327,9 +352,14 @@ class Retention:
         try:
             await self._storage_worker.write(work, tidied)
         finally:
+            self._report_mended(tidied.mended)
             self._report_cleared(tidied.cleared)
             self._report_removed(tidied.removed, "preservation")
         return tidied
+
+    def _report_mended(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._state.events.write(RecordMended(key=key))
 
     def _report_cleared(self, checkpoints: Iterable[CheckpointId]) -> None:
         for one in checkpoints:
@@ -357,6 +387,9 @@ class Retention:
         policies: Policies,
     ) -> None:
         """Remove leftovers, and what the built-in share drops unless a user's policy judges it."""
+        if self._swept_attempt != newest.attempt:
+            self._sweep_records(tidied, newest.attempt)
+            self._swept_attempt = newest.attempt
         attempts, listed = self._attempts(), self._list()
         self._clear_leftovers(tidied.cleared, newest, pending, attempts, listed)
         if policies.preserve is None and not policies.user_preserves:
@@ -366,6 +399,16 @@ class Retention:
             tidied.drops, tidied.timeline = drops, found.timeline
             return
         self._remove_all(drops, tidied.removed, listed)
+
+    def _sweep_records(self, tidied: _Tidied, attempt: int) -> None:
+        """Check all records of the run and of its attempts, and remove old leases.
+
+        An opening reads no more of them than it needs.
+        """
+        durable = self._state.durable
+        tidied.mended += mend_run(durable, durable.home.recorded_place())
+        tidied.mended += mend_attempts(durable, attempt_numbers(durable), {})
+        self._storage_worker.remove_old_leases(attempt)
 
     def _remove_judged(self, tidied: _Tidied, judged: Collection[CheckpointId]) -> None:
         """Remove what the user's own policy does not keep, if the built-in share still does not.
@@ -385,8 +428,10 @@ class Retention:
         listed: dict[CheckpointId, Listing],
     ) -> None:
         for checkpoint in drops:
-            self._remove_everywhere(checkpoint, listed)
-            removed.append(checkpoint)
+            # One that is being copied to the remote tier is judged again after that.
+            if checkpoint not in self._state.uploading:
+                self._remove_everywhere(checkpoint, listed)
+                removed.append(checkpoint)
 
     def _attempts(self) -> dict[int, AttemptRecord]:
         known = self._storage_worker.known_attempts
@@ -434,17 +479,11 @@ class Retention:
         return found, to_drop(found, policy, self._infos.__getitem__, self._state.clock.now())
 
     def _read_infos(self, checkpoints: Sequence[CheckpointId]) -> None:
-        keys = [manifest_key(checkpoint) for checkpoint in checkpoints]
-        read = self._state.durable.get_many(keys)
-        for key, data in zip(keys, read, strict=True):
-            if isinstance(data, HoldfastError):
-                raise data
-            manifest = unseal(data, Manifest, key)
-            check_manifest(manifest, key)
+        for manifest in read_manifests(self._state.durable, checkpoints):
             self._remember(manifest)
 
     def _remember(self, manifest: Manifest) -> None:
-        self._infos[manifest.id] = _info(manifest)
+        self._infos[manifest.id] = info_of(manifest)
         self._storage_worker.reused_images.note(manifest)
 
     def _remove_everywhere(
@@ -457,15 +496,16 @@ class Retention:
                 f"delete {checkpoint}: attempt {newest} has taken the run over from attempt "
                 f"{known}, and may continue from it; stop this process"
             )
+        self._storage_worker.opening.forget_listing()
         with self._storage_worker.alone_with(checkpoint):
             node, durable, ram = self._coordinator.node, self._state.durable, self._state.ram
             if node.is_leading:
                 listed = self._list() if listed is None else listed
                 self._remove_durable(listed, [checkpoint], node.pending_ids())
             else:
-                listing = list_checkpoint(durable, checkpoint)
+                listing = list_folder(durable, checkpoint)
                 remove(durable, checkpoint, listing, set(image_keys_in(checkpoint, listing)))
-            in_ram = list_checkpoint(ram, checkpoint)
+            in_ram = list_folder(ram, checkpoint)
             if in_ram.sizes_bytes:
                 remove(ram, checkpoint, in_ram)
 
@@ -485,11 +525,6 @@ class Retention:
 def _age(checkpoint: CheckpointId) -> tuple[int, int]:
     """Return a key that orders checkpoints by when they were taken: by attempt, then step."""
     return checkpoint.attempt, checkpoint.step
-
-
-def _info(manifest: Manifest) -> CheckpointInfo:
-    spec = manifest.checkpoint
-    return CheckpointInfo(manifest.step, spec.time, decode_metrics(spec.metrics))
 
 
 def _id(checkpoint: CheckpointId) -> tuple[int, int]:

@@ -5,19 +5,23 @@ The policies are asked on the host that leads; a notice to stop counts on every 
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from datetime import datetime
 
 from holdfast.agent import control_block
 from holdfast.agent.coordinator import Coordinator
+from holdfast.agent.failure_history import read_history
 from holdfast.agent.state import AgentState
 from holdfast.coordination import inputs
 from holdfast.coordination.effects import Reached
 from holdfast.coordination.messages import CheckpointStatus, TargetKind
+from holdfast.events.schema import IntervalChosen
 from holdfast.format.names import CheckpointId
 from holdfast.policy.contexts import CheckpointInfo, PreservationContext, SaveContext
+from holdfast.policy.interval_tuner import IntervalTuner, resolution_secs
 from holdfast.policy.preservation_policy import kept
-from holdfast.policy.save_decision_policy import SaveDecisionPolicy
+from holdfast.policy.save_decision_policy import SaveDecisionPolicy, auto_member
 
 AWAITED_SECS = 2.0
 """How long the report of a reached target is awaited, in time in which the agent runs."""
@@ -84,12 +88,17 @@ class SaveScheduler:
     def __init__(self, state: AgentState, coordinator: Coordinator) -> None:
         self._state = state
         self._coordinator = coordinator
+        self._began = state.clock.now()
         self._pace = Pace()
         self._last: dict[TargetKind, CheckpointInfo] = {}
         self._report_wait = ReportWait()
         self._reported_step = control_block.NO_STEP
         """The highest step of this attempt whose checkpoint was reported."""
         self._times: dict[CheckpointId, datetime] = {}
+        self._tuners = {kind: IntervalTuner() for kind in (TargetKind.DURABLE, TargetKind.RAM)}
+        self._reading: asyncio.Task[None] | None = None
+        self._has_read = False
+        """Whether the failures that earlier agents of the run saw are counted."""
 
     @property
     def poll_secs(self) -> float:
@@ -131,7 +140,7 @@ class SaveScheduler:
                 self._last[TargetKind.DURABLE] = info
         self._preserve()
 
-    def reset(self) -> None:
+    def forget_attempt(self) -> None:
         """Forget the checkpoints of the previous attempt; another one begins."""
         self._last.clear()
         self._report_wait = ReportWait()
@@ -163,16 +172,66 @@ class SaveScheduler:
         node = self._coordinator.node
         if policy is None or node.is_target_under_way(kind):
             return
+        cost_secs = node.save_cost_secs(self._state.published())
         context = SaveContext(
             now=self._state.clock.now(),
             is_saving_in_progress=self._is_saving(kind),
             reached_preemption=has_notice and not node.is_target_confirmed(TargetKind.PREEMPTION),
-            save_cost_secs=node.save_cost_secs(self._state.published()),
+            save_cost_secs=cost_secs,
+            advised_interval_secs=self._advised_secs(kind, policy, cost_secs),
         )
         last = self._last.get(kind)
         step = self._state.published().highest + 1
         if policy.should_save(step, [last] if last else [], context=context):
             self._coordinator.submit(inputs.Wish(kind))
+
+    def _advised_secs(
+        self, kind: TargetKind, policy: SaveDecisionPolicy, cost_secs: float | None
+    ) -> float | None:
+        """Return the interval for the best goodput; None: not known yet, or no policy asks."""
+        member = auto_member(policy)
+        if member is None:
+            return None
+        self._read_history()
+        state, tuner = self._state, self._tuners[kind]
+        per_sec = state.failures.per_sec(
+            kind,
+            has_own_ram=state.has_ram and state.ram_policies.save is not None,
+            has_copies=self._coordinator.node.has_copies,
+        )
+        is_ram = kind is TargetKind.RAM
+        if cost_secs is not None:
+            # Steps differ by chance, so that a checkpoint may seem to cost nothing.
+            cost_secs = max(cost_secs, resolution_secs(self._pace.step_secs))
+        has_changed = tuner.update(
+            cost_secs=cost_secs,
+            per_sec=per_sec,
+            max_overhead=member.max_overhead,
+            least_secs=(state.sealing_secs if is_ram else state.durable_secs) or 0.0,
+        )
+        if has_changed and tuner.interval_secs is not None:
+            state.events.write(
+                IntervalChosen(
+                    tier="ram" if is_ram else "durable",
+                    interval_secs=round(tuner.interval_secs, 6),
+                    cost_secs=round(cost_secs or 0.0, 6),
+                    failures_per_hour=round(per_sec * 3600, 6),
+                )
+            )
+        return tuner.interval_secs
+
+    def _read_history(self) -> None:
+        """Begin to count the failures before this agent's start; once, in the background."""
+        if not self._has_read:
+            self._has_read = True
+            self._reading = asyncio.get_running_loop().create_task(self._add_history())
+
+    async def _add_history(self) -> None:
+        state = self._state
+        home, host = state.durable.home, state.config.host
+        loop = asyncio.get_running_loop()
+        earlier = await loop.run_in_executor(None, read_history, home, host, self._began)
+        state.failures.add_history(earlier)
 
     def _is_saving(self, kind: TargetKind) -> bool:
         """Return whether a checkpoint is in progress in that tier.

@@ -128,11 +128,14 @@ class SaveTracker:
     async def sealed(self, request: protocol.Sealed) -> None:
         """Record that a part is whole in a tier.
 
+        From now on a checkpoint of this attempt may be committed, by any host.
+
         Raises:
             FencedError: the checkpoint belongs to another attempt than the present one.
         """
         checkpoint = self._checked(request.id)
         state = self._state
+        self._storage_worker.opening.forget_listing()
         self._ended(request.rank)
         if not request.again:
             self._report_part(request, checkpoint)
@@ -178,6 +181,7 @@ class SaveTracker:
         )
 
     def _report_part(self, request: protocol.Sealed, checkpoint: CheckpointId) -> None:
+        self._state.sealing_secs = request.secs
         self._state.events.write(
             PartSaved(
                 step=checkpoint.step,

@@ -15,7 +15,13 @@ from holdfast.agent.coordinator import Coordinator
 from holdfast.agent.directory_watch import DirectoryWatch
 from holdfast.agent.expected_trainers import ExpectedTrainers
 from holdfast.agent.handover import found_again, group_of, record_by_storage
+from holdfast.agent.initial_inventory import listing_message
+from holdfast.agent.measures import RecentSteps
+from holdfast.agent.metric_families import AgentMetrics
+from holdfast.agent.metrics_server import MetricsServer
+from holdfast.agent.metrics_source import MetricsSource
 from holdfast.agent.outages import OutageReports
+from holdfast.agent.part_uploads import PartUploads
 from holdfast.agent.retention import Retention
 from holdfast.agent.run_status import HostStatus, JobStatus, ask_hosts, installed_version, job_of
 from holdfast.agent.save_scheduler import SaveScheduler
@@ -25,6 +31,7 @@ from holdfast.agent.step_meter import SavePhase
 from holdfast.agent.storage_worker import StorageWorker
 from holdfast.agent.trainer_group import read_record
 from holdfast.agent.trainer_sessions import TrainerSessions
+from holdfast.agent.uploader import Uploader
 from holdfast.coordination import effects, inputs
 from holdfast.coordination.messages import COMPLETE_STATUSES, CheckpointStatus, TargetKind
 from holdfast.coordination.rank_runs import ranks_in
@@ -82,11 +89,20 @@ class Service:
         self._coordinator = Coordinator(state, self._storage_worker, self._peers, self._on_effect)
         self._save_scheduler = SaveScheduler(state, self._coordinator)
         self._retention = Retention(state, self._storage_worker, self._coordinator)
+        self._uploader = Uploader(
+            state,
+            self._storage_worker,
+            self._coordinator,
+            self._peers,
+            self._retention.preserve_again,
+        )
         self._outages = OutageReports(state)
         self._trainer_sessions = TrainerSessions(state, self._coordinator, self._storage_worker)
         self._save_tracker = SaveTracker(
             state, self._coordinator, self._storage_worker, self._retention
         )
+        self._metrics = MetricsSource(state, self._coordinator, self._job)
+        self._metrics_server = MetricsServer(state, self._metrics.gather)
         self._wake = asyncio.Event()
         self._directory = DirectoryWatch(state, self._storage_worker)
         self._recorded: dict[tuple[CheckpointId, CheckpointStatus], None] = {}
@@ -105,10 +121,14 @@ class Service:
         """The agent's share in the hosts' coordination."""
         return self._coordinator
 
+    @property
+    def part_uploads(self) -> PartUploads:
+        """The parts that this host uploads to the remote tier."""
+        return self._uploader.parts
+
     async def adopt(self) -> None:
         """Take over the previous agent's state; call it before any request is served."""
         state = self._state
-        await self._retention.find_attempt()
         record = read_record(state.folder / GROUP)
         group = group_of(record) if record is not None else None
         has_peers = state.config.peers is not None
@@ -117,6 +137,8 @@ class Service:
             self._retention.clear_ram(is_alone=not has_peers)
             if not has_peers:
                 await self._retention.recover()
+        if group is not None or has_peers:
+            await self._retention.find_attempt()
         if record is None and not has_peers:
             counts = [listed.part_count for listed in self._storage_worker.in_ram().values()]
             record = record_by_storage(state, counts[-1]) if counts else None
@@ -137,6 +159,7 @@ class Service:
         others = [
             asyncio.create_task(self._directory.watch()),
             asyncio.create_task(self._free_surplus_ram()),
+            asyncio.create_task(self._uploader.run()),
         ]
         try:
             await self._run()
@@ -144,6 +167,8 @@ class Service:
             for task in others:
                 task.cancel()
             await asyncio.wait(others)
+            await self._metrics_server.close()
+            await self._metrics.close()
 
     async def _free_surplus_ram(self) -> None:
         """Free every `SURPLUS_SECS` the slots that were needed only while storage was behind."""
@@ -234,8 +259,10 @@ class Service:
         """Carry out an effect that concerns the agent's other parts."""
         match effect:
             case effects.AttemptJoined():
-                self._save_scheduler.reset()
+                self._save_scheduler.forget_attempt()
                 has_started = self._trainer_sessions.joined(effect)
+                # After that: the policies of the remote tier are the new attempt's.
+                self._uploader.forget_timeline()
                 if (
                     has_started
                     and self._state.config.peers
@@ -282,6 +309,8 @@ class Service:
                 events.write(CheckpointDropped(step=step, attempt=attempt, reason=effect.reason))
 
     def _committed(self, manifest: Manifest, secs: float) -> None:
+        # First: preservation spares what is chosen for the remote tier.
+        self._uploader.on_committed(manifest)
         self._retention.committed(manifest, secs)
 
     def _check_place(self) -> None:
@@ -308,7 +337,7 @@ class Service:
             waited_secs = self._state.clock.monotonic() - self._stopping_at
             is_awaited = not node.is_leading and not node.is_settled
             return None if is_awaited and waited_secs < STOPPING_SECS else 0.0
-        if self._expected.has_any():
+        if self._expected.has_any() or (self._has_served and self._uploader.holds_agent()):
             return None
         alone_secs = self._state.clock.monotonic() - self._alone_since
         if self._is_superseded or (node.is_closed and node.is_settled):
@@ -329,10 +358,19 @@ class Service:
         attached = await self._trainer_sessions.attach(request, pid)
         self._expected.remove_process(pid)
         self._wake.set()
+        if request.metrics is not None:
+            problem = await self._metrics_server.open(request.metrics)
+            if problem is not None:
+                warnings = (*attached.warnings, problem)
+                attached = msgspec.structs.replace(attached, warnings=warnings)
         return attached
 
     async def branch(self, request: protocol.Branch, pid: int) -> protocol.Attached:
         return await self._trainer_sessions.begin_branch(request)
+
+    async def listing(self, request: protocol.WantListing, pid: int) -> protocol.DurableListing:
+        found = await self._storage_worker.newest_for(request.attempt)
+        return listing_message(found) if found is not None else protocol.DurableListing()
 
     async def want_slot(self, request: protocol.WantSlot, pid: int) -> protocol.Slot:
         return await self._save_tracker.want_slot(request)
@@ -398,6 +436,11 @@ class Service:
             )
         for found in request.ids:
             await self._retention.delete_everywhere(CheckpointId(*found))
+            await self._uploader.remove_remote(CheckpointId(*found))
+        return protocol.Empty()
+
+    async def upload(self, request: protocol.Empty, pid: int) -> protocol.Empty:
+        self._uploader.want_newest()
         return protocol.Empty()
 
     async def peers(self, request: protocol.Empty, pid: int) -> protocol.PeerAddresses:
@@ -423,6 +466,7 @@ class Service:
             ram_bytes=self._state.pool.size_bytes(),
             is_writing=bool(node.pending_ids()),
             leaves_in_secs=self._leaves_in_secs(),
+            copies_to=self._uploader.awaited_place,
         )
 
     async def stop(self, request: protocol.Stop, pid: int) -> protocol.Empty:
@@ -469,6 +513,8 @@ class Service:
             peer_address=state.peer_address,
             pulled_bytes=state.pulled_bytes,
             waits_for=self._coordinator.node.waits_for(state.clock.monotonic()),
+            metrics_url=state.metrics_url,
+            remote=self._uploader.upload_status(),
         )
 
     def own_status(self) -> HostStatus:
@@ -489,7 +535,16 @@ class Service:
             lead=node.survey(state.clock.monotonic()),
         )
 
+    async def metrics(self, request: protocol.Empty, pid: int) -> AgentMetrics:
+        return self._metrics.gather()
+
+    async def steps(self, request: protocol.Empty, pid: int) -> RecentSteps:
+        return self._state.measures.recent_steps()
+
     async def job(self, request: protocol.Empty, pid: int) -> JobStatus:
+        return await self._job()
+
+    async def _job(self) -> JobStatus:
         own = self._state.config.host
         answers = await ask_hosts(self._peers, own)
         addresses = {host: address.authority for host, address in self._peers.addresses().items()}

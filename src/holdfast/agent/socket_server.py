@@ -14,8 +14,9 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
-from holdfast.agent.agent_directory import peer
+from holdfast.agent.agent_directory import SOCKET, peer, socket_address
 from holdfast.agent.http_format import (
     HEAD_END,
     HEAD_SIZE_MAX_BYTES,
@@ -52,6 +53,23 @@ class SocketServer:
         self._connections: set[asyncio.Task[None]] = set()
         self._busy: set[asyncio.Task[None]] = set()
         self._is_closing = False
+
+    @property
+    def connection_count(self) -> int:
+        """How many connections are open, idle ones too."""
+        return len(self._connections)
+
+    async def listen_in(self, folder: Path) -> None:
+        """Begin to accept connections on a new socket in an agent's folder."""
+        (folder / SOCKET).unlink(missing_ok=True)
+        folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            listener.bind(socket_address(folder_fd))
+        finally:
+            os.close(folder_fd)
+        (folder / SOCKET).chmod(0o600)
+        await self.start(listener)
 
     async def start(self, listener: socket.socket) -> None:
         """Begin to accept connections on a socket that is bound."""

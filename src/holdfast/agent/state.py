@@ -12,7 +12,9 @@ from pathlib import Path
 from holdfast.agent.agent_directory import WORDS, ram_folder
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.control_block import NO_STEP, ControlBlock, cost_cell, create_cells, step_cell
+from holdfast.agent.failure_history import FailureHistory
 from holdfast.agent.local_replicas import LocalReplicas
+from holdfast.agent.measures import Measures
 from holdfast.agent.notices import NoticeBoard
 from holdfast.agent.slot_allocator import SlotAllocator
 from holdfast.agent.step_meter import StepMeter
@@ -20,8 +22,11 @@ from holdfast.agent.trainer_group import TrainerGroup
 from holdfast.clock import Clock
 from holdfast.coordination.inputs import Published
 from holdfast.coordination.messages import SECS_MAX
+from holdfast.events.bucket_segments import uploads_for
+from holdfast.events.schema import Event
 from holdfast.events.writer import EventWriter
 from holdfast.format.names import CheckpointId
+from holdfast.format.part_layout import REMOTE
 from holdfast.policy import preservation_policy, save_decision_policy
 from holdfast.store.durable import DurableStore
 from holdfast.store.file_system import FileSystem
@@ -41,6 +46,19 @@ class Policies:
     user_preserves: bool = False
 
 
+@dataclass(slots=True, kw_only=True)
+class RemoteTarget:
+    """The run's remote tier.
+
+    The policies are set on rank 0's host, once its attempt has begun.
+    """
+
+    place: str
+    store: DurableStore
+    save: save_decision_policy.SaveDecisionPolicy | None = None
+    preserve: preservation_policy.PreservationPolicy | None = None
+
+
 @dataclass(slots=True)
 class AgentState:
     """One agent's state. `group` are the trainers of the present attempt; None without any."""
@@ -50,6 +68,8 @@ class AgentState:
     files: FileSystem
     control: ControlBlock
     events: EventWriter
+    measures: Measures
+    failures: FailureHistory
     step_meter: StepMeter
     durable: DurableStore
     ram: RamStore
@@ -58,11 +78,16 @@ class AgentState:
     group: TrainerGroup | None = None
     durable_policies: Policies = field(default_factory=Policies)
     ram_policies: Policies = field(default_factory=Policies)
+    remote: RemoteTarget | None = None
+    uploading: frozenset[CheckpointId] = frozenset()
+    """The checkpoints that are copied to the remote tier, which preservation spares."""
     knows_policies: bool = False
     """Whether rank 0 has sent the policies to this agent."""
     has_ram: bool = True
     linger_secs: float = 0.0
     peer_address: str | None = None
+    metrics_url: str | None = None
+    """Where the agent serves metrics; None: it does not."""
     notices: NoticeBoard = field(default_factory=NoticeBoard)
     local_replicas: LocalReplicas = field(default_factory=LocalReplicas)
     pulled_bytes: int = 0
@@ -70,6 +95,10 @@ class AgentState:
     durable_at_secs: float | None = None
     """The monotonic time at which the checkpoint under way will be durable, if it takes as long as
     the last one."""
+    sealing_secs: float | None = None
+    """How long a rank here took to seal its last part."""
+    durable_secs: float | None = None
+    """How long the last checkpoint took from its parts in RAM to its commit."""
     filling: dict[int, CheckpointId] = field(default_factory=dict)
     wake: Callable[[], None] = lambda: None
     has_place: Callable[[], bool] = lambda: True
@@ -77,12 +106,24 @@ class AgentState:
     @property
     def run(self) -> str:
         """The path where the run was found last, or its URL."""
-        return self.durable.home.text
+        return self.durable.home.location_text
 
     @property
     def folder(self) -> Path:
         """The agent's own folder."""
         return Path(self.config.folder)
+
+    def use_remote(self, place: str | None) -> None:
+        """Use the remote tier at `place` from now on; None: the run has none.
+
+        Raises:
+            InvalidArgumentError: it is a URL, and obstore is not installed or not configured.
+        """
+        if place is None:
+            self.remote = None
+        elif self.remote is None or self.remote.place != place:
+            store = open_durable(place, self.clock, self.files, tier=REMOTE)
+            self.remote = RemoteTarget(place=place, store=store)
 
     def published(self) -> Published:
         """Return the trainers' published steps and save cost, read now."""
@@ -111,17 +152,29 @@ def open_state(config: AgentConfig, clock: Clock, files: FileSystem) -> AgentSta
     ram = RamStore(ram_root, pool.reserve, clock, files)
     pool.on_evicted = ram.release_deleted
     control = create_cells(folder / WORDS)
-    events = EventWriter(durable.home, config.host, clock)
-    return AgentState(
+    measures = Measures(clock)
+    failures = FailureHistory()
+
+    def on_event(event: Event) -> None:
+        measures.note_event(event)
+        failures.note_event(event)
+
+    uploads = uploads_for(durable, config.host, clock)
+    events = EventWriter(durable.home, config.host, clock, on_event, uploads)
+    state = AgentState(
         config=config,
         clock=clock,
         files=files,
         control=control,
         events=events,
-        step_meter=StepMeter(control, events, clock),
+        measures=measures,
+        failures=failures,
+        step_meter=StepMeter(control, events, clock, measures),
         durable=durable,
         ram=ram,
         pool=pool,
         slots=SlotAllocator(pool),
         linger_secs=config.linger_secs,
     )
+    state.step_meter.traffic = lambda: (state.durable.request_count, state.pulled_bytes)
+    return state

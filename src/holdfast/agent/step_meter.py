@@ -10,7 +10,7 @@ Owned by the agent's event loop.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import IntEnum
@@ -28,12 +28,9 @@ from holdfast.agent.control_block import (
     notice_cell,
     step_cell,
     step_time_cell,
-    wait_reason_cell,
-    wait_since_cell,
-    wait_step_cell,
-    waited_before_cell,
-    waited_cell,
+    wait_cells,
 )
+from holdfast.agent.measures import Measures
 from holdfast.agent.trainer_group import TrainerProcess
 from holdfast.clock import Clock
 from holdfast.events.schema import (
@@ -100,8 +97,13 @@ class _Seat:
 class StepMeter:
     """Writes `first_step`, `preempted` and `progress` of the trainers of one host."""
 
-    def __init__(self, control: ControlBlock, events: EventWriter, clock: Clock) -> None:
+    def __init__(
+        self, control: ControlBlock, events: EventWriter, clock: Clock, measures: Measures
+    ) -> None:
         self._cells = control.cells
+        self._measures = measures
+        self.traffic: Callable[[], tuple[int | None, int]] = lambda: (None, 0)
+        """Returns the requests to the durable tier and the bytes pulled from peers so far."""
         self._events = events
         self._clock = clock
         self._seats: dict[int, _Seat] = {}
@@ -154,6 +156,7 @@ class StepMeter:
             self._record(now_secs)
         position = self._positions.pop(member.rank, None)
         self._recorded.pop(member.rank, None)
+        self._measures.forget_rank(member.rank)
         self._published_secs.pop(member.rank, None)
         return (position.step, position.blocked_secs) if position is not None else (None, 0.0)
 
@@ -187,6 +190,7 @@ class StepMeter:
                 waiting_secs=before,
                 waiting_after_secs=after,
             )
+            self._measures.note_position(member.rank, self._positions[member.rank])
             self._published_secs[member.rank] = self._step_time_secs(member)
         if cells[notice_cell(member.seat)] and not seat.has_notice:
             seat.has_notice = True
@@ -219,16 +223,17 @@ class StepMeter:
         Waits are in seconds, by reason.
         """
         cells, seat, now_secs = self._cells, member.seat, self._clock.monotonic()
-        has_waited_after = cells[wait_step_cell(seat)] == cells[step_cell(seat)]
+        waits = wait_cells(seat)
+        has_waited_after = cells[waits.step] == cells[step_cell(seat)]
         before: dict[str, float] = {}
         after: dict[str, float] = {}
         for index, reason in enumerate(WAIT_REASONS):
-            total_secs = cells[waited_cell(seat, index)] / 1e9
+            total_secs = cells[waits.ended[index]] / 1e9
             until_secs = total_secs
             if has_waited_after:
-                until_secs = cells[waited_before_cell(seat, index)] / 1e9
-                since_secs = cells[wait_since_cell(seat)] / 1e9
-                if cells[wait_reason_cell(seat)] == index and 0 < since_secs <= now_secs:
+                until_secs = cells[waits.before[index]] / 1e9
+                since_secs = cells[waits.since] / 1e9
+                if cells[waits.reason] == index and 0 < since_secs <= now_secs:
                     total_secs += now_secs - since_secs
             if 0 < until_secs <= now_secs:
                 before[reason] = round(until_secs, 4)
@@ -248,12 +253,15 @@ class StepMeter:
         waited_secs = sum(self._waits(member)[0].values())
         if seat.first[0] <= seat.step < step:
             own_secs = time_secs - seat.since_secs - (waited_secs - seat.waited_secs)
-            self._durations[self._phase].add(step - seat.step, max(0.0, own_secs))
+            steps, secs = step - seat.step, max(0.0, own_secs)
+            self._durations[self._phase].add(steps, secs)
+            self._measures.note_steps(self._phase.name.lower(), step, steps, secs)
         seat.step, seat.since_secs, seat.waited_secs = step, time_secs, waited_secs
         self._phase = phase
 
     def _record(self, now_secs: float) -> None:
         durations = self._durations
+        requests, pulled_bytes = self.traffic()
         self._events.write(
             StepProgress(
                 ranks={
@@ -263,6 +271,8 @@ class StepMeter:
                 quiet=durations[SavePhase.QUIET].times(),
                 sealing=durations[SavePhase.SEALING].times(),
                 writing=durations[SavePhase.WRITING].times(),
+                durable_requests=requests,
+                pulled_bytes=pulled_bytes,
             )
         )
         self._durations = {phase: _Durations() for phase in SavePhase}

@@ -15,8 +15,9 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
+from holdfast.agent.initial_inventory import OpeningListing
 from holdfast.agent.state import AgentState
 from holdfast.coordination import effects, inputs
 from holdfast.coordination.settings import PULLS_MAX
@@ -27,12 +28,14 @@ from holdfast.engine.lifecycle.attempts import (
     newest_attempt,
     read_attempts,
 )
-from holdfast.engine.lifecycle.catalog import Listing, list_checkpoint, list_checkpoints
+from holdfast.engine.lifecycle.catalog import Listing, list_checkpoints, list_folder
 from holdfast.engine.lifecycle.commit import check_not_fenced, commit, read_part, remove
 from holdfast.engine.lifecycle.leases import Lease, Leases, LeaseWriter
+from holdfast.engine.lifecycle.newest import NewestListing, list_newest
 from holdfast.engine.lifecycle.references import ReusedImages
 from holdfast.engine.lifecycle.run import check_run
 from holdfast.engine.saving.part_layouts import PartLayouts
+from holdfast.engine.tiers.shared_attempts import begin_in_both
 from holdfast.engine.transfer.copy import copy_part
 from holdfast.engine.transfer.fetch import fetch_part
 from holdfast.errors import (
@@ -43,11 +46,13 @@ from holdfast.errors import (
     StorageError,
 )
 from holdfast.events.schema import CopyFailed, RamUnavailable
-from holdfast.format.names import CheckpointId, part_key
+from holdfast.format.names import STEP_MAX, CheckpointId, part_key
 from holdfast.format.records import AttemptRecord, CheckpointSpec, Manifest
 from holdfast.format.timeline import last_steps
 from holdfast.peers.directory import PeerDirectory
 from holdfast.store.contract import ReadableStore
+from holdfast.store.durable import DurableStore, FleetingStore
+from holdfast.store.fleeting_tiers import FleetingTiers
 from holdfast.store.ram import RamStore
 
 log = logging.getLogger(__name__)
@@ -60,6 +65,12 @@ SPEC_REST_SECS = 30.0
 """For how long nothing is awaited there after a wait in vain."""
 MISSING_MAX = 256
 """How many of the newest parts that were missing at their source are remembered."""
+
+
+class _RemoteListing(NamedTuple):
+    store: DurableStore
+    numbers: list[int]
+    committed: frozenset[CheckpointId]
 
 
 class StorageWorker:
@@ -85,16 +96,16 @@ class StorageWorker:
         self._bad_sources: dict[str, type[Exception]] = {}
         self._missing: dict[tuple[CheckpointId, int], None] = {}
         """Parts that were missing at the source of a pull, the oldest first."""
-        self._leases = Leases(state.durable.fleeting, state.config.run_id)
+        self._leases = Leases(FleetingTiers(self._fleeting), state.config.run_id)
         self._lease_writer = LeaseWriter(self._leases)
         self.problem: HoldfastError | None = None
         """The last error of a listing, a start or a lease."""
         self._began_secs: dict[CheckpointId, float] = {}
-        self._last_secs: float | None = None
         self._layouts: PartLayouts | None = None
         self._no_spec_until_secs = -math.inf
         self.known_attempts: dict[int, AttemptRecord] = {}
         """The records of attempts that were read; they never change."""
+        self.opening = OpeningListing(state.clock)
 
     def close(self) -> None:
         """End the threads after their present operations."""
@@ -132,8 +143,8 @@ class StorageWorker:
         """Make parts in this host's RAM durable."""
         began_secs = self._state.clock.monotonic()
         self._began_secs.setdefault(wanted.id, began_secs)
-        if self._last_secs is not None:
-            self._state.durable_at_secs = began_secs + self._last_secs
+        if self._state.durable_secs is not None:
+            self._state.durable_at_secs = began_secs + self._state.durable_secs
         try:
             await self.write(self._persist, wanted)
         except Exception as error:
@@ -152,9 +163,9 @@ class StorageWorker:
             log.warning("cannot commit %s: %s", wanted.id, error)
             return inputs.CommitFailed(wanted.id, _reason(error), newer)
         now_secs = self._state.clock.monotonic()
-        self._last_secs = now_secs - self._began_secs.pop(wanted.id, now_secs)
+        self._state.durable_secs = secs = now_secs - self._began_secs.pop(wanted.id, now_secs)
         self._began_secs.clear()
-        self._on_commit(manifest, self._last_secs)
+        self._on_commit(manifest, secs)
         return inputs.CommitWritten(wanted.id)
 
     async def pull(self, wanted: effects.Pull) -> inputs.ReplicaSealed | inputs.PullFailed:
@@ -176,14 +187,29 @@ class StorageWorker:
         self._bad_sources.pop(wanted.source, None)
         return inputs.ReplicaSealed(wanted.id, wanted.rank, wanted.part_count)
 
-    async def list_durable(self) -> inputs.DurableListed | inputs.ListingFailed:
+    async def list_durable(
+        self, wanted: effects.ListDurable
+    ) -> inputs.DurableListed | inputs.ListingFailed:
         """Return the contents of the durable tier."""
         try:
-            return await self.query(self._list_durable)
+            return await self.query(self._list_durable, wanted)
         except Exception as error:
             log.warning("cannot list the durable tier: %s", error)
             self._note(error)
             return inputs.ListingFailed(_reason(error))
+
+    async def newest_for(self, attempt: int) -> NewestListing | None:
+        """Return the newest checkpoints for readers of an attempt, listed once on this host.
+
+        Returns:
+            None once something here has changed the durable tier, or may have: a reader then lists
+            it by itself.
+        """
+        found = self.opening.of_attempt(attempt)
+        if found is None and self.opening.is_open_for(attempt):
+            await self.query(self.list_for_opening)
+            found = self.opening.of_attempt(attempt)
+        return found
 
     async def begin(
         self, wanted: effects.BeginAttempt
@@ -236,7 +262,7 @@ class StorageWorker:
     def free_checkpoint(self, checkpoint: CheckpointId) -> None:
         """Free a checkpoint's RAM here; a failure is reported once, and leaves the RAM in use."""
         try:
-            remove(self._state.ram, checkpoint, list_checkpoint(self._state.ram, checkpoint))
+            remove(self._state.ram, checkpoint, list_folder(self._state.ram, checkpoint))
         except StorageError as error:
             self.report_ram(error)
 
@@ -288,6 +314,12 @@ class StorageWorker:
     # On the threads.
 
     def _persist(self, wanted: effects.Persist) -> None:
+        try:
+            self._persist_parts(wanted)
+        finally:
+            self.opening.forget_listing()
+
+    def _persist_parts(self, wanted: effects.Persist) -> None:
         state = self._state
         check_not_fenced(state.durable, wanted.id)
         part_count = self._part_count(wanted.id)
@@ -299,7 +331,7 @@ class StorageWorker:
             copy_part(state.ram, state.durable, part, layouts)
 
     def _part_count(self, checkpoint: CheckpointId) -> int:
-        parts = list_checkpoint(self._state.ram, checkpoint).parts
+        parts = list_folder(self._state.ram, checkpoint).parts
         if not parts:
             raise StorageError(f"save {checkpoint}: none of its parts is in RAM any more")
         return next(iter(parts.values()))
@@ -309,8 +341,11 @@ class StorageWorker:
         with self.alone_with(wanted.id):
             # A newer attempt may have begun while the bytes were written.
             check_not_fenced(durable, wanted.id)
-            check_run(durable, durable.home.text, self._state.config.run_id)
-            return commit(durable, wanted.id, wanted.part_count, self.reused_images.committing)
+            check_run(durable, durable.home.location_text, self._state.config.run_id)
+            try:
+                return commit(durable, wanted.id, wanted.part_count, self.reused_images.committing)
+            finally:
+                self.opening.forget_listing()
 
     def _pull(self, wanted: effects.Pull, reserve: Callable[[int], str], *, is_filled: bool) -> int:
         state = self._state
@@ -376,10 +411,18 @@ class StorageWorker:
         layouts = self._layouts = PartLayouts(spec.arrays, self._layouts)
         return layouts
 
-    def _list_durable(self) -> inputs.DurableListed:
+    def _fleeting(self) -> list[FleetingStore]:
+        remote = self._state.remote
+        return [store.fleeting for store in (self._state.durable, remote and remote.store) if store]
+
+    def _list_tiers(self, remote: _RemoteListing) -> inputs.DurableListed:
+        """Return the contents of both tiers; everything is listed."""
         durable = self._state.durable
-        numbers = attempt_numbers(durable)
-        attempts = read_attempts(durable, numbers, self.known_attempts)
+        numbers, source = attempt_numbers(durable), durable
+        if max(remote.numbers, default=0) > max(numbers, default=0):
+            # Begun by a start that shares the remote tier alone.
+            numbers, source = remote.numbers, remote.store
+        attempts = read_attempts(source, numbers, self.known_attempts)
         newest = max(numbers, default=0)
         listed = list_checkpoints(durable)
         committed = {c for c, listing in listed.items() if listing.is_committed}
@@ -387,13 +430,66 @@ class StorageWorker:
             newest_attempt=newest,
             leader=attempts[newest].host if newest in attempts else "",
             limits=last_steps(attempts),
-            committed=frozenset(committed),
+            committed=frozenset(committed | remote.committed),
             parts=_listed({c: found for c, found in listed.items() if c not in committed}),
         )
 
+    def _list_remote(self) -> _RemoteListing | None:
+        """Return what the remote tier has; None without one.
+
+        A live attempt goes on without it. A start needs it: another start may have begun there.
+
+        Raises:
+            StorageError: it cannot be listed, and no attempt is live here.
+        """
+        remote = self._state.remote
+        if remote is None:
+            return None
+        try:
+            numbers, listed = attempt_numbers(remote.store), list_checkpoints(remote.store)
+        except StorageError as error:
+            if self._state.group is None:
+                raise type(error)(f"list the remote tier {remote.place}: {error}") from error
+            log.warning("the remote tier %s cannot be listed now: %s", remote.place, error)
+            return None
+        committed = frozenset(c for c, listing in listed.items() if listing.is_committed)
+        return _RemoteListing(remote.store, numbers, committed)
+
+    def _list_durable(self, wanted: effects.ListDurable) -> inputs.DurableListed:
+        remote = self._list_remote()
+        if remote is not None:
+            return self._list_tiers(remote)
+        if wanted.attempt:
+            found = self.opening.take_for_leader(wanted.attempt, wanted.since_step)
+            found = found or self._list_newest(wanted.since_step)
+        else:
+            found = self.opening.take_for_start() or self.list_for_opening()
+        newest = found.newest_attempt
+        listings = found.checkpoints
+        return inputs.DurableListed(
+            newest_attempt=newest,
+            leader=found.attempts[newest].host if newest in found.attempts else "",
+            limits=last_steps(found.attempts),
+            committed=frozenset(c for c, one in listings.items() if one.is_committed),
+            parts=_listed(found.uncommitted),
+        )
+
+    def list_for_opening(self, *, is_for_start: bool = False) -> NewestListing:
+        """List the newest checkpoints, for the later steps of an opening too."""
+        changes = self.opening.changes
+        found = self._list_newest(min((c.step for c in self.in_ram()), default=STEP_MAX))
+        self.opening.keep(found, changes, is_for_start=is_for_start)
+        return found
+
+    def _list_newest(self, since_step: int) -> NewestListing:
+        return list_newest(self._state.durable, self.known_attempts, since_step)
+
     def _begin(self, wanted: effects.BeginAttempt) -> bool:
         config, durable = self._state.config, self._state.durable
-        check_run(durable, durable.home.text, config.run_id)
+        check_run(durable, durable.home.location_text, config.run_id)
+        remote = self._state.remote
+        if remote is not None:
+            check_run(remote.store, remote.place, config.run_id)
         start = AttemptStart(
             run_id=config.run_id,
             origin=wanted.origin,
@@ -405,16 +501,28 @@ class StorageWorker:
         # lease.
         self._lease_writer.write(self._lease(wanted.attempt, 0, 0))
         try:
-            is_begun = begin_attempt(durable, wanted.attempt, start) is not None
-        except StorageError:
+            if remote is None:
+                is_whole = self.opening.has_whole(wanted.attempt - 1)
+                record = begin_attempt(durable, wanted.attempt, start, is_previous_whole=is_whole)
+                is_begun = record is not None
+            else:
+                record = None
+                is_begun = begin_in_both(durable, remote.store, wanted.attempt, start)
+        except HoldfastError:
+            self.opening.forget_listing()
             # A start that fails leaves no lease; one that tries again writes another.
             self._lease_writer.remove(wanted.attempt)
             raise
-        if is_begun:
-            # The attempt has begun; leases of earlier ones are only leftovers.
-            with contextlib.suppress(StorageError):
-                self._leases.remove_before(wanted.attempt)
+        if record is None:
+            self.opening.forget_listing()
+        else:
+            self.opening.begun(record)
         return is_begun
+
+    def remove_old_leases(self, attempt: int) -> None:
+        """Remove the leases of earlier attempts, which are only leftovers."""
+        with contextlib.suppress(StorageError):
+            self._leases.remove_before(attempt)
 
     def _note(self, error: Exception) -> None:
         self.problem = error if isinstance(error, HoldfastError) else None

@@ -18,7 +18,13 @@ from holdfast.agent.agent_directory import RAM_VARIABLE
 from holdfast.agent.coordinator import Coordinator
 from holdfast.agent.handover import found_again
 from holdfast.agent.lone_ranks import FORGOTTEN_JOB, is_like_one_job
-from holdfast.agent.pending_start import Layout, PendingStart, apply_request, check_policies
+from holdfast.agent.pending_start import (
+    Layout,
+    PendingStart,
+    apply_request,
+    check_policies,
+    prepare_remote,
+)
 from holdfast.agent.protocol import Notice
 from holdfast.agent.refusals import refusal_error
 from holdfast.agent.state import AgentState
@@ -103,6 +109,7 @@ class TrainerSessions:
                 f"or give this one a folder of its own by {RAM_VARIABLE}"
             )
         check_policies(request)
+        prepare_remote(state, request)
         if request.attempt is not None:
             await self._reattach(request, request.attempt)
         if not request.takeover:
@@ -228,6 +235,7 @@ class TrainerSessions:
         if group is None or group.group != effect.group:
             return False
         group.attempt, group.origin = effect.attempt, effect.origin
+        self._storage_worker.opening.on_joined(effect.attempt)
         state.events.attempt = effect.attempt
         state.control.cells[control_block.ATTEMPT] = effect.attempt
         if start is not None and 0 in group.members:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from functools import reduce
@@ -23,11 +24,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.clock import Clock
+from holdfast.clock import Clock, SystemClock
+from holdfast.events.bucket_segments import BucketSegments
 from holdfast.events.schema import EVENTS, UNSTAMPED, VERSION, Event, event_name
 from holdfast.events.segments import Segment, list_segments, open_folder, open_plain
 from holdfast.format.json_codec import decode
 from holdfast.store.durable import RunHome
+from holdfast.store.location import RunLocation, open_durable
 from holdfast.store.run_directory import RunDirectory
 
 LINE_SIZE_MAX_BYTES = 1024 * 1024
@@ -57,13 +60,22 @@ class Omission:
 
 
 class EventReader:
-    """Reads the events of a run; each call of `read` yields what was written since the last one."""
+    """Reads the events of a run; each call of `read` yields what was written since the last one.
 
-    def __init__(self, run: Path | RunHome) -> None:
+    Of a run in a bucket, this host's events are read from its own files, and those of other hosts
+    from the bucket.
+    """
+
+    def __init__(self, run: Path | RunHome, *, only: tuple[str, str] | None = None) -> None:
+        """Read the run's events; `only` those of a series of this host, where it is given."""
         self._home: RunHome = RunDirectory(run) if isinstance(run, Path) else run
-        self._positions: dict[Segment, int] = {}
-        self._times: dict[tuple[str, str], datetime] = {}
+        self._own = _FolderReader("", only)
+        self._others: dict[str, _FolderReader] = {}
         self._problems: set[tuple[str, str]] = set()
+        self._bucket: BucketSegments | None = None
+        if only is None and RunLocation(self._home.location_text).is_url:
+            clock = SystemClock()
+            self._bucket = BucketSegments(open_durable(self._home, clock), self._home, clock)
 
     def read(self, *, is_live: bool = False) -> Iterator[Event | Omission]:
         """Yield the events since the last call, in the order of time.
@@ -71,15 +83,30 @@ class EventReader:
         Args:
             is_live: A last line without its end is being written: a later call yields it.
         """
-        try:
-            run = self._home.current()
-            with open_folder(run) as folder_fd:
-                yield from self._read(folder_fd, is_live)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            where = self._home.text
-            yield Omission(where=where, reason=str(error), time=UNSTAMPED)
+        where = self._home.location_text
+        series: list[Iterator[Event | Omission]] = []
+        with ExitStack() as stack:
+            for problem in self._bucket.fetch() if self._bucket is not None else ():
+                series.append(iter([Omission(where=where, reason=str(problem), time=UNSTAMPED)]))
+            try:
+                run = self._home.current_folder()
+                folder_fd = stack.enter_context(open_folder(run))
+                series += self._own.series(folder_fd, is_live)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                series.append(iter([Omission(where=where, reason=str(error), time=UNSTAMPED)]))
+            for folder in self._bucket.folders() if self._bucket is not None else ():
+                reader = self._others.setdefault(
+                    folder.name, _FolderReader(f"{folder.name}/", None)
+                )
+                folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                stack.callback(os.close, folder_fd)
+                series += reader.series(folder_fd, is_live)
+            # Each series is in the order of writing; `_in_order` gives it times that never
+            # decrease.
+            for _, item in heapq.merge(*map(_in_order, series), key=lambda timed: timed[0]):
+                yield item
 
     def follow(
         self, clock: Clock, is_over: Callable[[], bool] = lambda: False
@@ -101,15 +128,28 @@ class EventReader:
         self._problems.add(problem)
         return is_new
 
-    def _read(self, folder_fd: int, is_live: bool) -> Iterator[Event | Omission]:
-        segments = list_segments(folder_fd)
-        series = [
+
+class _FolderReader:
+    """Reads the segments of one folder from where the last call ended.
+
+    `label` is put before the names of files in messages; `only` selects a host's series.
+    """
+
+    def __init__(self, label: str, only: tuple[str, str] | None) -> None:
+        self._label = label
+        self._only = only
+        self._positions: dict[Segment, int] = {}
+        self._times: dict[tuple[str, str], datetime] = {}
+
+    def series(self, folder_fd: int, is_live: bool) -> list[Iterator[Event | Omission]]:
+        """Return the new events of each series, to be read while the folder is open."""
+        segments = [
+            one for one in list_segments(folder_fd) if self._only in (None, (one.host, one.series))
+        ]
+        return [
             self._read_series(folder_fd, list(group), is_live)
             for _, group in groupby(segments, key=lambda one: (one.host, one.series))
         ]
-        # Each series is in the order of writing; `_in_order` gives it times that never decrease.
-        for _, item in heapq.merge(*map(_in_order, series), key=lambda timed: timed[0]):
-            yield item
 
     def _read_series(
         self, folder_fd: int, segments: list[Segment], is_live: bool
@@ -161,7 +201,8 @@ class EventReader:
 
     def _omission(self, segment: Segment, reason: str, position: int = 0) -> Omission:
         time = self._times.get((segment.host, segment.series), UNSTAMPED)
-        where = f"{segment.name}, byte {position}" if position else segment.name
+        name = f"{self._label}{segment.name}"
+        where = f"{name}, byte {position}" if position else name
         return Omission(where=where, reason=reason, time=time)
 
 

@@ -67,7 +67,7 @@ class CheckpointEvent(Event, frozen=True, kw_only=True):
     attempt: AttemptNumber
 
     @property
-    def id(self) -> CheckpointId:
+    def checkpoint_id(self) -> CheckpointId:
         """The checkpoint."""
         return CheckpointId(self.step, self.attempt)
 
@@ -196,12 +196,17 @@ class StepProgress(Event, frozen=True, kw_only=True, tag="progress"):
         quiet: the steps since the last `progress` during which no checkpoint was taken or written.
         sealing: the steps during which a checkpoint was taken.
         writing: the other steps, during which one was written to the durable tier.
+        durable_requests: the requests of the agent to the durable tier since its start; null: the
+            tier is no service.
+        pulled_bytes: the bytes that the agent has copied from other hosts' RAM since its start.
     """
 
     ranks: dict[RankNumber, RankPosition]
     quiet: StepTimes = StepTimes()
     sealing: StepTimes = StepTimes()
     writing: StepTimes = StepTimes()
+    durable_requests: Count | None = None
+    pulled_bytes: Bytes = 0
 
 
 class PreemptionNoticed(Event, frozen=True, kw_only=True, tag="preempted"):
@@ -277,6 +282,22 @@ class SaveRequested(Event, frozen=True, kw_only=True, tag="save_requested"):
 
     target_step: Step
     reason: str
+
+
+class IntervalChosen(Event, frozen=True, kw_only=True, tag="interval_chosen"):
+    """A policy with `goodput="auto"` saves in another interval from now on.
+
+    Attributes:
+        tier: the tier: `ram`, `durable`.
+        interval_secs: the time from one checkpoint to the next.
+        cost_secs: by how much a checkpoint lengthens the training, as measured.
+        failures_per_hour: the failures for which the tier is the nearest one.
+    """
+
+    tier: str
+    interval_secs: Secs
+    cost_secs: Secs
+    failures_per_hour: Annotated[float, msgspec.Meta(ge=0)]
 
 
 class PartSaved(CheckpointEvent, frozen=True, kw_only=True, tag="part_saved"):
@@ -371,6 +392,40 @@ class CheckpointCleared(CheckpointEvent, frozen=True, kw_only=True, tag="cleared
     """The remains of an interrupted save were removed."""
 
     is_of_saves = True
+
+
+class CheckpointUploaded(CheckpointEvent, frozen=True, kw_only=True, tag="uploaded"):
+    """A checkpoint is committed in the remote tier.
+
+    Attributes:
+        bytes: the size of the images that were written there.
+        hosts: how many hosts wrote parts.
+        secs: the time from the first byte to the commit.
+    """
+
+    bytes: Bytes
+    hosts: Count = 1
+    secs: Secs
+
+
+class UploadFailed(CheckpointEvent, frozen=True, kw_only=True, tag="upload_failed"):
+    """A checkpoint cannot be copied to the remote tier now; reported once until one is.
+
+    Attributes:
+        reason: why.
+    """
+
+    reason: str
+
+
+class RemoteDeleted(CheckpointEvent, frozen=True, kw_only=True, tag="remote_deleted"):
+    """A checkpoint was removed from the remote tier.
+
+    Attributes:
+        reason: `preservation`, or `asked`: by a call.
+    """
+
+    reason: str
 
 
 class CheckpointGivenUp(CheckpointEvent, frozen=True, kw_only=True, tag="given_up"):
@@ -550,6 +605,7 @@ EVENTS: tuple[type[Event], ...] = (
     AttemptFenced,
     AgentLeft,
     SaveRequested,
+    IntervalChosen,
     PartSaved,
     CheckpointSealed,
     CheckpointProtected,
@@ -558,6 +614,9 @@ EVENTS: tuple[type[Event], ...] = (
     CheckpointDropped,
     CheckpointDeleted,
     CheckpointCleared,
+    CheckpointUploaded,
+    UploadFailed,
+    RemoteDeleted,
     CheckpointGivenUp,
     CopyFailed,
     RamUnavailable,

@@ -43,8 +43,14 @@ class Segment:
 
 def list_segments(folder_fd: int) -> list[Segment]:
     """Return the segments in a folder of events, by host, series and number."""
-    matches = map(_NAME.fullmatch, os.listdir(folder_fd))
-    return sorted(Segment(m["host"], m["series"], int(m["number"])) for m in matches if m)
+    found = map(parse_segment_name, os.listdir(folder_fd))
+    return sorted(segment for segment in found if segment is not None)
+
+
+def parse_segment_name(name: str) -> Segment | None:
+    """Return the segment of a file's name, or None for another name."""
+    match = _NAME.fullmatch(name)
+    return Segment(match["host"], match["series"], int(match["number"])) if match else None
 
 
 @contextmanager

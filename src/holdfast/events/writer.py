@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import msgspec
 
 from holdfast.clock import Clock
 from holdfast.errors import StorageError
+from holdfast.events.bucket_segments import SegmentUploads
 from holdfast.events.schema import UNSTAMPED, Event, EventsLost, StepProgress, event_name
 from holdfast.events.segments import (
     RUN,
@@ -44,12 +45,22 @@ log = logging.getLogger(__name__)
 class EventWriter:
     """Appends events to this host's segments, stamped with `attempt` as set when each is written.
 
-    `write` and `close` are called on one thread, which owns `attempt`.
+    `write` and `close` are called on one thread, which owns `attempt`. On it, `on_event` is called
+    with each event.
     """
 
-    def __init__(self, run: RunHome, host: str, clock: Clock) -> None:
+    def __init__(
+        self,
+        run: RunHome,
+        host: str,
+        clock: Clock,
+        on_event: Callable[[Event], None] = lambda _: None,
+        uploads: SegmentUploads | None = None,
+    ) -> None:
         self._host = host
         self._clock = clock
+        self._on_event = on_event
+        self._uploads = uploads
         self._series = {name: SegmentSeries(run, host, name) for name in (RUN, SAVES)}
         self._changed = threading.Condition()
         self._lines: deque[tuple[str, bytes]] = deque()
@@ -69,6 +80,7 @@ class EventWriter:
             members = msgspec.structs.asdict(event)
             shown = {k: v for k, v in members.items() if k not in STAMPED}
             log.log(level, "%s %s", event_name(event), shown)
+        self._on_event(stamped)
         line = _line(stamped)
         with self._changed:
             if len(self._lines) >= QUEUE_LINES_MAX:
@@ -79,14 +91,21 @@ class EventWriter:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="holdfast-events", daemon=True)
             self._thread.start()
+            if self._uploads is not None:
+                self._uploads.start()
 
     def close(self) -> None:
-        """Write the queued lines and end the thread; wait at most `CLOSE_SECS` for storage."""
+        """Write the queued lines and end the thread; wait at most `CLOSE_SECS` for storage.
+
+        Then upload what was not uploaded yet, which has a bound of its own.
+        """
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(CLOSE_SECS)
+        if self._uploads is not None:
+            self._uploads.close()
 
     def _stamp(self, event: Event) -> Event:
         return msgspec.structs.replace(
@@ -158,7 +177,7 @@ class SegmentSeries:
     def _append_some(self, lines: Sequence[bytes]) -> int:
         """Append lines to the newest segment while it has room; return how many."""
         # The directory may be moved at any time, and the folder be removed.
-        run = self._run.current()
+        run = self._run.current_folder()
         if not self._is_listed:
             RunLocation(run).events.mkdir(exist_ok=True)
             self._segment = self._newest(run) or self._next(run)

@@ -36,7 +36,13 @@ def check_host(needed_bytes: int | None) -> Iterator[CheckResult]:
         yield passed("host name", checked_host(host_name()))
     except HoldfastError as error:
         yield failed("host name", str(error))
-    yield from _check_ram(roots()[0], needed_bytes)
+    root = roots()[0]
+    was_there = root.exists()
+    yield from _check_ram(root, needed_bytes)
+    if not was_there:
+        # A check leaves nothing; an agent that has started meanwhile is in it.
+        with contextlib.suppress(OSError):
+            root.rmdir()
     yield _check_memory_limit(needed_bytes)
     yield from _check_limits(needed_bytes)
     yield _check_interface()

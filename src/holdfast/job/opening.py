@@ -7,11 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.clock import Clock
+from holdfast.coordination.settings import LEASE_SECS
+from holdfast.engine.lifecycle.attempts import newest_attempt
 from holdfast.engine.lifecycle.identity import settle
-from holdfast.engine.lifecycle.run import create_run, read_run, read_run_record
-from holdfast.errors import NotARunError, ObjectNotFoundError, StorageError
+from holdfast.engine.lifecycle.leases import Leases
+from holdfast.engine.lifecycle.run import create_run, note_remote, read_run, read_run_record
+from holdfast.engine.tiers.shared_attempts import only_here, share_attempts
+from holdfast.errors import (
+    InvalidArgumentError,
+    NotARunError,
+    ObjectNotFoundError,
+    RunBusyError,
+    StorageError,
+)
 from holdfast.format.json_codec import decode
 from holdfast.format.names import RUN_FILE
+from holdfast.format.part_layout import REMOTE
 from holdfast.format.records import RunRecord
 from holdfast.format.sealed import seal
 from holdfast.job.rendezvous import Rendezvous, json_text
@@ -30,24 +41,43 @@ OPEN_SECS = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRun:
-    """An open run. `group` is the random token that the processes of this start share."""
+    """An open run. `group` is the random token that the processes of this start share.
+
+    `remote` is its remote tier; None if it has none.
+    """
 
     location: RunLocation
     run_id: str
     group: str
     durable: DurableStore
+    remote: DurableStore | None = None
 
 
-def open_run(place: object, rendezvous: Rendezvous, clock: Clock) -> OpenRun:
+def open_run(
+    place: object,
+    rendezvous: Rendezvous,
+    clock: Clock,
+    remote_place: str | None = None,
+    *,
+    takeover: bool = False,
+) -> OpenRun:
     """Open the run at `place` on all processes; rank 0 creates it if it is missing.
+
+    Args:
+        place: The path or the URL.
+        rendezvous: The processes.
+        clock: The time.
+        remote_place: The path or URL of its remote tier; None: it has none.
+        takeover: Use a remote tier also while another attempt is live there.
 
     Returns:
         The open run; `run_id` and `group` are the same on all processes.
 
     Raises:
-        NotARunError, NewerFormatError, StorageError: The directory of some process. All processes
-            raise the error, which names it. Nothing was changed, except that rank 0 may have
-            created a run that other hosts do not see.
+        NotARunError, NewerFormatError, StorageError: The directory of some process, or the remote
+            tier. All processes raise the error, which names it. Nothing was changed, except that
+            rank 0 may have created a run that other hosts do not see.
+        RunBusyError: Another attempt is live on the remote tier.
         InvalidArgumentError: As `RunLocation.parse`, and as `Rendezvous.decide`.
         ProcessLostError: As `Rendezvous.decide`.
     """
@@ -55,14 +85,90 @@ def open_run(place: object, rendezvous: Rendezvous, clock: Clock) -> OpenRun:
         location = RunLocation.parse(place)
         durable = open_durable(location.text, clock)
         location.make_folder()
+        remote = _open_remote(remote_place, location, clock)
 
-    def opened(_: list[str]) -> str:
-        return f"{_open_or_create(location, durable, clock)} {clock.new_token()}"
+    def opened(remote_places: list[str]) -> str:
+        _check_alike(location, remote_places)
+        if remote is None:
+            run_id = _open_or_create(location, durable, clock)
+        else:
+            run_id = _open_both(durable, remote, clock, takeover=takeover)
+            note_remote(durable, remote.home.location_text)
+        return f"{run_id} {clock.new_token()}"
 
-    run_id, _, group = rendezvous.decide("open the run", "", opened, OPEN_SECS).partition(" ")
+    answer = rendezvous.decide("open the run", remote_place or "", opened, OPEN_SECS)
+    run_id, _, group = answer.partition(" ")
     if rendezvous.count > 1:
         _find_on_all_hosts(run_id, durable, rendezvous, clock)
-    return OpenRun(location=location, run_id=run_id, group=group, durable=durable)
+    return OpenRun(location=location, run_id=run_id, group=group, durable=durable, remote=remote)
+
+
+def _check_alike(location: RunLocation, remote_places: list[str]) -> None:
+    """Check that all processes have given the same remote tier."""
+    first = remote_places[0]
+    rank = next((r for r, place in enumerate(remote_places) if place != first), None)
+    if rank is not None:
+        raise InvalidArgumentError(
+            f"open {location}: expected the same remote tier in all processes, found "
+            f"{first or 'none'} in rank 0 and {remote_places[rank] or 'none'} in rank {rank}"
+        )
+
+
+def _open_remote(place: str | None, location: RunLocation, clock: Clock) -> DurableStore | None:
+    """Return the store of the remote tier; nothing is read or written yet."""
+    if place is None:
+        return None
+    inner, outer = sorted((f"{place}/", f"{location.text}/"), key=len, reverse=True)
+    if inner.startswith(outer):
+        raise InvalidArgumentError(
+            f"open {location}: expected a remote tier at another place, not in it and not around "
+            f"it, found {place}"
+        )
+    return open_durable(place, clock, tier=REMOTE)
+
+
+def _open_both(durable: DurableStore, remote: DurableStore, clock: Clock, *, takeover: bool) -> str:
+    """Open or create a run with two durable tiers, which are one run with the same attempts.
+
+    Of two starts that create it at once, with one remote tier, both take the remote tier's id.
+    """
+    here = _find(durable, clock)
+    try:
+        there = _find(remote, clock) or _create_like(remote, here, clock)
+    except StorageError as error:
+        raise type(error)(
+            f"open the remote tier of {durable.home.location_text}: {error}; without it no start "
+            "can know whether another one has begun. To train without it for now, open the run "
+            "without remote="
+        ) from error
+    if here is None:
+        here = _create_like(durable, there, clock)
+    if durable.home.is_at(remote.home.location_text):
+        raise InvalidArgumentError(
+            f"open {durable.home.location_text}: expected a remote tier at another place, found "
+            f"{remote.home.location_text}, which leads to the same one"
+        )
+    if here.run_id != there.run_id:
+        raise NotARunError(
+            f"use {remote.home.location_text} as the remote tier of {durable.home.location_text}: "
+            f"expected run {here.run_id}, found run {there.run_id}; choose a new remote tier, or "
+            "the run's own directory"
+        )
+    if only_here(durable, remote) and not takeover:
+        _check_not_live(remote, there.run_id)
+    share_attempts(durable, remote)
+    return here.run_id
+
+
+def _check_not_live(remote: DurableStore, run_id: str) -> None:
+    """Check that no attempt is live on a remote tier that lacks attempts of this directory."""
+    newest = newest_attempt(remote)
+    seen = Leases(remote.fleeting, run_id).read(newest)
+    if seen is not None and seen.age_secs < LEASE_SECS:
+        raise RunBusyError(
+            f"open {remote.home.location_text}: attempt {newest} is live on host {seen.host} "
+            f"(process {seen.pid}); stop it first, or open with takeover=True to fence it"
+        )
 
 
 def _find_on_all_hosts(
@@ -78,12 +184,18 @@ def _find_on_all_hosts(
 
 
 def _open_or_create(location: RunLocation, durable: DurableStore, clock: Clock) -> str:
+    return (_find(durable, clock) or _create_like(durable, None, clock)).run_id
+
+
+def _find(durable: DurableStore, clock: Clock) -> RunRecord | None:
+    """Return the record of the run in a place; None if the place is free for a new one."""
+    location = RunLocation(durable.home.location_text)
     if isinstance(durable, BucketStore):
-        return _open_or_create_in(durable, location, clock)
+        return _find_in_bucket(durable, location, clock)
     if _is_new_directory(location.folder):
-        return _create(location, durable, clock)
+        return None
     try:
-        return settle(durable, read_run(durable, location.text), clock).run_id
+        return settle(durable, read_run(durable, location.text), clock)
     except NotARunError as error:
         if location.record.exists():
             raise
@@ -133,21 +245,23 @@ def _check_unused(bucket: BucketStore, location: RunLocation) -> None:
         )
 
 
-def _open_or_create_in(bucket: BucketStore, location: RunLocation, clock: Clock) -> str:
+def _find_in_bucket(bucket: BucketStore, location: RunLocation, clock: Clock) -> RunRecord | None:
     try:
-        return settle(bucket, read_run(bucket, location.text), clock).run_id
+        return settle(bucket, read_run(bucket, location.text), clock)
     except NotARunError:
         if bucket.has_object(RUN_FILE):
             raise
         _check_unused(bucket, location)
     bucket.check_creation()
-    return _create(location, bucket, clock)
+    return None
 
 
-def _create(location: RunLocation, durable: DurableStore, clock: Clock) -> str:
-    place = durable.home.place()
-    record = create_run(durable, location.text, clock.new_token(), clock.now(), place)
-    return settle(durable, record, clock).run_id
+def _create_like(durable: DurableStore, other: RunRecord | None, clock: Clock) -> RunRecord:
+    """Create a run: that of another tier's record, or a new one."""
+    home = durable.home
+    run_id, time = (other.run_id, other.time) if other else (clock.new_token(), clock.now())
+    record = create_run(durable, home.location_text, run_id, time, home.recorded_place())
+    return settle(durable, record, clock)
 
 
 def _is_new_directory(directory: Path) -> bool:

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from holdfast.agent.config import LINGER_SECS
-from holdfast.agent.protocol import TierPolicies
+from holdfast.agent.protocol import MetricsAddress, RemoteRequest, TierPolicies
 from holdfast.coordination.messages import NAME_CHARS_MAX
 from holdfast.errors import InvalidArgumentError
 from holdfast.peers.config import LOOPBACK
 from holdfast.peers.tls import PeerTls
 from holdfast.policy import preservation_policy, save_decision_policy
 from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
-from holdfast.policy.save_decision_policy import SaveDecisionPolicy
+from holdfast.policy.save_decision_policy import (
+    ContinuousCheckpointingPolicy,
+    SaveDecisionPolicy,
+)
+from holdfast.store.location import RunLocation
 
 INTERFACE_VARIABLE = "HOLDFAST_INTERFACE"
+METRICS_VARIABLE = "HOLDFAST_METRICS_PORT"
+PORT_MAX = 65535
 
 NAME_SHOWN_MAX = 300
 """How many characters of an invalid name a message shows."""
@@ -46,6 +53,9 @@ class RamTier:
             None selects the environment variable `HOLDFAST_INTERFACE`, else loopback. A job on one
             host serves no others.
         port: The port at that address; 0 selects a free one.
+        metrics_port: The port at that address where the agent serves metrics for Prometheus; 0
+            selects a free one, which `holdfast status` shows. None selects the environment variable
+            `HOLDFAST_METRICS_PORT`, else serves none. See docs/metrics.md.
         tls: Mutual TLS between the agents. None authenticates agents by the run's token alone, and
             sends data unencrypted.
 
@@ -62,6 +72,7 @@ class RamTier:
     interface: str | None = None
     port: int = 0
     tls: PeerTls | None = None
+    metrics_port: int | None = None
 
     def __post_init__(self) -> None:
         if self.save_decision_policy is not None:
@@ -76,11 +87,16 @@ class RamTier:
             ("copies", self.copies, 1),
             ("limit_bytes", self.limit_bytes, 0),
             ("port", self.port, 0),
+            ("metrics_port", self.metrics_port, 0),
         ):
             if value is not None and (type(value) is not int or value < least):
                 raise InvalidArgumentError(
                     f"RamTier({name}=...): expected an int of at least {least}, found {value!r}"
                 )
+        if (self.metrics_port or 0) > PORT_MAX:
+            raise InvalidArgumentError(
+                f"RamTier(metrics_port=...): expected at most {PORT_MAX}, found {self.metrics_port}"
+            )
         if isinstance(self.linger_secs, bool) or not 0 <= self.linger_secs < float("inf"):
             raise InvalidArgumentError(
                 f"RamTier(linger_secs=...): expected seconds, 0 or more, found {self.linger_secs!r}"
@@ -96,6 +112,78 @@ class RamTier:
         return self.interface or os.environ.get(INTERFACE_VARIABLE) or LOOPBACK
 
 
+@dataclass(frozen=True, slots=True)
+class RemoteTier:
+    """A second durable tier, slower and safer than the run's directory: most often a bucket.
+
+    The agents copy checkpoints of the run's directory there, off the path of the training. The
+    place is an ordinary run, which can be read, checked and trained alone.
+
+    Args:
+        place: The URL of a bucket and a prefix in it, or a path.
+        save_decision_policy: Which of the checkpoints that are committed in the directory are
+            copied. Built-in policies only, without a budget. Default: the newest one every ten
+            minutes.
+        preservation_policy: Which checkpoints the place keeps. The newest one always stays.
+            Built-in policies only. Default: `LatestN(3)`.
+
+    Raises:
+        InvalidArgumentError: An argument has the wrong type or is out of range.
+    """
+
+    place: str | os.PathLike[str]
+    _: KW_ONLY
+    save_decision_policy: SaveDecisionPolicy = field(
+        default_factory=lambda: ContinuousCheckpointingPolicy(minimum_interval_secs=600.0)
+    )
+    preservation_policy: PreservationPolicy = field(default_factory=lambda: LatestN(3))
+
+    def __post_init__(self) -> None:
+        try:
+            location = RunLocation.parse(self.place)
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"RemoteTier(place=...): {error}") from error
+        object.__setattr__(self, "place", location.text)
+        if preservation_policy.split(self.preservation_policy).by_user is not None:
+            raise InvalidArgumentError(
+                "RemoteTier(preservation_policy=...): expected a built-in policy, found "
+                f"{type(self.preservation_policy).__name__}; the agent decides what stays there, "
+                "and it does not run user code"
+            )
+        if save_decision_policy.split(self.save_decision_policy).by_user is not None:
+            raise InvalidArgumentError(
+                "RemoteTier(save_decision_policy=...): expected a built-in policy, found "
+                f"{type(self.save_decision_policy).__name__}; the agent decides what is copied, "
+                "and it does not run user code"
+            )
+        if save_decision_policy.has_budget(self.save_decision_policy):
+            raise InvalidArgumentError(
+                "RemoteTier(save_decision_policy=...): expected a policy without max_overhead, "
+                "because what a copy costs the training is not measured; give "
+                "minimum_interval_secs"
+            )
+
+    @property
+    def place_text(self) -> str:
+        """The URL, or the absolute path."""
+        return str(self.place)
+
+
+def remote_tier(given: object) -> RemoteTier | None:
+    """Return the remote tier that a user has given as such, as a URL or path, or not at all.
+
+    Raises:
+        InvalidArgumentError: It is none of these.
+    """
+    if given is None or isinstance(given, RemoteTier):
+        return given
+    if isinstance(given, str | os.PathLike) and str(given):
+        return RemoteTier(given)
+    raise InvalidArgumentError(
+        f"CheckpointManager(remote=...): expected a URL, a path or a RemoteTier, found {given!r}"
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """All arguments of a manager except its directory."""
@@ -103,6 +191,7 @@ class Options:
     save: SaveDecisionPolicy
     preservation: PreservationPolicy
     ram: RamTier | None
+    remote: RemoteTier | None = None
     takeover: bool
     preemption_signals: tuple[signal.Signals, ...]
 
@@ -114,6 +203,41 @@ class Options:
             save=_encoded_save(self.save),
             preserve=preservation_policy.encode(keep.by_agent).decode() if keep.by_agent else None,
             user_preserves=keep.by_user is not None,
+        )
+
+    @property
+    def metrics(self) -> MetricsAddress | None:
+        """Where this host's agent is to serve metrics; None: nowhere.
+
+        Raises:
+            InvalidArgumentError: The port is none, or a package is missing.
+        """
+        port = self.ram.metrics_port if self.ram is not None else None
+        given = os.environ.get(METRICS_VARIABLE, "").strip()
+        if port is None and given:
+            if not given.isascii() or not given.isdecimal() or int(given) > PORT_MAX:
+                raise InvalidArgumentError(
+                    f"{METRICS_VARIABLE}: expected a port of 0 to {PORT_MAX}, found {given!r}"
+                )
+            port = int(given)
+        if port is None:
+            return None
+        if importlib.util.find_spec("prometheus_client") is None:
+            raise InvalidArgumentError(
+                f"serve metrics at port {port}: the package prometheus_client is missing; install "
+                "holdfast-checkpoint[metrics]"
+            )
+        return MetricsAddress(address=(self.ram or RamTier()).serving_address, port=port)
+
+    @property
+    def remote_request(self) -> RemoteRequest | None:
+        """The remote tier as the agent gets it."""
+        if self.remote is None:
+            return None
+        return RemoteRequest(
+            place=self.remote.place_text,
+            save=save_decision_policy.encode(self.remote.save_decision_policy).decode(),
+            preserve=preservation_policy.encode(self.remote.preservation_policy).decode(),
         )
 
     @property

@@ -35,6 +35,7 @@ from holdfast.errors import (
     error_named,
 )
 from holdfast.format.json_codec import decode
+from holdfast.job.heartbeats import Heartbeats
 
 ROOT = "holdfast"
 ANSWER = "answer"
@@ -168,6 +169,20 @@ class Rendezvous:
             name: The operation in the block, for the other ranks' message.
         """
         return _PropagatedErrors(self, name)
+
+    def watching_ranks(
+        self,
+    ) -> contextlib.AbstractContextManager[Callable[[], HoldfastError | None]]:
+        """Send heartbeats within the block, which every rank enters before the same decision.
+
+        Returns:
+            A context, whose value is the `trouble` of decisions in the block: it finds ranks that
+            ended there.
+        """
+        if self._entries is None:
+            return contextlib.nullcontext(_no_trouble)
+        folder = f"{ROOT}/heartbeats-{self._numbers.next}"
+        return Heartbeats(self._entries, folder, self.rank, self.count).running()
 
     def fail_next(self, name: str, error: BaseException) -> None:
         """End the next decision with `error`, which this rank raises in place of joining it."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 from holdfast.agent.agent_directory import agent_folders, host_name, ram_folder
 from holdfast.agent.launch import find_agent
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine.lifecycle.identity import Finding, find
-from holdfast.engine.lifecycle.run import read_run, read_run_record
+from holdfast.engine.lifecycle.run import noted_remote, read_run, read_run_record
 from holdfast.engine.reading.run import ReadableRun
 from holdfast.errors import (
     CheckpointDamagedError,
@@ -18,10 +20,17 @@ from holdfast.errors import (
     ObjectNotFoundError,
 )
 from holdfast.format.names import CHECKPOINTS
+from holdfast.format.part_layout import REMOTE
 from holdfast.job.opening import open_run
 from holdfast.job.rendezvous import OneProcess, Rendezvous
+from holdfast.store.durable import DurableStore
 from holdfast.store.location import RunLocation, open_durable
 from holdfast.store.ram import RamStore
+
+log = logging.getLogger(__name__)
+
+_denied: set[Path] = set()
+"""The RAM tiers of other users that a line was logged for."""
 
 
 def read_only(place: str | os.PathLike[str]) -> ReadableRun:
@@ -40,6 +49,7 @@ def read_only(place: str | os.PathLike[str]) -> ReadableRun:
         run_id=record.run_id,
         durable=durable,
         find_ram=_finder("" if is_copy else record.run_id, clock),
+        find_remote=lambda: None if is_copy else _remote_of(durable, clock),
         is_copy=is_copy,
     )
 
@@ -85,12 +95,36 @@ def _finder(run_id: str, clock: Clock) -> Callable[[], RamStore | None]:
     return lambda: ram_store(run_id, host_name(), clock) if run_id else None
 
 
+def _remote_of(durable: DurableStore, clock: Clock) -> DurableStore | None:
+    """Return the remote tier that the run's directory names.
+
+    Raises:
+        InvalidArgumentError: It is in a bucket, and obstore is not installed or not configured.
+    """
+    place = noted_remote(durable)
+    return open_durable(place, clock, tier=REMOTE) if place is not None else None
+
+
 def ram_store(run_id: str, host: str, clock: Clock) -> RamStore | None:
-    """Return the RAM tier of a run on `host`, of a live agent or left by an earlier one."""
+    """Return the RAM tier of a run on `host`, of a live agent or left by an earlier one.
+
+    Another user's RAM tier is skipped, with one line per folder in the log.
+    """
     agent = find_agent(run_id, host)
     candidates = [agent] if agent is not None else agent_folders(run_id, host)
-    folder = next((f for f in map(ram_folder, candidates) if f.is_dir()), None)
+    folder = next((f for f in map(ram_folder, candidates) if _may_read(f)), None)
     return RamStore(folder, _reads_only, clock) if folder is not None else None
+
+
+def _may_read(folder: Path) -> bool:
+    """Return whether there is a folder, and none that belongs to another user alone."""
+    try:
+        return folder.is_dir()
+    except PermissionError:
+        if folder not in _denied:
+            _denied.add(folder)
+            log.info("%s belongs to another user: checkpoints in RAM there are not read", folder)
+        return False
 
 
 def _reads_only(size_bytes: int) -> str:

@@ -10,16 +10,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from holdfast.clock import SystemClock
-from holdfast.engine.lifecycle.catalog import list_stores
+from holdfast.engine.lifecycle.catalog import list_folder, list_stores
+from holdfast.engine.lifecycle.commit import is_committed
 from holdfast.engine.lifecycle.run import read_run
-from holdfast.engine.reading.sources import find_sources
-from holdfast.engine.reading.view import view_of
-from holdfast.engine.transfer.copy import copy_part
+from holdfast.engine.reading.sources import CheckpointSources, PartSource, find_sources
+from holdfast.engine.reading.view import LISTINGS_MAX, view_of
+from holdfast.engine.tiers.checkpoint_copy import commit_copy, copy_part_once
 from holdfast.errors import (
     HoldfastError,
     InvalidArgumentError,
@@ -65,7 +66,8 @@ def copy_run(
 
     Raises:
         NotARunError: The source is no run, or the target is another one.
-        StepNotFoundError: A given step has no committed checkpoint, or was deleted meanwhile.
+        StepNotFoundError: A given step has no committed checkpoint, or was deleted meanwhile; no
+            step is given, and all that were listed were deleted, `LISTINGS_MAX` times.
         CheckpointDamagedError: A checkpoint of the source; those before it are copied.
         StorageError, NewerFormatError, InvalidArgumentError: A place.
     """
@@ -79,26 +81,44 @@ def copy_run(
         )
     if record.place is None:
         # Without a place the copy would be taken for the run itself.
-        record = msgspec.structs.replace(record, place=durable.home.place())
+        record = msgspec.structs.replace(record, place=durable.home.recorded_place())
     view = view_of([durable], durable)
     found = [view.find(step) for step in sorted(set(steps))] if steps else [*view.timeline]
     written = open_copy(target, record, clock)
-    _copy_attempts(durable, written)
-    done: dict[str, list[int]] = {"copied": [], "present": [], "deleted": []}
-    for checkpoint in found:
+    deleted: list[int] = []
+    for _ in range(LISTINGS_MAX):
+        done = _copy_listed(durable, written, found, progress)
+        deleted += [step for step in done.deleted if step not in deleted]
+        shown = ", ".join(map(str, deleted[-10:]))
+        if steps and deleted:
+            raise StepNotFoundError(f"copy step {shown}: its checkpoint was deleted meanwhile")
+        if done.copied or done.present or not deleted:
+            return replace(done, deleted=tuple(deleted))
+        # A run that keeps few checkpoints may delete all that were listed before they are copied.
+        found = [*view_of([durable], durable).timeline]
+    raise StepNotFoundError(
+        f"copy {origin}: expected a committed checkpoint that stays until it is copied, found none "
+        f"in {LISTINGS_MAX} listings; steps deleted meanwhile: {shown}; let the run keep more "
+        "checkpoints, or copy it again"
+    )
+
+
+def _copy_listed(
+    source: ReadableStore, target: Store, listed: Sequence[CheckpointId], progress: Progress
+) -> CopiedSteps:
+    """Copy the attempts and the listed checkpoints, except those that are deleted meanwhile."""
+    _copy_attempts(source, target)
+    copied, present, deleted = list[int](), list[int](), list[int]()
+    for checkpoint in listed:
         try:
-            is_new = _copy_checkpoint(durable, written, checkpoint, progress)
-        except HoldfastError as error:
-            if not _was_deleted(durable, checkpoint):
+            is_new = _copy_checkpoint(source, target, checkpoint, progress)
+        except HoldfastError:
+            if is_committed(source, checkpoint):
                 raise
-            if steps:
-                raise StepNotFoundError(
-                    f"copy step {checkpoint.step}: its checkpoint was deleted meanwhile"
-                ) from error
-            done["deleted"].append(checkpoint.step)
+            deleted.append(checkpoint.step)
         else:
-            done["copied" if is_new else "present"].append(checkpoint.step)
-    return CopiedSteps(**{name: tuple(of_name) for name, of_name in done.items()})
+            (copied if is_new else present).append(checkpoint.step)
+    return CopiedSteps(tuple(copied), tuple(present), tuple(deleted))
 
 
 def _copy_attempts(source: ReadableStore, target: Store) -> None:
@@ -129,35 +149,25 @@ def _copy_checkpoint(
         )
     except ObjectNotFoundError:
         pass
-    _copy_parts(source, target, checkpoint, progress)
-    target.put_if_absent(key, manifest)
+    listings, _ = list_stores([source])
+    found = find_sources(checkpoint, [source], listings)
+    _copy_parts(found, target, progress)
+    commit_copy(manifest, target, checkpoint, len(found.parts))
     return True
 
 
-def _copy_parts(
-    source: ReadableStore, target: Store, checkpoint: CheckpointId, progress: Progress
-) -> None:
-    listings, _ = list_stores([source])
-    found = find_sources(checkpoint, [source], listings)
-    parts = [copy.part for (copy,) in found.parts]
+def _copy_parts(found: CheckpointSources, target: Store, progress: Progress) -> None:
+    listed = list_folder(target, found.id)
 
-    def copy(index: int) -> int:
-        copy_part(source, target, parts[index], found.layouts)
-        return parts[index].image_size_bytes
+    def copy(copies: Sequence[PartSource]) -> int:
+        copy_part_once(copies, target, listed)
+        return copies[0].part.image_size_bytes
 
     with ThreadPoolExecutor(PARTS_AT_ONCE, "holdfast-copy") as pool:
-        jobs = [pool.submit(copy, index) for index in range(len(parts))]
+        jobs = [pool.submit(copy, copies) for copies in found.parts]
         try:
             for job in jobs:
-                progress(checkpoint.step, job.result())
+                progress(found.id.step, job.result())
         finally:
             for job in jobs:
                 job.cancel()
-
-
-def _was_deleted(source: ReadableStore, checkpoint: CheckpointId) -> bool:
-    try:
-        source.get(manifest_key(checkpoint))
-    except ObjectNotFoundError:
-        return True
-    return False

@@ -73,11 +73,11 @@ def check_shared(run_id: str, seen: Sequence[Sighting]) -> None:
 
 
 def _look(durable: DurableStore) -> Sighting:
-    host, path = plain_text(host_name()), plain_text(durable.home.text)
+    host, path = plain_text(host_name()), plain_text(durable.home.location_text)
     try:
         return Sighting(host, path, read_run(durable, path).run_id)
     except NotARunError as error:
-        location = RunLocation(durable.home.text)
+        location = RunLocation(durable.home.location_text)
         if not location.is_url and not location.folder.exists():
             return Sighting(host, path, None, f"{path} does not exist")
         if location.is_url or not location.record.exists():

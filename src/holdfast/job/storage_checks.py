@@ -72,7 +72,7 @@ def _check_run(location: RunLocation) -> CheckResult:
         steps = [c.step for c in run.load_view().timeline]
     except NotARunError as error:
         folder = location.folder
-        if location.is_url or not folder.exists() or not any(folder.iterdir()):
+        if location.is_url or not folder.exists() or _is_empty_directory(folder):
             return noted(subject, "there is no run yet; a training creates it")
         return failed(subject, str(error))
     except (HoldfastError, OSError) as error:
@@ -80,6 +80,14 @@ def _check_run(location: RunLocation) -> CheckResult:
         return failed(subject, str(error), advice or "see `holdfast verify`")
     count = "1 checkpoint" if len(steps) == 1 else f"{len(steps):,} checkpoints"
     return passed(subject, f"{count}, to step {steps[-1]}" if steps else "no checkpoints yet")
+
+
+def _is_empty_directory(folder: Path) -> bool:
+    try:
+        return not any(folder.iterdir())
+    except OSError:
+        # A file, or a directory that may not be read.
+        return False
 
 
 def _check_directory(folder: Path, newest_bytes: int | None) -> Iterator[CheckResult]:

@@ -61,6 +61,11 @@ class JobHosts:
         """Return the number of ranks on that host."""
         return sum(count_in(one.ranks) for one in self.hosts if one.name == host)
 
+    def host_of_each(self) -> tuple[str, ...]:
+        """Return the name of each rank's host, in the order of ranks."""
+        found = {rank: host.name for host in self.hosts for rank in ranks_in(host.ranks)}
+        return tuple(found[rank] for rank in sorted(found))
+
     def domains(self) -> list[str]:
         """Return the failure domain of each rank, in the order of ranks."""
         found = {rank: host.domain for host in self.hosts for rank in ranks_in(host.ranks)}

@@ -37,21 +37,19 @@ from holdfast.agent.control_block import (
     notice_cell,
     step_cell,
     step_time_cell,
-    wait_reason_cell,
-    wait_since_cell,
-    wait_step_cell,
-    waited_before_cell,
-    waited_cell,
+    wait_cells,
 )
+from holdfast.agent.initial_inventory import listing_in
 from holdfast.agent.launch import AgentStart, ensure_agent
 from holdfast.clock import Clock
+from holdfast.engine.lifecycle.newest import NewestListing
 from holdfast.errors import (
     AgentUnavailableError,
     FencedError,
     HoldfastError,
     StepNotFoundError,
 )
-from holdfast.events.schema import WAIT_REASONS, TrainerEvent
+from holdfast.events.schema import TrainerEvent
 from holdfast.store.durable import RunHome
 
 TRIES_MAX = 5
@@ -120,18 +118,20 @@ class AgentPlace:
 
     def begin_wait(self, reason: int, now_secs: float) -> None:
         """Publish that the training waits since `now_secs`, for a reason of `WAIT_REASONS`."""
-        cells, seat = self.control.cells, self.seat
-        if cells[wait_step_cell(seat)] != cells[self.step_cell]:
-            for index in range(len(WAIT_REASONS)):
-                cells[waited_before_cell(seat, index)] = cells[waited_cell(seat, index)]
-            cells[wait_step_cell(seat)] = cells[self.step_cell]
-        self.control.cells[wait_reason_cell(self.seat)] = reason
-        self.control.cells[wait_since_cell(self.seat)] = int(now_secs * 1e9)
+        cells, waits = self.control.cells, wait_cells(self.seat)
+        step = cells[self.step_cell]
+        if cells[waits.step] != step:
+            for before, ended in zip(waits.before, waits.ended, strict=True):
+                cells[before] = cells[ended]
+            cells[waits.step] = step
+        cells[waits.reason] = reason
+        cells[waits.since] = int(now_secs * 1e9)
 
     def end_wait(self, reason: int, secs: float) -> None:
         """Publish that the training waits no more, and add the duration of the wait."""
-        self.control.cells[wait_since_cell(self.seat)] = 0
-        self.control.cells[waited_cell(self.seat, reason)] += int(secs * 1e9)
+        cells, waits = self.control.cells, wait_cells(self.seat)
+        cells[waits.since] = 0
+        cells[waits.ended[reason]] += int(secs * 1e9)
 
 
 class AgentSession:
@@ -320,6 +320,20 @@ class AgentSession:
         self._branching = None
         return place
 
+    def newest_listing(self) -> NewestListing | None:
+        """Return the agent's listing of the newest checkpoints in the durable tier.
+
+        Returns:
+            None if it has none that still holds, or does not answer.
+        """
+        request = protocol.WantListing(attempt=self.place.attempt)
+        try:
+            found = self.call("listing", request, protocol.DurableListing)
+        except HoldfastError as error:
+            log.warning("the agent's listing of the durable tier is not known: %s", error)
+            return None
+        return listing_in(found) if found.numbers else None
+
     def report_event(self, event: TrainerEvent) -> None:
         """Add an event of this trainer to the run's events."""
         self.call("report", protocol.EventReport(event=event), protocol.Empty)
@@ -377,8 +391,8 @@ class AgentSession:
         for _ in range(TRIES_MAX):
             # Raises if the directory was removed: no agent is started for a replacement at its
             # path.
-            self._home.current()
-            run = self._home.text
+            self._home.current_folder()
+            run = self._home.location_text
             self._config = self._config.moved_to(run)
             self._attach = msgspec.structs.replace(
                 self._attach, run=run, directory=self._home.identity_text

@@ -46,10 +46,15 @@ def check_metrics(metrics: Mapping[str, float] | None) -> dict[str, float] | Non
     """Return the metrics with names as strings and values as plain floats.
 
     Raises:
-        InvalidArgumentError: A value is not a number.
+        InvalidArgumentError: It is no mapping, or a value is not a number that a float can hold.
     """
     if metrics is None:
         return None
+    if not isinstance(metrics, Mapping):
+        raise InvalidArgumentError(
+            f"metrics={metrics!r}: expected a dict of numbers by name, found "
+            f"{type(metrics).__name__}"
+        )
     checked = {}
     for name, value in metrics.items():
         try:
@@ -57,6 +62,10 @@ def check_metrics(metrics: Mapping[str, float] | None) -> dict[str, float] | Non
         except (TypeError, ValueError) as error:
             raise InvalidArgumentError(
                 f"metrics[{name!r}]: expected a number, found {value!r}"
+            ) from error
+        except OverflowError as error:
+            raise InvalidArgumentError(
+                f"metrics[{name!r}]: expected a number that a float can hold, found a larger one"
             ) from error
     return checked
 
@@ -91,6 +100,17 @@ def check_timeout(timeout_secs: float | None) -> float | None:
     return timeout_secs
 
 
+def check_flag(name: str, given: object) -> bool:
+    """Return an argument that is True or False.
+
+    Raises:
+        InvalidArgumentError: It is neither.
+    """
+    if not isinstance(given, bool):
+        raise InvalidArgumentError(f"{name}={given!r}: expected True or False")
+    return given
+
+
 def check_request(like: object, only: object, partial: object, cast: object) -> RestoreRequest:
     """Return what a restore was asked for.
 
@@ -99,14 +119,13 @@ def check_request(like: object, only: object, partial: object, cast: object) -> 
     """
     prefixes = _prefixes("only", only)
     allowed = _prefixes("partial", partial) or NO_PREFIXES
-    if not isinstance(cast, bool):
-        raise InvalidArgumentError(f"cast={cast!r}: expected True or False")
-    if like is None and (allowed.names or cast):
+    casts = check_flag("cast", cast)
+    if like is None and (allowed.names or casts):
         raise InvalidArgumentError(
             f"{'partial' if allowed.names else 'cast'}: expected a state as like=..., with which "
             "the checkpoint is compared, found none"
         )
-    return RestoreRequest(like=like, only=prefixes, partial=allowed, cast=cast)
+    return RestoreRequest(like=like, only=prefixes, partial=allowed, cast=casts)
 
 
 def _prefixes(name: str, given: object) -> PathPrefixes | None:

@@ -17,21 +17,24 @@ import logging
 import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
+from holdfast.adapt.contract import Framework
 from holdfast.adapt.detect import find_framework
 from holdfast.agent import protocol
 from holdfast.agent.control_block import ATTEMPT, TARGET_DURABLE, TARGET_PREEMPTION, TARGET_RAM
+from holdfast.agent.metric_families import AgentMetrics, flat
 from holdfast.clock import Clock, SystemClock, process_age_secs
 from holdfast.engine.reading.metadata import CheckpointMetadata, metadata_of
 from holdfast.engine.reading.process_values import process_values_of
 from holdfast.engine.reading.view import View, find_newest_sound, find_sound
-from holdfast.errors import FencedError, HoldfastError
+from holdfast.errors import FencedError, HoldfastError, InvalidArgumentError
 from holdfast.events.schema import ManagerOpened
 from holdfast.format.names import CheckpointId
 from holdfast.job.opening import open_run
-from holdfast.job.options import Options, RamTier, checked_signals
+from holdfast.job.options import Options, RamTier, RemoteTier, checked_signals, remote_tier
 from holdfast.job.rendezvous import Rendezvous
 from holdfast.manager import arguments, terminal
 from holdfast.manager.finisher import Finisher
@@ -41,11 +44,15 @@ from holdfast.manager.overhead import OverheadMeter, meter_for
 from holdfast.manager.planning import Planner, Taking
 from holdfast.manager.preemption import PreemptionSignals
 from holdfast.manager.progress import STOPPED_BY, Progress
+from holdfast.manager.progress_bar import closing_state, progress_bar
+from holdfast.manager.remote_wait import newest_committed, wait_for_upload
+from holdfast.manager.restore_exchange import RestoreExchange
 from holdfast.manager.restore_votes import Votes
 from holdfast.manager.restorer import Restorer
 from holdfast.manager.restoring import RestoreReport
 from holdfast.manager.save_schedule import SaveSchedule
 from holdfast.manager.saver import Saver, SaveRequest, report_all, report_unknown
+from holdfast.manager.training_wait import TrainingWait
 from holdfast.manager.user_policies import UserPolicyThread, history, user_policies
 from holdfast.policy.preservation_policy import LatestN, PreservationPolicy
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy, SaveDecisionPolicy
@@ -79,10 +86,13 @@ class CheckpointManager:
         preservation_policy: Which checkpoints the durable tier keeps. The newest one is always
             kept. Default: `LatestN(3)`.
         ram: The tier in this host's memory. None disables it.
+        remote: A second durable tier: a URL, a path, or a `RemoteTier` with policies of its own.
+            The agents copy committed checkpoints there (docs/two_tiers.md). Default: none.
         takeover: Fence another live attempt on the run instead of raising `RunBusyError`.
         preemption_signals: The signals that announce a preemption. See `reached_preemption`.
-        framework: `jax`, `torch` or `numpy`. None: the one that the program uses, else NumPy, which
-            is for jobs of one process.
+        framework: `jax`, `torch` or `numpy`, or a `holdfast.torch.TorchFramework`, which has
+            options. None: the one that the program uses, else NumPy, which is for jobs of one
+            process.
 
     Raises:
         InvalidArgumentError: An argument is invalid, or the processes' arguments contradict each
@@ -90,7 +100,8 @@ class CheckpointManager:
         NotARunError: The directory holds other files, or the hosts do not share it.
         NewerFormatError: A newer version of Holdfast wrote the run.
         StorageError: The directory cannot be read or written.
-        RunBusyError: Another attempt on the run is live. The message names its host and processes.
+        RunBusyError: Another attempt on the run, or on its remote tier, is live. The message names
+            its host and processes.
         AgentUnavailableError: The host's agent cannot be started or reached.
         ProcessLostError: Another process of the job ended, or did not join in time.
 
@@ -107,9 +118,10 @@ class CheckpointManager:
         save_decision_policy: SaveDecisionPolicy | None = None,
         preservation_policy: PreservationPolicy | None = None,
         ram: RamTier | None = RamTier(),  # noqa: B008 - frozen, so that one default serves all
+        remote: str | os.PathLike[str] | RemoteTier | None = None,
         takeover: bool = False,
         preemption_signals: Sequence[int] = (signal.SIGTERM,),
-        framework: str | None = None,
+        framework: str | Framework | None = None,
     ) -> None:
         arguments.check_ram(ram)
         self._clock: Clock = SystemClock()
@@ -118,18 +130,24 @@ class CheckpointManager:
             save=save_decision_policy or ContinuousCheckpointingPolicy(),
             preservation=preservation_policy or LatestN(3),
             ram=ram,
+            remote=remote_tier(remote),
             takeover=takeover,
             preemption_signals=checked_signals(preemption_signals),
         )
         self.last_restore = None
         self._ends_well = True
-        self._is_waiting = False
         self._framework = find_framework(framework)
         self._processes = self._framework.processes()
         terminal.show_log(self._processes.rank, self._processes.count)
         self._rendezvous = Rendezvous(self._processes, self._clock)
         replace_open(directory)
-        self._run = run = open_run(directory, self._rendezvous, self._clock)
+        self._run = run = open_run(
+            directory,
+            self._rendezvous,
+            self._clock,
+            self._options.remote.place_text if self._options.remote is not None else None,
+            takeover=takeover,
+        )
         self._job = find_job(run, self._options, self._rendezvous, self._processes, self._clock)
         self._progress = Progress(self._clock)
         self._own: UserPolicyThread | None = None
@@ -138,6 +156,7 @@ class CheckpointManager:
             start = self._job.begin_agent()
             self._session = self._job.join(start, self._clock, self._on_notice, self._on_new_agent)
         self._steps = SaveSchedule(self._session.place.origin, self._options, self._processes.count)
+        self._wait = TrainingWait(self._session, self._clock)
         held = HeldResources(job=self._job, progress=self._progress, session=self._session)
         self._lifetime = Lifetime(run.location.text, held, self._steps.check_every_step)
         with self._lifetime.closed_on_error():
@@ -150,7 +169,9 @@ class CheckpointManager:
                     secs=round(self._clock.monotonic() - opened_secs, 4),
                 )
             )
-        self._show(terminal.opening_text(run.location, self._session.place))
+        has_copies = self._job.attach.host_count > 1 and self._job.attach.copies > 1
+        place, remote = self._session.place, self._options.remote
+        self._show(terminal.opening_text(run.location, place, remote, has_copies=has_copies))
 
     def _begin(self, held: HeldResources) -> None:
         self._meter = meter_for(self._options)
@@ -161,6 +182,8 @@ class CheckpointManager:
             self._session, self._run.durable, self._progress, self._clock
         )
         self._metric_names = arguments.MetricNames(self._options.preservation, self._processes.rank)
+        if self._job.reads_together:
+            self._votes.read_together(self._restore_exchange())
         self._restorer = Restorer(
             framework=self._framework,
             votes=self._votes,
@@ -171,12 +194,26 @@ class CheckpointManager:
             meter=self._meter,
             clock=self._clock,
             look=self._look,
+            look_at_newest=self._look_at_newest,
         )
         self._finisher = Finisher(self._rendezvous, self._votes, self._restorer)
         signals = self._options.preemption_signals
         self._signals = held.signals = PreemptionSignals(signals, self._on_stop_signal, self._clock)
         self._own = held.own = self._start_user_policies()
         self._session.start_watching(self._progress.pending)
+
+    def _restore_exchange(self) -> RestoreExchange:
+        def is_lost() -> bool:
+            return self._votes.trouble is not None
+
+        rank = self._processes.rank
+        return RestoreExchange(
+            rendezvous=self._rendezvous,
+            place=lambda: self._job.exchange_place(self._session, rank, is_lost),
+            group=self._run.group,
+            clock=self._clock,
+            trouble=lambda: self._votes.trouble,
+        )
 
     def __enter__(self) -> CheckpointManager:
         self._lifetime.check_call("enter")
@@ -330,7 +367,9 @@ class CheckpointManager:
         request = arguments.check_request(state, only, partial, cast)
         number = None if step is None else arguments.check_step(step)
         restored = self._restorer.read(number, request)
-        if restored is not None:
+        if restored is None:
+            self._restorer.start_again()
+        else:
             self._restorer.go_on_from(restored)
             self.last_restore, state = restored.report, restored.state
             self._show(f"resumed from {terminal.restore_text(restored.report)}")
@@ -395,7 +434,7 @@ class CheckpointManager:
         Only checkpoints of the current timeline count, not those of abandoned branches.
         """
         self._lifetime.check_call("latest_step")
-        newest = find_newest_sound(self._look)
+        newest = find_newest_sound(self._look_at_newest) or find_newest_sound(self._look)
         return newest.step if newest else None
 
     def all_steps(self) -> list[int]:
@@ -422,8 +461,7 @@ class CheckpointManager:
         preempted_at = self._steps.preempted_at
         return preempted_at is not None and arguments.check_step(step) >= preempted_at
 
-    @contextlib.contextmanager
-    def waiting(self, reason: str = "data") -> Iterator[None]:
+    def waiting(self, reason: str = "data") -> AbstractContextManager[None]:
         """Report the duration of the block as a wait of the training, for `holdfast report`.
 
         ```python
@@ -432,6 +470,7 @@ class CheckpointManager:
         ```
 
         Entering and leaving writes to shared memory only. Of nested blocks the outermost counts.
+        Each block takes a call of its own.
 
         Args:
             reason: What the training waits for: `data`, `evaluation` or `other`.
@@ -440,20 +479,29 @@ class CheckpointManager:
             InvalidArgumentError: The reason is none of these.
         """
         self._lifetime.check_call("waiting")
-        index = arguments.check_wait_reason(reason)
-        if self._is_waiting:
-            yield
-            return
-        began_secs, self._is_waiting = self._clock.monotonic(), True
-        self._session.place.begin_wait(index, began_secs)
-        try:
-            yield
-        finally:
-            self._is_waiting = False
-            if not self._session.is_closed:
-                self._session.place.end_wait(index, self._clock.monotonic() - began_secs)
+        return self._wait.of(arguments.check_wait_reason(reason))
 
-    def wait_until_finished(self, timeout_secs: float | None = None) -> None:
+    def metrics(self) -> dict[str, float]:
+        """Return what this host's agent has counted, as numbers by name, for a logger.
+
+        ```python
+        if step % 100 == 0:
+            wandb.log(manager.metrics(), step=step)
+        ```
+
+        Names are those of docs/metrics.md with slashes: `holdfast/checkpoint_age_seconds/durable`.
+        The call asks the agent, which takes about a millisecond: it is not for every short step.
+
+        Raises:
+            AgentUnavailableError: No agent can be reached.
+            InvalidArgumentError: The manager is closed, or another thread uses it.
+        """
+        self._lifetime.check_call("metrics")
+        return flat(self._session.call("metrics", protocol.Empty(), AgentMetrics))
+
+    def wait_until_finished(
+        self, timeout_secs: float | None = None, *, remote: bool = False
+    ) -> None:
         """Wait until all accepted saves have ended and the preservation policy is applied.
 
         A save for the durable tier ends when it is durable; a save for RAM alone ends when the
@@ -462,6 +510,8 @@ class CheckpointManager:
         Args:
             timeout_secs: The longest wait in seconds. None waits without a limit, or for 5 s after
                 a preemption for which the hosts did not agree on a step.
+            remote: Wait also until the remote tier has the newest durable checkpoint, whatever its
+                policy says. For programs whose agent ends with them, as in a container.
 
         Raises:
             SaveFailedError: Saves failed, were dropped or are not confirmed, or no agent answers.
@@ -472,7 +522,20 @@ class CheckpointManager:
         checked_secs = arguments.check_timeout(timeout_secs)
         if checked_secs is None and self._steps.is_unconfirmed:
             checked_secs = CUT_CLOSE_SECS
+        if remote and self._run.remote is None:
+            raise InvalidArgumentError(
+                "wait_until_finished(remote=True): expected a manager with a remote tier, found "
+                "none; open the run with CheckpointManager(..., remote=...)"
+            )
+        began_secs = self._clock.monotonic()
         self._progress.wait_until_finished(checked_secs)
+        if remote and self._run.remote is not None:
+            newest = newest_committed(self._run.durable)
+            if newest is not None:
+                self._session.call("upload", protocol.Empty(), protocol.Empty)
+                if checked_secs is not None:
+                    checked_secs -= min(self._clock.monotonic() - began_secs, checked_secs)
+                wait_for_upload(self._run.remote, newest, checked_secs, self._clock)
 
     def delete(self, step: int) -> None:
         """Remove the checkpoint of `step` from every tier, on all hosts.
@@ -519,6 +582,9 @@ class CheckpointManager:
     def close(self) -> None:
         """Wait until all accepted saves are durable, then detach from the agent.
 
+        The call does not wait for a remote tier: the agent stays until that has the newest
+        checkpoint. See `wait_until_finished`.
+
         Further calls do nothing. If the process is killed during the wait, the agent continues with
         the parts that are sealed in RAM. A warning is logged if the last step passed to `save` was
         not saved; see `finish`. If an exception such as a Ctrl-C interrupts the call, call it again
@@ -537,8 +603,10 @@ class CheckpointManager:
         try:
             with self._blocking():
                 self._finisher.close(warns=self._ends_well)
-                is_unconfirmed = self._steps.is_unconfirmed
-                self._progress.wait_until_finished(CUT_CLOSE_SECS if is_unconfirmed else CLOSE_SECS)
+                secs = CUT_CLOSE_SECS if self._steps.is_unconfirmed else CLOSE_SECS
+                is_first = self._processes.rank == 0
+                with progress_bar("closing", closing_state(self._progress), is_on=is_first):
+                    self._progress.wait_until_finished(secs)
         except HoldfastError:
             self._release()
             raise
@@ -659,12 +727,15 @@ class CheckpointManager:
     def _look(self) -> View:
         return self._job.load_view(self._session, self._clock)
 
+    def _look_at_newest(self) -> View:
+        return self._job.load_newest_view(self._session, self._clock)
+
     def _on_notice(self, notice: protocol.Notice) -> None:
         if self._own is not None:
             self._own.on_notice(notice)
         self._votes.on_notice(notice, self._run.group)
         if notice.kind == "lost" or (notice.kind == "fenced" and notice.data == self._run.group):
-            self._progress.stop(STOPPED_BY[notice.kind](notice.reason))
+            self._progress.stop_saving(STOPPED_BY[notice.kind](notice.reason))
         elif notice.kind == "warning":
             log.warning("agent: %s", notice.reason)
         elif notice.kind == "unknown" and notice.id is not None:

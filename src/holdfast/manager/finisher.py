@@ -123,9 +123,10 @@ def agreed_plan(rendezvous: Rendezvous, votes: Votes, ending: Ending) -> FinishP
     def judged(values: list[str]) -> str:
         return json_text(Agreed(plan_of([decode(value, Ending) for value in values])))
 
-    answer = rendezvous.decide(
-        FINISH, json_text(ending), judged, FINISH_SECS, lambda: votes.trouble
-    )
+    with votes.watching():
+        answer = rendezvous.decide(
+            FINISH, json_text(ending), judged, FINISH_SECS, lambda: votes.trouble
+        )
     return decode(answer, Agreed).plan
 
 

@@ -6,6 +6,7 @@ serves other hosts, and no other host is contacted.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ from holdfast.agent.launch import (
 )
 from holdfast.agent.protocol import AgentStatus, Attach, Empty, Notice, PeerAddresses
 from holdfast.clock import Clock
-from holdfast.engine.reading.view import RamTiers, View, view_of
+from holdfast.engine.reading.exchange import ExchangePlace
+from holdfast.engine.reading.view import RamTiers, View, newest_view_of, view_of
 from holdfast.errors import AgentUnavailableError, HoldfastError
 from holdfast.job.opening import OpenRun
 from holdfast.job.options import Options
@@ -63,6 +65,10 @@ class JobPeers:
         self._store_at = store_at
         self._stores = {host: store_at(address) for host, address in addresses.items()}
 
+    def by_host(self) -> dict[str, PeerStore]:
+        """Return each host's RAM store by the host's name."""
+        return dict(self._stores)
+
     def ram_stores(self) -> list[PeerStore]:
         """Return each host's RAM store, at the newest address known."""
         return list(self._stores.values())
@@ -95,6 +101,8 @@ class JobContext:
         replicas: The failure domains, from which replicas are planned.
         peers: The RAM of the other hosts.
         durable: The durable tier, for reading.
+        remote: The remote tier, for reading; None if the run has none.
+        hosts: The host of each rank.
     """
 
     config: AgentConfig
@@ -103,6 +111,29 @@ class JobContext:
     replicas: Replicas
     peers: JobPeers
     durable: DurableStore
+    remote: DurableStore | None = None
+    hosts: tuple[str, ...] = ()
+
+    @property
+    def reads_together(self) -> bool:
+        """Whether several ranks may read from a bucket, and so divide what they read."""
+        is_remote = self.durable.is_remote or (self.remote is not None and self.remote.is_remote)
+        return len(self.hosts) > 1 and is_remote
+
+    def exchange_place(
+        self, session: AgentSession, rank: int, is_lost: Callable[[], bool]
+    ) -> ExchangePlace | None:
+        """Return where a rank passes on what it has read; None without a RAM tier."""
+        ram_folder = session.place.ram_folder
+        if ram_folder is None:
+            return None
+        return ExchangePlace(
+            rank=rank,
+            ram_folder=ram_folder,
+            hosts=self.hosts,
+            peers=self.peers.by_host(),
+            is_lost=is_lost,
+        )
 
     def begin_agent(self) -> AgentStart:
         """Start this host's agent where there is none, and do not wait for it; `join` does."""
@@ -126,17 +157,38 @@ class JobContext:
         )
 
     def load_view(self, session: AgentSession, clock: Clock) -> View:
-        """List what can be read now in this host's RAM, other hosts' RAM and the durable tier."""
+        """List what can be read now in this host's RAM, other hosts' RAM and the durable tiers."""
+        return self._view(session, clock, view_of)
+
+    def load_newest_view(self, session: AgentSession, clock: Clock) -> View:
+        """List the newest checkpoints that can be read now, with few requests.
+
+        Until this process has saved, the durable tier is listed by the agent, once for all ranks of
+        this host. If one of these checkpoints cannot be read, `load_view` lists what is there then.
+        With a remote tier everything is listed: the newest checkpoint may be there alone.
+        """
+        if self.remote is not None:
+            return self.load_view(session, clock)
+        shared = session.newest_listing()
+        return self._view(session, clock, functools.partial(newest_view_of, newest=shared))
+
+    def _view(
+        self,
+        session: AgentSession,
+        clock: Clock,
+        view_of_stores: Callable[[list[ReadableStore], DurableStore], View],
+    ) -> View:
         self.attempt.number = session.place.attempt
-        view = view_of(self._stores(session, clock), self.durable)
+        view = view_of_stores(self._stores(session, clock), self.durable)
         if view.unlisted and self.peers.update_addresses(_addresses(session)):
             # A restarted agent serves at another address than when the job began.
-            view = view_of(self._stores(session, clock), self.durable)
+            view = view_of_stores(self._stores(session, clock), self.durable)
         return view
 
     def _stores(self, session: AgentSession, clock: Clock) -> list[ReadableStore]:
         tiers = RamTiers(session.place.ram_folder, self.peers.ram_stores(), clock)
-        return [*tiers.stores(), self.durable]
+        remote = [self.remote] if self.remote is not None else []
+        return [*tiers.stores(), self.durable, *remote]
 
     def close(self) -> None:
         """Close the connections to other hosts, and release the run's directory."""
@@ -178,6 +230,8 @@ def find_job(
         durable=open_durable(
             run.durable.home, clock, reads_directly=hosts.count_ranks(host_name()) == 1
         ),
+        remote=run.remote,
+        hosts=hosts.host_of_each(),
     )
 
 
@@ -193,9 +247,9 @@ def _peer_config(options: Options, token_file: str) -> PeerConfig:
 def _config(run: OpenRun, options: Options, peers: PeerConfig | None) -> AgentConfig:
     """Return the configuration of this host's agent; its folder is chosen when it starts."""
     # Raises if the directory was removed, and follows one that was moved.
-    run.durable.home.current()
+    run.durable.home.current_folder()
     return AgentConfig(
-        run=run.durable.home.text,
+        run=run.durable.home.location_text,
         run_id=run.run_id,
         host=host_name(),
         folder="",
@@ -252,6 +306,7 @@ def _attach(run: OpenRun, options: Options, processes: Processes, hosts: JobHost
         takeover=options.takeover,
         durable=options.durable_policies,
         ram=options.ram_policies,
+        remote=options.remote_request,
         ram_limit_bytes=ram.limit_bytes if ram is not None else None,
         linger_secs=_linger_secs(options),
         leader=hosts.leader,
@@ -259,6 +314,7 @@ def _attach(run: OpenRun, options: Options, processes: Processes, hosts: JobHost
         addresses={host: address for host, address in addresses.items() if address is not None},
         domain=next(host.domain for host in hosts.hosts if host.name == own),
         copies=ram.copies if ram is not None else 1,
+        metrics=options.metrics,
     )
 
 

@@ -171,7 +171,7 @@ class Lifetime:
         self._on_end()
         progress = self._held.progress
         progress.wait(lambda sealed, finished: sealed, REPLACE_SECS)
-        progress.stop(self._error)
+        progress.stop_saving(self._error)
         self.close(REPLACE_SECS)
 
     def signals(self) -> tuple[signal.Signals, ...]:

@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.adapt.contract import ArrayOutline, Framework, Outline, Snapshot
+from holdfast.adapt.contract import ArrayOutline, Framework, Snapshot
 from holdfast.adapt.detect import find_framework
 from holdfast.agent.agent_directory import host_name
 from holdfast.clock import Clock, SystemClock
@@ -34,7 +34,18 @@ from holdfast.engine.lifecycle.commit import commit
 from holdfast.engine.lifecycle.run import create_run, read_run_record
 from holdfast.engine.saving.part_writer import write_part
 from holdfast.errors import HoldfastError, InvalidArgumentError
-from holdfast.format.names import CHECKPOINTS, MANIFEST, CheckpointId
+from holdfast.format.names import (
+    EVENTS,
+    LEASES,
+    MANIFESTS,
+    RUN_FILE,
+    CheckpointId,
+    attempt_keys,
+    image_key,
+    manifest_key,
+    parse_part_name,
+    part_key,
+)
 from holdfast.format.records import RunPlace
 from holdfast.manager import arguments
 from holdfast.manager.planning import Planner, Taking
@@ -66,12 +77,14 @@ def save(
             complete.
 
     Raises:
-        InvalidArgumentError: `path` exists; with `overwrite`, it exists and no `save` made it.
+        InvalidArgumentError: `path` exists; with `overwrite`, no `save` made all of it. Or an
+            argument is of another type.
         UnsupportedLeafError: a leaf cannot be saved.
         OutOfSpaceError, StorageError: it could not be written. In all cases nothing has changed.
     """
     directory = _directory(path)
     checked = arguments.check_metrics(metrics)
+    arguments.check_flag("overwrite", overwrite)
     clock = SystemClock()
     with translated("save to", directory):
         _check_target(directory, overwrite, clock)
@@ -107,7 +120,8 @@ def _directory(path: object) -> Path:
     location = RunLocation.parse(path)
     if location.is_url:
         raise InvalidArgumentError(
-            f"save to {location}: expected a path, found a URL; save to a directory"
+            f"save to {location}: expected a path, found a URL; save to a directory, or save to "
+            "the URL with a CheckpointManager"
         )
     return location.folder
 
@@ -130,17 +144,45 @@ def _check_target(directory: Path, overwrite: bool, clock: Clock) -> None:
             f"save to {directory}: expected what an earlier save made, found something else, which "
             "is not overwritten; remove it, or give a new path"
         )
+    _check_no_foreign_file(directory)
+
+
+def _check_no_foreign_file(directory: Path) -> None:
+    """Check that `directory`, an earlier save's, has no file that a user put there.
+
+    Raises:
+        InvalidArgumentError: names the first ones.
+    """
+    keys = sorted(
+        (Path(folder) / name).relative_to(directory).as_posix()
+        for folder, folders, files in os.walk(directory)
+        for name in [*files, *(n for n in folders if os.path.islink(os.path.join(folder, n)))]
+    )
+    made = {RUN_FILE, *attempt_keys(SAVED.attempt), manifest_key(SAVED)}
+    for part in filter(None, (parse_part_name(key.rpartition("/")[2]) for key in keys)):
+        made |= {part_key(SAVED, *part), image_key(SAVED, *part)}
+    unfinished = {key for key in keys if re.fullmatch(rf"(.*/)?\..+{re.escape(UNFINISHED)}", key)}
+    foreign = [key for key in keys if key not in made | unfinished]
+    if foreign:
+        raise InvalidArgumentError(
+            f"save to {directory}: expected only what an earlier save made there, found "
+            f"{', '.join(foreign[:5])}, which would be removed; move it away, or give a new path"
+        )
 
 
 def is_saved_one(directory: Path, clock: Clock) -> bool:
-    """Return whether `directory` is a run of the one attempt and checkpoint that a save makes."""
+    """Return whether `directory` is a run of the one attempt and checkpoint that a save makes.
+
+    A run that a manager has trained has events, even with no other checkpoint.
+    """
     store = DiskStore(directory, clock)
     try:
         read_run_record(store, str(directory))
         found = attempt_numbers(store), [*list_checkpoints(store)]
     except HoldfastError:
         return False
-    return found == ([SAVED.attempt], [SAVED]) and not directory.is_symlink()
+    is_trained = any(os.path.lexists(directory / name) for name in (EVENTS, LEASES))
+    return found == ([SAVED.attempt], [SAVED]) and not is_trained and not directory.is_symlink()
 
 
 @contextlib.contextmanager
@@ -177,7 +219,7 @@ def remove_leftovers(directory: Path) -> None:
     with contextlib.suppress(OSError):
         for left in [path for path in directory.parent.iterdir() if named.fullmatch(path.name)]:
             for fd in _lock(left):
-                if is_there or not any(left.glob(f"{CHECKPOINTS}/*/{MANIFEST}")):
+                if is_there or not any(left.glob(f"{MANIFESTS}/*.json")):
                     shutil.rmtree(left, ignore_errors=True)
                 os.close(fd)
 
@@ -212,9 +254,7 @@ def _snapshot(framework: Framework, tree: object) -> Snapshot:
     if any(ranks != (0,) for array in outline.arrays for ranks in array.placement.holders):
         rank = framework.processes().rank
         arrays = tuple(_as_own(array, rank) for array in outline.arrays)
-        snapshot.outline = Outline(
-            arrays=arrays, containers=outline.containers, process_values=outline.process_values
-        )
+        snapshot.outline = replace(outline, arrays=arrays)
     return snapshot
 
 
@@ -247,7 +287,7 @@ def _write(
 
 def begin_run(store: DiskStore, directory: Path, clock: Clock) -> str:
     """Begin a run in `store`, whose directory will be renamed to `directory`; return its id."""
-    built = store.home.place()
+    built = store.home.recorded_place()
     # A rename keeps the inode; with the path it will have, the run is where its record says.
     place = RunPlace(inode=built.inode, path=str(directory)) if built is not None else None
     record = create_run(store, str(directory), clock.new_token(), clock.now(), place)

@@ -16,11 +16,7 @@ from collections import deque
 
 from holdfast.job.options import Options
 from holdfast.manager.progress import Reach, SavesInFlight
-from holdfast.policy.save_decision_policy import (
-    AnySavePolicy,
-    ContinuousCheckpointingPolicy,
-    SaveDecisionPolicy,
-)
+from holdfast.policy.save_decision_policy import has_budget
 
 QUIET_COUNT_MIN = 5
 """How many quiet steps a cost needs for comparison."""
@@ -32,17 +28,11 @@ COST_COUNT_MAX = 5
 
 def meter_for(options: Options) -> OverheadMeter | None:
     """Return a meter if a policy has a budget, else None, so that no step has to read the clock."""
-    has_ram = options.ram is not None and _has_budget(options.ram.save_decision_policy)
-    if not _has_budget(options.save):
+    of_ram = options.ram.save_decision_policy if options.ram is not None else None
+    has_ram = of_ram is not None and has_budget(of_ram)
+    if not has_budget(options.save):
         return OverheadMeter(Reach.SEALED) if has_ram else None
     return OverheadMeter(Reach.FINISHED if has_ram else Reach.DURABLE)
-
-
-def _has_budget(policy: SaveDecisionPolicy | None) -> bool:
-    members = policy.policies if isinstance(policy, AnySavePolicy) else (policy,)
-    return any(
-        isinstance(m, ContinuousCheckpointingPolicy) and m.max_overhead is not None for m in members
-    )
 
 
 class OverheadMeter:

@@ -294,7 +294,7 @@ class Progress:
                 self._failures.append(error)
             self._has_failed = True
 
-    def stop(self, error: HoldfastError) -> None:
+    def stop_saving(self, error: HoldfastError) -> None:
         """End all saving with `error`, which is raised once; waits for accepted saves end."""
         with self._changed:
             self._saves.clear()
@@ -308,11 +308,11 @@ class Progress:
 
     @contextlib.contextmanager
     def stopped_by(self, kind: type[HoldfastError]) -> Iterator[None]:
-        """End all saving if an error of class `kind` leaves the block; see `stop`."""
+        """End all saving if an error of class `kind` leaves the block; see `stop_saving`."""
         try:
             yield
         except kind as error:
-            self.stop(error)
+            self.stop_saving(error)
             self.raise_failure()
             raise
 

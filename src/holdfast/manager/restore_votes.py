@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 import msgspec
 
@@ -12,6 +12,7 @@ from holdfast.errors import FencedError, HoldfastError, ProcessLostError
 from holdfast.format.json_codec import decode
 from holdfast.format.names import CheckpointId
 from holdfast.job.rendezvous import Rendezvous, json_text
+from holdfast.manager.restore_exchange import RestoreExchange
 from holdfast.manager.restoring import Rounds
 
 VOTE_SECS = 3600.0
@@ -51,6 +52,7 @@ class Votes:
     def __init__(self, rendezvous: Rendezvous) -> None:
         self._rendezvous = rendezvous
         self._trouble: HoldfastError | None = None
+        self._lost: Callable[[], HoldfastError | None] | None = None
         self.rounds = Rounds(
             vote=self._vote,
             meet=self._meet,
@@ -62,7 +64,20 @@ class Votes:
     @property
     def trouble(self) -> HoldfastError | None:
         """The error that ended another rank or fenced all of them; None if there is none."""
-        return self._trouble
+        return self._trouble or (self._lost() if self._lost is not None else None)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Notice within the block that a rank ended with its host. All ranks enter it together."""
+        with self._rendezvous.watching_ranks() as self._lost:
+            try:
+                yield
+            finally:
+                self._lost = None
+
+    def read_together(self, exchange: RestoreExchange) -> None:
+        """Let each round agree on what the ranks read together."""
+        self.rounds.join, self.rounds.end_round = exchange.join, exchange.end_round
 
     def on_notice(self, notice: Notice, group: str) -> None:
         """End the wait if the agent reports that a rank of `group` has ended, on any host."""
@@ -77,12 +92,12 @@ class Votes:
         return self._rendezvous.propagating_errors(NAME)
 
     def _meet(self) -> None:
-        self._rendezvous.decide(MEETING, "", lambda values: "", VOTE_SECS, lambda: self._trouble)
+        self._rendezvous.decide(MEETING, "", lambda values: "", VOTE_SECS, lambda: self.trouble)
 
     def _vote(self, good: bool, found: CheckpointId | None) -> tuple[bool, int]:
         ballot = Ballot(good, (found.step, found.attempt) if found else None)
         answer = self._rendezvous.decide(
-            NAME, json_text(ballot), _judged, VOTE_SECS, lambda: self._trouble
+            NAME, json_text(ballot), _judged, VOTE_SECS, lambda: self.trouble
         )
         decided = decode(answer, RestoreVerdict)
         return decided.good, decided.limit

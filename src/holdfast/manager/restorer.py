@@ -6,22 +6,26 @@ the run; the later checkpoints then become an abandoned branch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from holdfast.adapt.contract import Framework, RestoreRequest
+from holdfast.agent.control_block import NO_STEP
 from holdfast.clock import Clock
-from holdfast.engine.reading.view import View
+from holdfast.engine.reading.restore import RestoreTally
+from holdfast.engine.reading.view import View, newest_first
 from holdfast.errors import StepExistsError
 from holdfast.events.schema import SHOWN_MAX, StateRead, StateRestored
 from holdfast.manager.agent_session import AgentSession
 from holdfast.manager.arguments import raise_step_order
 from holdfast.manager.overhead import OverheadMeter
 from holdfast.manager.progress import Progress
+from holdfast.manager.progress_bar import BarState, progress_bar
 from holdfast.manager.restore_votes import Votes
 from holdfast.manager.restoring import RestoredState, restore_newest, restore_step
 from holdfast.manager.save_schedule import SaveSchedule
 from holdfast.manager.saver import Saver
+from holdfast.quantities import size_text
 
 SETTLE_SECS = 600.0
 """How long a restore waits until the saves in progress have ended."""
@@ -33,6 +37,7 @@ class Restorer:
 
     Attributes:
         look: Lists what can be read now.
+        look_at_newest: Lists the newest checkpoints of that, with few requests.
     """
 
     framework: Framework
@@ -44,6 +49,7 @@ class Restorer:
     meter: OverheadMeter | None
     clock: Clock
     look: Callable[[], View]
+    look_at_newest: Callable[[], View]
 
     def read(self, step: int | None, request: RestoreRequest) -> RestoredState | None:
         """Restore the checkpoint of `step`, or the newest if `step` is None.
@@ -58,10 +64,17 @@ class Restorer:
         """
         self.settle()
         rounds = self.votes.rounds
-        if step is None:
-            restored = restore_newest(self.look, self.framework, request, rounds, self.clock)
-        else:
-            restored = restore_step(self.look, step, self.framework, request, rounds, self.clock)
+        looks = (self.framework, request, rounds, self.clock)
+        tallies: list[RestoreTally] = []
+        with (
+            self.votes.watching(),
+            progress_bar("restoring", lambda: _bar_state(tallies), is_on=rounds.rank == 0),
+        ):
+            if step is None:
+                look = newest_first(self.look_at_newest, self.look)
+                restored = restore_newest(look, *looks, tallies.append)
+            else:
+                restored = restore_step(self.look, step, *looks, tallies.append)
         if self.meter is not None:
             self.meter.paused()
         return restored
@@ -72,18 +85,30 @@ class Restorer:
         self._report(StateRead, restored)
 
     def go_on_from(self, restored: RestoredState) -> None:
-        """Move the run to the restored checkpoint: a new attempt, unless it is the newest one."""
+        """Move the run to the restored checkpoint: a new attempt, unless it is the newest one.
+
+        A step that was saved after it and was deleted, or failed, needs a new attempt as well:
+        within an attempt a step names one checkpoint only.
+        """
         found = restored.id
         # Published first, so that targets that the agent sets from now on are above this step.
         place = self.session.place
         place.control.cells[place.step_cell] = found.step
         self.saver.reuse_nothing()
-        timeline = self.look().timeline
-        if timeline and timeline[-1] != found:
+        if not restored.is_newest or self.steps.has_accepted_after(found.step):
             self.session.branch((found.step, found.attempt))
         # Last, because an exception before this must leave the training's position unchanged.
         self.steps.went_back(found.step)
         self._report(StateRestored, restored)
+
+    def start_again(self) -> None:
+        """Set the position before the first step: the run has no checkpoint to continue from."""
+        place = self.session.place
+        place.control.cells[place.step_cell] = NO_STEP
+        self.saver.reuse_nothing()
+        if self.steps.has_accepted_after(NO_STEP):
+            self.session.branch(None)
+        self.steps.went_back(NO_STEP)
 
     def check_order(self, step: int, *, force: bool) -> int:
         """Check that `step` may be saved now; with `force`, begin a branch if that is needed.
@@ -147,3 +172,14 @@ class Restorer:
                 passed_over=report.passed_over[:SHOWN_MAX],
             )
         )
+
+
+def _bar_state(tallies: Sequence[RestoreTally]) -> BarState | None:
+    """Return how far the newest try of a restore is; None before it reads."""
+    if not tallies or not tallies[-1].wanted_bytes:
+        return None
+    tally = tallies[-1]
+    with tally.lock:
+        read_bytes = sum(tally.bytes_by_tier.values())
+    text = f"{size_text(read_bytes)} of {size_text(tally.wanted_bytes)}"
+    return BarState(read_bytes / tally.wanted_bytes, text)

@@ -6,20 +6,24 @@ Invariants:
 - A rank keeps a checkpoint only if all ranks could read it; otherwise all continue with an older
   one.
 - An error that ends the restore of a rank before its vote ends the restore on all ranks.
+- Before they read, the ranks agree on what they read together from a bucket: once in each round, on
+  every rank, whether or not it has found a checkpoint.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from holdfast.adapt.contract import Framework, Restoration, RestoreRequest
 from holdfast.clock import Clock
-from holdfast.engine.reading.restore import RestoreTally, fill_targets
+from holdfast.engine.reading.exchange import Exchange
+from holdfast.engine.reading.restore import Filling, RestoreTally
 from holdfast.engine.reading.sources import CheckpointSources
-from holdfast.engine.reading.view import View
+from holdfast.engine.reading.spans import Wants
+from holdfast.engine.reading.view import View, read_step
 from holdfast.errors import (
     CheckpointDamagedError,
     ObjectNotFoundError,
@@ -30,6 +34,7 @@ from holdfast.errors import (
 from holdfast.format.names import STEP_MAX, CheckpointId
 from holdfast.format.paths import Path, path_name
 from holdfast.format.values import decode_value
+from holdfast.garbage import nothing_collected
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +54,8 @@ class RestoreReport:
         step: The step that was restored.
         attempt: The attempt that saved it.
         sources: The bytes of arrays that were read, by tier (`ram`, `durable`).
+        shared: How many of these bytes another process of the job had read from the bucket, and
+            passed on through RAM.
         skipped: (step, attempt, reason) of each newer checkpoint that could not be restored.
         passed_over: Each bad copy, with the reason, for which another copy was read instead.
         left_out: The names of the objects whose states were saved but not requested.
@@ -64,6 +71,11 @@ class RestoreReport:
     left_out: tuple[str, ...]
     kept: tuple[str, ...]
     seconds: float
+    shared: int = 0
+
+
+def _alone(checkpoint: CheckpointId | None, wants: Wants) -> Exchange | None:
+    return None
 
 
 @dataclass(slots=True)
@@ -82,6 +94,9 @@ class Rounds:
             after the older checkpoint was released there and before the newer one was complete.
         is_outside: Whether this reader is no process of the run's job. It then neither borrows
             memory that the run writes to again, nor has states of objects of its own.
+        join: Agrees with the other ranks on what they read together, from the checkpoint and what
+            this rank reads of it at a service. Later calls in a round return None.
+        end_round: Ends the round, after the vote.
     """
 
     vote: Callable[[bool, CheckpointId | None], tuple[bool, int]]
@@ -90,6 +105,8 @@ class Rounds:
     propagating_errors: Callable[[], AbstractContextManager[object]] = nullcontext
     meet: Callable[[], None] = lambda: None
     is_outside: bool = False
+    join: Callable[[CheckpointId | None, Wants], Exchange | None] = _alone
+    end_round: Callable[[], None] = lambda: None
 
 
 def outside_rounds() -> Rounds:
@@ -109,15 +126,27 @@ class RestoredState:
     state: object
     report: RestoreReport
     id: CheckpointId
+    is_newest: bool
+    """Whether it was the newest one of the timeline when it was restored."""
 
 
 @dataclass(slots=True)
 class _Try:
     id: CheckpointId
+    is_newest: bool
     error: Exception | None = None
     restoration: Restoration | None = None
     sources: CheckpointSources | None = None
+    filling: Filling | None = None
     tally: RestoreTally = field(default_factory=RestoreTally)
+
+
+OnBegun = Callable[[RestoreTally], None]
+"""Receives the tally of each checkpoint that is tried, before its first byte is read."""
+
+
+def no_watch(tally: RestoreTally) -> None:
+    """Ignore what a restore has read so far."""
 
 
 def restore_newest(
@@ -126,6 +155,7 @@ def restore_newest(
     request: RestoreRequest,
     rounds: Rounds,
     clock: Clock,
+    on_begun: OnBegun = no_watch,
 ) -> RestoredState | None:
     """Restore the newest checkpoint that every rank can read.
 
@@ -143,14 +173,18 @@ def restore_newest(
     limit = STEP_MAX + 1
     skipped: list[tuple[int, int, str]] = []
     while True:
-        with rounds.propagating_errors():
-            tried = _try_newest(look, limit, framework, request, rounds)
-        if tried is not None and tried.error is not None:
-            skipped.append((tried.id.step, tried.id.attempt, str(tried.error)))
-            log.warning("step %d cannot be restored, trying an older one: %s", *skipped[-1][::2])
-        good, limit = rounds.vote(
-            tried is None or tried.error is None, tried.id if tried is not None else None
-        )
+        with _round(rounds):
+            with rounds.propagating_errors():
+                tried = _try_newest(look, limit, framework, request, rounds, on_begun)
+                rounds.join(None, {})
+            if tried is not None and tried.error is not None:
+                reason = str(tried.error)
+                skipped.append((tried.id.step, tried.id.attempt, reason))
+                text = "step %d cannot be restored, trying an older one: %s"
+                log.warning(text, tried.id.step, reason)
+            good, limit = rounds.vote(
+                tried is None or tried.error is None, tried.id if tried is not None else None
+            )
         if good and tried is not None:
             return _finish(tried, request, rounds, skipped, clock.monotonic() - started)
         if tried is None:
@@ -163,12 +197,21 @@ def restore_newest(
                 return None
 
 
+@contextmanager
+def _round(rounds: Rounds) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        rounds.end_round()
+
+
 def _try_newest(
     look: Callable[[], View],
     limit: int,
     framework: Framework,
     request: RestoreRequest,
     rounds: Rounds,
+    on_begun: OnBegun,
 ) -> _Try | None:
     """Try the newest checkpoint below step `limit`; return None where there is none.
 
@@ -184,7 +227,7 @@ def _try_newest(
             return None
         if tried is not None and left[-1] == tried.id:
             return tried
-        tried = _try(view, left[-1], framework, request, rounds)
+        tried = _try(view, left[-1], framework, request, rounds, on_begun)
         if tried.error is None:
             return tried
     return tried
@@ -197,6 +240,7 @@ def restore_step(
     request: RestoreRequest,
     rounds: Rounds,
     clock: Clock,
+    on_begun: OnBegun = no_watch,
 ) -> RestoredState:
     """Restore the checkpoint of `step`.
 
@@ -208,15 +252,20 @@ def restore_step(
             this rank, or on another one.
         ProcessLostError: Another rank has ended.
     """
+
+    def read(view: View, checkpoint: CheckpointId) -> _Try:
+        tried = _try(view, checkpoint, framework, request, rounds, on_begun)
+        if tried.error is not None and rounds.is_outside:
+            # A live run may have deleted it meanwhile, so it is looked for again.
+            raise tried.error
+        return tried
+
     started = clock.monotonic()
     rounds.meet()
-    with rounds.propagating_errors():
-        view = look()
-        tried = _try(view, view.find(step), framework, request, rounds)
-        if tried.error is not None and rounds.is_outside:
-            # A live run may have deleted it meanwhile: then this raises StepNotFoundError.
-            look().find(step)
-    good, _ = rounds.vote(tried.error is None, tried.id)
+    with _round(rounds):
+        with rounds.propagating_errors():
+            tried = read_step(look, step, read)
+        good, _ = rounds.vote(tried.error is None, tried.id)
     if tried.error is not None:
         raise tried.error
     if not good:
@@ -230,11 +279,13 @@ def _try(
     framework: Framework,
     request: RestoreRequest,
     rounds: Rounds,
+    on_begun: OnBegun,
 ) -> _Try:
-    tried = _Try(checkpoint)
-    try:
-        tried.sources = view.sources(checkpoint)
-        tried.restoration = framework.restoration(tried.sources.spec, request)
+    tried = _Try(checkpoint, is_newest=view.timeline[-1] == checkpoint)
+    with _unreadable_noted(tried):
+        with nothing_collected():
+            tried.sources = view.sources(checkpoint)
+            tried.restoration = framework.restoration(tried.sources.spec, request)
         if rounds.is_outside and request.like is None and len(tried.sources.parts) > 1:
             tried.restoration.process_values = ()
         _check_processes(tried.sources, tried.restoration.process_values, rounds)
@@ -242,13 +293,27 @@ def _try(
         if rounds.is_outside:
             # A slot that this process borrows would be missing to the live run's next save.
             targets = [replace(target, take=None) for target in targets]
-        tried.tally = fill_targets(tried.sources, targets)
+        tried.filling = Filling(tried.sources, targets)
+    # The errors of other ranks leave this call; they are no reason to try an older checkpoint.
+    exchange = rounds.join(checkpoint, tried.filling.wants if tried.filling is not None else {})
+    if tried.filling is None or tried.restoration is None:
+        return tried
+    with _unreadable_noted(tried):
+        tried.tally = tried.filling.run(on_begun, exchange)
         tried.restoration.convert_dtypes()
+    tried.filling = None
+    return tried
+
+
+@contextmanager
+def _unreadable_noted(tried: _Try) -> Iterator[None]:
+    """Note an error of an unreadable checkpoint, and end the block."""
+    try:
+        yield
     except ObjectNotFoundError as error:
-        tried.error = CheckpointDamagedError(f"restore {checkpoint}: {error}")
+        tried.error = CheckpointDamagedError(f"restore {tried.id}: {error}")
     except BAD_COPY as error:
         tried.error = error
-    return tried
 
 
 def _check_processes(sources: CheckpointSources, paths: Sequence[Path], rounds: Rounds) -> None:
@@ -292,8 +357,11 @@ def _finish(
         left_out=_left_out(tried.sources, tried.restoration.process_values, request, rounds),
         kept=tuple(map(path_name, tried.restoration.kept)),
         seconds=round(seconds, 4),
+        shared=tried.tally.shared_bytes,
     )
-    return RestoredState(tried.restoration.finish(process_values), report, tried.id)
+    with nothing_collected():
+        state = tried.restoration.finish(process_values)
+    return RestoredState(state, report, tried.id, tried.is_newest)
 
 
 def _left_out(

@@ -20,8 +20,14 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.engine.reading.metadata import CheckpointMetadata, metadata_of
 from holdfast.engine.reading.process_values import process_values_of
 from holdfast.engine.reading.sources import CheckpointSources
-from holdfast.engine.reading.view import find_newest_sound, find_sound
-from holdfast.errors import InvalidArgumentError, ObjectNotFoundError, WaitTimeoutError
+from holdfast.engine.reading.view import (
+    View,
+    find_newest_sound,
+    find_sound,
+    newest_first,
+    read_step,
+)
+from holdfast.errors import InvalidArgumentError, WaitTimeoutError
 from holdfast.job.run_access import read_only
 from holdfast.manager import arguments
 from holdfast.manager.restoring import (
@@ -88,7 +94,7 @@ class Run:
     @property
     def directory(self) -> Path:
         """The run's directory, where it was found last; in a bucket, this host's folder for it."""
-        return RunLocation(self._run.durable.home.text).folder
+        return RunLocation(self._run.durable.home.location_text).folder
 
     @property
     def run_id(self) -> str:
@@ -103,7 +109,9 @@ class Run:
             CheckpointDamagedError: an attempt's record is damaged, so the timeline is unknown.
         """
         self._check_open("latest_step")
-        newest = find_newest_sound(self._run.load_view)
+        newest = find_newest_sound(self._run.load_newest_view)
+        # Without one, there may still be older ones.
+        newest = newest or find_newest_sound(self._run.load_view)
         return newest.step if newest is not None else None
 
     def all_steps(self) -> list[int]:
@@ -188,6 +196,7 @@ class Run:
             number = arguments.check_step(step)
             restored = restore_step(look, number, of, request, rounds, self._clock)
         else:
+            look = newest_first(self._run.load_newest_view, look)
             newest = restore_newest(look, of, request, rounds, self._clock)
             if newest is None:
                 arguments.raise_nothing_saved(self.directory)
@@ -234,14 +243,7 @@ class Run:
         self._is_closed = True
 
     def _sources(self, step: int) -> CheckpointSources:
-        number = arguments.check_step(step)
-        view = self._run.load_view()
-        try:
-            return view.sources(view.find(number))
-        except ObjectNotFoundError:
-            # The live run deleted it since it was listed: then this raises StepNotFoundError.
-            view = self._run.load_view()
-            return view.sources(view.find(number))
+        return read_step(self._run.load_view, arguments.check_step(step), View.sources)
 
     def _check_open(self, call: str) -> None:
         if self._is_closed:

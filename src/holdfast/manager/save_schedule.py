@@ -274,6 +274,10 @@ class SaveSchedule:
             self.last,
         )
 
+    def has_accepted_after(self, step: int) -> bool:
+        """Return whether a save of a later step was accepted in this attempt."""
+        return max(self.accepted, default=-1) > step
+
     def went_back(self, step: int) -> None:
         """Set the position back to `step`, from which the training continues."""
         self.read = None

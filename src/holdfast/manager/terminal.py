@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterator
 
 from holdfast.agent.protocol import Detached
+from holdfast.job.options import RemoteTier
 from holdfast.manager.agent_session import AgentPlace
 from holdfast.manager.restoring import RestoreReport
 from holdfast.quantities import secs_text, size_text
@@ -31,7 +32,12 @@ LEVELS = {
 }
 _NAMES = {logging.WARNING: "warning: ", logging.ERROR: "error: "}
 
-_SOURCES = {"ram": "RAM", "peer": "other hosts' RAM", "durable": "durable storage"}
+_SOURCES = {
+    "ram": "RAM",
+    "peer": "other hosts' RAM",
+    "durable": "durable storage",
+    "remote": "the remote tier",
+}
 STAYING_SECS = 10.0
 """An agent that leaves sooner is not worth a line."""
 
@@ -89,8 +95,16 @@ def show_log(rank: int, process_count: int) -> None:
             )
 
 
-def opening_text(directory: object, place: AgentPlace) -> str:
-    """Return the line about an opened run."""
+def shows_lines(level: int) -> bool:
+    """Return whether lines of a level are shown by this module, and not by the program."""
+    is_own = _handler in _log.handlers and not any(_handlers_of_program())
+    return is_own and _log.isEnabledFor(level)
+
+
+def opening_text(
+    directory: object, place: AgentPlace, remote: RemoteTier | None, *, has_copies: bool
+) -> str:
+    """Return the line about an opened run; `has_copies`: in other hosts' RAM."""
     if place.origin is not None:
         where = f"attempt {place.attempt}, its newest checkpoint is of step {place.origin[0]}"
     elif place.attempt == 1:
@@ -100,7 +114,18 @@ def opening_text(directory: object, place: AgentPlace) -> str:
     durable = "the bucket" if RunLocation(str(directory)).is_url else "disk"
     has_ram = place.ram_folder is not None
     goes_to = f"RAM ({place.folder.parent}) and {durable}" if has_ram else f"{durable}, without RAM"
-    return f"opened {directory}: {where}; checkpoints go to {goes_to}"
+    if remote is not None:
+        goes_to += f", and from there to {remote.place_text}"
+    there = "in the bucket" if durable == "the bucket" else "on disk"
+    loss = "a failure costs the steps since the last save"
+    if has_ram and has_copies:
+        loss = "a lost process or host costs the steps since the last save"
+    elif has_ram:
+        loss = (
+            "a lost process costs the steps since the last save, a lost host those since the last "
+            f"one {there}"
+        )
+    return f"opened {directory}: {where}; checkpoints go to {goes_to}; {loss}"
 
 
 def restore_text(report: RestoreReport) -> str:
@@ -117,6 +142,8 @@ def staying_text(directory: object, left: Detached) -> str | None:
     """Return the line about an agent that stays behind; None if it does not stay for long."""
     if left.is_writing:
         until = "until its checkpoints are durable"
+    elif left.copies_to:
+        until = f"until the newest checkpoint is in {left.copies_to}"
     elif left.leaves_in_secs is not None and left.leaves_in_secs >= STAYING_SECS:
         until = f"for {secs_text(left.leaves_in_secs)}"
     else:

@@ -49,6 +49,8 @@ class SaveContext(msgspec.Struct, frozen=True, kw_only=True):
         reached_preemption: the run was notified that it must stop soon.
         save_cost_secs: the training time that one checkpoint costs, measured on the last ones. None
             until it is known, if no policy has a budget, and for user-defined policies.
+        advised_interval_secs: the interval that wastes least, by measured costs and failures,
+            within the policy's budget. None until it is known, and where no policy asks for it.
 
     Raises:
         InvalidArgumentError: `now` has no time zone.
@@ -58,6 +60,7 @@ class SaveContext(msgspec.Struct, frozen=True, kw_only=True):
     is_saving_in_progress: bool
     reached_preemption: bool
     save_cost_secs: float | None = None
+    advised_interval_secs: float | None = None
 
     def __post_init__(self) -> None:
         force_setattr(self, "now", arguments.instant(type(self).__name__, "now", self.now))

@@ -20,6 +20,7 @@ from holdfast.policy.contexts import CheckpointInfo as CheckpointInfo
 from holdfast.policy.contexts import SaveContext as SaveContext
 
 _METHOD = "should_save"
+AUTO = "auto"
 
 
 class SaveDecisionPolicy(Protocol):
@@ -52,20 +53,29 @@ class ContinuousCheckpointingPolicy(codec.BuiltIn, frozen=True):
     training time. After the first one the next waits until the cost is known, which takes a few
     steps.
 
+    With `goodput="auto"` the interval is the one that wastes least: it follows from the measured
+    cost, and from the failures of the run so far. It changes only where the present one wastes more
+    than 1.5 times as much, and never spends more than `max_overhead`. Until the first cost is known
+    it behaves as with a budget. See docs/goodput.md.
+
     Args:
         minimum_interval_secs: the minimum time between checkpoints; None: no minimum.
         max_overhead: the share of the training time that checkpoints may cost; 0.03 is 3 percent.
             None: no limit.
+        goodput: `auto` chooses the interval for the best goodput; None: it does not.
 
     Raises:
-        InvalidArgumentError: the interval is not a finite number above 0, or the budget is not a
-            number above 0 and up to 1.
+        InvalidArgumentError: the interval is not a finite number above 0, the budget is not a
+            number above 0 and up to 1, or `goodput` is something else.
     """
 
     minimum_interval_secs: float | None = None
     max_overhead: float | None = None
+    goodput: str | None = None
 
     def __post_init__(self) -> None:
+        if self.goodput not in (None, AUTO):
+            raise arguments.refusal(type(self).__name__, "goodput", "'auto' or None", self.goodput)
         if self.max_overhead is not None:
             share = arguments.share(type(self).__name__, "max_overhead", self.max_overhead)
             force_setattr(self, "max_overhead", share)
@@ -81,7 +91,7 @@ class ContinuousCheckpointingPolicy(codec.BuiltIn, frozen=True):
         """Return whether nothing is being saved and the interval has passed."""
         if context.is_saving_in_progress:
             return False
-        interval_secs = self._interval_secs(context.save_cost_secs)
+        interval_secs = self._interval_secs(context)
         if not previous_steps or interval_secs == 0:
             return True
         if interval_secs is None:
@@ -91,9 +101,17 @@ class ContinuousCheckpointingPolicy(codec.BuiltIn, frozen=True):
         is_clock_wrong = elapsed_secs < -interval_secs
         return is_clock_wrong or elapsed_secs >= interval_secs
 
-    def _interval_secs(self, cost_secs: float | None) -> float | None:
+    @property
+    def needs_cost(self) -> bool:
+        """Whether the cost of checkpoints has to be measured."""
+        return self.max_overhead is not None or self.goodput is not None
+
+    def _interval_secs(self, context: SaveContext) -> float | None:
         """Return the minimum time between two checkpoints; None if it is not known yet."""
-        least_secs = self.minimum_interval_secs or 0.0
+        least_secs, cost_secs = self.minimum_interval_secs or 0.0, context.save_cost_secs
+        if self.goodput is not None:
+            advised_secs = context.advised_interval_secs
+            return None if advised_secs is None else max(least_secs, advised_secs)
         if self.max_overhead is None:
             return least_secs
         return None if cost_secs is None else max(least_secs, cost_secs / self.max_overhead)
@@ -237,6 +255,22 @@ def split(policy: SaveDecisionPolicy) -> SplitSavePolicy:
         by_agent=_any_of([m for m in members if type(m) in agent_kinds]),
         by_user=_any_of([m for m in members if type(m) not in step_kinds + agent_kinds]),
     )
+
+
+def has_budget(policy: SaveDecisionPolicy) -> bool:
+    """Return whether `policy`, or a member of it, depends on the cost of checkpoints."""
+    return any(
+        isinstance(member, ContinuousCheckpointingPolicy) and member.needs_cost
+        for member in _members(policy)
+    )
+
+
+def auto_member(policy: SaveDecisionPolicy | None) -> ContinuousCheckpointingPolicy | None:
+    """Return the policy, or the member of it, whose interval is chosen for the best goodput."""
+    for member in _members(policy) if policy is not None else ():
+        if isinstance(member, ContinuousCheckpointingPolicy) and member.goodput is not None:
+            return member
+    return None
 
 
 def encode(policy: SaveDecisionPolicy) -> bytes:

@@ -37,9 +37,9 @@ from holdfast.testing.recording import (
     NameChange,
     NameTable,
     Operation,
+    RecordedTree,
     Resize,
     Sync,
-    Tree,
     Write,
 )
 
@@ -55,7 +55,7 @@ class CrashState:
 
     done_count: int
     description: str
-    tree: Tree
+    tree: RecordedTree
     key: Hashable
 
 
@@ -128,7 +128,7 @@ def at_rest(state: CrashState, log: Log) -> Log:
     return Log(log.roots, [*made, *map(Mark, log.marks(state.done_count))])
 
 
-def materialise(tree: Tree, folders: Mapping[str, Path]) -> None:
+def materialise(tree: RecordedTree, folders: Mapping[str, Path]) -> None:
     """Create the contents of `tree`, with hard links, in empty folders by its roots' keys."""
     places: dict[int, str] = {}
     for key, node in tree.roots.items():
@@ -136,7 +136,7 @@ def materialise(tree: Tree, folders: Mapping[str, Path]) -> None:
             _materialise_folder(tree, node, os.fspath(folders[key]), places)
 
 
-def _materialise_folder(tree: Tree, folder: int, path: str, places: dict[int, str]) -> None:
+def _materialise_folder(tree: RecordedTree, folder: int, path: str, places: dict[int, str]) -> None:
     for name, node in tree.folders[folder].items():
         place = f"{path}/{name}"
         if node in tree.folders:
@@ -155,7 +155,7 @@ class _Disk:
     """The durable folders: the synced state, and the pending operations with their options."""
 
     def __init__(self, log: Log, durable: Collection[str]) -> None:
-        self._safe = Tree(log.roots, {node: {} for node in log.roots.values()}, {})
+        self._safe = RecordedTree(log.roots, {node: {} for node in log.roots.values()}, {})
         self._pending: list[Operation] = []
         # Nodes below the durable roots; the first name of a node decides its root.
         self._own = {node for key, node in log.roots.items() if key in durable}
@@ -177,7 +177,7 @@ class _Disk:
         """Return the number of options per pending operation: lost, kept, and torn for a write."""
         return [3 if isinstance(o, Write) and len(o.data) > 1 else 2 for o in self._pending]
 
-    def tree(self, choice: Sequence[int]) -> Tree:
+    def tree(self, choice: Sequence[int]) -> RecordedTree:
         """Return the contents if each pending operation has the given fate."""
         tree = self._safe.copy()
         for operation, fate in zip(self._pending, choice, strict=True):
@@ -250,13 +250,13 @@ def _described_name(change: NameChange) -> str:
     return f"{change.name} as node {change.node}"
 
 
-def _state(tree: Tree, done_count: int, description: str) -> CrashState:
+def _state(tree: RecordedTree, done_count: int, description: str) -> CrashState:
     groups: dict[int, int] = {}
     key = tuple(_key(tree, node, groups) for node in tree.roots.values())
     return CrashState(done_count=done_count, description=description, tree=tree, key=key)
 
 
-def _key(tree: Tree, node: int, groups: dict[int, int]) -> Hashable:
+def _key(tree: RecordedTree, node: int, groups: dict[int, int]) -> Hashable:
     """Return the contents below `node`, with files numbered by first visit to expose hard links."""
     if node in tree.folders:
         names = sorted(tree.folders[node].items())

@@ -31,12 +31,13 @@ from holdfast.store.bucket import (
     Bucket,
     BucketStore,
     Head,
-    lasting_blocks,
 )
-from holdfast.store.contract import Source, StoredObject, source_of
+from holdfast.store.contract import StoredObject
 
 PAGE_COUNT_MAX = 1_000
-METHODS = (*("put", "create", "upload", "head", "get_range", "get", "list_all", "delete"),)
+METHODS = (
+    *("put", "create", "upload_all", "read_head", "read_range", "get", "list_all", "delete"),
+)
 
 T = TypeVar("T")
 
@@ -106,15 +107,13 @@ class ObjectServer:
 
         return self._do("create", key, create)
 
-    def upload(self, key: str, source: Source | Buffer, part_size_bytes: int) -> None:
+    def upload(self, key: str, parts: Iterator[memoryview], part_size_bytes: int) -> None:
         """Upload in parts, each repeated where it fails, as the clients of services do."""
-        source = source_of(source)
         upload = self._tried("begin_upload", key, self._begin)
         try:
-            for start in range(0, source.size_bytes, part_size_bytes):
-                stop = min(start + part_size_bytes, source.size_bytes)
-                data = b"".join(lasting_blocks(source, start, stop))
-                keep = functools.partial(self._keep, upload, start, data)
+            # `map` refers to no part once it is copied.
+            for number, data in enumerate(map(bytes, parts)):
+                keep = functools.partial(self._keep, upload, number, data)
                 self._tried("upload_part", key, keep)
             self._tried("complete_upload", key, lambda: self._complete(key, upload))
         except HoldfastError:
@@ -127,15 +126,15 @@ class ObjectServer:
         self.uploads[upload] = {}
         return upload
 
-    def _keep(self, upload: str, start_bytes: int, data: bytes) -> None:
-        self.uploads[upload][start_bytes] = data
+    def _keep(self, upload: str, number: int, data: bytes) -> None:
+        self.uploads[upload][number] = data
 
     def _complete(self, key: str, upload: str) -> None:
         parts = self.uploads.pop(upload, None)
         if parts is None:
             # Services answer this also if a try whose answer was lost has completed it.
             raise ObjectNotFoundError(f"complete {upload} of {key}: there is no such upload")
-        self._write(key, b"".join(parts[start] for start in sorted(parts)))
+        self._write(key, b"".join(parts[number] for number in sorted(parts)))
 
     def _tried(self, request: str, key: str, call: Callable[[], T]) -> T:
         for _ in range(TRIES_MAX - 1):
@@ -147,21 +146,26 @@ class ObjectServer:
                 pass
         return self._do(request, key, call)
 
-    def head(self, key: str) -> Head:
+    def read_head(self, key: str) -> Head:
         def look() -> Head:
             data, version = self._found(key)
             return Head(len(data), version, self._written_ns[key])
 
         return self._do("head", key, look)
 
-    def get_range(self, key: str, version: str, start_bytes: int, stop_bytes: int) -> Buffer:
+    def read_into(self, key: str, version: str, start_bytes: int, target: memoryview) -> None:
+        target[:] = self.read_range(key, version, start_bytes, start_bytes + len(target))
+
+    def read_range(self, key: str, version: str, start_bytes: int, stop_bytes: int) -> bytes:
+        """Return the bytes [start, stop), for a client in another process."""
+
         def read() -> bytes:
             data, found = self._found(key)
             if found != version:
                 raise ObjectNotFoundError(f"read {key}: it was replaced")
             return data[start_bytes:stop_bytes]
 
-        return self._do("get_range", key, read)
+        return self._do("read_range", key, read)
 
     def get(self, key: str, size_max_bytes: int) -> bytes:
         return self._do("get", key, lambda: self._found(key)[0][:size_max_bytes])
@@ -177,6 +181,10 @@ class ObjectServer:
     def list_all(self, prefix: str, after: str) -> Sequence[Sequence[StoredObject]]:
         """Return all pages at once, for a client in another process."""
         return [*self.list_pages(prefix, after)]
+
+    def upload_all(self, key: str, parts: Sequence[bytes], part_size_bytes: int) -> None:
+        """Upload parts that a client in another process has sent."""
+        self.upload(key, map(memoryview, parts), part_size_bytes)
 
     def _page(self, prefix: str, after: str) -> Sequence[StoredObject]:
         keys = self._keys
@@ -233,9 +241,11 @@ class ServedBucket:
         # Requested with the first page, as from a service: a failure is the iteration's.
         yield from self._ask("list_all", prefix, after)
 
-    def upload(self, key: str, source: Source, part_size_bytes: int) -> None:
-        data = b"".join(lasting_blocks(source, 0, source.size_bytes))
-        self._ask("upload", key, data, part_size_bytes)
+    def upload(self, key: str, parts: Iterator[memoryview], part_size_bytes: int) -> None:
+        self._ask("upload_all", key, [*map(bytes, parts)], part_size_bytes)
+
+    def read_into(self, key: str, version: str, start_bytes: int, target: memoryview) -> None:
+        target[:] = self._ask("read_range", key, version, start_bytes, start_bytes + len(target))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ServedBucket, (self._address,)

@@ -88,7 +88,7 @@ Operation = NameTable | Write | Resize | Sync | Mark
 
 
 @dataclass(slots=True)
-class Tree:
+class RecordedTree:
     """Names and bytes: `folders[node][name]` is a node, `files[node]` are a file's bytes.
 
     `roots` are the initial nodes by key. Two names of one node are hard links.
@@ -98,10 +98,10 @@ class Tree:
     folders: dict[int, dict[str, int]]
     files: dict[int, bytes]
 
-    def copy(self) -> Tree:
+    def copy(self) -> RecordedTree:
         """Return an independent copy."""
         folders = {node: dict(names) for node, names in self.folders.items()}
-        return Tree(self.roots, folders, dict(self.files))
+        return RecordedTree(self.roots, folders, dict(self.files))
 
     def apply(self, operation: Operation) -> None:
         """Apply `operation`."""
@@ -148,9 +148,9 @@ class Log:
         """Return the marks among the first `count` operations; None: all."""
         return [o.value for o in self.operations[:count] if isinstance(o, Mark)]
 
-    def tree(self) -> Tree:
+    def tree(self) -> RecordedTree:
         """Return the contents after all operations."""
-        tree = Tree(self.roots, {node: {} for node in self.roots.values()}, {})
+        tree = RecordedTree(self.roots, {node: {} for node in self.roots.values()}, {})
         for operation in self.operations:
             tree.apply(operation)
         return tree

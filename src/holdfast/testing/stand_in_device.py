@@ -5,7 +5,8 @@ contents at that time, and a stream may wait for another one; only registered me
 memory must be unregistered before it is unmapped; after a failed copy its stream has failed. `held`
 stops the streams, so that a test decides when copies run.
 
-While it is `serving`, JAX's CPU arrays count as arrays on a device.
+While it is `serving`, JAX's CPU arrays count as arrays on a device; with `serving_torch`, those of
+PyTorch.
 """
 
 from __future__ import annotations
@@ -107,9 +108,18 @@ class StandInDevice:
             with serving("cpu", platform):
                 yield self
         finally:
-            self.let_run(None)
-            for stream in self._streams:
-                stream.end_thread()
+            self._end_threads()
+
+    @contextlib.contextmanager
+    def serving_torch(self) -> Iterator[StandInDevice]:
+        """Serve PyTorch's CPU tensors; otherwise like `serving`."""
+        from holdfast.adapt.torch import devices
+
+        try:
+            with devices.serving("cpu", lambda: self):
+                yield self
+        finally:
+            self._end_threads()
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -125,6 +135,11 @@ class StandInDevice:
         with self._turn:
             self._runs_below = None if count is None else self.copy_count + count
             self._turn.notify_all()
+
+    def _end_threads(self) -> None:
+        self.let_run(None)
+        for stream in self._streams:
+            stream.end_thread()
 
     def is_queued(self) -> bool:
         """Return whether any copy is queued or running."""

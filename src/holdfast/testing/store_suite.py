@@ -151,6 +151,28 @@ class StoreSuite(StoreBytesSuite):
         assert [s.key for s in store.list("a/b")] == [self.key("a/b/2")]
         assert list(store.list("c")) == []
 
+    def test_a_listing_may_begin_after_any_text_and_end_before_it(self, store: Store) -> None:
+        keys = [self.key(f"a/{name}") for name in ("b/c", "b/d", "b0/e", "f", "g/h", "i")]
+        for size, key in enumerate(keys):
+            store.put(key, bytes(size))
+        texts = [self.key("a/0"), self.key("a/a~"), self.key("a/b/~"), self.key("a/z"), *keys]
+        for after in texts:
+            expected = [StoredObject(k, i) for i, k in enumerate(keys) if k > after]
+            assert store.list_some("a", after=after) == expected, after
+            expected = [StoredObject(k, i) for i, k in enumerate(keys) if k < after]
+            assert store.list_some("a", before=after) == expected, after
+
+    def test_a_listing_may_end_after_some_objects(self, store: Store) -> None:
+        keys = [self.key(f"a/{number}") for number in range(5)]
+        for key in keys:
+            store.put(key, b"x")
+        for count in range(7):
+            found = store.list_some("a", count_max=count)
+            assert [s.key for s in found] == keys[:count]
+        found = store.list_some("a", after=keys[1], count_max=2)
+        assert [s.key for s in found] == keys[2:4]
+        assert store.list_some("c", count_max=3) == []
+
     def test_objects_may_be_deleted_while_they_are_listed(self, store: Store) -> None:
         keys = [self.key(f"a/{i % 3}/{i}") for i in range(12)]
         for key in keys:

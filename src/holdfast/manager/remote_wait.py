@@ -1,0 +1,54 @@
+"""Wait until the remote tier has a run's newest durable checkpoint.
+
+Each process looks at the tiers itself, so that no agent has to answer for another one.
+"""
+
+from __future__ import annotations
+
+from holdfast.clock import Clock
+from holdfast.engine.lifecycle.catalog import list_checkpoints
+from holdfast.engine.lifecycle.commit import is_committed
+from holdfast.errors import StorageError, WaitTimeoutError
+from holdfast.format.names import CheckpointId
+from holdfast.store.durable import DurableStore
+
+POLL_SECS_MIN, POLL_SECS_MAX = 1.0, 15.0
+"""A look at a tier that lacks the checkpoint lists it, so the pauses grow while it is awaited."""
+
+
+def newest_committed(durable: DurableStore) -> CheckpointId | None:
+    """Return the checkpoint that was committed last in the directory; None if there is none."""
+    committed = (c for c, listing in list_checkpoints(durable).items() if listing.is_committed)
+    return max(committed, key=lambda c: (c.attempt, c.step), default=None)
+
+
+def wait_for_upload(
+    remote: DurableStore, wanted: CheckpointId, timeout_secs: float | None, clock: Clock
+) -> None:
+    """Wait until the remote tier has a checkpoint, or a later one.
+
+    Raises:
+        WaitTimeoutError: the timeout has passed; the agents go on.
+    """
+    until_secs = clock.monotonic() + timeout_secs if timeout_secs is not None else None
+    problem, pause_secs = "it is being copied, or waits for that", POLL_SECS_MIN
+    while True:
+        try:
+            if is_committed(remote, wanted) or _is_passed(remote, wanted):
+                return
+        except StorageError as error:
+            problem = str(error)
+        left_secs = until_secs - clock.monotonic() if until_secs is not None else POLL_SECS_MAX
+        if left_secs <= 0:
+            raise WaitTimeoutError(
+                f"wait for step {wanted.step} in the remote tier {remote.home.location_text}: it "
+                f"is not there after {timeout_secs:g} s ({problem}); the agents go on, see "
+                "`holdfast status`"
+            )
+        clock.sleep(min(pause_secs, left_secs))
+        pause_secs = min(1.5 * pause_secs, POLL_SECS_MAX)
+
+
+def _is_passed(remote: DurableStore, wanted: CheckpointId) -> bool:
+    newest = newest_committed(remote)
+    return newest is not None and (newest.attempt, newest.step) > (wanted.attempt, wanted.step)

@@ -1,0 +1,366 @@
+"""Uploads to the remote tier by one agent in this process, with storage that fails on purpose."""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.agent import part_uploads
+from holdfast.agent.part_uploads import UploadOrder, decode_order
+from holdfast.agent.state import RemoteTarget
+from holdfast.agent.uploader import RETRY_SECS_MAX, Uploader
+from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt
+from holdfast.engine.lifecycle.catalog import list_checkpoints
+from holdfast.engine.lifecycle.commit import remove
+from holdfast.engine.lifecycle.run import create_run
+from holdfast.engine.reading.sources import find_sources
+from holdfast.engine.tiers.checkpoint_copy import copy_part_once
+from holdfast.engine.tiers.shared_attempts import share_attempts
+from holdfast.errors import InvalidArgumentError, NotARunError
+from holdfast.format.names import CheckpointId
+from holdfast.policy.preservation_policy import LatestN
+from holdfast.policy.save_decision_policy import (
+    ContinuousCheckpointingPolicy,
+    FixedIntervalPolicy,
+    SaveDecisionPolicy,
+    SpecificStepsPolicy,
+)
+from holdfast.store.disk import DiskStore
+from holdfast.testing.failing import CHANGES, FailingFileSystem, FailurePlan, Fault
+from tests.engine.making import memory_folder
+from tests.hosts import events, wait_until
+from tests.trust.in_process import (
+    RUN_ID,
+    InProcessHost,
+    Trainer,
+    in_process_host,
+    read_checkpoint,
+    right_array,
+)
+
+NO_ROOM = Fault(errno=errno.ENOSPC)
+DENIED = Fault(errno=errno.EIO)
+
+
+class Rig:
+    """An agent, its trainer, and a remote tier whose file system fails by `plan`."""
+
+    def __init__(self, root: Path, host: InProcessHost, trainer: Trainer) -> None:
+        self.host = host
+        self.trainer = trainer
+        self.files = FailingFileSystem()
+        self.place = root / "remote"
+        self.place.mkdir()
+        self.remote = DiskStore(self.place, host.clock, self.files, tier="remote")
+        create_run(self.remote, str(self.place), RUN_ID, host.clock.now())
+        share_attempts(host.state.durable, self.remote)
+        self.use(FixedIntervalPolicy(1))
+
+    @property
+    def uploader(self) -> Uploader:
+        assert self.host.service is not None
+        return self.host.service._uploader
+
+    def use(self, policy: SaveDecisionPolicy, keep: int = 2) -> None:
+        self.host.state.remote = RemoteTarget(
+            place=str(self.place), store=self.remote, save=policy, preserve=LatestN(keep)
+        )
+        self.act()
+
+    def act(self) -> None:
+        """Gives the uploader its turn, after its pause."""
+        self.host.clock.sleep(RETRY_SECS_MAX)
+        self.host.call(self.uploader.act())
+        self.host.settle()
+
+    def save(self, *steps: int) -> None:
+        for step in steps:
+            self.host.save(self.trainer, step)
+            self.host.settle()
+
+    def fail(self, plan: FailurePlan | None) -> None:
+        self.files.plan = plan or FailurePlan(None)
+
+    def steps(self, store: DiskStore | None = None) -> list[int]:
+        listed = list_checkpoints(store or self.remote)
+        return [c.step for c, listing in listed.items() if listing.is_committed]
+
+    def check(self) -> None:
+        """Each checkpoint that the remote tier shows is whole and right."""
+        listings = {"remote": list_checkpoints(self.remote)}
+        for checkpoint, listing in listings["remote"].items():
+            if listing.is_committed:
+                found, array = read_checkpoint(find_sources(checkpoint, [self.remote], listings))
+                assert found == checkpoint
+                assert array.tobytes() == right_array(checkpoint).tobytes()
+
+    def events(self, name: str, count: int = 1) -> list[dict]:
+        """The events of that name, once as many are written."""
+        wait_until(lambda: len(events(self.host.run, name)) >= count)
+        return events(self.host.run, name)
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    with memory_folder() as root, in_process_host(Path(root)) as host:
+        host.start_agent()
+        yield Rig(Path(root), host, host.attach())
+
+
+def test_each_failing_operation_leaves_no_half_checkpoint_and_the_next_try_succeeds(
+    rig: Rig,
+) -> None:
+    rig.save(1)
+    counting = FailurePlan(None, operations=CHANGES)
+    rig.fail(counting)
+    rig.act()
+    assert rig.steps() == [1]
+    assert counting.seen > 5
+    for number in range(1, counting.seen + 1):
+        for is_done in (False, True):
+            step = rig.steps()[-1] + 1
+            rig.fail(
+                FailurePlan(Fault(errno=errno.EIO, is_done=is_done), at=number, operations=CHANGES)
+            )
+            rig.save(step)
+            rig.act()
+            rig.check()
+            rig.fail(None)
+            rig.act()
+            assert rig.steps()[-1] == step, (number, is_done)
+            rig.check()
+
+
+def test_a_remote_tier_that_fails_is_reported_once_and_gets_the_newest_one_later(
+    rig: Rig,
+) -> None:
+    rig.fail(FailurePlan(NO_ROOM, until=float("inf"), operations={"write"}))
+    for step in (1, 2, 3):
+        rig.save(step)
+        rig.act()
+    assert rig.steps() == []
+    assert rig.steps(rig.host.state.durable) == [2, 3]
+    assert [event["step"] for event in rig.events("upload_failed")] == [1]
+    status = rig.uploader.upload_status()
+    assert status is not None
+    assert "space" in status.problem
+    assert status.is_behind
+    rig.fail(None)
+    rig.act()
+    assert rig.steps() == [3]
+    assert rig.uploader.upload_status().problem == ""
+    rig.fail(FailurePlan(NO_ROOM, until=float("inf"), operations={"write"}))
+    rig.save(4)
+    rig.act()
+    assert [event["step"] for event in rig.events("upload_failed", 2)] == [1, 4]
+
+
+def test_preservation_spares_a_checkpoint_until_it_is_uploaded(rig: Rig) -> None:
+    rig.use(SpecificStepsPolicy([1]))
+    rig.fail(FailurePlan(DENIED, until=float("inf"), operations={"write"}))
+    rig.save(1, 2, 3, 4)
+    rig.act()
+    assert rig.steps(rig.host.state.durable) == [1, 3, 4]
+    rig.fail(None)
+    rig.act()
+    rig.act()
+    assert rig.steps() == [1]
+    assert rig.steps(rig.host.state.durable) == [3, 4]
+
+
+def test_parts_are_read_from_ram_and_where_that_is_gone_from_the_directory(rig: Rig) -> None:
+    rig.save(1)
+    ram = rig.host.state.ram
+    (checkpoint,) = list_checkpoints(ram)
+    image = next(rig.host.run.glob("checkpoints/*/image-*"))
+    right = image.read_bytes()
+    # The first one is read from RAM, so bad bytes on the disk do not matter.
+    image.write_bytes(bytes(len(right)))
+    rig.act()
+    assert rig.steps() == [1]
+    rig.check()
+    rig.save(2)
+    newest = CheckpointId(2, checkpoint.attempt)
+    remove(ram, newest, list_checkpoints(ram)[newest])
+    rig.act()
+    assert rig.steps() == [1, 2]
+    rig.check()
+
+
+def test_a_deleted_checkpoint_is_not_uploaded_and_is_removed_from_both_tiers(rig: Rig) -> None:
+    rig.save(1)
+    rig.act()
+    rig.fail(FailurePlan(DENIED, until=float("inf"), operations={"write"}))
+    rig.save(2)
+    rig.act()
+    rig.fail(None)
+    rig.host.delete(2)
+    rig.act()
+    rig.act()
+    assert rig.steps() == [1]
+    rig.host.delete(1)
+    rig.act()
+    assert rig.steps() == []
+    assert [(e["step"], e["reason"]) for e in rig.events("remote_deleted")] == [(1, "asked")]
+
+
+def test_an_attempt_that_the_remote_tier_alone_knows_fences_this_one(rig: Rig) -> None:
+    rig.save(1)
+    rig.act()
+    start = AttemptStart(
+        run_id=RUN_ID,
+        origin=CheckpointId(1, 1),
+        host="elsewhere",
+        pid=1,
+        time=rig.host.clock.now(),
+    )
+    assert begin_attempt(rig.remote, 2, start) is not None
+    rig.save(2)
+    rig.act()
+    assert rig.steps() == [1]
+    assert [event["by_attempt"] for event in rig.events("fenced")] == [2]
+    assert rig.host.state.group is None
+
+
+def test_a_time_based_policy_counts_from_the_last_uploaded_checkpoint(rig: Rig) -> None:
+    rig.use(ContinuousCheckpointingPolicy(minimum_interval_secs=3600))
+    rig.save(1)
+    rig.act()
+    rig.save(2, 3)
+    rig.act()
+    assert rig.steps() == [1]
+    # No other commit is needed for the newest one to become due.
+    rig.host.clock.sleep(3600)
+    rig.act()
+    assert rig.steps() == [1, 3]
+
+
+def test_an_agent_without_trainers_stays_until_the_newest_checkpoint_is_uploaded(
+    rig: Rig,
+) -> None:
+    rig.use(SpecificStepsPolicy([1]))
+    rig.save(1)
+    rig.act()
+    rig.save(2)
+    rig.fail(FailurePlan(DENIED, until=float("inf"), operations={"write"}))
+    rig.host.detach(rig.trainer)
+    rig.host.settle()
+    service = rig.host.service
+    assert service is not None
+    assert service._leaves_in_secs() is None
+    rig.act()
+    assert service._leaves_in_secs() is None
+    assert rig.uploader.awaited_place == str(rig.place)
+    rig.fail(None)
+    rig.act()
+    assert rig.steps() == [1, 2]
+    assert service._leaves_in_secs() is not None
+    assert rig.uploader.awaited_place == ""
+
+
+def test_an_agent_gives_up_a_remote_tier_that_fails_for_an_hour(rig: Rig) -> None:
+    rig.fail(FailurePlan(DENIED, until=float("inf"), operations={"write"}))
+    rig.save(1)
+    rig.act()
+    # A failure before the trainers have ended does not count.
+    rig.host.clock.sleep(3700)
+    rig.host.detach(rig.trainer)
+    rig.host.settle()
+    service = rig.host.service
+    assert service is not None
+    assert service._leaves_in_secs() is None
+    rig.host.clock.sleep(3700)
+    rig.act()
+    assert service._leaves_in_secs() is not None
+
+
+def test_attempts_are_copied_both_ways_and_other_ones_are_refused(rig: Rig, tmp_path: Path) -> None:
+    durable, clock = rig.host.state.durable, rig.host.clock
+
+    def begin(store: DiskStore, number: int, host: str) -> None:
+        start = AttemptStart(run_id=RUN_ID, origin=None, host=host, pid=1, time=clock.now())
+        assert begin_attempt(store, number, start) is not None
+
+    def records(place: Path) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (place / "attempts").iterdir()}
+
+    begin(rig.remote, 2, "there")
+    share_attempts(durable, rig.remote)
+    begin(durable, 3, "here")
+    share_attempts(durable, rig.remote)
+    assert records(rig.host.run) == records(rig.place)
+    assert len(records(rig.place)) == 6
+    begin(durable, 4, "here")
+    begin(rig.remote, 4, "there")
+    begin(rig.remote, 5, "there")
+    before = records(rig.host.run), records(rig.place)
+    with pytest.raises(NotARunError, match="attempt 4 was begun on host here"):
+        share_attempts(durable, rig.remote)
+    assert (records(rig.host.run), records(rig.place)) == before
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        b"",
+        b"[]",
+        b'{"place": "/r", "step": -1, "attempt": 1, "round": 0, "ranks": []}',
+        b'{"place": "/r", "step": 1, "attempt": 0, "round": 0, "ranks": []}',
+        b'{"place": "/r", "step": 1, "attempt": 1, "round": 0, "ranks": [[0, 1000000000000]]}',
+        b'{"place": "/r", "step": 1, "attempt": 1, "round": 0, "ranks": [[-5, 2]]}',
+    ],
+)
+def test_an_order_that_no_leader_sends_is_refused(order: bytes) -> None:
+    with pytest.raises(InvalidArgumentError, match="cannot be decoded"):
+        decode_order(order)
+
+
+def test_an_order_for_another_remote_tier_is_refused(rig: Rig) -> None:
+    order = UploadOrder(place="/elsewhere", step=1, attempt=1, round=1, ranks=((0, 1),))
+    with pytest.raises(InvalidArgumentError, match="expected the remote tier of this agent's run"):
+        rig.uploader.parts.start_upload(order)
+
+
+def test_parts_of_a_host_that_does_not_answer_are_uploaded_by_the_leader(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares = {"host-a": (), "host-b": ((0, 1),)}
+    monkeypatch.setattr(Uploader, "_ranks_by_host", lambda self, part_count: shares)
+    # The leader knows no address of host-b.
+    rig.uploader._peers.token = "t" * 32
+    rig.save(1)
+    rig.act()
+    assert rig.steps() == [1]
+    rig.check()
+    assert [event["hosts"] for event in rig.events("uploaded")] == [1]
+
+
+def test_an_agent_uploads_two_parts_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, running, most = threading.Lock(), [0], [0]
+
+    def counted(*arguments: Any) -> int:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        try:
+            time.sleep(0.02)
+            return copy_part_once(*arguments)
+        finally:
+            with lock:
+                running[0] -= 1
+
+    monkeypatch.setattr(part_uploads, "copy_part_once", counted)
+    with memory_folder() as root, in_process_host(Path(root)) as host:
+        host.start_agent()
+        rig = Rig(Path(root), host, host.attach(count=6))
+        rig.save(1)
+        rig.act()
+        assert rig.steps() == [1]
+        rig.check()
+    assert most == [2]

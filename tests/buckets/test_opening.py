@@ -1,0 +1,47 @@
+"""The requests of an opening by real processes, counted by a proxy before the server."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from holdfast import CheckpointManager
+from tests.buckets.fault_proxy import FaultProxy, Request
+from tests.buckets.test_runs import run_command
+from tests.hosts import Host
+
+
+def small(step: int) -> dict[str, np.ndarray]:
+    return {"w": np.full(100, step, np.float32)}
+
+
+def test_opening_and_resuming_takes_12_requests_and_those_of_the_image(
+    one_host: Host, proxy: FaultProxy, proxied_url: str
+) -> None:
+    with CheckpointManager(proxied_url) as manager:
+        manager.resume(small(0))
+        for step in range(1, 4):
+            manager.save(step, small(step), force=True)
+        manager.wait_until_finished()
+    run_command("stop", proxied_url)
+    seen: list[str] = []
+    lock = threading.Lock()
+
+    def note(request: Request) -> None:
+        with lock:
+            seen.append(f"{request.method} {request.path}")
+
+    proxy.choose = note
+    manager = CheckpointManager(proxied_url)
+    step, found = manager.resume(small(0))
+    with lock:
+        opening = list(seen)
+    proxy.choose = lambda request: None
+    manager.close()
+    assert step == 4
+    assert found["w"][0] == 3
+    of_image = [one for one in opening if "safetensors" in one]
+    # Its properties, the header and the bytes.
+    assert len(of_image) <= 3, of_image
+    assert len(opening) - len(of_image) <= 12, "\n".join(opening)

@@ -1,0 +1,201 @@
+"""Runs with their directory on a disk and a remote tier in a bucket, whose service fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast import CheckpointManager, RemoteTier
+from holdfast.cli.main import main
+from holdfast.clock import SystemClock
+from holdfast.engine.lifecycle.catalog import list_checkpoints
+from holdfast.errors import StorageError
+from holdfast.policy.save_decision_policy import FixedIntervalPolicy
+from holdfast.store.location import open_durable
+from tests.buckets.fault_proxy import FaultProxy, Request, running_proxy
+from tests.buckets.s3_server import BUCKET, running_server
+from tests.buckets.test_runs import check, state_of
+from tests.hosts import Host, events, is_running, wait_until
+
+
+def manager_of(fast: Path, url: str) -> CheckpointManager:
+    """A manager whose remote tier gets every checkpoint."""
+    return CheckpointManager(
+        fast,
+        save_decision_policy=FixedIntervalPolicy(1),
+        remote=RemoteTier(url, save_decision_policy=FixedIntervalPolicy(1)),
+    )
+
+
+def committed_in(url: str) -> list[int]:
+    listed = list_checkpoints(open_durable(url, SystemClock()))
+    return [c.step for c, listing in listed.items() if listing.is_committed]
+
+
+def save(manager: CheckpointManager, step: int) -> None:
+    manager.save(step, state_of(step), force=True)
+    manager.wait_until_finished(30)
+
+
+def check_remote(url: str, *, at_least: int) -> None:
+    """Each checkpoint there is whole, and there is one of that step or a later one."""
+    assert main(["verify", url]) == 0
+    with holdfast.open_run(url) as run:
+        steps = run.all_steps()
+        assert steps[-1] >= at_least
+        for step in steps:
+            check(run.restore(step), step)
+
+
+def test_a_new_machine_goes_on_from_the_bucket_and_the_bucket_is_a_run_of_its_own(
+    one_host: Host, url: str, tmp_path: Path
+) -> None:
+    fast = tmp_path / "fast"
+    with manager_of(fast, url) as manager:
+        manager.resume(state_of(0))
+        save(manager, 0)
+    wait_until(lambda: committed_in(url) == [0])
+    assert main(["stop", str(fast)]) == 0
+    shutil.rmtree(fast)
+    check_remote(url, at_least=0)
+    with manager_of(fast, url) as manager:
+        first, state = manager.resume(state_of(7))
+        assert first == 1
+        assert manager.last_restore is not None
+        assert manager.last_restore.sources.keys() == {"remote"}
+        check(state, 0)
+        save(manager, 1)
+        wait_until(lambda: committed_in(url) == [0, 1])
+
+
+def test_a_start_that_cannot_reach_the_bucket_says_what_to_do_and_one_without_it_trains(
+    one_host: Host, proxy: FaultProxy, proxied_url: str, tmp_path: Path
+) -> None:
+    proxy.choose = lambda request: "refused"
+    with pytest.raises(StorageError, match=r"open the remote tier of .*AccessDenied.*remote="):
+        manager_of(tmp_path / "fast", proxied_url)
+    with CheckpointManager(tmp_path / "fast") as manager:
+        assert manager.resume(state_of(0))[0] == 0
+
+
+def test_refused_requests_are_reported_once_and_training_goes_on(
+    one_host: Host, proxy: FaultProxy, proxied_url: str, tmp_path: Path
+) -> None:
+    fast = tmp_path / "fast"
+    with manager_of(fast, proxied_url) as manager:
+        manager.resume(state_of(0))
+        proxy.choose = lambda request: "refused" if request.method != "GET" else None
+        for step in range(2):
+            save(manager, step)
+        wait_until(lambda: bool(events(fast, "upload_failed")))
+        (remote,) = [agent.remote for agent in one_host.agents()]
+        assert remote is not None
+        assert "AccessDenied" in remote.problem
+        save(manager, 2)
+        wait_until(lambda: proxy.counts["refused"] >= 2)
+        assert committed_in(proxied_url) == []
+        assert len(events(fast, "upload_failed")) == 1
+        proxy.choose = lambda request: None
+        wait_until(lambda: committed_in(proxied_url)[-1:] == [2])
+    check_remote(proxied_url, at_least=2)
+
+
+def test_an_agent_killed_in_the_middle_of_an_upload_leaves_no_half_checkpoint(
+    one_host: Host, proxy: FaultProxy, proxied_url: str, tmp_path: Path
+) -> None:
+    fast, begun = tmp_path / "fast", threading.Event()
+
+    def note(request: Request) -> None:
+        if "uploadId" in request.path:
+            begun.set()
+
+    with manager_of(fast, proxied_url) as manager:
+        manager.resume(state_of(0))
+        proxy.choose, proxy.rate = note, 4e6
+        save(manager, 0)
+        assert begun.wait(30)
+        pid = one_host.agent().pid
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not is_running(pid))
+        assert committed_in(proxied_url) == []
+        proxy.rate = None
+        save(manager, 1)
+        wait_until(lambda: committed_in(proxied_url)[-1:] == [1])
+    check_remote(proxied_url, at_least=1)
+
+
+def test_stop_ends_an_agent_in_the_middle_of_an_upload_and_the_next_start_goes_on_with_it(
+    one_host: Host, proxy: FaultProxy, proxied_url: str, tmp_path: Path
+) -> None:
+    fast, begun = tmp_path / "fast", threading.Event()
+
+    def note(request: Request) -> None:
+        if "uploadId" in request.path:
+            begun.set()
+
+    with manager_of(fast, proxied_url) as manager:
+        manager.resume(state_of(0))
+        proxy.choose, proxy.rate = note, 4e6
+        save(manager, 0)
+        assert begun.wait(30)
+    began_secs = time.monotonic()
+    assert main(["stop", str(fast)]) == 0
+    assert time.monotonic() - began_secs < 15
+    proxy.rate = None
+    (log,) = (fast / "events").glob("agent-*.log")
+    assert "leaves" in log.read_text().splitlines()[-1]
+    assert "Fatal" not in log.read_text()
+    with manager_of(fast, proxied_url) as manager:
+        manager.resume(state_of(0))
+        wait_until(lambda: committed_in(proxied_url) == [0])
+    check_remote(proxied_url, at_least=0)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["uploadId", "part-", "manifests"])
+def test_a_server_killed_in_the_middle_of_an_upload_stops_no_training_and_gets_it_later(
+    kind: str, one_host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOLDFAST_STATE", str(tmp_path / "state"))
+    with (
+        tempfile.TemporaryDirectory(prefix="holdfast-s3-") as folder,
+        running_server(Path(folder)) as server,
+        running_proxy(server.port) as proxy,
+    ):
+        for name, value in server.environment(proxy.address).items():
+            monkeypatch.setenv(name, value)
+        url, fast, killed = f"s3://{BUCKET}/run", tmp_path / "fast", threading.Event()
+        # The server makes a bucket with its first object.
+        open_durable(f"s3://{BUCKET}/first", SystemClock()).put("object", b"1")
+        lock = threading.Lock()
+
+        def kill(request: Request) -> None:
+            with lock:
+                is_it = kind in request.path and request.method in ("PUT", "POST")
+                if is_it and not killed.is_set():
+                    server.kill()
+                    killed.set()
+
+        choose: Callable[[Request], str | None] = kill
+        with manager_of(fast, url) as manager:
+            manager.resume(state_of(0))
+            proxy.choose = choose
+            for step in range(3):
+                save(manager, step)
+            assert killed.wait(30)
+            for step in range(3, 6):
+                save(manager, step)
+            server.start()
+            wait_until(lambda: committed_in(url)[-1:] == [5], 120)
+        with holdfast.open_run(fast) as run:
+            assert run.all_steps()[-1] == 5
+        check_remote(url, at_least=5)

@@ -1,0 +1,411 @@
+"""Runs with a remote tier, which is a second directory here; tests/buckets has one in a bucket."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import holdfast
+from holdfast import CheckpointManager, RemoteTier
+from holdfast.cli.main import main
+from holdfast.clock import SystemClock
+from holdfast.engine.lifecycle.catalog import list_checkpoints
+from holdfast.engine.lifecycle.run import read_run
+from holdfast.errors import InvalidArgumentError, NotARunError, RunBusyError
+from holdfast.format.records import RunRecord
+from holdfast.job.opening import open_run
+from holdfast.job.rendezvous import OneProcess, Rendezvous
+from holdfast.policy.preservation_policy import LatestN
+from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy, FixedIntervalPolicy
+from holdfast.store.location import open_durable
+from tests.engine.making import flip_bit
+from tests.hosts import Host, events, host, is_running, wait_until
+from tests.manager import two_tier_trainer
+from tests.manager.job import check_went_on, lose, run_job, sources, start_job
+from tests.manager.two_tier_trainer import state_of
+from tests.said import Said
+
+TRAINER = Path(two_tier_trainer.__file__)
+
+
+class Tiers:
+    """The two places of a run."""
+
+    def __init__(self, root: Path) -> None:
+        self.fast = root / "fast"
+        self.remote = root / "remote"
+
+    def manager(self, *, every: int = 1, keep: int = 3, fast_keep: int = 3, **options: object):
+        tier = RemoteTier(
+            self.remote,
+            save_decision_policy=FixedIntervalPolicy(every),
+            preservation_policy=LatestN(keep),
+        )
+        return CheckpointManager(
+            self.fast,
+            remote=tier,
+            save_decision_policy=FixedIntervalPolicy(1),
+            preservation_policy=LatestN(fast_keep),
+            **options,
+        )
+
+    def train(self, steps: int, **options: object) -> int:
+        """Trains for some steps, and returns the first one."""
+        with self.manager(**options) as manager:
+            start, state = manager.resume(state_of(-1))
+            assert (state["w"] == start - 1).all()
+            for step in range(start, start + steps):
+                manager.save(step, state_of(step), force=True)
+                manager.wait_until_finished(30)
+        if start + steps > 0:
+            self.await_remote(start + steps - 1)
+        return start
+
+    def await_remote(self, step: int) -> None:
+        wait_until(lambda: steps_in(self.remote)[-1:] == [step])
+
+    def record(self, place: Path) -> RunRecord:
+        return read_run(open_durable(str(place), SystemClock()), str(place))
+
+    def attempts(self, place: Path) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (place / "attempts").iterdir()}
+
+    def check_alike(self) -> None:
+        """Both tiers are one run with the same attempts."""
+        assert self.record(self.fast).run_id == self.record(self.remote).run_id
+        assert self.attempts(self.fast) == self.attempts(self.remote)
+
+
+def steps_in(place: Path) -> list[int]:
+    """The steps that are committed in one tier."""
+    listed = list_checkpoints(open_durable(str(place), SystemClock()))
+    return [c.step for c, listing in listed.items() if listing.is_committed]
+
+
+def stopped(one: Host, run: Path) -> None:
+    """Ends the host's agent, which would leave by itself after a while."""
+    assert main(["stop", str(run)]) == 0
+    wait_until(lambda: not one.agent_processes())
+
+
+@pytest.fixture
+def tiers(one_host: Host, tmp_path: Path) -> Tiers:
+    return Tiers(tmp_path)
+
+
+@pytest.fixture
+def two_machines(tmp_path: Path) -> Iterator[list[tuple[Host, Path]]]:
+    """Two hosts that share nothing but the remote tier."""
+    with host("host-a") as one, host("host-b") as other:
+        yield [(one, tmp_path / "scratch-a"), (other, tmp_path / "scratch-b")]
+
+
+def start(machine: tuple[Host, Path], remote: Path, **options: object) -> Said:
+    one, scratch = machine
+    return Said(one.start(TRAINER, scratch, remote, json.dumps(options)))
+
+
+def test_each_tier_has_its_own_policies_and_the_remote_one_is_a_run_of_its_own(
+    tiers: Tiers, one_host: Host, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tiers.train(9, every=3, keep=2, fast_keep=3) == 0
+    # Steps 0, 3 and 6 by the policy, and the last one before the agent leaves.
+    tiers.await_remote(8)
+    wait_until(lambda: not one_host.agent_processes())
+    assert [e["step"] for e in events(tiers.fast, "uploaded")] == [0, 3, 6, 8]
+    assert [(e["step"], e["reason"]) for e in events(tiers.fast, "remote_deleted")] == [
+        (0, "preservation"),
+        (3, "preservation"),
+    ]
+    assert (steps_in(tiers.fast), steps_in(tiers.remote)) == ([6, 7, 8], [6, 8])
+    tiers.check_alike()
+    with holdfast.open_run(tiers.remote) as run:
+        assert np.array_equal(run.restore(6)["w"], state_of(6)["w"])
+    assert main(["verify", str(tiers.remote)]) == 0
+    capsys.readouterr()
+    assert main(["ls", str(tiers.fast), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["checkpoints"]
+    assert [(row["step"], row["tiers"]) for row in rows] == [
+        (6, ["durable", "remote"]),
+        (7, ["durable"]),
+        (8, ["durable", "remote"]),
+    ]
+
+
+def test_a_lost_fast_tier_goes_on_from_the_remote_one_as_the_same_run(
+    tiers: Tiers, one_host: Host
+) -> None:
+    tiers.train(4)
+    stopped(one_host, tiers.fast)
+    run_id = tiers.record(tiers.fast).run_id
+    shutil.rmtree(tiers.fast)
+    with tiers.manager() as manager:
+        first, state = manager.resume(state_of(-1))
+        assert (first, manager.last_restore.sources.keys()) == (4, {"remote"})
+        assert np.array_equal(state["w"], state_of(3)["w"])
+        assert manager.all_steps() == [1, 2, 3]
+        manager.save(4, state_of(4))
+        manager.wait_until_finished(30)
+        tiers.await_remote(4)
+    assert tiers.record(tiers.fast).run_id == run_id
+    tiers.check_alike()
+    assert sorted(tiers.attempts(tiers.fast)) == [
+        f"{number:09d}{copy}.json" for number in (1, 2) for copy in (".copy", "")
+    ]
+
+
+def test_a_damaged_block_of_the_fast_tier_is_read_from_the_remote_one(
+    tiers: Tiers, one_host: Host
+) -> None:
+    tiers.train(1, ram=None)
+    stopped(one_host, tiers.fast)
+    (image,) = tiers.fast.glob("checkpoints/*/image-*")
+    flip_bit(image, image.stat().st_size - 100)
+    with tiers.manager(ram=None) as manager:
+        first, state = manager.resume(state_of(-1))
+        assert first == 1
+        assert all(np.array_equal(state[name], found) for name, found in state_of(0).items())
+        assert manager.last_restore.sources["remote"] > 0
+        assert any(
+            "durable" in text or "image" in text for text in manager.last_restore.passed_over
+        )
+
+
+def test_a_damaged_manifest_of_the_fast_tier_is_read_from_the_remote_one(
+    tiers: Tiers, one_host: Host
+) -> None:
+    tiers.train(1, ram=None)
+    stopped(one_host, tiers.fast)
+    (manifest,) = tiers.fast.glob("checkpoints/manifests/*.json")
+    flip_bit(manifest, 10)
+    with tiers.manager(ram=None) as manager:
+        assert manager.resume(state_of(-1))[0] == 1
+
+
+def test_a_newer_step_of_the_fast_tier_wins(tiers: Tiers, one_host: Host) -> None:
+    trainer = start((one_host, tiers.fast), tiers.remote, steps=2000, every=5000, sleep=0.05)
+    trainer.await_line("step", lambda line: line["step"] == 10)
+    tiers.await_remote(0)
+    pid = one_host.agent().pid
+    trainer.process.kill()
+    os.kill(pid, signal.SIGKILL)
+    trainer.wait()
+    wait_until(lambda: not is_running(pid))
+    newest = steps_in(tiers.fast)[-1]
+    assert newest > 0
+    assert steps_in(tiers.remote) == [0]
+    # What RAM had beyond it is lost with the host.
+    shutil.rmtree(one_host.folder)
+    one_host.folder.mkdir()
+    # Of a later one the commit alone may have been missing.
+    assert tiers.train(1) > newest
+
+
+def test_a_run_without_a_remote_tier_gets_one_later(tiers: Tiers, one_host: Host) -> None:
+    with CheckpointManager(tiers.fast) as manager:
+        manager.save(0, state_of(0), force=True)
+    stopped(one_host, tiers.fast)
+    assert tiers.train(0) == 1
+    tiers.await_remote(0)
+    tiers.check_alike()
+
+
+@pytest.mark.soak
+def test_the_remote_tier_can_be_trained_alone_and_the_fast_one_follows(
+    tiers: Tiers, one_host: Host
+) -> None:
+    tiers.train(2)
+    stopped(one_host, tiers.fast)
+    with CheckpointManager(tiers.remote) as manager:
+        assert manager.resume(state_of(-1))[0] == 2
+        manager.save(2, state_of(2), force=True)
+    stopped(one_host, tiers.remote)
+    assert tiers.train(1) == 3
+    tiers.check_alike()
+
+
+@pytest.mark.soak
+def test_tiers_that_were_trained_apart_are_refused(tiers: Tiers, one_host: Host) -> None:
+    tiers.train(1)
+    stopped(one_host, tiers.fast)
+    for place in (tiers.fast, tiers.remote):
+        with CheckpointManager(place) as manager:
+            manager.save(manager.resume(state_of(-1))[0], state_of(1), force=True)
+        stopped(one_host, place)
+    before = tiers.attempts(tiers.fast), tiers.attempts(tiers.remote)
+    with pytest.raises(NotARunError, match=r"attempt 2 was begun .* trained apart"):
+        tiers.manager()
+    assert (tiers.attempts(tiers.fast), tiers.attempts(tiers.remote)) == before
+
+
+def test_the_remote_tier_of_another_run_is_refused(tiers: Tiers, one_host: Host) -> None:
+    for place in (tiers.fast, tiers.remote):
+        with CheckpointManager(place, ram=None):
+            pass
+    with pytest.raises(NotARunError, match=r"expected run .* found run"):
+        tiers.manager()
+
+
+def test_a_place_in_the_runs_directory_is_no_remote_tier(tiers: Tiers) -> None:
+    for place in (tiers.fast, tiers.fast / "remote", tiers.fast.parent):
+        with pytest.raises(InvalidArgumentError, match="at another place"):
+            CheckpointManager(tiers.fast, remote=place)
+    assert not tiers.fast.exists()
+
+
+def test_a_link_to_the_runs_directory_is_no_remote_tier(tiers: Tiers, one_host: Host) -> None:
+    with CheckpointManager(tiers.fast, ram=None):
+        pass
+    tiers.remote.symlink_to(tiers.fast)
+    with pytest.raises(InvalidArgumentError, match="leads to the same one"):
+        tiers.manager()
+
+
+def test_processes_with_different_remote_tiers_are_told(tmp_path: Path) -> None:
+    class Job(Rendezvous):
+        def decide(self, name, value, judge, *rest):
+            return judge([value, "s3://other/run"])
+
+    job = Job(OneProcess(), SystemClock())
+    with pytest.raises(InvalidArgumentError, match=r"found none in rank 0 and s3://other/run in"):
+        open_run(tmp_path / "run", job, SystemClock())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (7, "a URL, a path or a RemoteTier"),
+        ("", "a URL, a path or a RemoteTier"),
+        ("s3:/bucket/run", "one slash"),
+        ("ftp://host/run", "begins with one of"),
+    ],
+)
+def test_a_bad_remote_tier_is_named(tmp_path: Path, given: object, named: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=named):
+        CheckpointManager(tmp_path / "run", remote=given)
+
+
+def test_policies_that_no_agent_can_evaluate_are_refused() -> None:
+    class Own:
+        def should_save(self, step, previous_steps, *, context):
+            return True
+
+        def should_preserve(self, checkpoints, *, context):
+            return [True] * len(checkpoints)
+
+    for options in (
+        {"save_decision_policy": Own()},
+        {"preservation_policy": Own()},
+        {"save_decision_policy": ContinuousCheckpointingPolicy(max_overhead=0.1)},
+    ):
+        with pytest.raises(InvalidArgumentError, match="RemoteTier"):
+            RemoteTier("/remote", **options)
+
+
+def test_a_program_may_wait_for_the_remote_tier_whatever_its_policy_says(
+    tiers: Tiers, one_host: Host
+) -> None:
+    with tiers.manager(every=1000) as manager:
+        for step in range(3):
+            manager.save(step + 1, state_of(step + 1), force=True)
+        manager.wait_until_finished(60, remote=True)
+        assert steps_in(tiers.remote) == [3]
+        with pytest.raises(InvalidArgumentError, match="timeout_secs"):
+            manager.wait_until_finished(-1, remote=True)
+    with (
+        CheckpointManager(tiers.fast.with_name("other"), ram=None) as manager,
+        pytest.raises(InvalidArgumentError, match="expected a manager with a remote tier"),
+    ):
+        manager.wait_until_finished(remote=True)
+
+
+def test_a_directory_deleted_under_a_training_ends_it_and_the_remote_tier_goes_on(
+    tiers: Tiers, one_host: Host
+) -> None:
+    trainer = start((one_host, tiers.fast), tiers.remote, steps=2000, sleep=0.05)
+    wait_until(lambda: len(steps_in(tiers.remote)) > 1)
+
+    def is_deleted() -> bool:
+        # The live run adds and removes files meanwhile.
+        shutil.rmtree(tiers.fast, ignore_errors=True)
+        return not tiers.fast.exists()
+
+    wait_until(is_deleted)
+    assert trainer.wait() == 1
+    assert "was deleted" in trainer.told()
+    newest = steps_in(tiers.remote)[-1]
+    wait_until(lambda: not one_host.agent_processes())
+    with tiers.manager() as manager:
+        assert manager.resume(state_of(-1))[0] == newest + 1
+    tiers.check_alike()
+
+
+def test_removing_a_step_removes_it_from_both_tiers(tiers: Tiers, one_host: Host) -> None:
+    with tiers.manager() as manager:
+        for step in (1, 2, 3):
+            manager.save(step, state_of(step), force=True)
+            manager.wait_until_finished(30, remote=True)
+        manager.delete(2)
+        assert (steps_in(tiers.fast), steps_in(tiers.remote)) == ([1, 3], [1, 3])
+    stopped(one_host, tiers.fast)
+    assert main(["rm", str(tiers.fast), "1", "--yes"]) == 0
+    assert (steps_in(tiers.fast), steps_in(tiers.remote)) == ([3], [3])
+    assert main(["verify", str(tiers.remote)]) == 0
+
+
+def test_of_two_starts_that_share_the_remote_tier_alone_exactly_one_wins(
+    two_machines: list[tuple[Host, Path]], tmp_path: Path
+) -> None:
+    remote = tmp_path / "remote"
+    both = [start(machine, remote, steps=1000, sleep=0.05) for machine in two_machines]
+    wait_until(lambda: any(said.process.poll() is not None for said in both))
+    ended = [said for said in both if said.process.poll() is not None]
+    assert len(ended) == 1
+    assert ended[0].wait() == 1
+    told = ended[0].told()
+    assert RunBusyError.__name__ in told
+    winner = 1 - both.index(ended[0])
+    assert two_machines[winner][0].name in told
+    both[winner].await_line("step", lambda line: line["step"] == 5)
+    both[winner].kill()
+    assert len(list((remote / "attempts").glob("*[0-9].json"))) == 1
+
+
+@pytest.mark.soak
+def test_a_takeover_on_another_machine_fences_the_first(
+    two_machines: list[tuple[Host, Path]], tmp_path: Path
+) -> None:
+    remote = tmp_path / "remote"
+    first = start(two_machines[0], remote, steps=1000, sleep=0.05)
+    first.await_line("step", lambda line: line["step"] == 5)
+    wait_until(lambda: bool(steps_in(remote)))
+    second = start(two_machines[1], remote, steps=1000, sleep=0.05, takeover=True)
+    second.await_line("step")
+    assert first.wait() == 1
+    assert "FencedError" in first.told()
+    assert "has taken the run over" in first.told() or "has begun" in first.told()
+    second.kill()
+
+
+def test_each_host_uploads_its_own_parts_and_new_hosts_go_on_from_them(
+    two_hosts: list[Host], tmp_path: Path
+) -> None:
+    run, remote = tmp_path / "run", tmp_path / "remote"
+    job = start_job(two_hosts, run, steps=9, interval=4, remote=str(remote))
+    job.results()
+    wait_until(lambda: steps_in(remote)[-1:] == [8])
+    uploaded = events(run, "uploaded")
+    assert {event["hosts"] for event in uploaded} == {2}
+    assert main(["verify", str(remote)]) == 0
+    lose(*two_hosts)
+    shutil.rmtree(run)
+    check_went_on(run_job(two_hosts, run, steps=1, interval=4, remote=str(remote)), 8)
+    assert sources(run).keys() == {"remote"}
