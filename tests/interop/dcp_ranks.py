@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,9 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from holdfast.interop.dcp import HoldfastReader, HoldfastWriter
 
@@ -52,7 +57,18 @@ def save(folder: Path, count: int) -> None:
     assert "rank 1 has no such data" in said
     reader = HoldfastReader(folder / "failed")
     said = raised(lambda: dcp.load({"rows": torch.zeros(5, 4)}, storage_reader=reader))
-    assert "expected a run" in said
+    # DCP before 2.12 leaves out the reason.
+    assert "expected a run" in said or "metadata is None" in said
+    # The coordinator alone finds that something else is at the path.
+    mine = folder / "mine"
+    if dist.get_rank() == 0:
+        mine.mkdir()
+        (mine / "notes").touch()
+    said = raised(lambda: dcp.save(state, checkpoint_id=mine, storage_writer=writer))
+    assert "which is not overwritten" in said
+    if dist.get_rank() == 0:
+        (mine / "notes").unlink()
+        mine.rmdir()
     dcp.save(state, checkpoint_id=folder / "one", storage_writer=writer)
     load(folder, count)
 
@@ -73,15 +89,73 @@ def load(folder: Path, count: int) -> None:
     assert state["epoch"] == 4
 
 
+class Killed(dcp.DefaultSavePlanner):  # type: ignore[misc]
+    """Ends the process of one rank in the middle of its write."""
+
+    def __init__(self, victim: int) -> None:
+        super().__init__()
+        self.victim = victim
+
+    def resolve_data(self, write_item: Any) -> Any:
+        if dist.get_rank() == self.victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().resolve_data(write_item)
+
+
+def killed(folder: Path, count: int, victim: int) -> None:
+    writer = HoldfastWriter(folder / "two")
+    with pytest.raises((dcp.CheckpointException, RuntimeError)):
+        dcp.save(sharded(count), storage_writer=writer, planner=Killed(victim))
+    # The group is of no use any more.
+    os._exit(0)
+
+
+def again(folder: Path, count: int) -> None:
+    state = sharded(count)
+    state["rows"] = state["rows"] * 2
+    dcp.save(state, storage_writer=HoldfastWriter(folder / "two"))
+
+
+def strided(folder: Path, count: int) -> None:
+    mesh = init_device_mesh("cpu", (2, count // 2), mesh_dim_names=("fsdp", "tp"))
+    line = init_device_mesh("cpu", (count,))
+    few = torch.arange(6.0).reshape(2, 3)
+    model, blank = (torch.nn.Linear(2, 10, bias=False) for _ in range(2))
+    for each in (model, blank):
+        # Both cut the rows: into 3, 2, 3 and 2.
+        parallelize_module(each, mesh["tp"], ColwiseParallel())
+        fully_shard(each, mesh=mesh["fsdp"])
+    torch.manual_seed(dist.get_rank())
+    with torch.no_grad():
+        model.weight.to_local().uniform_()
+    state = {
+        "w": model.state_dict()["weight"],
+        "few": distribute_tensor(few.clone(), line, [Shard(0)]),
+        "whole": model.weight.full_tensor().detach(),
+    }
+    dcp.save(state, storage_writer=HoldfastWriter(folder / "strided"))
+    wanted = {
+        "w": blank.state_dict()["weight"],
+        "few": distribute_tensor(torch.zeros(2, 3), line, [Replicate()]),
+    }
+    dcp.load(wanted, storage_reader=HoldfastReader(folder / "strided"))
+    assert torch.equal(blank.weight.to_local(), model.weight.to_local())
+    assert torch.equal(wanted["few"].full_tensor(), few)
+
+
 def process(folder: Path, count: int) -> None:
     writer = HoldfastWriter(folder / "process")
-    for _ in range(2):
+    for planner in (None, OneRankFails(), None):
         done = dcp.async_save(
             sharded(count),
             storage_writer=writer,
+            planner=planner,
             async_checkpointer_type=AsyncCheckpointerType.PROCESS,
         )
-        done.result(timeout=90)
+        if planner is None:
+            done.result(timeout=90)
+        else:
+            assert "rank 1 has no such data" in raised(lambda done=done: done.result(timeout=90))
 
 
 def group(folder: Path, count: int) -> None:
@@ -102,7 +176,17 @@ def main() -> None:
         rank=int(rank),
         world_size=int(count),
     )
-    {"save": save, "load": load, "process": process, "group": group}[task](Path(folder), int(count))
+    task, _, victim = task.partition("-")
+    tasks: dict[str, Any] = {
+        "save": save,
+        "load": load,
+        "again": again,
+        "strided": strided,
+        "process": process,
+        "group": group,
+        "killed": partial(killed, victim=int(victim or 0)),
+    }
+    tasks[task](Path(folder), int(count))
     dist.destroy_process_group()
 
 

@@ -1,7 +1,7 @@
 """Programs that run with Orbax and with Holdfast in its place, and what they see.
 
-`python orbax_programs.py MODULE FOLDER RESULT` runs all of them with one of the two, and writes
-what they saw as JSON. They are written as programs for Orbax are: they know nothing of Holdfast.
+`orbax_sequences.py` runs them. They are written as programs for Orbax are: they know nothing of
+Holdfast.
 """
 
 from __future__ import annotations
@@ -9,15 +9,8 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import datetime
-import importlib
-import json
-import logging
 import os
-import sys
-import traceback
-import warnings
 from collections import namedtuple
-from pathlib import Path
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
@@ -294,14 +287,19 @@ def intervals(ocp, folder):
     tree = {"x": jnp.ones(1)}
     found = []
     for name, options in {
-        "interval": made(save_interval_steps=3),
-        "on_steps": made(save_interval_steps=10, save_on_steps={2, 5}),
-        "function": made(should_save_fn=lambda step, last: step % 4 == 1),
-        "kept": made(max_to_keep=2),
-        "period": made(max_to_keep=1, keep_period=3),
-        "synchronous": made(enable_async_checkpointing=False, max_to_keep=3),
-        "prefix": made(step_prefix="ckpt", step_format_fixed_length=8, save_interval_steps=4),
-        "time": made(max_to_keep=1, keep_time_interval=datetime.timedelta(hours=1)),
+        "interval": made(save_interval_steps=3, max_to_keep=2),
+        "on_steps": made(
+            save_interval_steps=10,
+            save_on_steps={2, 5, 7},
+            max_to_keep=3,
+            enable_async_checkpointing=False,
+        ),
+        "function": made(
+            should_save_fn=lambda step, last: step % 4 == 1,
+            max_to_keep=1,
+            keep_time_interval=datetime.timedelta(hours=1),
+        ),
+        "names": made(step_prefix="ckpt", step_format_fixed_length=8, max_to_keep=1, keep_period=3),
     }.items():
         with ocp.CheckpointManager(folder / name, options=options) as manager:
             saved = [manager.save(step, args=standard(ocp, tree)) for step in range(1, 8)]
@@ -341,26 +339,20 @@ def policies(ocp, folder):
         def should_save(self, step, previous_steps, *, context):
             return step.step % 2 == 1 and not context.reached_preemption
 
-    class EvenOnes:
+    class Late:
         def should_preserve(self, checkpoints, *, context):
-            return [one.step % 2 == 0 or one is checkpoints[-1] for one in checkpoints]
+            return [one.step > 4 or one is checkpoints[-1] for one in checkpoints]
 
     any_of = decide.AnySavePolicy([decide.FixedIntervalPolicy(5), decide.InitialSavePolicy()])
+    steps, newest = keep.CustomSteps([2, 4]), keep.LatestN(1)
     cases = [
-        (Odd(), keep.LatestN(2)),
-        (any_of, keep.PreserveAll()),
-        (decide.SpecificStepsPolicy({2, 3, 9}), keep.LatestN(5)),
-        (decide.FixedIntervalPolicy(1), EvenOnes()),
+        (Odd(), Late()),
+        (any_of, keep.LatestDuration(datetime.timedelta(hours=1))),
         (
-            decide.FixedIntervalPolicy(1),
-            keep.AnyPreservationPolicy([keep.LatestN(1), keep.CustomSteps([2, 4])]),
-        ),
-        (
-            decide.FixedIntervalPolicy(1),
-            keep.AnyPreservationPolicy([keep.EveryNSteps(4), keep.LatestN(2)]),
+            decide.SpecificStepsPolicy({2, 3, 8, 9}),
+            keep.AnyPreservationPolicy([keep.EveryNSteps(4), steps, newest]),
         ),
         (decide.FixedIntervalPolicy(2), keep.EveryNStepsClosest(interval_steps=5)),
-        (decide.FixedIntervalPolicy(1), keep.LatestDuration(datetime.timedelta(hours=1))),
     ]
     found = []
     for number, (decision, kept) in enumerate(cases):
@@ -423,7 +415,14 @@ def deleting(ocp, folder):
         manager.delete(1)
         seen = [list(manager.all_steps()), attempt(lambda: manager.restore(1))]
         manager.reload()
-        return [*seen, list(manager.all_steps()), shown(manager.restore(2))]
+        seen += [list(manager.all_steps()), shown(manager.restore(2))]
+        # Without a later checkpoint, an older step may be saved.
+        for step in (5, 3):
+            seen.append(manager.save(step, args=standard(ocp, {"x": step})))
+            manager.wait_until_finished()
+            if step == 5:
+                manager.delete(step)
+        return [*seen, list(manager.all_steps(read=True)), shown(manager.restore(3))]
 
 
 @program
@@ -460,22 +459,166 @@ def checkpointers(ocp, folder):
     return [*seen, shown(found.s), found.j, plain_one.restore(folder / "e")]
 
 
-def main(module: str, folder: Path, result: Path) -> None:
-    logging.disable(logging.CRITICAL)
-    warnings.simplefilter("ignore")
-    ocp = importlib.import_module(module)
-    seen = {}
-    for name, run in PROGRAMS.items():
-        own = folder / name
-        own.mkdir(parents=True)
-        try:
-            seen[name] = run(ocp, own)
-        except Exception:
-            seen[name] = {"stopped": traceback.format_exc()}
-    result.write_text(json.dumps(seen))
-    # Threads of a save that Orbax gave up wait for five minutes.
-    os._exit(0)
+@program
+def second_interface(ocp, folder):
+    v1, tree = (
+        ocp.v1,
+        {"w": jnp.arange(2.0), "n": np.arange(3), "i": 3, "l": [1.5, {"z": jnp.ones(1)}]},
+    )
+    abstract = {**tree, "w": jax.ShapeDtypeStruct((2,), jnp.bfloat16), "n": np.ndarray, "i": int}
+    v1.save_pytree(folder / "a", tree, custom_metadata={"lr": 1})
+    found = v1.pytree_metadata(folder / "a")
+    seen = [
+        attempt(lambda: v1.save_pytree(folder / "a", tree)),
+        shown(v1.load_pytree(folder / "a")),
+        shown(v1.load_pytree(folder / "a", abstract)),
+        shown(v1.load_pytree(folder / "a", found)),
+        attempt(lambda: v1.load_pytree(folder / "none")),
+        attempt(lambda: v1.load_pytree(folder / "a", {"w": tree["w"]})),
+        attempt(lambda: v1.load_pytree(folder / "a", {**tree, "w": jnp.ones(3)})),
+        shown(v1.load_checkpointables(folder / "a")),
+        [found.custom_metadata, found.metadata["i"], list(found.metadata["w"].shape)],
+    ]
+    v1.save_pytree(folder / "a", {"w": jnp.zeros(1)}, overwrite=True)
+    v1.save_checkpointables(folder / "b", {"x": tree, "y": {"a": 1}})
+    response = v1.save_async(folder / "c", tree)
+    seen += [response.result(), shown(v1.load(folder / "a"))]
+    seen += [shown(v1.load_checkpointables(folder / "b"))]
+    seen += [shown(v1.load_checkpointables(folder / "b", {"y": {"a": 0}}))]
+    seen += [shown(v1.load(folder / "b", checkpointable_name="y"))]
+    with v1.Context() as context:
+        pass
+    context = v1.Context()
+    context.pytree.loading.partial_load = True
+    with context:
+        seen.append(shown(v1.load(folder / "c", {"w": tree["w"]})))
+    return seen
 
 
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))
+@program
+def second_interface_in_training(ocp, folder):
+    training, tree = ocp.v1.training, {"w": jnp.arange(2.0), "i": 3}
+    decide, keep = training.save_decision_policies, training.preservation_policies
+    made = training.Checkpointer(
+        folder,
+        save_decision_policy=decide.FixedIntervalPolicy(2),
+        preservation_policy=keep.LatestN(2),
+        custom_metadata={"run": 1},
+    )
+    with made as checkpointer:
+        seen = [checkpointer.latest, attempt(lambda: checkpointer.load())]
+        for step in range(6):
+            state = {**tree, "i": step}
+            seen.append(checkpointer.save(step, state, custom_metadata={"at": step}))
+        seen += [
+            [one.step for one in checkpointer.checkpoints],
+            checkpointer.latest.step,
+            checkpointer.latest.path.name,
+            attempt(lambda: checkpointer.save(4, tree)),
+            checkpointer.save(4, {**tree, "i": 9}, overwrite=True),
+            shown(checkpointer.load()),
+            shown(checkpointer.load(checkpointer.checkpoints[0])),
+            shown(checkpointer.load(4, {**tree, "w": jax.ShapeDtypeStruct((2,), jnp.bfloat16)})),
+            attempt(lambda: checkpointer.load(3)),
+            attempt(lambda: checkpointer.load(4, checkpointable_name="other")),
+            checkpointer.metadata(2).custom_metadata,
+            checkpointer.metadata(4).metadata["i"],
+            checkpointer.root_metadata().custom_metadata,
+            [checkpointer.should_save(7), checkpointer.should_save(8)],
+        ]
+        response = checkpointer.save_async(7, tree, force=True)
+        seen += [response.result(), checkpointer.save_async(9, tree)]
+        seen += [checkpointer.save_checkpointables(10, {"p": tree, "q": {"a": 1}}, force=True)]
+        seen += [shown(checkpointer.load_checkpointables(10))]
+        seen += [shown(checkpointer.load_checkpointables(10, {"q": {"a": 0}}))]
+        checkpointer.delete(7)
+        seen += [attempt(lambda: checkpointer.delete(7)), attempt(lambda: checkpointer.load(7))]
+    with training.Checkpointer(folder) as checkpointer:
+        return [*seen, [one.step for one in checkpointer.checkpoints]]
+
+
+@program
+def named_steps(ocp, folder):
+    names = ocp.step.standard_name_format(step_prefix="step", step_format_fixed_length=5)
+    options = ocp.CheckpointManagerOptions(step_name_format=names)
+    tree = {"w": jnp.arange(2.0)}
+    with ocp.CheckpointManager(folder, options=options) as manager:
+        for step in (3, 12):
+            manager.save(step, args=standard(ocp, tree))
+    found = ocp.step.latest_step_metadata(folder, names)
+    with ocp.StandardCheckpointer() as checkpointer:
+        one = checkpointer.restore(ocp.step.find_step_path(folder, names, step=3) / "default")
+    return [
+        names.build_name(7),
+        sorted(one.step for one in names.find_all(folder)),
+        [found.step, found.path.name],
+        names.find_step(folder, 3).path.name,
+        ocp.step.build_step_path(folder, names, 9).name,
+        attempt(lambda: names.find_step(folder, 4)),
+        ocp.step.step_from_checkpoint_name("step_00012"),
+        shown(one),
+    ]
+
+
+@program
+def trees_that_are_flattened(ocp, folder):
+    tree = {"a": {"b": jnp.ones(2), "c": [1, (2.5,)]}, "e": {}, "l": Layer(jnp.ones(1), None)}
+    flat = ocp.tree.to_flat_dict(tree)
+    return [
+        sorted(map(list, flat)),
+        sorted(ocp.tree.to_flat_dict(tree, sep="/")),
+        sorted(map(list, ocp.tree.to_flat_dict(tree, keep_empty_nodes=True))),
+        shown(ocp.tree.from_flat_dict(flat, target=tree)),
+        shown(ocp.tree.from_flat_dict({"a/b": 1, "a/c": 2, "d": 3}, sep="/")),
+        shown(ocp.tree.serialize_tree(tree)),
+        shown(ocp.tree.deserialize_tree(ocp.tree.serialize_tree(tree), tree)),
+        shown(ocp.tree.get_param_names({"a": {"b": 1, "c": [1, 2]}})),
+        [ocp.tree.is_flat_dict({"a": 1}), ocp.tree.is_flat_dict(tree)],
+        str(jax.tree.map(ocp.tree.to_shape_dtype_struct, {"x": jnp.ones(2), "n": np.ones(1)})),
+    ]
+
+
+@program
+def followed_by_an_evaluator(ocp, folder):
+    waiting, tree = ocp.checkpoint_utils, {"w": jnp.arange(2.0)}
+    brief = {"seconds_to_sleep": 0.05, "timeout": 0.2}
+
+    def waited(**given):
+        with waiting.wait_for_new_checkpoint(folder, **brief, **given) as step:
+            return step
+
+    seen = [waited(), waited(until_step=1)]
+    with ocp.CheckpointManager(folder) as manager:
+        for step in (1, 3):
+            manager.save(step, args=standard(ocp, tree))
+        manager.wait_until_finished()
+        seen += [waited(), waited(until_step=2), waited(until_step=3), waited(until_step=4)]
+        found = waiting.checkpoints_iterator(folder, **brief)
+        seen += [next(found)]
+        manager.save(4, args=standard(ocp, tree))
+        manager.wait_until_finished()
+        seen += list(found)
+        asked = []
+        ended = waiting.checkpoints_iterator(
+            folder, **brief, timeout_fn=lambda: asked.append(1) or len(asked) > 2
+        )
+        return [*seen, list(ended), len(asked) > 2]
+
+
+@program
+def an_iterator_of_grain(ocp, folder):
+    import grain.python as grain
+
+    data = grain.MapDataset.source(range(64)).seed(7).shuffle().repeat().to_iter_dataset()
+    iterator, args = iter(data), ocp.args
+    seen = [[int(next(iterator)) for _ in range(5)]]
+    with ocp.CheckpointManager(folder) as manager:
+        state = args.StandardSave({"w": np.ones(2)})
+        items = {"state": state, "iter": grain.PyGrainCheckpointSave(iterator)}
+        manager.save(1, args=args.Composite(**items))
+        manager.wait_until_finished()
+        seen.append([int(next(iterator)) for _ in range(4)])
+        wanted = {"state": args.StandardRestore()}
+        wanted["iter"] = grain.PyGrainCheckpointRestore(iter(data))
+        found = manager.restore(1, args=args.Composite(**wanted))
+        return [*seen, [int(next(found["iter"])) for _ in range(4)], sorted(found.keys())]

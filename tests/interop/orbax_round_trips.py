@@ -30,6 +30,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 import holdfast
 import holdfast.interop.orbax as own
 from holdfast.cli.main import main
+from holdfast.errors import CheckpointDamagedError
+from tests.interop.peak_memory import MEBI, Peak
 
 TRIPS = {}
 
@@ -268,6 +270,132 @@ def items_of_all_kinds_come_along_and_go_back(folder):
 @trip
 def checkpoints_of_each_file_format_come_along(folder):
     tree = {"a": np.arange(300_000), "n": {"k": jnp.ones((3, 4), jnp.bfloat16)}, "i": 4}
+    names = []
+    for ocdbt in (False, True):
+        for zarr3 in (False, True):
+            names.append(f"{ocdbt}-{zarr3}")
+            handler = ocp.PyTreeCheckpointHandler(use_ocdbt=ocdbt, use_zarr3=zarr3)
+            with ocp.Checkpointer(handler) as checkpointer:
+                checkpointer.save(folder / "formats" / names[-1], tree)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(folder / "step_12", tree)
+    # The folders beside each other are the items of one checkpoint.
+    found = done("import", folder / "formats", folder / "run")
+    found += done("import", folder / "step_12", folder / "run")
+    with own.CheckpointManager(folder / "run") as manager:
+        found += differences([0, 12], manager.all_steps(), "steps")
+        found += differences(dict.fromkeys(names, tree), dict(manager.restore(0).items()), "format")
+    with own.CheckpointManager(folder / "run") as manager:
+        found += differences(tree, manager.restore(12), "standard")
+    return found
+
+
+@trip
+def an_old_directory_is_used_in_place(folder):
+    options = {"best_fn": lambda metrics: metrics["loss"], "best_mode": "min"}
+    names = {"step_prefix": "ckpt", "step_format_fixed_length": 6}
+    written(folder, **names)
+    (folder / "ckpt_000004").mkdir()
+    found = []
+    with (
+        ocp.CheckpointManager(
+            folder, options=ocp.CheckpointManagerOptions(**options, **names)
+        ) as there,
+        own.CheckpointManager(
+            folder, options=own.CheckpointManagerOptions(max_to_keep=1, **names)
+        ) as here,
+    ):
+        found += differences([1, 2, 5], here.all_steps(), "steps")
+        found += differences({"run": "one"}, here.metadata().custom_metadata, "of the run")
+        for step in (1, 2, 5):
+            found += differences(there.metrics(step), here.metrics(step), "metrics")
+            found += differences(
+                there.metadata(step).custom_metadata, here.metadata(step).custom_metadata, "custom"
+            )
+            found += differences(
+                there.restore(step, args=ocp.args.StandardRestore()),
+                here.restore(step),
+                f"as saved {step}",
+            )
+            like = state_at(0)
+            found += differences(
+                there.restore(step, args=ocp.args.StandardRestore(like)),
+                here.restore(step, args=own.args.StandardRestore(like)),
+                f"like {step}",
+            )
+        part = {"params": state_at(0)["params"]}
+        read = here.restore(5, args=own.args.PyTreeRestore(part, partial_restore=True))
+        found += differences(state_at(5)["params"], read["params"], "part")
+        for step in (6, 7):
+            here.save(step, args=own.args.StandardSave(state_at(step)))
+        here.wait_until_finished()
+        found += differences([1, 2, 5, 7], here.all_steps(), "after two saves")
+    with own.CheckpointManager(
+        folder,
+        options=own.CheckpointManagerOptions(
+            step_name_format=own.step.standard_name_format(**names)
+        ),
+    ) as again:
+        found += differences([1, 2, 5, 7], again.all_steps(), "opened again")
+        found += differences(state_at(7), again.restore(None, args=restore_like(7)), "newest")
+        again.delete(1)
+        found += differences([2, 5, 7], again.all_steps(), "deleted")
+    with own.StandardCheckpointer() as checkpointer:
+        for name in ("ckpt_000005", "ckpt_000005/default", "ckpt_000007", "ckpt_000007/default"):
+            step = int(name[5:11])
+            read = checkpointer.restore(folder / name, state_at(0))
+            found += differences(state_at(step), read, name)
+    with ocp.CheckpointManager(folder, options=ocp.CheckpointManagerOptions(**names)) as there:
+        found += differences(state_at(5), there.restore(5, args=restore_like(5, ocp)), "Orbax")
+    return found
+
+
+def restore_like(step, module=own):
+    return module.args.StandardRestore(state_at(step))
+
+
+@trip
+def items_of_all_kinds_are_read_in_place(folder):
+    np.random.seed(3)
+    tree = {"w": jnp.arange(3.0), "name": "gpt", "deep": {"n": np.int32(4)}}
+    saves = {
+        "state": ocp.args.PyTreeSave(tree),
+        "extra": ocp.args.JsonSave({"a": [1, None]}),
+        "key": ocp.args.JaxRandomKeySave(jax.random.key(1)),
+        "array": ocp.args.ArraySave(jnp.arange(4.0)),
+        "random": ocp.args.NumpyRandomKeySave(np.random.get_state()),
+        "data": CounterSave(17),
+    }
+    restores = ocp.args.Composite(
+        state=ocp.args.PyTreeRestore(),
+        extra=ocp.args.JsonRestore(),
+        key=ocp.args.JaxRandomKeyRestore(),
+        array=ocp.args.ArrayRestore(),
+        random=ocp.args.NumpyRandomKeyRestore(),
+        data=CounterRestore(),
+    )
+    with ocp.CheckpointManager(folder) as manager:
+        manager.save(4, args=ocp.args.Composite(**saves))
+        manager.wait_until_finished()
+        there = dict(manager.restore(4, args=restores).items())
+    with own.CheckpointManager(folder) as manager:
+        here = dict(manager.restore(4, args=restores).items())
+        described = manager.item_metadata(4)["state"]["w"]
+        try:
+            manager.restore(4, args=own.args.Composite(gone=own.args.StandardRestore()))
+            missing = "nothing raised"
+        except FileNotFoundError as error:
+            missing = str(error)
+    return [
+        *differences(there, here),
+        *differences(((3,), "float32"), (described.shape, str(described.dtype)), "metadata"),
+        *([] if "expected the item 'gone', found array, data" in missing else [missing]),
+    ]
+
+
+@trip
+def each_file_format_is_read_in_place(folder):
+    tree = {"a": np.arange(300_000), "n": {"k": jnp.ones((3, 4), jnp.bfloat16)}, "i": 4}
     found = []
     for ocdbt in (False, True):
         for zarr3 in (False, True):
@@ -275,17 +403,53 @@ def checkpoints_of_each_file_format_come_along(folder):
             handler = ocp.PyTreeCheckpointHandler(use_ocdbt=ocdbt, use_zarr3=zarr3)
             with ocp.Checkpointer(handler) as checkpointer:
                 checkpointer.save(folder / name, tree)
-                there = checkpointer.restore(folder / name)
-            found += done("import", folder / name, folder / f"run-{name}")
-            found += differences(
-                there, own.PyTreeCheckpointer().restore(folder / f"run-{name}"), name
-            )
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(folder / "step_12", tree)
-    found += done("import", folder / "step_12", folder / "run")
-    with own.CheckpointManager(folder / "run") as manager:
-        found += differences([12], manager.all_steps(), "step")
-        found += differences(there, manager.restore(12), "standard")
+            found += differences(tree, own.PyTreeCheckpointer().restore(folder / name), name)
+    return found
+
+
+@trip
+def a_damaged_file_is_named_in_place(folder):
+    written(folder / "good", steps=(1, 5))
+    found = []
+    for number, (name, how) in enumerate(DAMAGES):
+        if "/plain" in name:
+            continue
+        bad = folder / f"bad{number}"
+        shutil.copytree(folder / "good", bad)
+        file = max(bad.glob(name), key=lambda path: path.stat().st_size)
+        damage(file, how)
+        named = '"large/0" in OCDBT' if "ocdbt.process_0" in name else str(file)
+        try:
+            with own.CheckpointManager(bad) as manager:
+                manager.restore(5)
+            found.append(f"{name} {how}: nothing raised")
+        except CheckpointDamagedError as error:
+            if named not in str(error):
+                found.append(f"{name} {how}: {error}")
+        shutil.rmtree(bad)
+    return found
+
+
+@trip
+def memory_does_not_grow_with_the_steps_of_a_directory(folder):
+    steps, step_bytes = 8, 16 * MEBI
+    allowed_bytes = 5 * step_bytes
+    options = ocp.CheckpointManagerOptions(enable_async_checkpointing=False)
+    with ocp.CheckpointManager(folder / "orbax", options=options) as manager:
+        for step in range(steps):
+            draw = np.random.default_rng(step)
+            state = {str(leaf): draw.random(MEBI // 8) for leaf in range(16)}
+            manager.save(step, args=ocp.args.StandardSave(state))
+    del state
+    found = []
+    with Peak() as peak:
+        found += done("import", folder / "orbax", folder / "run")
+    with Peak() as second:
+        for step in range(steps - 2):
+            found += done("export", folder / "run", step, "--orbax", folder / "back")
+    for name, taken in (("import", peak.bytes), ("export", second.bytes)):
+        if not step_bytes < taken < allowed_bytes < steps * step_bytes:
+            found.append(f"{name}: {taken} bytes")
     return found
 
 
@@ -380,20 +544,29 @@ def a_damaged_file_is_named(folder):
         text["item_handlers"][name] = "PyTreeCheckpointHandler"
     (folder / "good/5/_CHECKPOINT_METADATA").write_text(json.dumps(text))
     found = done("import", folder / "good", folder / "run")
-    for number, (name, how) in enumerate(DAMAGES):
-        bad = folder / f"bad{number}"
+    bad = folder / "bad"
+    for name, how in DAMAGES:
         shutil.copytree(folder / "good", bad)
-        file = max(bad.glob(name), key=lambda path: path.stat().st_size)
-        damage(file, how)
-        status, said = command("import", bad, folder / f"run{number}")
-        # Orbax names the array, and not the file, where one of these lacks bytes.
-        named = '"large/0" in OCDBT' if "ocdbt.process_0" in name else str(file)
-        if status != 1 or named not in said or "Traceback" in said:
-            found.append(f"{name} {how}: {status} {said}")
-        with holdfast.open_run(folder / f"run{number}") as run:
-            found += differences([1], run.all_steps(), f"{name} {how}")
+        # A run is made by the first step that can be read, so each of these imports makes none.
+        shutil.rmtree(bad / "1")
+        found += damage_that_is_not_named(bad, name, how, folder / "none")
         shutil.rmtree(bad)
-    return found
+    shutil.copytree(folder / "good", bad)
+    found += damage_that_is_not_named(bad, *DAMAGES[0], folder / "part")
+    with holdfast.open_run(folder / "part") as run:
+        found += differences([1], run.all_steps(), "the steps before")
+    return [*found, *(["a run was made"] if (folder / "none").exists() else [])]
+
+
+def damage_that_is_not_named(bad, name, how, run):
+    """Damage a file and import the directory; return what is wrong with the refusal."""
+    file = max(bad.glob(name), key=lambda path: path.stat().st_size)
+    damage(file, how)
+    status, said = command("import", bad, run)
+    # Orbax names the array, and not the file, where one of these lacks bytes.
+    named = '"large/0" in OCDBT' if "ocdbt.process_0" in name else str(file)
+    is_named = status == 1 and named in said and "Traceback" not in said
+    return [] if is_named else [f"{name} {how}: {status} {said}"]
 
 
 @trip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 
 import holdfast  # noqa: E402
 from holdfast.interop.dcp import HoldfastReader, HoldfastWriter  # noqa: E402
+from tests.interop.dcp_reasons import shown  # noqa: E402
 
 # DCP warns of every call without a process group.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -147,6 +149,134 @@ def test_an_id_is_replaced_wholly_and_one_writer_serves_many(tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
 
 
+def test_tied_tensors_odd_dtypes_and_keys_come_back(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    tied = torch.rand(3, 4)
+    names = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+    eights = {name: torch.rand(5).to(getattr(torch, name)) for name in names}
+    halves = torch.view_as_complex(torch.rand(3, 2).half())
+    state = {
+        "tied": {"one": tied, "other": tied, "view": tied[1:, ::2]},
+        "eights": {**eights, "e8m0": torch.ones(4).to(torch.float8_e8m0fnu)},
+        "complex32": halves,
+        "fours": torch.arange(6, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
+        "bits": {8: torch.tensor([True, False]), 16: torch.tensor([0, 1, 2], dtype=torch.uint16)},
+        "none": torch.zeros(0, 3, 0),
+        "list": [torch.ones(1), {"x": 3}],
+    }
+    dcp.save(state, storage_writer=HoldfastWriter(tmp_path / "one"), no_dist=True)
+    blank = copy.deepcopy(state)
+    for tensor in (blank["tied"]["one"], *blank["eights"].values(), *blank["bits"].values()):
+        tensor.reshape(-1).view(torch.uint8).zero_()
+    blank["complex32"].zero_()
+    blank["fours"].view(torch.uint8).zero_()
+    blank["list"][1]["x"] = 0
+    found = _loaded(tmp_path / "one", blank)
+    for path in (
+        ("tied", "one"),
+        ("tied", "view"),
+        *(("eights", name) for name in state["eights"]),
+    ):
+        one, other = found[path[0]][path[1]], state[path[0]][path[1]]
+        assert one.dtype == other.dtype, path
+        assert torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+    assert found["tied"]["one"] is found["tied"]["other"]
+    assert found["complex32"].dtype == torch.complex32
+    assert torch.equal(torch.view_as_real(found["complex32"]), torch.view_as_real(halves))
+    assert torch.equal(found["fours"].view(torch.uint8), state["fours"].view(torch.uint8))
+    assert [found["bits"][key].tolist() for key in (8, 16)] == [[True, False], [0, 1, 2]]
+    assert found["list"][1]["x"] == 3
+
+
+class _HalfSaved(dcp.DefaultSavePlanner):  # type: ignore[misc]
+    """Saves floating-point tensors as bfloat16, and others as they are."""
+
+    def set_up_planner(self, state_dict: Any, *args: Any, **options: Any) -> None:
+        halves = {
+            name: value.bfloat16() if value.is_floating_point() else value
+            for name, value in state_dict.items()
+        }
+        super().set_up_planner(halves, *args, **options)
+
+
+class _Renamed(dcp.DefaultLoadPlanner):  # type: ignore[misc]
+    """Loads rows 1 and 2, columns 1 and 2, of the array that was saved as `old.NAME`."""
+
+    def create_local_plan(self) -> Any:
+        from dataclasses import replace
+
+        items = [
+            dcp.planner.ReadItem(
+                type=dcp.planner.LoadItemType.TENSOR,
+                dest_index=dcp.metadata.MetadataIndex(name, torch.Size((0, 0))),
+                dest_offsets=torch.Size((1, 0)),
+                storage_index=dcp.metadata.MetadataIndex(f"old.{name}", torch.Size((0, 0))),
+                storage_offsets=torch.Size((1, 1)),
+                lengths=torch.Size((2, 2)),
+            )
+            for name in self.state_dict
+        ]
+        return replace(dcp.planner.LoadPlan(items))
+
+    def resolve_tensor(self, read_item: Any) -> Any:
+        tensor = self.state_dict[read_item.dest_index.fqn]
+        (row, column), (rows, columns) = read_item.dest_offsets, read_item.lengths
+        return tensor[row : row + rows, column : column + columns]
+
+
+def test_planners_of_the_user_decide_what_is_saved_and_loaded(tmp_path: Path) -> None:
+    state = {"old.w": torch.rand(4, 3), "old.count": torch.tensor(7)}
+    writer = HoldfastWriter(tmp_path / "one")
+    dcp.save(state, storage_writer=writer, planner=_HalfSaved(), no_dist=True)
+    with holdfast.open_run(tmp_path / "one") as run:
+        dtypes = {name: array.dtype for name, array in run.metadata(0).arrays.items()}
+    assert dtypes["old.w"] == "bfloat16"
+    assert dtypes["old.count"] == "int64"
+    target = torch.zeros(4, 3)
+    _loaded(tmp_path / "one", {"w": target}, planner=_Renamed())
+    expected = torch.zeros(4, 3)
+    expected[1:3, :2] = state["old.w"].bfloat16()[1:3, 1:3]
+    assert torch.equal(target, expected)
+
+
+KILLED = """
+import os, signal, sys, warnings
+import torch
+import torch.distributed.checkpoint as dcp
+from holdfast.interop.dcp import HoldfastWriter
+
+class Killed(dcp.DefaultSavePlanner):
+    def resolve_data(self, write_item):
+        if write_item.index.fqn == "second":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().resolve_data(write_item)
+
+warnings.simplefilter("ignore")
+state = {"first": torch.ones(100_000), "second": torch.ones(100_000)}
+writer = HoldfastWriter(sys.argv[1])
+dcp.save(state, storage_writer=writer, planner=Killed(), no_dist=True)
+"""
+
+
+@pytest.mark.parametrize("name", ["two", pytest.param("one", marks=pytest.mark.soak)])
+def test_a_process_killed_in_a_save_changes_no_id(name: str, tmp_path: Path) -> None:
+    state = {"first": torch.zeros(100_000), "second": torch.zeros(100_000)}
+    dcp.save(state, storage_writer=HoldfastWriter(tmp_path / "one"), no_dist=True)
+    done = subprocess.run([sys.executable, "-c", KILLED, tmp_path / name], timeout=100)
+    assert done.returncode == -signal.SIGKILL
+    assert len([*tmp_path.iterdir()]) == 2  # it was killed in the middle
+    wanted = {name: torch.full((100_000,), 5.0) for name in state}
+    found = _loaded(tmp_path / "one", wanted)
+    assert not any(tensor.any() for tensor in found.values())
+    if name == "two":
+        with pytest.raises(dcp.CheckpointException, match=shown("expected a run")):
+            _loaded(tmp_path / "two", wanted)
+    state = {"first": torch.full((3,), 2.0)}
+    dcp.save(state, storage_writer=HoldfastWriter(tmp_path / name), no_dist=True)
+    assert _loaded(tmp_path / name, {"first": torch.zeros(3)})["first"].tolist() == [2, 2, 2]
+    assert {path.name for path in tmp_path.iterdir()} == {"one", name}
+
+
 class _Failing(dcp.DefaultSavePlanner):  # type: ignore[misc]
     def resolve_data(self, write_item: Any) -> Any:
         if write_item.index.fqn == "bad":
@@ -154,12 +284,20 @@ class _Failing(dcp.DefaultSavePlanner):  # type: ignore[misc]
         return super().resolve_data(write_item)
 
 
+def test_the_reason_why_nothing_loads_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(dcp.CheckpointException):
+        _loaded(tmp_path / "one", {"w": torch.zeros(3)})
+    assert any("expected a run" in record.message for record in caplog.records)
+
+
 def test_after_a_failed_save_nothing_of_it_loads_and_the_next_one_works(tmp_path: Path) -> None:
     writer = HoldfastWriter(tmp_path / "one")
     state = {"w": torch.ones(3), "bad": torch.zeros(2)}
     with pytest.raises(dcp.CheckpointException, match="no such data"):
         dcp.save(state, storage_writer=writer, planner=_Failing(), no_dist=True)
-    with pytest.raises(dcp.CheckpointException, match="expected a run"):
+    with pytest.raises(dcp.CheckpointException, match=shown("expected a run")):
         _loaded(tmp_path / "one", {"w": torch.zeros(3)})
     dcp.save(state, storage_writer=writer, no_dist=True)
     assert _loaded(tmp_path / "one", {"w": torch.zeros(3)})["w"].tolist() == [1, 1, 1]
@@ -183,7 +321,7 @@ def test_what_another_program_made_is_not_overwritten(tmp_path: Path) -> None:
         _saved(tmp_path / "one", {"w": torch.zeros(1)})
     assert (tmp_path / "one" / "notes").read_text() == "mine"
     holdfast.save(tmp_path / "two", {"w": torch.zeros(1)})
-    with pytest.raises(dcp.CheckpointException, match=r"use holdfast\.load"):
+    with pytest.raises(dcp.CheckpointException, match=shown(r"use holdfast\.load")):
         _loaded(tmp_path / "two", {"w": torch.zeros(1)})
     for made in (HoldfastWriter, HoldfastReader):
         with pytest.raises(holdfast.errors.InvalidArgumentError, match="found a URL"):
@@ -236,9 +374,16 @@ def test_an_async_save_has_the_state_of_its_call(tmp_path: Path) -> None:
     )
     with pytest.raises(dcp.CheckpointException, match="no such data"):
         failing.result(timeout=60)
+    dcp.async_save({"bad": weight}, storage_writer=writer, no_dist=True).result(timeout=60)
+    assert torch.equal(_loaded(tmp_path / "2", {"bad": torch.zeros(100_000)})["bad"], weight)
 
 
 def _run(task: str, path: Path, count: int) -> None:
+    """Run the program on `count` ranks, each of which has to end well."""
+    assert _codes(task, path, count) == [0] * count
+
+
+def _codes(task: str, path: Path, count: int) -> list[int]:
     """Run the program on `count` ranks, which find each other by a file."""
     ranks = [
         subprocess.Popen(
@@ -256,7 +401,8 @@ def _run(task: str, path: Path, count: int) -> None:
         for process in ranks:
             process.kill()
             process.wait()
-    assert [process.returncode for process in ranks] == [0] * count, "\n".join(said)
+    print("\n".join(said))
+    return [process.returncode for process in ranks]
 
 
 def test_ranks_save_their_shards_and_one_process_loads_them(tmp_path: Path) -> None:
@@ -268,6 +414,35 @@ def test_ranks_save_their_shards_and_one_process_loads_them(tmp_path: Path) -> N
     assert torch.equal(found["columns"], torch.arange(12.0).reshape(4, 3))
     assert (found["plain"].tolist(), found["epoch"]) == ([3.0, 3.0], 4)
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["one"]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_killed_in_a_save_ends_the_others_and_changes_no_id(
+    victim: int, tmp_path: Path
+) -> None:
+    _run("save", tmp_path, 2)
+    codes = _codes(f"killed-{victim}", tmp_path, 2)
+    assert codes[victim] == -signal.SIGKILL
+    assert codes[1 - victim] == 0
+    with pytest.raises(dcp.CheckpointException, match=shown("expected a run")):
+        _loaded(tmp_path / "two", {"rows": torch.zeros(5, 4)})
+    _run("again", tmp_path, 2)
+    for name, factor in (("one", 1), ("two", 2)):
+        found = _loaded(tmp_path / name, {"rows": torch.zeros(5, 4)})
+        assert torch.equal(found["rows"], factor * torch.arange(20.0).reshape(5, 4))
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["one", "two"]
+
+
+@pytest.mark.soak
+def test_shards_of_two_meshes_and_shards_without_rows(tmp_path: Path) -> None:
+    _run("strided", tmp_path, 4)
+    wanted = {name: torch.zeros(10, 2) for name in ("w", "whole")}
+    found = _loaded(tmp_path / "strided", {**wanted, "few": torch.zeros(2, 3)})
+    assert torch.equal(found["w"], found["whole"])
+    assert found["w"].all()
+    assert torch.equal(found["few"], torch.arange(6.0).reshape(2, 3))
 
 
 @pytest.mark.soak

@@ -1,4 +1,8 @@
-"""Programs for Orbax see the same with `holdfast.interop.orbax` in its place."""
+"""Programs for Orbax see the same with `holdfast.interop.orbax` in its place.
+
+They are programs as people write them, and some made of seeds, of which
+`test_orbax_sequences.py` runs more. Both kinds run in one process for each of the two modules.
+"""
 
 from __future__ import annotations
 
@@ -15,32 +19,32 @@ import pytest
 from tests.hosts import host
 from tests.interop.orbax_programs import PROGRAMS
 
-SCRIPT = Path(__file__).with_name("orbax_programs.py")
+SCRIPT = Path(__file__).with_name("orbax_sequences.py")
+SEEDS = 4
+DEVICES = "--xla_force_host_platform_device_count=8"
 ALWAYS = {"Exception", "BaseException", "object"}
 MODULES = ("orbax.checkpoint", "holdfast.interop.orbax")
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("orbax") is None, reason="Orbax cannot be had here"
-)
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(
+        importlib.util.find_spec("orbax") is None, reason="Orbax cannot be had here"
+    ),
+]
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What the programs see with each of the two modules."""
+    """What the programs, and those of the first seeds, see with each of the two modules."""
     folder = tmp_path_factory.mktemp("programs")
     with host() as made:
         running = [
             subprocess.Popen(
                 [
-                    sys.executable,
-                    "-W",
-                    "ignore",
-                    SCRIPT,
-                    name,
-                    folder / name,
-                    folder / f"{name}.json",
+                    *(sys.executable, "-W", "ignore", SCRIPT),
+                    *(name, folder / name, folder / f"{name}.json", "programs", str(SEEDS)),
                 ],
-                env=made.environment,
+                env=made.environment | {"PYTHONPATH": str(SCRIPT.parents[2]), "XLA_FLAGS": DEVICES},
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
@@ -48,7 +52,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         ]
         for process in running:
             try:
-                assert process.wait(110) == 0
+                assert process.wait(250) == 0
             finally:
                 process.kill()
     return {name: json.loads((folder / f"{name}.json").read_text()) for name in MODULES}
@@ -64,11 +68,25 @@ def differences(orbax: Any, own: Any, place: str) -> list[str]:
     return [] if orbax == own else [f"{place}: {orbax} {own}"]
 
 
+def found_in(seen: dict[str, dict[str, Any]], seed: int) -> list[str]:
+    """Where the two saw different things in the program of a seed, or where it stopped."""
+    orbax, own = (seen[module][str(seed)] for module in MODULES)
+    stopped = [str(call) for call in [*orbax, *own] if call[0] == "stopped"]
+    return [f"seed {seed}: {one}" for one in [*stopped, *differences(orbax, own, "call")]]
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_sees_the_same_with_both(seen: dict[str, dict[str, Any]], name: str) -> None:
     orbax, own = (seen[module][name] for module in MODULES)
     assert "stopped" not in orbax, orbax
     assert differences(orbax, own, name) == []
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_program_made_of_a_seed_sees_the_same_with_both(
+    seen: dict[str, dict[str, Any]], seed: int
+) -> None:
+    assert found_in(seen, seed) == []
 
 
 def test_differences_are_found() -> None:

@@ -19,6 +19,8 @@ if importlib.util.find_spec("orbax") is None:
 
 from tests.interop.orbax_round_trips import TRIPS, differences  # noqa: E402
 
+pytestmark = pytest.mark.timeout(300)
+
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
@@ -27,10 +29,10 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     with host() as made:
         subprocess.run(
             [sys.executable, "-W", "ignore", SCRIPT, folder / "trips", folder / "seen.json"],
-            env=made.environment,
+            env=made.environment | {"PYTHONPATH": str(SCRIPT.parents[2])},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=110,
+            timeout=250,
             check=True,
         )
     found: dict[str, list[str]] = json.loads((folder / "seen.json").read_text())

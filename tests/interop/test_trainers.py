@@ -5,15 +5,14 @@ from __future__ import annotations
 import importlib.util
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import holdfast
 from tests.hosts import Host
+from tests.interop.trainer_sources import ended, run_program
 
-ROOT = Path(__file__).parents[2]
 TRAINERS = {
     "accelerate": ("accelerate", "torchdata"),
     "transformers": ("transformers", "accelerate"),
@@ -28,23 +27,11 @@ def _marks(projects: tuple[str, ...]) -> list[pytest.MarkDecorator]:
 
 
 def run(name: str, one_host: Host, *arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", f"tests.interop.{name}_training", *map(str, arguments)],
-        env=one_host.environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
-def ended(done: subprocess.CompletedProcess[str]) -> list[str]:
-    assert done.returncode == 0, done.stdout + done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("ENDED")]
-    return line.split()[1:]
+    return run_program(one_host, f"{name}_training", *arguments)
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=_marks(p)) for n, p in TRAINERS.items()])
 def test_a_killed_training_ends_with_the_same_bits(
     name: str, one_host: Host, tmp_path: Path
@@ -57,3 +44,18 @@ def test_a_killed_training_ends_with_the_same_bits(
     with holdfast.open_run(directory) as saved:
         assert saved.latest_step() == int(expected[0])
         assert saved.metadata(int(expected[0])).attempt == 2
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", [pytest.param("lightning_io", marks=_marks(("lightning",)))])
+def test_a_killed_training_continues_from_the_trainers_own_checkpoints(
+    name: str, one_host: Host, tmp_path: Path
+) -> None:
+    directory, output = tmp_path / "checkpoints", tmp_path / "output"
+    expected = ended(run(name, one_host, "-", output, -1))
+    killed = run(name, one_host, directory, output, 14)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    names = sorted(path.name for path in directory.iterdir())
+    assert names == ["epoch=0-step=9.ckpt", "epoch=1-step=12.ckpt"]
+    assert ended(run(name, one_host, directory, output, -1)) == expected

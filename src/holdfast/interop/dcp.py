@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import math
 import os
 import pickle
@@ -52,6 +53,7 @@ from holdfast.engine.saving.part import PartImages, PartPlan
 from holdfast.engine.saving.part_writer import put_image, put_record
 from holdfast.errors import (
     CheckpointDamagedError,
+    HoldfastError,
     InvalidArgumentError,
     NotARunError,
     StructureMismatchError,
@@ -76,6 +78,8 @@ from holdfast.manager.one_shot import (
 from holdfast.store.disk import DiskStore
 from holdfast.store.location import RunLocation
 from holdfast.store.object_folder import translated
+
+log = logging.getLogger(__name__)
 
 METADATA = ("__dcp_metadata__",)
 CONVERTED_SIZE_BYTES = 256 * 1024 * 1024
@@ -335,6 +339,14 @@ class HoldfastReader(StorageReader):  # type: ignore[misc]
             NotARunError: there is no checkpoint, or another program wrote it.
             CheckpointDamagedError, NewerFormatError, StorageError: it cannot be read.
         """
+        try:
+            return self._metadata()
+        except HoldfastError as error:
+            # DCP before 2.12 reports "metadata is None", without the reason.
+            log.warning("%s", error)
+            raise
+
+    def _metadata(self) -> Metadata:
         view = read_only(self._directory).load_view()
         self._sources = view.sources(view.find(SAVED.step))
         values = {value.path: value.value for value in self._sources.spec.values}
@@ -613,7 +625,7 @@ class _ReadTensor:
         self._has_dtype = tensors.dtype_name_of(self._tensor.dtype) == array.dtype
         self.fills_in_place = self._has_dtype and _is_plain(self._tensor)
         if self.fills_in_place:
-            flat = self._tensor.reshape(-1).view(torch.uint8).numpy()
+            flat = tensors.bytes_of(self._tensor).numpy()
             buffer = flat.view(dtype).reshape(shape)
         else:
             buffer = np.empty(shape, dtype)

@@ -1,21 +1,42 @@
-"""Lightning: `HoldfastCallback(run)` in the callbacks of a Trainer, for every strategy.
+"""Lightning: `HoldfastCallback(run)` in the callbacks of a Trainer, or `HoldfastCheckpointIO()`.
 
-The callback saves after each optimizer step that is due, and `trainer.fit(module)` continues from
-the newest checkpoint of the run. Parameters are filled in place, so that strategies that shard them
-need nothing more. Dataloaders with a state, as torchdata's `StatefulDataLoader`, continue in the
-middle of an epoch; others begin it again, as with Lightning's own checkpoints.
+The callback is for every strategy. It saves after each optimizer step that is due, and
+`trainer.fit(module)` continues from the newest checkpoint of the run. Parameters are filled in
+place, so that strategies that shard them need nothing more. Dataloaders with a state, as
+torchdata's `StatefulDataLoader`, continue in the middle of an epoch; others begin it again, as with
+Lightning's own checkpoints.
+
+The plugin stores the checkpoints that `ModelCheckpoint` and `save_checkpoint` make, for strategies
+that use a `CheckpointIO`: those that shard the model do not.
 """
 
 from __future__ import annotations
 
+import io
 import os
+import shutil
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.plugins import CheckpointIO
 
 from holdfast.adapt.torch.objects import Replicated
 from holdfast.adapt.torch.random_state import RandomState
+from holdfast.clock import SystemClock
+from holdfast.errors import InvalidArgumentError, NotARunError
 from holdfast.interop.trainer_session import TrainerSession
+from holdfast.manager import load, save
+from holdfast.manager.one_shot import is_saved_one
+from holdfast.store.object_folder import translated
+
+ARRAYS = ("state_dict", "optimizer_states")
+"""The entries of Lightning's checkpoints that are stored as arrays, the others by `torch.save`."""
+OTHERS = "others"
 
 
 class HoldfastCallback(Callback):  # type: ignore[misc]
@@ -139,3 +160,115 @@ class _Callbacks:
         for key, of_callback in state.items():
             if key in self._others:
                 self._others[key].load_state_dict(of_callback)
+
+
+class HoldfastCheckpointIO(CheckpointIO):  # type: ignore[misc]
+    """Stores each of Lightning's checkpoints as a directory like one of `holdfast.save`.
+
+    It is durable and whole when the call returns, and its digests are checked when it is loaded.
+    Weights and optimizer states are arrays; everything else is what `torch.save` makes of it.
+    """
+
+    def save_checkpoint(
+        self,
+        checkpoint: Mapping[str, Any],
+        path: str | os.PathLike[str],
+        storage_options: Any = None,
+    ) -> None:
+        """Save a checkpoint in the place of an earlier one at `path`.
+
+        Raises:
+            TypeError: there are `storage_options`.
+            InvalidArgumentError: something else is at `path`.
+            UnsupportedLeafError: a weight or an optimizer state cannot be stored.
+            OutOfSpaceError, StorageError: it is not saved.
+        """
+        if storage_options is not None:
+            raise TypeError(f"save to {path}: HoldfastCheckpointIO takes no storage_options")
+        others = {name: value for name, value in checkpoint.items() if name not in ARRAYS}
+        weights = checkpoint.get("state_dict")
+        if weights is not None:
+            # The order and the versions of modules, which an `OrderedDict` of PyTorch has.
+            others["state_dict"] = list(weights), getattr(weights, "_metadata", None)
+        stream = io.BytesIO()
+        torch.save(others, stream)
+        arrays = {name: checkpoint[name] for name in ARRAYS if name in checkpoint}
+        directory = Path(path)
+        with translated("save to", directory):
+            directory.parent.mkdir(parents=True, exist_ok=True)
+        save(directory, {**arrays, OTHERS: _as_tensor(stream)}, overwrite=True)
+
+    def load_checkpoint(
+        self,
+        path: str | os.PathLike[str],
+        map_location: Any = None,
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:
+        """Load a checkpoint, or a file of Lightning's own `TorchCheckpointIO`.
+
+        Args:
+            path: the directory or the file.
+            map_location: a device for all tensors, or as for `torch.load`; they come from the CPU.
+            weights_only: as for `torch.load`.
+
+        Raises:
+            FileNotFoundError: there is nothing at `path`.
+            NotARunError: `save_checkpoint` has not made what is there.
+            CheckpointDamagedError, StorageError: it cannot be read.
+        """
+        place = Path(path)
+        if not place.exists():
+            raise FileNotFoundError(f"load {place}: there is no checkpoint")
+        if place.is_file():
+            found = torch.load(place, map_location=map_location, weights_only=weights_only)
+            return dict(found)
+        arrays = load(place, framework="torch")
+        if OTHERS not in arrays:
+            raise NotARunError(
+                f"load {place}: expected a checkpoint of HoldfastCheckpointIO, found another; use "
+                "holdfast.load"
+            )
+        others = io.BytesIO(arrays.pop(OTHERS).numpy().tobytes())
+        checkpoint = torch.load(others, map_location=map_location, weights_only=weights_only)
+        if "state_dict" in checkpoint:
+            names, metadata = checkpoint["state_dict"]
+            weights = OrderedDict((name, arrays["state_dict"][name]) for name in names)
+            if metadata is not None:
+                weights._metadata = metadata  # type: ignore[attr-defined]
+            arrays["state_dict"] = weights
+        if map_location is not None:
+            # `torch.load` knows all kinds of locations.
+            stream = io.BytesIO()
+            torch.save(arrays, stream)
+            stream.seek(0)
+            arrays = torch.load(stream, map_location=map_location, weights_only=False)
+        return {**checkpoint, **arrays}
+
+    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Remove a checkpoint, or a file of Lightning's own; nothing else.
+
+        Raises:
+            InvalidArgumentError: it is another directory.
+            StorageError: it cannot be removed.
+        """
+        place = Path(path)
+        if not place.exists():
+            return
+        with translated("remove", place):
+            if place.is_file():
+                place.unlink()
+                return
+            if not is_saved_one(place, SystemClock()):
+                raise InvalidArgumentError(
+                    f"remove {place}: expected a checkpoint, found another directory; remove it "
+                    "yourself"
+                )
+            # Renamed first, so that no half of it is at the path.
+            leaving = place.with_name(f".{place.name}.removed")
+            shutil.rmtree(leaving, ignore_errors=True)
+            place.rename(leaving)
+            shutil.rmtree(leaving)
+
+
+def _as_tensor(stream: io.BytesIO) -> Any:
+    return torch.from_numpy(np.frombuffer(stream.getvalue(), np.uint8).copy())

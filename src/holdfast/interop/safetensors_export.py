@@ -1,7 +1,7 @@
 """Weights of a checkpoint as safetensors files with an index, as the Hugging Face Hub has them.
 
-Arrays are read one after another, each block checked by its digest, so that the memory needed is
-that of the largest array. No framework is needed.
+Arrays are read in pieces, each block checked by its digest, so that the memory needed does not
+depend on their sizes. No framework is needed.
 """
 
 from __future__ import annotations
@@ -19,19 +19,26 @@ from typing import Any
 import numpy as np
 
 from holdfast.adapt.casts import can_cast, converted
-from holdfast.engine.reading.metadata import ArrayMetadata, CheckpointMetadata
+from holdfast.engine.reading.metadata import ArrayMetadata, CheckpointMetadata, metadata_of
+from holdfast.engine.reading.restore import fill_targets
+from holdfast.engine.reading.sources import CheckpointSources
 from holdfast.errors import InvalidArgumentError, UnsupportedLeafError
 from holdfast.format.dtypes import item_size_bytes, numpy_dtype, safetensors_form
-from holdfast.manager import Run
+from holdfast.format.grid import Region, region_shape
+from holdfast.format.paths import path_name
+from holdfast.format.placement import RestoreTarget
+from holdfast.job.run_access import read_only
 
 SHARD_SIZE_BYTES = 5 * 10**9
+PIECE_SIZE_BYTES = 64 * 1024 * 1024
 INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tensor:
-    """One array of the checkpoint: `saved_as` is its path, `name` that in the files."""
+    """One array of the checkpoint: `index` is its place there, `name` that in the files."""
 
+    index: int
     saved_as: str
     name: str
     shape: tuple[int, ...]
@@ -43,7 +50,7 @@ class _Tensor:
 
 
 def export_safetensors(
-    run: Run,
+    place: str | os.PathLike[str],
     step: int,
     directory: Path,
     *,
@@ -55,13 +62,13 @@ def export_safetensors(
     """Write the arrays of `step` into the new directory `directory`.
 
     Args:
-        run: the run.
+        place: the run's directory, or its URL.
         step: a step of the run.
         directory: it must not exist. It is there whole, or not at all.
         prefix: only what is below this path, which the names then lack: `model`.
         dtype: convert floating-point arrays to this dtype; None: keep theirs.
         shard_size_bytes: the size that a file exceeds only for a single array.
-        progress: called with the bytes of each array that was written.
+        progress: called with the bytes of each piece that was written.
 
     Returns:
         The files with weights. Tied arrays are written once, under the name of the first.
@@ -70,11 +77,13 @@ def export_safetensors(
         InvalidArgumentError: the directory exists, no array is below `prefix`, or two arrays would
             have one name.
         UnsupportedLeafError: safetensors has no such dtype; the message has the path.
-        StepNotFoundError, CheckpointDamagedError, StorageError: the checkpoint.
+        NotARunError, StepNotFoundError, CheckpointDamagedError, StorageError: the checkpoint.
     """
     if directory.exists():
         raise InvalidArgumentError(f"export to {directory}: it exists; give a new path")
-    found = list(_tensors(run.metadata(step), prefix, dtype))
+    view = read_only(place).load_view()
+    sources = view.sources(view.find(step))
+    found = list(_tensors(sources, prefix, dtype))
     if not found:
         raise InvalidArgumentError(f"export step {step}: no array is below {prefix!r}")
     shards = _shards(found, shard_size_bytes)
@@ -84,7 +93,7 @@ def export_safetensors(
     names = [_file_name(number, len(shards)) for number in range(len(shards))]
     try:
         for name, shard in zip(names, shards, strict=True):
-            _write(run, step, building / name, shard, progress)
+            _write(sources, building / name, shard, progress)
         if len(shards) > 1:
             of_tensor = {t.name: n for n, shard in zip(names, shards, strict=True) for t in shard}
             total = {"total_size": sum(tensor.size_bytes for tensor in found)}
@@ -96,8 +105,10 @@ def export_safetensors(
     return [directory / name for name in names]
 
 
-def _tensors(metadata: CheckpointMetadata, prefix: str, dtype: str | None) -> Iterator[_Tensor]:
+def _tensors(sources: CheckpointSources, prefix: str, dtype: str | None) -> Iterator[_Tensor]:
     """Yield the arrays below `prefix` with their names and dtypes in the files."""
+    metadata: CheckpointMetadata = metadata_of(sources)
+    indices = {path_name(path): index for path, index in sources.spec.array_indices().items()}
     start = prefix.strip("/") + "/" if prefix.strip("/") else ""
     names: dict[str, str] = {}
     written: set[str] = set()
@@ -112,7 +123,11 @@ def _tensors(metadata: CheckpointMetadata, prefix: str, dtype: str | None) -> It
         if other != path:
             raise InvalidArgumentError(f"export: {other} and {path} would both be named {name}")
         yield _Tensor(
-            saved_as=path, name=name, shape=array.shape, dtype=_dtype_of(path, array, dtype)
+            index=indices[path],
+            saved_as=path,
+            name=name,
+            shape=array.shape,
+            dtype=_dtype_of(path, array, dtype),
         )
 
 
@@ -147,7 +162,7 @@ def _file_name(number: int, count: int) -> str:
 
 
 def _write(
-    run: Run, step: int, path: Path, shard: list[_Tensor], progress: Callable[[int], None]
+    sources: CheckpointSources, path: Path, shard: list[_Tensor], progress: Callable[[int], None]
 ) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -161,23 +176,43 @@ def _write(
     def pieces() -> Iterator[bytes | memoryview]:
         yield len(text).to_bytes(8, "little") + text
         for tensor in shard:
-            yield _bytes(run, step, tensor)
-            progress(tensor.size_bytes)
+            for piece in _pieces(sources, tensor):
+                yield piece
+                progress(len(piece))
 
     _write_synced(path, pieces())
 
 
-def _bytes(run: Run, step: int, tensor: _Tensor) -> memoryview:
-    found: Any = run.restore(step, only=tensor.saved_as, framework=None)
-    # What contains it comes as nested dicts, of which each has one key here.
-    while isinstance(found, dict):
-        (found,) = found.values()
-    array = np.asarray(found)
-    dtype = numpy_dtype(tensor.dtype)
-    assert dtype is not None
-    if array.dtype != dtype:
-        array = converted(array, dtype, tensor.saved_as)
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+def _pieces(sources: CheckpointSources, tensor: _Tensor) -> Iterator[memoryview]:
+    """Read an array in the order of its bytes, converted; each piece is verified."""
+    array = sources.spec.arrays[tensor.index]
+    stored, wanted = numpy_dtype(array.dtype), numpy_dtype(tensor.dtype)
+    assert stored is not None
+    assert wanted is not None
+    for region in _regions(array.shape, PIECE_SIZE_BYTES // stored.itemsize):
+        buffer = np.empty(region_shape(region), stored)
+        if buffer.size:
+            target = RestoreTarget(array_index=tensor.index, region=region, buffer=buffer)
+            fill_targets(sources, [target])
+        found = buffer if stored == wanted else converted(buffer, wanted, tensor.saved_as)
+        yield np.ascontiguousarray(found).reshape(-1).view(np.uint8).data
+
+
+def _regions(shape: tuple[int, ...], count_max: int) -> Iterator[Region]:
+    """Cut an array into regions of at most `count_max` elements, in C order."""
+    if not shape or math.prod(shape) <= count_max:
+        yield (0,) * len(shape), shape
+        return
+    below = math.prod(shape[1:])
+    if below <= count_max:
+        step = max(1, count_max // below)
+        for start in range(0, shape[0], step):
+            stop = min(start + step, shape[0])
+            yield (start, *(0,) * len(shape[1:])), (stop, *shape[1:])
+        return
+    for index in range(shape[0]):
+        for start_below, stop_below in _regions(shape[1:], count_max):
+            yield (index, *start_below), (index + 1, *stop_below)
 
 
 def _write_synced(path: Path, pieces: Iterator[bytes | memoryview] | list[bytes]) -> None:

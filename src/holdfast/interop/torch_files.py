@@ -1,68 +1,139 @@
-"""Files of PyTorch: checkpoints written to one, and those of others made readable by Holdfast."""
+"""Files of PyTorch: checkpoints written to one, and those of others made readable by Holdfast.
+
+What has to be there as a whole is in a scratch file beside the target, so that states may be larger
+than RAM.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from holdfast.adapt.contract import RestoreRequest
+from holdfast.adapt.nested import NestedRestoration
+from holdfast.adapt.torch import tensors
+from holdfast.engine.reading.restore import fill_targets
 from holdfast.errors import CheckpointDamagedError, InvalidArgumentError
-from holdfast.manager import Run
+from holdfast.format.paths import path_name
+from holdfast.format.placement import RestoreTarget
+from holdfast.format.records import ArraySpec
+from holdfast.format.values import decode_value
+from holdfast.interop.scratch_memory import ScratchMemory
+from holdfast.job.run_access import read_only
 from holdfast.manager import save as save_one
+from holdfast.store.named_file import check_file_name, new_content
 
+GROUP_SIZE_BYTES = 64 * 1024 * 1024
+"""Arrays are read in groups of about this size."""
 _UNREADABLE = (
     *(RuntimeError, EOFError, OSError, ValueError, KeyError),
     *(pickle.UnpicklingError, dcp.CheckpointException),
 )
 
+Progress = Callable[[int], None]
+"""Called with the bytes that were read since the last call."""
 
-def export_torch(run: Run, step: int, file: Path) -> None:
+
+def export_torch(
+    place: str | os.PathLike[str],
+    step: int,
+    file: Path,
+    progress: Progress = lambda size_bytes: None,
+) -> None:
     """Write the state of `step` with `torch.save`, as nested dicts; it is durable when this ends.
+
+    Args:
+        place: the run's directory, or its URL.
+        step: a step of the run.
+        file: must not exist; its folder has room for it twice.
+        progress: see `Progress`.
 
     Raises:
         InvalidArgumentError: the file exists.
-        StepNotFoundError, CheckpointDamagedError, StorageError: the checkpoint.
+        NotARunError, StepNotFoundError, CheckpointDamagedError: the checkpoint.
+        OutOfSpaceError, StorageError: it cannot be read, or the file not written.
     """
-    if file.exists():
+    check_file_name(file, "export")
+    if os.path.lexists(file):
         raise InvalidArgumentError(f"export to {file}: it exists; give a new path")
-    state = run.restore(step, framework="torch")
-    unfinished = file.with_name(f".{file.name}.unfinished")
-    try:
-        with unfinished.open("wb") as stream:
-            torch.save(state, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        unfinished.rename(file)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    state = _read_step(place, step, file.parent, progress)
+    with new_content(file, "export", is_synced=True) as stream:
+        torch.save(state, stream)
 
 
-def import_torch(source: Path, directory: Path) -> None:
+def _read_step(
+    place: str | os.PathLike[str], step: int, folder: Path, progress: Progress
+) -> object:
+    """Read a whole state, as `Run.restore(framework="torch")`, into a scratch file in `folder`."""
+    view = read_only(place).load_view()
+    sources = view.sources(view.find(step))
+    restoration = NestedRestoration(sources.spec, RestoreRequest(native=True), _tensor_over)
+    memory = ScratchMemory(folder, [target.buffer.nbytes for target in restoration.targets])
+    restoration.targets = [
+        replace(target, buffer=memory.array(target.buffer.shape, target.buffer.dtype))
+        for target in restoration.targets
+    ]
+    group: list[RestoreTarget] = []
+    for number, target in enumerate(restoration.targets, 1):
+        group.append(target)
+        size_bytes = sum(one.buffer.nbytes for one in group)
+        if size_bytes >= GROUP_SIZE_BYTES or number == len(restoration.targets):
+            fill_targets(sources, group)
+            progress(size_bytes)
+            group = []
+    process_values: dict[Any, object] = {}
+    if len(sources.parts) == 1:
+        part = sources.parts[0][0].part
+        process_values = {value.path: decode_value(value.value) for value in part.values}
+    return restoration.finish(process_values)
+
+
+def _tensor_over(array: np.ndarray, spec: ArraySpec) -> torch.Tensor:
+    return tensors.tensor_over(array, spec.dtype, path_name(spec.path))
+
+
+def import_torch(
+    source: Path, directory: Path, progress: Progress = lambda size_bytes: None
+) -> None:
     """Save what `torch.save` or DCP has written as a checkpoint in the new directory `directory`.
 
     Nothing in a file of `torch.save` is executed. Tensors that share memory there are tied again.
-    DCP's folders hold pickled objects besides tensors: import those of trusted programs only. The
-    tensors of a folder are all in memory at a time, those of a file are mapped. Lists of a
+    DCP's folders hold pickled objects besides tensors: import those of trusted programs only. Of a
+    folder the tensors are read one after another into a scratch file, a file is mapped. Lists of a
     folder become dicts, and integer keys there strings, as DCP lists them.
 
     Args:
         source: a file of `torch.save`, or a folder of DCP.
-        directory: as for `holdfast.save`.
+        directory: as for `holdfast.save`. Beside it there is room for a folder's tensors twice.
+        progress: see `Progress`; a folder's tensors.
 
     Raises:
         InvalidArgumentError: there is nothing at `source`, or `directory` exists.
         CheckpointDamagedError: `source` cannot be read.
         UnsupportedLeafError: something in it is neither a tensor nor a plain value.
+        OutOfSpaceError, StorageError: there is no room.
     """
     if not source.exists():
         raise InvalidArgumentError(f"import {source}: expected a file or a folder, found nothing")
+    if os.path.lexists(directory) or not directory.parent.is_dir():
+        raise InvalidArgumentError(
+            f"import to {directory}: expected a new path in a directory that exists"
+        )
     try:
-        state = _read_folder(source) if source.is_dir() else _read_file(source)
+        if source.is_dir():
+            state = _read_folder(source, directory.parent, progress)
+        else:
+            state = _read_file(source)
     except _UNREADABLE as error:
         what = "a folder of DCP" if source.is_dir() else "a file of torch.save"
         raise CheckpointDamagedError(
@@ -79,15 +150,18 @@ def _read_file(source: Path) -> Any:
         return torch.load(source, map_location="cpu", weights_only=True)
 
 
-def _read_folder(source: Path) -> Any:
+def _read_folder(source: Path, folder: Path, progress: Progress) -> Any:
     metadata = dcp.FileSystemReader(source).read_metadata()
-    flat: dict[str, Any] = {
-        name: torch.empty(of.size, dtype=of.properties.dtype)
-        if isinstance(of, TensorStorageMetadata)
-        else None
+    of_tensors = {
+        name: of
         for name, of in metadata.state_dict_metadata.items()
+        if isinstance(of, TensorStorageMetadata)
     }
-    dcp.load(flat, storage_reader=dcp.FileSystemReader(source), no_dist=True)
+    memory = ScratchMemory(folder, [_size_bytes(of) for of in of_tensors.values()])
+    flat: dict[str, Any] = dict.fromkeys(metadata.state_dict_metadata)
+    flat |= {name: _tensor_in(memory, of) for name, of in of_tensors.items()}
+    planner = _CountingPlanner(progress)
+    dcp.load(flat, storage_reader=dcp.FileSystemReader(source), planner=planner, no_dist=True)
     paths = metadata.planner_data or {}
     state: dict[Any, Any] = {}
     for name, value in flat.items():
@@ -97,3 +171,26 @@ def _read_folder(source: Path) -> Any:
             node = node.setdefault(key, {})
         node[last] = value
     return state
+
+
+def _size_bytes(of: TensorStorageMetadata) -> int:
+    return int(math.prod(of.size) * of.properties.dtype.itemsize)
+
+
+def _tensor_in(memory: ScratchMemory, of: TensorStorageMetadata) -> torch.Tensor:
+    if not math.prod(of.size):
+        return torch.empty(of.size, dtype=of.properties.dtype)
+    held = memory.array((_size_bytes(of),), np.dtype(np.uint8))
+    return torch.from_numpy(held).view(of.properties.dtype).reshape(of.size)
+
+
+class _CountingPlanner(dcp.DefaultLoadPlanner):  # type: ignore[misc]
+    """Reports the bytes of each piece of a tensor that was read."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__()
+        self._progress = progress
+
+    def commit_tensor(self, read_item: Any, tensor: Any) -> None:
+        super().commit_tensor(read_item, tensor)
+        self._progress(tensor.nbytes)

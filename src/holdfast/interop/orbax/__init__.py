@@ -8,9 +8,13 @@ saves return at once, bytes are verified, and a killed job loses nothing that wa
 from holdfast.interop.orbax import args as args
 from holdfast.interop.orbax import checkpoint_managers as checkpoint_managers
 from holdfast.interop.orbax import checkpoint_utils as checkpoint_utils
+from holdfast.interop.orbax import experimental as experimental
 from holdfast.interop.orbax import handlers as handlers
 from holdfast.interop.orbax import options as options
-from holdfast.interop.orbax import saved_steps
+from holdfast.interop.orbax import shortcuts
+from holdfast.interop.orbax import step as step
+from holdfast.interop.orbax import tree as tree
+from holdfast.interop.orbax import v1 as v1
 from holdfast.interop.orbax.checkpoint_manager import CheckpointManager as CheckpointManager
 from holdfast.interop.orbax.checkpointers import AsyncCheckpointer as AsyncCheckpointer
 from holdfast.interop.orbax.checkpointers import Checkpointer as Checkpointer
@@ -38,7 +42,8 @@ from holdfast.interop.orbax.leaf_args import RestoreArgs as RestoreArgs
 from holdfast.interop.orbax.leaf_args import SaveArgs as SaveArgs
 from holdfast.interop.orbax.options import AsyncOptions as AsyncOptions
 from holdfast.interop.orbax.options import CheckpointManagerOptions as CheckpointManagerOptions
+from holdfast.interop.orbax.tiers import EmergencyCheckpointManager as EmergencyCheckpointManager
 
-utils = saved_steps
+utils = shortcuts
 
 __all__ = [name for name in dir() if not name.startswith("_")]

@@ -20,27 +20,46 @@ from typing import Any
 
 import jax
 
-from holdfast.errors import InvalidArgumentError, SaveFailedError
+from holdfast.errors import InvalidArgumentError, SaveFailedError, StorageError
 from holdfast.interop.orbax import args as ocp_args
-from holdfast.interop.orbax import handlers, item_forms, metadata, records, shared_run
+from holdfast.interop.orbax import (
+    handlers,
+    item_forms,
+    metadata,
+    orbax_directory,
+    records,
+    shared_run,
+)
 from holdfast.interop.orbax import options as ocp_options
 from holdfast.interop.orbax.checkpoint_managers import preservation_policy as preservation
 from holdfast.interop.orbax.checkpoint_managers import save_decision_policy as decisions
+from holdfast.interop.orbax.class_names import named
 from holdfast.interop.orbax.errors import CheckpointNotFoundError, StepAlreadyExistsError
 from holdfast.interop.orbax.options import CheckpointManagerOptions
-from holdfast.interop.orbax.records import DEFAULT_ITEM, RECORD, StepRecord
+from holdfast.interop.orbax.paths import path_of
+from holdfast.interop.orbax.records import DEFAULT_ITEM, METRICS, RECORD, StepRecord
 from holdfast.interop.orbax.run_reader import RunReader
 
 ROOT_METADATA = "root_metadata.json"
 
+EXCLUDING = (
+    ("checkpointers", "item_names"),
+    ("checkpointers", "item_handlers"),
+    ("handler_registry", "item_handlers"),
+    ("handler_registry", "item_names"),
+)
+"""Arguments that say the same in two ways."""
+
 log = logging.getLogger(__name__)
 
 
-class CheckpointManager:
+@named("CheckpointManager")
+class OrbaxCheckpointManager:
     """Save and restore checkpoints by Orbax's calls, stored and protected by Holdfast.
 
     Args:
-        directory: The program's directory. The run is in its folder `holdfast`.
+        directory: The program's directory. The run is in its folder `holdfast`. Checkpoints that
+            Orbax left in it are listed and restored too.
         checkpointers: Checkpointers by item, or one, as in old programs.
         options: See `CheckpointManagerOptions`; Orbax's are taken too.
         metadata: JSON about the run, stored when it is made.
@@ -50,7 +69,9 @@ class CheckpointManager:
         handler_registry: Handlers by item.
 
     Raises:
-        InvalidArgumentError: An option cannot be honoured.
+        InvalidArgumentError: An option cannot be honoured, or excludes another one.
+        CheckpointDamagedError: A file of Orbax is damaged; the message names it.
+        StorageError: The directory cannot be made.
     """
 
     def __init__(
@@ -70,7 +91,12 @@ class CheckpointManager:
         )
         self._directory = Path(os.path.abspath(os.fspath(directory)))
         if self._options.create:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            try:
+                self._directory.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise StorageError(
+                    f"open {self._directory}: expected a directory that can be made, found {error}"
+                ) from error
         self._decides = ocp_options.decision_policy(self._options)
         self._keeps = ocp_options.keeping_policy(self._options)
         registry = getattr(handler_registry, "handlers", None)
@@ -78,7 +104,7 @@ class CheckpointManager:
             checkpointers, item_names, item_handlers, registry
         )
         self._names = frozenset(item_names or ())
-        self._reader = RunReader(self._directory)
+        self._reader = RunReader(self._directory, ocp_options.name_format(self._options))
         self._run: shared_run.SharedRun | None = None
         self._is_closed = False
         self._unfinished = False
@@ -104,11 +130,7 @@ class CheckpointManager:
     @property
     def directory(self) -> Any:
         """The program's directory, as a path of etils if that is installed."""
-        try:
-            from etils import epath
-        except ImportError:
-            return self._directory
-        return epath.Path(self._directory)
+        return path_of(self._directory)
 
     # The steps.
 
@@ -117,6 +139,11 @@ class CheckpointManager:
         if read:
             self.reload()
         return [info.step for info in self._infos]
+
+    @property
+    def infos(self) -> Sequence[decisions.PolicyCheckpointInfo]:
+        """The checkpoints as policies see them, ascending."""
+        return tuple(self._infos)
 
     def latest_step(self) -> int | None:
         """Return the newest step; None if there is none."""
@@ -140,11 +167,11 @@ class CheckpointManager:
     def _load_infos(self, is_light: bool) -> None:
         epoch = datetime.min.replace(tzinfo=UTC)
         infos = []
-        for step in self._reader.steps():
+        for step in self._reader.saved_steps():
             if is_light:
                 infos.append(decisions.PolicyCheckpointInfo(step, epoch))
             else:
-                record = self._reader.step_record(step)
+                record = self._reader.info(step)
                 infos.append(decisions.PolicyCheckpointInfo(step, record.time, record.metrics))
         self._infos = infos
 
@@ -152,20 +179,28 @@ class CheckpointManager:
 
     def should_save(self, step: int) -> bool:
         """Return whether the policy saves `step`; a step up to the newest one is never saved."""
-        number = _step(step, "should_save")
+        return self._is_due(_step(step, "should_save"))
+
+    def _is_due(self, step: int) -> bool:
         latest = self.latest_step()
-        if self._options.read_only or (latest is not None and latest >= number):
+        if self._options.read_only or (latest is not None and latest >= step):
             return False
+        return self._ask(self._decides, step)
+
+    def _is_due_in_ram(self, step: int) -> bool:
+        """Return whether `step` is saved to RAM alone if it is not due; for managers with tiers."""
+        del step
+        return False
+
+    def _ask(self, policy: Any, step: int) -> bool:
         checks = self._options.enable_should_save_is_saving_in_progress_check
         context = decisions.DecisionContext(
             is_saving_in_progress=checks and self.is_saving_in_progress(),
-            reached_preemption=self.reached_preemption(number),
+            reached_preemption=self.reached_preemption(step),
             multiprocessing_options=self._options.multiprocessing_options,
         )
-        info = decisions.PolicyCheckpointInfo(number, datetime.now(tz=UTC))
-        return bool(
-            self._decides.should_save(info, previous_steps=tuple(self._infos), context=context)
-        )
+        info = decisions.PolicyCheckpointInfo(step, datetime.now(tz=UTC))
+        return bool(policy.should_save(info, previous_steps=tuple(self._infos), context=context))
 
     def save(
         self,
@@ -199,8 +234,9 @@ class CheckpointManager:
         self._check_open("save")
         number = _step(step, "save")
         given = self._save_args(items, save_kwargs, args)
-        is_due = bool(force) or self.should_save(number)
-        if not is_due and (self._run is None or self._options.read_only):
+        is_due = bool(force) or self._is_due(number)
+        is_in_ram = not is_due and self._is_due_in_ram(number)
+        if not is_due and ((self._run is None and not is_in_ram) or self._options.read_only):
             return False
         if is_due and number in self.all_steps():
             raise StepAlreadyExistsError(
@@ -215,7 +251,10 @@ class CheckpointManager:
             self._drop(error.steps)
             raise
         if is_taken:
-            self._note_saved(number, record, run)
+            self._unfinished = True
+            self._reader.note(number, record)
+            if not is_in_ram:
+                self._note_saved(number, record, run)
             if not self._options.enable_async_checkpointing:
                 self.wait_until_finished()
         return is_taken
@@ -287,12 +326,14 @@ class CheckpointManager:
 
     def _opened(self) -> shared_run.SharedRun:
         if self._run is None:
-            self._run = shared_run.acquire(self._reader.directory, self, dict)
+            self._run = shared_run.acquire(self._reader.directory, self, self._run_options)
         return self._run
 
+    def _run_options(self) -> Mapping[str, Any]:
+        """Return further arguments of the run's manager."""
+        return {}
+
     def _note_saved(self, step: int, record: StepRecord, run: shared_run.SharedRun) -> None:
-        self._unfinished = True
-        self._reader.note(step, record)
         info = decisions.PolicyCheckpointInfo(step, record.time, record.metrics)
         self._infos = sorted([*self._infos, info], key=lambda one: one.step)
         kept = list(
@@ -306,6 +347,10 @@ class CheckpointManager:
                 f"found {len(kept)}"
             )
         kept[-1] = True
+        kept = [
+            is_kept or self._reader.is_old(one.step)
+            for one, is_kept in zip(self._infos, kept, strict=True)
+        ]
         for gone in (i.step for i, stays in zip(self._infos, kept, strict=True) if not stays):
             run.doomed.add(gone)
             self._reader.forget_step(gone)
@@ -316,20 +361,25 @@ class CheckpointManager:
 
     # Waiting.
 
-    def wait_until_finished(self) -> None:
+    def wait_until_finished(self, *, timeout_secs: float | None = None) -> None:
         """Wait until all saves are durable.
+
+        Args:
+            timeout_secs: The longest wait; None takes that of `AsyncOptions`.
 
         Raises:
             SaveFailedError: Some failed.
             WaitTimeoutError: `AsyncOptions.timeout_secs` has passed.
         """
         if self._run is not None and not self._is_closed:
-            self._wait(self._run)
+            self._wait(self._run, timeout_secs)
 
-    def _wait(self, run: shared_run.SharedRun) -> None:
+    def _wait(self, run: shared_run.SharedRun, timeout_secs: float | None = None) -> None:
         asynchronous = self._options.async_options
+        if timeout_secs is None and asynchronous is not None:
+            timeout_secs = asynchronous.timeout_secs
         try:
-            run.wait(None if asynchronous is None else asynchronous.timeout_secs)
+            run.wait(timeout_secs)
         except SaveFailedError as error:
             self._drop(error.steps)
             raise
@@ -400,7 +450,7 @@ class CheckpointManager:
             reader = RunReader(Path(os.path.abspath(os.fspath(directory))))
         self._settle()
         if step is None:
-            steps = reader.steps()
+            steps = reader.saved_steps()
             if not steps:
                 raise CheckpointNotFoundError(
                     f"restore: there is no checkpoint in {directory or self._directory}"
@@ -410,9 +460,31 @@ class CheckpointManager:
         record = reader.step_record(number)
         wanted = self._restore_args(record, items, restore_kwargs, args)
         restored = reader.restore(number, wanted)
-        if record.is_default:
+        if record.is_default and not (self._is_default is False and args is None):
             return restored[DEFAULT_ITEM]
+        if record.metrics is not None and args is None and items is None:
+            restored[METRICS] = record.metrics
         return ocp_args.as_composite(restored)
+
+    def restore_items(self, step: int, wanted: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return items of `step` by name, each as its arguments say; None: all as saved.
+
+        Raises:
+            CheckpointNotFoundError, ItemNotFoundError: Something is not there.
+        """
+        self._check_open("restore")
+        self._settle()
+        if wanted is None:
+            wanted = dict.fromkeys(self._reader.step_record(step).items)
+        return self._reader.restore(step, wanted)
+
+    def step_record(self, step: int) -> StepRecord:
+        """Return what the checkpoint of `step` has.
+
+        Raises:
+            CheckpointNotFoundError: It is not there.
+        """
+        return self._reader.step_record(step)
 
     def _restore_args(
         self, record: StepRecord, items: Any, kwargs: Any, args: Any
@@ -437,7 +509,7 @@ class CheckpointManager:
     def metrics(self, step: int) -> Any:
         """Return the metrics of `step`; None if it has none or is not there."""
         try:
-            return self._reader.step_record(_step(step, "metrics")).metrics
+            return self._reader.info(_step(step, "metrics")).metrics
         except CheckpointNotFoundError:
             return None
 
@@ -463,7 +535,8 @@ class CheckpointManager:
 
     def _write_root_metadata(self, given: Mapping[str, Any]) -> None:
         path = self._directory / ROOT_METADATA
-        if jax.process_index() == 0 and not self._options.read_only and not path.exists():
+        is_kept = path.exists() or bool(orbax_directory.read_root_metadata(self._directory))
+        if jax.process_index() == 0 and not self._options.read_only and not is_kept:
             text = records.json_text(dict(given), "the metadata of the run")
             unfinished = path.with_suffix(".tmp")
             unfinished.write_text(text)
@@ -471,8 +544,10 @@ class CheckpointManager:
 
     def _read_root_metadata(self) -> dict[str, Any]:
         path = self._directory / ROOT_METADATA
-        found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        return found
+        if path.exists():
+            found: dict[str, Any] = json.loads(path.read_text())
+            return found
+        return orbax_directory.read_root_metadata(self._directory)
 
     # Ending.
 
@@ -491,9 +566,12 @@ class CheckpointManager:
             raise CheckpointNotFoundError(
                 f"delete step {number}: {self._directory} has no checkpoint of it"
             )
-        run = self._opened()
-        self._settle()
-        run.delete(number)
+        if self._reader.is_old(number):
+            self._reader.delete_old(number)
+        else:
+            run = self._opened()
+            self._settle()
+            run.delete(number)
         self._drop([number])
         self._reader.forget_step(number)
 
@@ -526,6 +604,17 @@ def _items(
     checkpointers: Any, names: Any, item_handlers: Any, registry: Any
 ) -> tuple[dict[str, Any], bool | None]:
     """Return the handlers by item, and whether there is one unnamed item; None: not known yet."""
+    given_by = {
+        "checkpointers": checkpointers,
+        "item_names": names,
+        "item_handlers": item_handlers,
+        "handler_registry": registry,
+    }
+    for one, other in EXCLUDING:
+        if given_by[one] and given_by[other]:
+            raise InvalidArgumentError(
+                f"CheckpointManager({one}=..., {other}=...): expected one of the two, found both"
+            )
     given = checkpointers if checkpointers is not None else item_handlers
     if isinstance(given, Mapping):
         for handler in given.values():
@@ -558,3 +647,6 @@ def _numbers(metrics: Any) -> dict[str, float] | None:
             except (TypeError, ValueError):
                 continue
     return found or None
+
+
+CheckpointManager = OrbaxCheckpointManager

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+from holdfast.interop.orbax import step
 from holdfast.interop.orbax.leaf_args import construct_restore_args as construct_restore_args
 from holdfast.interop.orbax.run_reader import RunReader
 
 
+@contextlib.contextmanager
 def wait_for_new_checkpoint(
     checkpoint_dir: str | os.PathLike[str],
     *,
@@ -18,29 +22,24 @@ def wait_for_new_checkpoint(
     seconds_to_sleep: float = 1,
     timeout: float | None = None,
     timeout_fn: Callable[[], bool] | None = None,
-) -> int:
-    """Wait for a checkpoint after `until_step`; -1 if none appears in time.
+    **names: Any,
+) -> Iterator[int]:
+    """Wait in a `with` statement for a checkpoint of `until_step` or later.
 
     Args:
         checkpoint_dir: The program's directory.
         until_step: None: any checkpoint.
         seconds_to_sleep: The time between two looks.
         timeout: The longest wait in seconds; None waits without a limit.
-        timeout_fn: Asked after each timeout: True ends the wait, False continues it.
+        timeout_fn: Asked at each look after the timeout: True ends the wait.
+        names: `step_prefix`, `step_format_fixed_length` and `step_name_format`, as for the manager.
 
     Returns:
-        The newest step.
+        A context with the newest step; -1 if none appears in time.
     """
-    started = time.monotonic()
-    while True:
-        newest = max(RunReader(Path(os.fspath(checkpoint_dir))).steps(), default=-1)
-        if newest > (-1 if until_step is None else until_step):
-            return newest
-        if timeout is not None and time.monotonic() - started + seconds_to_sleep > timeout:
-            if timeout_fn is None or timeout_fn():
-                return -1
-            started = time.monotonic()
-        time.sleep(seconds_to_sleep)
+    yield _awaited(
+        _reader(checkpoint_dir, names), until_step, seconds_to_sleep, timeout, timeout_fn
+    )
 
 
 def checkpoints_iterator(
@@ -50,19 +49,45 @@ def checkpoints_iterator(
     seconds_to_sleep: float = 1,
     timeout: float | None = None,
     timeout_fn: Callable[[], bool] | None = None,
+    **names: Any,
 ) -> Iterator[int]:
     """Yield the newest step whenever there is a newer one, until a wait ends; see above."""
-    step = None
+    reader = _reader(checkpoint_dir, names)
+    wanted = None
     while True:
-        found = wait_for_new_checkpoint(
-            checkpoint_dir,
-            until_step=step,
-            seconds_to_sleep=seconds_to_sleep,
-            timeout=timeout,
-            timeout_fn=timeout_fn,
-        )
+        found = _awaited(reader, wanted, seconds_to_sleep, timeout, timeout_fn)
         if found == -1:
             return
-        step, started = found, time.monotonic()
-        yield step
+        wanted, started = found + 1, time.monotonic()
+        yield found
         time.sleep(max(0.0, min_interval_secs - (time.monotonic() - started)))
+
+
+IGNORED = ("snapshot_dir", "set_immutable", "ignore_snapshot_errors")
+"""Arguments about Orbax's snapshots: an open checkpoint of Holdfast needs none."""
+
+
+def _reader(checkpoint_dir: str | os.PathLike[str], names: dict[str, Any]) -> RunReader:
+    given = {name: value for name, value in names.items() if name not in IGNORED}
+    names_steps = given.pop("step_name_format", None)
+    return RunReader(
+        Path(os.fspath(checkpoint_dir)), names_steps or step.standard_name_format(**given)
+    )
+
+
+def _awaited(
+    reader: RunReader,
+    until_step: int | None,
+    seconds_to_sleep: float,
+    timeout: float | None,
+    timeout_fn: Callable[[], bool] | None,
+) -> int:
+    started = time.monotonic()
+    while True:
+        newest = max(reader.saved_steps(), default=-1)
+        if newest >= (0 if until_step is None else until_step):
+            return newest
+        is_over = timeout is not None and time.monotonic() - started + seconds_to_sleep > timeout
+        if is_over and (timeout_fn is None or timeout_fn()):
+            return -1
+        time.sleep(seconds_to_sleep)

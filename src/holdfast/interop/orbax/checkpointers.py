@@ -6,6 +6,7 @@ returns. So the asynchronous checkpointers wait too.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +20,7 @@ from holdfast.interop.orbax import handlers, item_forms, metadata
 from holdfast.interop.orbax.errors import CheckpointNotFoundError
 from holdfast.interop.orbax.records import DEFAULT_ITEM, RECORD, StepRecord
 from holdfast.interop.orbax.run_reader import RunReader
+from holdfast.interop.orbax.step import ANY_NAME
 
 STEP = 0
 """The step under which `holdfast.save` stores a state."""
@@ -87,28 +89,32 @@ class Checkpointer:
         holdfast.save(path, {**state, RECORD: record.encoded()}, overwrite=force)
 
     def restore(self, directory: str | os.PathLike[str], *items: Any, **named: Any) -> Any:
-        """Restore the checkpoint at the path `directory`.
+        """Restore the checkpoint at the path `directory`, also one that Orbax wrote.
 
         Args:
-            directory: The path.
+            directory: The path: of a checkpoint, or of a step or one item in the directory of a
+                `CheckpointManager`, as `DIRECTORY/1000` and `DIRECTORY/1000/ITEM`.
             items: The item wanted, or its arguments; none restores it as it was saved.
             named: `args`, or the fields of the arguments.
 
         Raises:
             CheckpointNotFoundError: A `FileNotFoundError`: there is no checkpoint.
             InvalidArgumentError, StructureMismatchError: It is not as wanted.
+            CheckpointDamagedError: It cannot be read.
         """
-        reader, record = self._read(directory)
+        found = located(_path(directory))
+        record = found.reader.step_record(found.step)
         given = self._given(self._restore_args, items, named, "restore")
-        if record.is_default:
-            return reader.restore(STEP, {DEFAULT_ITEM: given})[DEFAULT_ITEM]
+        item = found.item or (DEFAULT_ITEM if record.is_default else None)
+        if item is not None:
+            return found.reader.restore(found.step, {item: given})[item]
         if not isinstance(given, ocp_args.Composite):
             raise InvalidArgumentError(
                 f"restore {directory}: expected a Composite, found {type(given).__name__}; it has "
                 f"the items {', '.join(record.items)}"
             )
         wanted = dict(given.items()) or dict.fromkeys(record.items)
-        return ocp_args.as_composite(reader.restore(STEP, wanted))
+        return ocp_args.as_composite(found.reader.restore(found.step, wanted))
 
     def _given(self, kind: Any, items: tuple[Any, ...], named: dict[str, Any], call: str) -> Any:
         given = named.pop("args", None)
@@ -118,20 +124,14 @@ class Checkpointer:
             return ocp_args.checked(given, call)
         return kind(*items, **named)
 
-    def _read(self, directory: str | os.PathLike[str]) -> tuple[RunReader, StepRecord]:
-        path = _path(directory)
-        if not path.is_dir():
-            raise CheckpointNotFoundError(f"restore {path}: there is no checkpoint")
-        reader = RunReader(path)
-        return reader, reader.step_record(STEP)
-
     def metadata(self, directory: str | os.PathLike[str]) -> Any:
         """Return the metadata of the checkpoint at a path.
 
         Raises:
             CheckpointNotFoundError: There is no checkpoint.
         """
-        _, record = self._read(directory)
+        located_at = located(_path(directory))
+        record = located_at.reader.step_record(located_at.step)
         found = {name: metadata.of_item(item) for name, item in record.items.items()}
         items = found[DEFAULT_ITEM] if record.is_default else ocp_args.as_composite(found)
         return metadata.of_step(record, items)
@@ -179,3 +179,36 @@ class StandardCheckpointer(Checkpointer):
 
 def _path(directory: str | os.PathLike[str]) -> Path:
     return Path(os.path.abspath(os.fspath(directory)))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Located:
+    """What is at a path: a step that `reader` reads, and the item, if the path is of one."""
+
+    reader: RunReader
+    step: int
+    item: str | None = None
+
+
+def located(path: Path) -> Located:
+    """Return what is at a path: a checkpoint, or a step or an item of a manager's directory.
+
+    Raises:
+        CheckpointNotFoundError: There is no checkpoint.
+    """
+    reader = RunReader(path)
+    if STEP in reader.saved_steps() and (reader.directory == path or reader.is_old(STEP)):
+        return Located(reader, STEP)
+    for folder, name, item in (
+        (path.parent, path.name, None),
+        (path.parent.parent, path.parent.name, path.name),
+    ):
+        match = ANY_NAME.fullmatch(name)
+        if match is None or not folder.is_dir():
+            continue
+        reader, step = RunReader(folder), int(match[1])
+        if step in reader.saved_steps() and (
+            item is None or item in reader.step_record(step).items
+        ):
+            return Located(reader, step, item)
+    raise CheckpointNotFoundError(f"restore {path}: there is no checkpoint")

@@ -9,6 +9,12 @@ class StepAlreadyExistsError(StepExistsError, ValueError):
     """The step is already saved: save a later one, or delete it first."""
 
 
+class TrainingStepExistsError(StepAlreadyExistsError, FileExistsError):
+    """The step is already saved, as Orbax's second interface reports it."""
+
+    __str__ = Exception.__str__
+
+
 class CheckpointNotFoundError(StepNotFoundError, FileNotFoundError):
     """There is no checkpoint of this step, or none at this path."""
 
@@ -23,3 +29,9 @@ class ItemNotFoundError(InvalidArgumentError, FileNotFoundError, KeyError):
 
 class ArgumentTypeError(InvalidArgumentError, TypeError):
     """A call was given an argument of a type that it does not take."""
+
+
+class NoCheckpointAtPathError(CheckpointNotFoundError, ValueError):
+    """There is no checkpoint at a path, as Orbax's second interface reports it."""
+
+    __str__ = Exception.__str__

@@ -14,6 +14,7 @@ import numpy as np
 from holdfast.errors import InvalidArgumentError
 from holdfast.interop.orbax import args as ocp_args
 from holdfast.interop.orbax import outlines, records
+from holdfast.interop.orbax.paths import path_of
 from holdfast.interop.orbax.records import ItemRecord
 from holdfast.interop.orbax.tree_restore import TreeRestore
 
@@ -63,7 +64,7 @@ def saved(given: Any, name: str) -> tuple[Any, ItemRecord]:
             return _saved_numpy_random(given.item)
     handler: Any = ocp_args.handler_of(given)
     with tempfile.TemporaryDirectory(prefix="holdfast-item-") as folder:
-        handler().save(_path(folder), args=given)
+        handler().save(path_of(Path(folder)), args=given)
         found = {
             str(file.relative_to(folder)): file.read_bytes()
             for file in sorted(Path(folder).rglob("*"))
@@ -120,15 +121,6 @@ def _saved_numpy_random(state: Any) -> tuple[Any, ItemRecord]:
     )
 
 
-def _path(folder: str) -> Any:
-    """Return a path as foreign handlers expect it."""
-    try:
-        from etils import epath
-    except ImportError:
-        return Path(folder)
-    return epath.Path(folder)
-
-
 class ItemRestore:
     """The restore of one item: `wanted` is read by Holdfast, and `finish` makes the item of it.
 
@@ -142,7 +134,7 @@ class ItemRestore:
     """
 
     def __init__(self, name: str, record: ItemRecord, given: Any) -> None:
-        self._name, self._record, self._given = name, record, given
+        self._name, self.record, self._given = name, record, given
         self._tree: TreeRestore | None = None
         self.wanted: dict[tuple[Any, ...], Any] = {}
         self.is_folder = record.kind == "folder"
@@ -186,18 +178,22 @@ class ItemRestore:
         """Return the item, made of the leaves that were read, by path."""
         if self._tree is not None:
             return self._tree.finish(dict(read))
-        if self._record.kind == "json":
+        if self.record.kind == "json":
             return json.loads(read[()])
         rest = (read["rest", 0], read["rest", 1], read["rest", 2])
         return (read["name",], read["keys",], *rest)
 
     def finish_folder(self, states: Sequence[Mapping[str, bytes]]) -> Any:
         """Return the item that its handler restores from the files of all processes."""
-        handler: Any = ocp_args.handler_of(self._given)
         with tempfile.TemporaryDirectory(prefix="holdfast-item-") as folder:
             for files in states:
                 for name, data in files.items():
                     path = Path(folder) / name
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(data)
-            return handler().restore(_path(folder), args=self._given)
+            return self.restored_by_handler(Path(folder))
+
+    def restored_by_handler(self, folder: Path) -> Any:
+        """Return the item that its handler restores from the files in `folder`."""
+        handler: Any = ocp_args.handler_of(self._given)
+        return handler().restore(path_of(folder), args=self._given)

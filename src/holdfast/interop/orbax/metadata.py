@@ -10,6 +10,7 @@ import numpy as np
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.interop.orbax import outlines
+from holdfast.interop.orbax.class_names import named
 from holdfast.interop.orbax.outlines import SavedLeaf, TreeOutline
 from holdfast.interop.orbax.records import ItemRecord, StepRecord
 
@@ -47,7 +48,8 @@ class LeafMetadata:
     storage: Any = None
 
 
-class ArrayMetadata(LeafMetadata):
+@named("ArrayMetadata")
+class OrbaxArrayMetadata(LeafMetadata):
     """An array."""
 
 
@@ -125,3 +127,6 @@ def of_step(record: StepRecord, items: Any) -> StepMetadata:
         commit_timestamp_nsecs=nsecs,
         custom_metadata=record.custom_metadata or {},
     )
+
+
+ArrayMetadata = OrbaxArrayMetadata

@@ -14,6 +14,7 @@ from collections.abc import Callable, Container
 from typing import Any
 
 from holdfast.errors import InvalidArgumentError
+from holdfast.interop.orbax import step
 from holdfast.interop.orbax.checkpoint_managers import preservation_policy as preservation
 from holdfast.interop.orbax.checkpoint_managers import save_decision_policy as decisions
 
@@ -98,6 +99,13 @@ class CheckpointManagerOptions:
             raise _invalid("keep_period", "None or an int of at least 1", self.keep_period)
         if self.todelete_subdir is not None and self.todelete_full_path is not None:
             raise _invalid("todelete_subdir", "not both it and todelete_full_path", "both")
+        broadcasts = getattr(self.step_name_format, "single_host_load_and_broadcast", None)
+        if self.step_name_format and bool(broadcasts) != self.single_host_load_and_broadcast:
+            raise _invalid(
+                "single_host_load_and_broadcast",
+                f"the value of step_name_format, {bool(broadcasts)}",
+                self.single_host_load_and_broadcast,
+            )
         if self.read_only:
             self._make_read_only()
         elif self.save_interval_steps is not None and self.save_interval_steps < 1:
@@ -130,6 +138,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
 }
 """Options that are refused unless they have this value, with the reason."""
 
+KEEPING = ("max_to_keep", "keep_period", "keep_time_interval")
+"""Options that a `preservation_policy` replaces."""
+
 FULFILLED: dict[str, Any] = {
     "cleanup_tmp_directories": False,
     "single_host_load_and_broadcast": False,
@@ -151,6 +162,9 @@ def check(options: Any) -> CheckpointManagerOptions:
             raise InvalidArgumentError(
                 f"CheckpointManagerOptions({name}=...): not supported: {reason}; leave it out"
             )
+    doubled = [name for name in KEEPING if getattr(own, name)]
+    if own.preservation_policy is not None and doubled:
+        raise _invalid("preservation_policy", f"not both it and {doubled[0]}", "both")
     _check_processes(own.multiprocessing_options)
     _check_files(own)
     used = [name for name, default in FULFILLED.items() if getattr(own, name) != default]
@@ -235,6 +249,16 @@ def keeping_policy(options: CheckpointManagerOptions) -> Any:
             )
         )
     return preservation.AnyPreservationPolicy(members)
+
+
+def name_format(options: CheckpointManagerOptions) -> Any:
+    """Return what names the folders that Orbax wrote."""
+    if options.step_name_format is not None:
+        return _with_method(options.step_name_format, "step_name_format", "find_all")
+    return step.standard_name_format(
+        step_prefix=options.step_prefix,
+        step_format_fixed_length=options.step_format_fixed_length,
+    )
 
 
 def _with_method(policy: Any, name: str, method: str) -> Any:

@@ -14,7 +14,8 @@ from holdfast.interop.orbax.outlines import TreeOutline
 RECORD = "_orbax"
 """The name of the record in the state that Holdfast saves."""
 DEFAULT_ITEM = "default"
-RESERVED = (RECORD, "metrics")
+METRICS = "metrics"
+RESERVED = (RECORD, METRICS)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

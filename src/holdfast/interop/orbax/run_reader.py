@@ -1,9 +1,11 @@
-"""Read the checkpoints of a run that `CheckpointManager` of this package has saved."""
+"""Read the checkpoints of a program's directory: of its run, and those that Orbax left there.
+
+Invariant: a step of the run hides one of Orbax; an import puts a checkpoint in both places.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from holdfast.errors import InvalidArgumentError, NotARunError, StepNotFoundErro
 from holdfast.interop.orbax import outlines, records, shared_run
 from holdfast.interop.orbax.errors import CheckpointNotFoundError, ItemNotFoundError
 from holdfast.interop.orbax.item_forms import ItemRestore
+from holdfast.interop.orbax.old_steps import OldSteps
 from holdfast.interop.orbax.records import RECORD, StepRecord
 
 FOLDER = "holdfast"
@@ -34,11 +37,14 @@ class RunReader:
 
     Args:
         directory: The directory that the program gave.
+        name_format: What names the folders that Orbax wrote; None: plain numbers.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, name_format: Any = None) -> None:
         self.directory = run_directory(directory)
         self._known: dict[int, StepRecord] = {}
+        self._old = OldSteps(directory, name_format)
+        self._of_run: frozenset[int] = frozenset()
 
     def _source(self) -> Any:
         """Return what reads the run: in jobs of several processes its manager; None: no run."""
@@ -50,14 +56,37 @@ class RunReader:
         except NotARunError:
             return None
 
-    def steps(self) -> list[int]:
+    def saved_steps(self) -> list[int]:
         """Return the steps that can be restored now."""
         source = self._source()
-        return [] if source is None else source.all_steps()
+        shared = shared_run.opened(self.directory)
+        # Those that policies gave up may be removed at any moment, in one process before another.
+        doomed = set() if shared is None else shared.doomed
+        self._of_run = frozenset([] if source is None else source.all_steps()) - doomed
+        return sorted(self._of_run.union(self._old.old_steps()))
+
+    def is_old(self, step: int) -> bool:
+        """Return whether the checkpoint of `step` is one that Orbax wrote."""
+        return step not in self._known and step not in self._of_run and step in self._old
+
+    def info(self, step: int) -> StepRecord:
+        """Return the time and the metrics of `step`; its items may be missing.
+
+        Raises:
+            CheckpointNotFoundError: There is no checkpoint of the step.
+            CheckpointDamagedError: A file of Orbax is damaged; the message names it.
+        """
+        return self._old.info(step) if self.is_old(step) else self.step_record(step)
+
+    def delete_old(self, step: int) -> None:
+        """Remove the folder that Orbax wrote for `step`."""
+        if jax.process_index() == 0:
+            self._old.delete(step)
 
     def note(self, step: int, record: StepRecord) -> None:
         """Remember the record of a step that this process saves."""
         self._known[step] = record
+        self._of_run |= {step}
 
     def forget_step(self, step: int | None = None) -> None:
         """Read the record of `step` anew, or all."""
@@ -72,6 +101,8 @@ class RunReader:
             InvalidArgumentError: Another program saved it.
         """
         found = self._known.get(step)
+        if found is None and self.is_old(step):
+            return self._old.record_of(step)
         if found is None:
             values, _ = self._values(step)
             text = values.get(RECORD)
@@ -82,10 +113,6 @@ class RunReader:
                 )
             found = self._known[step] = records.decoded(text)
         return found
-
-    def time(self, step: int) -> datetime:
-        """Return when the checkpoint of `step` was saved."""
-        return self.step_record(step).time
 
     def _values(self, step: int) -> tuple[Mapping[str, Any], Any]:
         source = self._source()
@@ -123,6 +150,8 @@ class RunReader:
         items = {
             name: ItemRestore(name, record.items[name], given) for name, given in wanted.items()
         }
+        if self.is_old(step):
+            return {name: self._restore_old(step, name, item) for name, item in items.items()}
         like = {
             (name, *path): leaf
             for name, item in items.items()
@@ -142,6 +171,11 @@ class RunReader:
             else item.finish({p[1:]: leaf for p, leaf in read.items() if p[0] == name})
             for name, item in items.items()
         }
+
+    def _restore_old(self, step: int, name: str, item: ItemRestore) -> Any:
+        if item.is_folder:
+            return item.restored_by_handler(self._old.item(step, name).path)
+        return item.finish(self._old.read(step, name, item.record, item.wanted))
 
 
 def _at(tree: Any, path: tuple[Any, ...]) -> Any:

@@ -14,8 +14,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
 import holdfast
-from holdfast.errors import HoldfastError, SaveFailedError, StepOrderError, WaitTimeoutError
+from holdfast.errors import (
+    HoldfastError,
+    SaveFailedError,
+    StepNotFoundError,
+    StepOrderError,
+    StepUncommittedError,
+    WaitTimeoutError,
+)
+from holdfast.interop.orbax.records import RECORD
 from holdfast.policy.contexts import CheckpointInfo, PreservationContext
 from holdfast.policy.save_decision_policy import SpecificStepsPolicy
 
@@ -56,7 +66,10 @@ class SharedRun:
         }
         self.manager = holdfast.CheckpointManager(directory, **(policies | dict(options)))
         steps = self.manager.all_steps()
-        self._last: int | None = max(steps, default=None)
+        self._newest = max(steps, default=-1)
+        """The newest step that was saved."""
+        self._offered = self._newest
+        """The newest step that `holdfast.CheckpointManager.save` was called with."""
 
     def save(
         self, step: int, state: Any, metrics: Mapping[str, float] | None, *, is_due: bool
@@ -68,20 +81,27 @@ class SharedRun:
             HoldfastError: As `holdfast.CheckpointManager.save`.
         """
         self.raise_failure()
-        if self._last is not None and step <= self._last:
+        if step <= self._offered:
             if not is_due:
                 return False
-            if step < self._last:
+            if step < self._newest:
                 raise StepOrderError(
-                    f"save step {step}: expected a step after {self._last}, the run's last one, "
+                    f"save step {step}: expected a step after {self._newest}, the run's last one, "
                     "because checkpoints of a run are in the order of training; delete the later "
                     "ones and restart, or save to another directory"
                 )
-            taken = self.manager.finish(step, state, metrics=metrics)
-        else:
+            if self._newest < step < self._offered:
+                # The program has gone back, and no later step was saved since.
+                newest = self._newest if self._newest >= 0 else None
+                self.manager.resume({RECORD: ""}, step=newest, only=RECORD)
+                self._offered = self._newest
+        if step > self._offered:
             taken = self.manager.save(step, state, metrics=metrics, force=is_due)
-        self._last = step
+            self._offered = step
+        else:
+            taken = self.manager.finish(step, state, metrics=metrics)
         if taken:
+            self._newest = step
             self.doomed.discard(step)
             self.pending.add(step)
         return taken
@@ -129,8 +149,15 @@ class SharedRun:
         self.pending.clear()
 
     def delete(self, step: int) -> None:
-        """Remove the checkpoint of `step`."""
-        self.manager.delete(step)
+        """Remove the checkpoint of `step`; each process of a job asks for it."""
+        try:
+            self.manager.delete(step)
+        except (StepNotFoundError, StepUncommittedError):
+            if jax.process_count() == 1:
+                raise
+            # Another process was first.
+        if step == self._newest:
+            self._newest = max(self.manager.all_steps(), default=-1)
 
     def release(self, user: object) -> None:
         """Note that `user` needs the run no more; the last one closes it."""

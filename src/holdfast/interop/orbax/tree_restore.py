@@ -34,6 +34,12 @@ class Wanted:
 
 
 AS_SAVED = Wanted()
+TYPES: dict[Any, str | type] = {
+    jax.Array: "jax",
+    np.ndarray: "numpy",
+    **{kind: kind for kind in outlines.VALUES.values()},
+}
+"""The types that a program may give for a leaf, to get it with the shape and dtype it was saved."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +215,8 @@ def _of_leaf(leaf: Any, path: TreePath, given: StandardRestore) -> Wanted | None
         return Wanted(kind="numpy", dtype=leaf.dtype, shape=leaf.shape, strict=strict)
     if type(leaf) in outlines.VALUES.values():
         return Wanted(kind=type(leaf))
+    if isinstance(leaf, type) and leaf in TYPES:
+        return Wanted(kind=TYPES[leaf])
     raise InvalidArgumentError(
         f"restore {outlines.shown(path)}: expected an array, a jax.ShapeDtypeStruct or a value, "
         f"found {type(leaf).__module__}.{type(leaf).__qualname__}"
@@ -223,9 +231,8 @@ def _of_restore_args(given: Any, path: TreePath) -> Wanted:
         raise InvalidArgumentError(
             f"restore {outlines.shown(path)}: expected RestoreArgs, found {type(given).__name__}"
         )
-    kinds: dict[Any, str | type] = {jax.Array: "jax", np.ndarray: "numpy"}
     asked = given.restore_type
-    kind = kinds.get(asked, asked)
+    kind = TYPES.get(asked, asked)
     sharding = getattr(given, "sharding", None)
     if sharding is None and getattr(given, "mesh", None) is not None:
         sharding = jax.sharding.NamedSharding(given.mesh, given.mesh_axes)

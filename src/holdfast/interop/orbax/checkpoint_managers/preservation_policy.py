@@ -14,16 +14,19 @@ from typing import Any, Protocol
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.interop.orbax.checkpoint_managers.save_decision_policy import PolicyCheckpointInfo
+from holdfast.interop.orbax.class_names import named
 
 Infos = Sequence[PolicyCheckpointInfo]
 
 
+@named("PreservationContext")
 @dataclasses.dataclass(kw_only=True)
-class PreservationContext:
+class OrbaxPreservationContext:
     """The state of the run at a decision; it has no fields."""
 
 
-class PreservationPolicy(Protocol):
+@named("PreservationPolicy")
+class OrbaxPreservationPolicy(Protocol):
     """Any object with this method is a policy."""
 
     def should_preserve(
@@ -44,8 +47,9 @@ class PreserveAll:
         return [True] * len(checkpoints)
 
 
+@named("LatestN")
 @dataclasses.dataclass
-class LatestN:
+class OrbaxLatestN:
     """Keeps the newest `n` checkpoints; with None, all."""
 
     n: int | None = None
@@ -73,8 +77,9 @@ class LatestDuration:
         return [index >= first for index in range(len(young))]
 
 
+@named("EveryNSeconds")
 @dataclasses.dataclass
-class EveryNSeconds:
+class OrbaxEveryNSeconds:
     """Keeps the first checkpoint, then each one at least `interval_secs` after the last kept."""
 
     interval_secs: int
@@ -88,8 +93,9 @@ class EveryNSeconds:
         )
 
 
+@named("EveryNSteps")
 @dataclasses.dataclass
-class EveryNSteps:
+class OrbaxEveryNSteps:
     """Keeps multiples of `interval_steps`, or with `exact_interval=False` steps that far apart."""
 
     interval_steps: int
@@ -137,7 +143,8 @@ class EveryNStepsClosest:
         return _last([index in staying for index in range(len(steps))], self.max_to_keep)
 
 
-class CustomSteps:
+@named("CustomSteps")
+class OrbaxCustomSteps:
     """Keeps the listed steps."""
 
     def __init__(self, steps: Sequence[int]) -> None:
@@ -150,8 +157,9 @@ class CustomSteps:
         return [checkpoint.step in self.steps for checkpoint in checkpoints]
 
 
+@named("BestN")
 @dataclasses.dataclass(kw_only=True)
-class BestN:
+class OrbaxBestN:
     """Keeps the `n` best checkpoints, as a function of the metrics ranks them; NaN ranks lowest.
 
     Args:
@@ -179,11 +187,12 @@ class BestN:
         return [index in staying for index in range(len(checkpoints))]
 
 
+@named("AnyPreservationPolicy")
 @dataclasses.dataclass
-class AnyPreservationPolicy:
+class OrbaxAnyPreservationPolicy:
     """Keeps each checkpoint that one of the policies keeps."""
 
-    policies: Sequence[PreservationPolicy]
+    policies: Sequence[OrbaxPreservationPolicy]
 
     def should_preserve(
         self, checkpoints: Infos, *, context: PreservationContext
@@ -228,3 +237,13 @@ def _check_interval(policy: object, interval: int) -> None:
             f"{type(policy).__name__}(interval_steps=...): expected an int of at least 1, found "
             f"{interval!r}"
         )
+
+
+PreservationContext = OrbaxPreservationContext
+PreservationPolicy = OrbaxPreservationPolicy
+LatestN = OrbaxLatestN
+EveryNSeconds = OrbaxEveryNSeconds
+EveryNSteps = OrbaxEveryNSteps
+CustomSteps = OrbaxCustomSteps
+BestN = OrbaxBestN
+AnyPreservationPolicy = OrbaxAnyPreservationPolicy

@@ -12,6 +12,8 @@ from collections.abc import Container, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
+from holdfast.interop.orbax.class_names import named
+
 
 @dataclasses.dataclass(frozen=True)
 class PolicyCheckpointInfo:
@@ -31,7 +33,8 @@ class DecisionContext:
     multiprocessing_options: Any
 
 
-class SaveDecisionPolicy(Protocol):
+@named("SaveDecisionPolicy")
+class OrbaxSaveDecisionPolicy(Protocol):
     """Any object with this method is a policy."""
 
     def should_save(
@@ -45,8 +48,9 @@ class SaveDecisionPolicy(Protocol):
         ...
 
 
+@named("FixedIntervalPolicy")
 @dataclasses.dataclass
-class FixedIntervalPolicy:
+class OrbaxFixedIntervalPolicy:
     """Saves each step that is a multiple of `interval`."""
 
     interval: int
@@ -62,8 +66,9 @@ class FixedIntervalPolicy:
         return step.step % self.interval == 0
 
 
+@named("SpecificStepsPolicy")
 @dataclasses.dataclass
-class SpecificStepsPolicy:
+class OrbaxSpecificStepsPolicy:
     """Saves the listed steps."""
 
     steps: Container[int]
@@ -79,8 +84,9 @@ class SpecificStepsPolicy:
         return step.step in self.steps
 
 
+@named("ContinuousCheckpointingPolicy")
 @dataclasses.dataclass(kw_only=True)
-class ContinuousCheckpointingPolicy:
+class OrbaxContinuousCheckpointingPolicy:
     """Saves as soon as no save is in progress and the interval has passed."""
 
     minimum_interval_secs: int | None = None
@@ -100,8 +106,9 @@ class ContinuousCheckpointingPolicy:
         return step.time - previous_steps[-1].time >= timedelta(seconds=self.minimum_interval_secs)
 
 
+@named("PreemptionCheckpointingPolicy")
 @dataclasses.dataclass
-class PreemptionCheckpointingPolicy:
+class OrbaxPreemptionCheckpointingPolicy:
     """Saves when a preemption was announced."""
 
     def should_save(
@@ -130,11 +137,12 @@ class InitialSavePolicy:
         return not previous_steps
 
 
+@named("AnySavePolicy")
 @dataclasses.dataclass
-class AnySavePolicy:
+class OrbaxAnySavePolicy:
     """Saves when at least one of the policies would."""
 
-    policies: Sequence[SaveDecisionPolicy]
+    policies: Sequence[OrbaxSaveDecisionPolicy]
 
     def should_save(
         self,
@@ -166,3 +174,11 @@ class ShouldSaveFunction:
         """Return what the function returns."""
         newest = previous_steps[-1].step if previous_steps else None
         return bool(self.function(step.step, newest))
+
+
+SaveDecisionPolicy = OrbaxSaveDecisionPolicy
+FixedIntervalPolicy = OrbaxFixedIntervalPolicy
+SpecificStepsPolicy = OrbaxSpecificStepsPolicy
+ContinuousCheckpointingPolicy = OrbaxContinuousCheckpointingPolicy
+PreemptionCheckpointingPolicy = OrbaxPreemptionCheckpointingPolicy
+AnySavePolicy = OrbaxAnySavePolicy

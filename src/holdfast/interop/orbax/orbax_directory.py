@@ -19,7 +19,9 @@ from holdfast.interop.orbax.records import DEFAULT_ITEM
 
 OF_STEP = "_CHECKPOINT_METADATA"
 OF_TREE = "_METADATA"
+OF_ROOT = "_ROOT_METADATA"
 SHARDINGS = "_sharding"
+ARRAYS = "array_metadatas"
 MANIFEST = "manifest.ocdbt"
 METRICS = "metrics"
 JSON_FILE = "metadata"
@@ -82,18 +84,18 @@ def find_steps(source: Path) -> list[tuple[int, Path]]:
     """
     if not source.is_dir():
         raise InvalidArgumentError(f"import {source}: expected a directory, found none")
-    if _is_checkpoint(source):
+    if is_checkpoint(source):
         return [(_step_of(source.name) or 0, source)]
     found: dict[int, Path] = {}
     named = [path for path in sorted(source.iterdir()) if path.is_dir()]
     steps = [(number, path) for path in named if (number := _step_of(path.name)) is not None]
-    if not any(_is_checkpoint(path) for _, path in steps):
+    if not any(is_checkpoint(path) for _, path in steps):
         raise InvalidArgumentError(
             f"import {source}: expected the directory of an Orbax CheckpointManager, one of its "
             "checkpoints, or a folder of torch.distributed.checkpoint, found none of them"
         )
     for number, path in steps:
-        if not _is_checkpoint(path):
+        if not is_checkpoint(path):
             raise CheckpointDamagedError(
                 f"import {path}: expected a checkpoint of Orbax, found neither {OF_STEP} nor "
                 f"{OF_TREE} in it; move the folder away to import the others"
@@ -111,9 +113,15 @@ def _step_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _is_checkpoint(path: Path) -> bool:
+def is_checkpoint(path: Path, *, as_item: bool = False) -> bool:
+    """Return whether a folder has a file that marks a checkpoint of Orbax.
+
+    With `as_item` the files must be in the folder itself, not in that of an item.
+    """
     own = (OF_STEP, OF_TREE, MANIFEST)
-    return any((path / name).exists() for name in own) or any(path.glob(f"*/{OF_TREE}"))
+    if any((path / name).exists() for name in own):
+        return True
+    return not as_item and any(path.glob(f"*/{OF_TREE}"))
 
 
 def read_step(step: int, path: Path) -> OrbaxStep:
@@ -136,7 +144,7 @@ def read_step(step: int, path: Path) -> OrbaxStep:
         for name in sorted(names):
             if name not in folders:
                 raise CheckpointDamagedError(
-                    f"import {path / name}: expected the item {name}, found nothing"
+                    f"read {path / name}: expected the item {name}, found nothing"
                 )
             items.append(_item(name, folders[name], handlers.get(name) or ""))
     metrics = path / METRICS / METRICS
@@ -171,7 +179,7 @@ def read_leaves(folder: Path) -> tuple[list[OrbaxLeaf], Any]:
     found = read_json(folder / OF_TREE)
     try:
         if found.get("use_ocdbt") and not (folder / MANIFEST).exists():
-            raise CheckpointDamagedError(f"import {folder / MANIFEST}: expected a file, found none")
+            raise CheckpointDamagedError(f"read {folder / MANIFEST}: expected a file, found none")
         entries = [
             (
                 tuple(_entry(key) for key in entry["key_metadata"]),
@@ -182,7 +190,7 @@ def read_leaves(folder: Path) -> tuple[list[OrbaxLeaf], Any]:
         custom = found.get("custom_metadata")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointDamagedError(
-            f"import {folder / OF_TREE}: expected the metadata of a tree, found {error!r}"
+            f"read {folder / OF_TREE}: expected the metadata of a tree, found {error!r}"
         ) from error
     placed = _read_shardings(folder / SHARDINGS)
     return [
@@ -212,7 +220,7 @@ def _read_shardings(file: Path) -> dict[str, Any]:
         }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointDamagedError(
-            f"import {file}: expected the shardings of arrays, found {error!r}"
+            f"read {file}: expected the shardings of arrays, found {error!r}"
         ) from error
 
 
@@ -251,5 +259,39 @@ def read_json(file: Path) -> Any:
     except (OSError, ValueError) as error:
         found = "none" if isinstance(error, FileNotFoundError) else str(error)
         raise CheckpointDamagedError(
-            f"import {file}: expected a file with JSON, found {found}"
+            f"read {file}: expected a file with JSON, found {found}"
         ) from error
+
+
+def read_key_kinds(folder: Path) -> dict[str, str]:
+    """Return the implementations of the typed keys of `jax.random` in a tree, by name.
+
+    Raises:
+        CheckpointDamagedError: A file is damaged; the message names it.
+    """
+    kinds = {}
+    for file in sorted((folder / ARRAYS).glob("process_*")):
+        found = read_json(file)
+        try:
+            for one in found["array_metadatas"]:
+                described = one["array_metadata"]
+                kind = (described.get("ext_metadata") or {}).get("random_key_impl")
+                if kind is not None:
+                    kinds[described["param_name"]] = kind
+        except (AttributeError, KeyError, TypeError) as error:
+            raise CheckpointDamagedError(
+                f"read {file}: expected the metadata of arrays, found {error!r}"
+            ) from error
+    return kinds
+
+
+def read_root_metadata(directory: Path) -> dict[str, Any]:
+    """Return the metadata of a manager's directory that a program gave; {} if there are none.
+
+    Raises:
+        CheckpointDamagedError: The file is damaged.
+    """
+    file = directory / "metadata" / OF_ROOT
+    found = read_json(file) if file.exists() else {}
+    custom = found.get("custom_metadata") if isinstance(found, dict) else None
+    return custom if isinstance(custom, dict) else {}

@@ -1,0 +1,344 @@
+"""AXLearn: `checkpointer = Checkpointer.default_config()` in a trainer's config.
+
+The checkpointer's `dir` is the run. Its states are AXLearn's own: nested dicts, `VDict`s and
+optimizer states of tensors, and the input's iterator. They are saved in one commit, and restored
+by `TensorSpec`s on the mesh in whose context `restore` is called.
+
+Invariants:
+- `restore` opens no run for writing in a job of one process, so an evaluation may call it beside
+  the training. The first `save` opens the run, after the last restored step.
+- After the checkpoint of a preemption is durable, `save` ends the process with status 143.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+
+import holdfast
+from holdfast.errors import (
+    HoldfastError,
+    InvalidArgumentError,
+    NotARunError,
+    StepNotFoundError,
+    StructureMismatchError,
+    UnsupportedLeafError,
+)
+from holdfast.format.names import CheckpointId, checkpoint_folder
+from holdfast.policy.codec import BuiltIn
+from holdfast.policy.preservation_policy import AnyPreservationPolicy, EveryNSteps, LatestN
+from holdfast.policy.save_decision_policy import SpecificStepsPolicy
+
+try:
+    import tensorflow as tf
+    from axlearn.common.checkpointer import BaseCheckpointer
+    from axlearn.common.config import config_class, maybe_instantiate, register_validator
+    from axlearn.common.elastic_input import ElasticDatasetIterator
+    from axlearn.common.metrics import WeightedSummary
+    from axlearn.common.utils import TensorSpec
+except ImportError as error:
+    raise ImportError(
+        "holdfast.interop.axlearn: expected AXLearn with the interface of its commit 34aed43c "
+        f"(BaseCheckpointer, TensorSpec, ElasticDatasetIterator), found one without it: {error}"
+    ) from error
+
+PREEMPTED_STATUS = 143
+"""The exit status of a process that SIGTERM ends."""
+_NEVER = 10**15
+
+log = logging.getLogger(__name__)
+
+# AXLearn's configs take values of known types only.
+register_validator(match_fn=lambda value: isinstance(value, BuiltIn), validate_fn=lambda _: None)
+
+
+class Checkpointer(BaseCheckpointer):  # type: ignore[misc]
+    """Checkpoints of an AXLearn trainer; see the module."""
+
+    @config_class
+    class Config(BaseCheckpointer.Config):  # type: ignore[misc]
+        """As AXLearn's, with Holdfast's policies and memory.
+
+        Attributes:
+            keep_last_n: How many checkpoints stay.
+            keep_every_n_steps: If set, one checkpoint every so many steps stays too.
+            preservation_policy: Which checkpoints stay, in place of the two above: a policy of
+                `holdfast.preservation_policy`, or a config that instantiates to one.
+            save_decision_policy: When to save, in place of `save_policy`: a policy of
+                `holdfast.save_decision_policy`, or a config that instantiates to one. The last step
+                of a training is saved in any case.
+            ram: The tier in the host's memory; None disables it.
+        """
+
+        keep_last_n: int = 3
+        keep_every_n_steps: int | None = None
+        preservation_policy: Any = None
+        save_decision_policy: Any = None
+        ram: holdfast.RamTier | None = holdfast.RamTier()
+
+    @classmethod
+    def checkpoint_paths(cls, base_dir: str) -> list[str]:
+        """Return the folders of the checkpoints that are durable, ascending."""
+        try:
+            with holdfast.open_run(base_dir) as run:
+                ids = [CheckpointId(step, run.metadata(step).attempt) for step in run.all_steps()]
+        except NotARunError:
+            return []
+        paths = [os.path.join(base_dir, checkpoint_folder(each)) for each in ids]
+        # A checkpoint in the memory of this host has no folder yet; a bucket has none at all.
+        return [path for path in paths if "://" in path or os.path.isdir(path)]
+
+    @classmethod
+    def checkpoint_steps(cls, base_dir: str) -> list[int]:
+        """Return the steps that can be restored, ascending."""
+        try:
+            with holdfast.open_run(base_dir) as run:
+                return run.all_steps()
+        except NotARunError:
+            return []
+
+    def __init__(self, cfg: Config, *, parent: Any) -> None:
+        super().__init__(cfg, parent=parent)
+        decides = maybe_instantiate(self.config.save_decision_policy)
+        self._options: dict[str, Any] = {
+            "framework": "jax",
+            "ram": self.config.ram,
+            "preservation_policy": _preservation(self.config),
+            "save_decision_policy": decides or SpecificStepsPolicy([_NEVER]),
+        }
+        # None: Holdfast's policy decides.
+        self._save_policy = self.config.save_policy.instantiate() if decides is None else None
+        self._manager: holdfast.CheckpointManager | None = None
+        self._restored: int | None = None
+        self._last: tuple[int, Any, dict[str, float] | None] | None = None
+
+    def save(
+        self, *, step: int, state: Any, evaler_summaries: dict[str, Any] | None = None
+    ) -> None:
+        """Save `state` if the policy decides so, or for a preemption.
+
+        Raises:
+            SystemExit: A preemption was announced, and its checkpoint is durable.
+            HoldfastError: As `holdfast.CheckpointManager.save`.
+        """
+        summaries = evaler_summaries or {}
+        is_due = self._save_policy is not None and bool(
+            self._save_policy(step=step, evaler_summaries=summaries)
+        )
+        wrapped = _with_readable_iterators(state)
+        manager = self._opened(wrapped)
+        metrics = _metrics(summaries)
+        manager.save(step, wrapped, metrics=metrics, force=is_due)
+        self._last = step, wrapped, metrics
+        if manager.reached_preemption(step):
+            manager.wait_until_finished()
+            log.warning("preempted: step %d is saved; the process ends", step)
+            raise SystemExit(PREEMPTED_STATUS)
+
+    def restore(self, *, step: int | None = None, state: Any) -> tuple[int | None, Any]:
+        """Restore `step`, or the newest checkpoint that can be restored.
+
+        Args:
+            step: The step.
+            state: `TensorSpec`s or tensors, which give structure, shapes, dtypes and shardings, and
+                the iterators, which are set in place.
+
+        Returns:
+            The step and the state; None and `state` if there is no checkpoint.
+
+        Raises:
+            StructureMismatchError: A `ValueError`: the structure, a shape or a dtype differs.
+            StepNotFoundError: There is no checkpoint of `step`.
+            InvalidArgumentError: There is no mesh.
+        """
+        like = jax.tree_util.tree_map(_like, _with_readable_iterators(state))
+        try:
+            found, restored = self._read(step, like)
+        except NotARunError as error:
+            others = _files_in(self.config.dir)
+            if others:
+                raise NotARunError(
+                    f"restore: expected a run in {self.config.dir}, found other files, such as "
+                    f"{others[0]}; checkpoints of AXLearn's own checkpointer are not read: choose "
+                    "another dir"
+                ) from error
+            found, restored = None, None
+        if found is None:
+            if step is not None:
+                raise StepNotFoundError(
+                    f"restore step {step}: {self.config.dir} has no checkpoint of it"
+                )
+            log.info("there is no checkpoint in %s", self.config.dir)
+            return None, state
+        self._restored = found
+        return found, jax.tree_util.tree_map(_without_wrapper, restored)
+
+    def _read(self, step: int | None, like: Any) -> tuple[int | None, Any]:
+        if jax.process_count() > 1 or self._manager is not None:
+            # The processes agree on the checkpoint through their managers.
+            source: Any = self._manager or self._open()
+        else:
+            source = holdfast.open_run(self.config.dir)
+        newest = source.latest_step() if step is None else step
+        if newest is None:
+            return None, None
+        _check_iterators(source, newest, like)
+        restored = source.restore(step, like=like)
+        return source.last_restore.step, restored
+
+    def _open(self) -> holdfast.CheckpointManager:
+        self._manager = holdfast.CheckpointManager(self.config.dir, **self._options)
+        return self._manager
+
+    def _opened(self, state: Any) -> holdfast.CheckpointManager:
+        """Return the manager, ready to save after the restored step."""
+        manager = self._manager or self._open()
+        if self._restored is not None:
+            step, self._restored = self._restored, None
+            sizes = {n: each.size_bytes for n, each in manager.metadata(step).arrays.items()}
+            # The state was restored; reading one array of it moves the run to the step.
+            manager.resume(state, step=step, only=min(sizes, key=lambda name: sizes[name]))
+        return manager
+
+    def wait_until_finished(self) -> None:
+        """Wait until all saves are durable.
+
+        Raises:
+            SaveFailedError: Some failed.
+        """
+        if self._manager is not None:
+            self._manager.wait_until_finished()
+
+    def stop(self, *, has_exception: bool = False) -> None:
+        """Close the run. Without an exception, make the last step durable that was offered.
+
+        With AXLearn's own policy no step is added: that policy decides about the last one too.
+        """
+        manager, self._manager = self._manager, None
+        last, self._last = self._last, None
+        if manager is None:
+            return
+        if has_exception:
+            try:
+                manager.close()
+            except HoldfastError as error:
+                # Raising it would hide the error that ended the training.
+                log.warning("closing the run failed after another error: %s", error)
+            return
+        if last is not None and self._save_policy is None:
+            step, state, metrics = last
+            manager.finish(step, state, metrics=metrics)
+        manager.close()
+
+
+class TfIterator:
+    """An iterator of tf.data as an object with a state: the files of a TensorFlow checkpoint."""
+
+    def __init__(self, iterator: Any) -> None:
+        self.iterator = iterator
+
+    def get_state(self) -> dict[str, bytes]:
+        """Return the files' contents by name."""
+        with tempfile.TemporaryDirectory(prefix="holdfast-tf-") as folder:
+            tf.train.Checkpoint(self.iterator).write(str(Path(folder) / "iterator"))
+            return {file.name: file.read_bytes() for file in sorted(Path(folder).iterdir())}
+
+    def set_state(self, state: dict[str, bytes]) -> None:
+        """Set the position of the iterator."""
+        with tempfile.TemporaryDirectory(prefix="holdfast-tf-") as folder:
+            for name, content in state.items():
+                (Path(folder) / name).write_bytes(content)
+            tf.train.Checkpoint(self.iterator).read(str(Path(folder) / "iterator"))
+
+
+def _with_readable_iterators(state: Any) -> Any:
+    return jax.tree_util.tree_map(_readable, state)
+
+
+def _readable(leaf: Any) -> Any:
+    if isinstance(leaf, ElasticDatasetIterator):
+        raise UnsupportedLeafError(
+            "save: ElasticDatasetIterator is not supported; set save_input_iterator=False, or use "
+            "an input that is not elastic"
+        )
+    return TfIterator(leaf) if isinstance(leaf, tf.data.Iterator) else leaf
+
+
+def _without_wrapper(leaf: Any) -> Any:
+    return leaf.iterator if isinstance(leaf, TfIterator) else leaf
+
+
+def _like(leaf: Any) -> Any:
+    """Return an array's shape, dtype and sharding; other leaves as they are."""
+    if not isinstance(leaf, TensorSpec):
+        return leaf
+    wanted = "restore: expected the context of a mesh with the axes of the TensorSpecs, found "
+    try:
+        sharding = leaf.sharding
+    except ValueError as error:
+        raise InvalidArgumentError(f"{wanted}{error}") from error
+    if sharding.mesh.empty:
+        raise InvalidArgumentError(f"{wanted}none")
+    # Memory kinds are for the compiled step, which moves what it needs elsewhere.
+    placed = jax.sharding.NamedSharding(sharding.mesh, sharding.spec)
+    dtype = np.dtype(getattr(leaf.dtype, "dtype", leaf.dtype))
+    return jax.ShapeDtypeStruct(tuple(leaf.shape), dtype, sharding=placed)  # type: ignore[no-untyped-call]
+
+
+def _check_iterators(source: Any, step: int, like: Any) -> None:
+    """Raise if the checkpoint has iterators and `like` none, as the trainer expects."""
+    saved = set(source.process_values(step))
+    with_paths, _ = jax.tree_util.tree_flatten_with_path(like)
+    given = {
+        "/".join(str(getattr(key, "key", getattr(key, "name", key))) for key in path)
+        for path, _ in with_paths
+    }
+    missing = sorted(saved - given)
+    if missing:
+        raise StructureMismatchError(
+            f"restore step {step}: the state asked for lacks what was saved: {', '.join(missing)}"
+        )
+
+
+def _files_in(directory: str) -> list[str]:
+    """Return the names in a directory; empty for one that is missing, and for a bucket."""
+    if "://" in directory or not os.path.isdir(directory):
+        return []
+    return sorted(os.listdir(directory))
+
+
+def _metrics(summaries: Mapping[str, Any]) -> dict[str, float] | None:
+    """Return the scalars of the evalers' summaries as `evaler/metric`."""
+    found: dict[str, float] = {}
+    for evaler, metrics in summaries.items():
+        for name, value in (metrics or {}).items():
+            scalar = value.mean if isinstance(value, WeightedSummary) else value
+            if np.ndim(scalar) == 0 and not isinstance(scalar, str | bool | None):
+                found[f"{evaler}/{name}"] = float(scalar)
+    return found or None
+
+
+def _preservation(config: Any) -> Any:
+    own = maybe_instantiate(config.preservation_policy)
+    if own is not None:
+        return own
+    if type(config.keep_last_n) is not int or config.keep_last_n < 1:
+        _refuse("keep_last_n", config.keep_last_n)
+    if config.keep_every_n_steps is None:
+        return LatestN(config.keep_last_n)
+    if type(config.keep_every_n_steps) is not int or config.keep_every_n_steps < 1:
+        _refuse("keep_every_n_steps", config.keep_every_n_steps)
+    return AnyPreservationPolicy(
+        [LatestN(config.keep_last_n), EveryNSteps(config.keep_every_n_steps)]
+    )
+
+
+def _refuse(name: str, found: object) -> NoReturn:
+    raise InvalidArgumentError(f"{name}: expected an int of 1 or more, found {found!r}")

@@ -1,0 +1,240 @@
+"""MaxText: `install()` before the training, and no file of MaxText is edited.
+
+`install` puts Holdfast in the place of the functions that create MaxText's checkpoint managers. By
+environment: `PYTHONPATH=$(python -m holdfast.interop.maxtext)`, a folder with a `sitecustomize`
+that calls `install` when MaxText is imported.
+
+Invariants:
+- Every step is offered to the policies, so that RAM and preemptions are served between the steps
+  that MaxText saves.
+- A failure of a checkpoint ends the process with status 1; MaxText's own would end it with 0.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import holdfast
+from holdfast.errors import HoldfastError, InvalidArgumentError, NotARunError
+from holdfast.interop.orbax import checkpoint_manager as orbax_manager
+from holdfast.interop.orbax import options as orbax_options
+from holdfast.interop.orbax import shared_run
+from holdfast.interop.orbax.checkpoint_managers import preservation_policy, save_decision_policy
+from holdfast.interop.orbax.paths import path_of
+from holdfast.policy.save_decision_policy import FixedIntervalPolicy
+
+MODULES = (
+    "maxtext.common.checkpointing",
+    "maxtext.common.emergency_checkpointing",
+    "maxtext.utils.train_utils",
+)
+NEEDED = (
+    (0, "create_orbax_checkpoint_manager", "enable_continuous_checkpointing"),
+    (0, "_should_save_checkpoint_at_step", "checkpoint_manager"),
+    (0, "save_checkpoint", "data_iterator"),
+    (2, "create_checkpoint_manager", "init_state_fn"),
+)
+"""Functions of MaxText in use, by the index of their module, each with one of its arguments."""
+STARTUP = Path(__file__).parent / "maxtext_startup"
+ITERATOR = "iter"
+"""The item in which MaxText saves Grain's iterators."""
+
+log = logging.getLogger(__name__)
+
+
+def install() -> None:
+    """Let MaxText save with Holdfast in this process. Further calls do nothing.
+
+    Raises:
+        ImportError: MaxText cannot be imported, or is of a version with another interface.
+    """
+    checkpointing, _, train_utils = modules = [_module(name) for name in MODULES]
+    if getattr(checkpointing, "is_of_holdfast", False):
+        return
+    for index, name, argument in NEEDED:
+        function = getattr(modules[index], name, None)
+        if function is None or argument not in inspect.signature(function).parameters:
+            raise ImportError(
+                f"holdfast.interop.maxtext: expected MaxText as of its commit e591f30c, found one "
+                f"without {MODULES[index]}.{name}(... {argument} ...); use such a version"
+            )
+    own_create, own_decides = (
+        train_utils.create_checkpoint_manager,
+        checkpointing._should_save_checkpoint_at_step,
+    )
+
+    def create(config: Any, mesh: Any, init_state_fn: Any) -> Any:
+        if config.enable_multi_tier_checkpointing or config.enable_emergency_checkpoint:
+            return _create_tiered(config)
+        return own_create(config, mesh, init_state_fn)
+
+    def decides(checkpoint_manager: Any, step: int, config: Any, force: bool) -> bool:
+        if not isinstance(checkpoint_manager, MaxTextManager) or force:
+            return bool(own_decides(checkpoint_manager, step, config, force))
+        return step > 0 or bool(config.save_checkpoint_on_start)
+
+    checkpointing.create_orbax_checkpoint_manager = _create
+    checkpointing._should_save_checkpoint_at_step = decides
+    train_utils.create_checkpoint_manager = create
+    checkpointing.is_of_holdfast = True
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(
+            f"holdfast.interop.maxtext: expected MaxText as of its commit e591f30c, found that "
+            f"{name} cannot be imported: {error}"
+        ) from error
+
+
+class MaxTextManager(orbax_manager.OrbaxCheckpointManager):
+    """The manager that MaxText's trainer calls.
+
+    Args:
+        directory: MaxText's checkpoint directory; the run is in its folder `holdfast`.
+        options: Options of Orbax's manager.
+        ram: The tier in the host's memory.
+    """
+
+    def __init__(self, directory: str, options: Any, ram: holdfast.RamTier) -> None:
+        self._ram = ram
+        self._iterators: tempfile.TemporaryDirectory[str] | None = None
+        super().__init__(directory, options=options)
+
+    def _opened(self) -> shared_run.SharedRun:
+        if self._run is None:
+            options = {"ram": self._ram}
+            self._run = shared_run.acquire(self._reader.directory, self, lambda: options)
+        return self._run
+
+    @property
+    def directory(self) -> Any:
+        """A folder with `STEP/iter` for each step, where MaxText looks for Grain's files."""
+        if self._iterators is None:
+            self._iterators = tempfile.TemporaryDirectory(prefix="holdfast-maxtext-")
+        folder = Path(self._iterators.name)
+        for step in self.all_steps():
+            if not (folder / str(step)).exists():
+                self._write_iterators(step, folder / str(step))
+        return path_of(folder)
+
+    def _write_iterators(self, step: int, folder: Path) -> None:
+        folder.mkdir()
+        try:
+            with holdfast.open_run(self._reader.directory) as run:
+                states = run.process_values(step).get(ITERATOR, [])
+        except (NotARunError, LookupError):
+            return
+        for files in states:
+            for name, content in files.items():
+                path = folder / ITERATOR / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+
+    def save(self, step: int, *arguments: Any, **named: Any) -> bool:
+        """Save as Orbax's manager does.
+
+        Raises:
+            SystemExit: The checkpoint failed; the process ends with status 1.
+        """
+        return bool(_ending(super().save, step, *arguments, **named))
+
+    def restore(self, step: int | None, *arguments: Any, **named: Any) -> Any:
+        """Restore as Orbax's manager does.
+
+        Raises:
+            SystemExit: The checkpoint cannot be read; the process ends with status 1.
+        """
+        return _ending(super().restore, step, *arguments, **named)
+
+    def wait_until_finished(self, **named: Any) -> None:
+        """Wait as Orbax's manager does.
+
+        Raises:
+            SystemExit: A save failed; the process ends with status 1.
+        """
+        _ending(super().wait_until_finished, **named)
+
+
+def _ending(call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """Call; for an error, end the process: MaxText catches other exceptions and ends with 0."""
+    try:
+        return call(*arguments, **named)
+    except HoldfastError as error:
+        raise SystemExit(f"holdfast: the training ends: {error}") from error
+
+
+def _create(
+    checkpoint_dir: str,
+    enable_checkpointing: bool,
+    use_async: bool,
+    save_interval_steps: int,
+    dataset_type: str | None = None,
+    orbax_logger: Any = None,
+    use_ocdbt: bool = True,
+    use_zarr3: bool = True,
+    enable_continuous_checkpointing: bool = False,
+    max_num_checkpoints_to_keep: int = 10,
+    checkpoint_storage_concurrent_gb: int = 96,
+    enable_autocheckpoint: bool = False,
+    todelete_subdir: str | None = None,
+    todelete_full_path: str | None = None,
+) -> MaxTextManager | None:
+    """Return a manager for MaxText's arguments; those about Orbax's files have no effect."""
+    del dataset_type, orbax_logger, use_ocdbt, use_zarr3, checkpoint_storage_concurrent_gb
+    del enable_autocheckpoint  # A preemption is always answered.
+    if not enable_checkpointing:
+        return None
+    decides: Any = save_decision_policy.FixedIntervalPolicy(save_interval_steps)
+    if enable_continuous_checkpointing:
+        decides = save_decision_policy.ContinuousCheckpointingPolicy()
+    for name, given in (
+        ("checkpoint_todelete_subdir", todelete_subdir),
+        ("checkpoint_todelete_full_path", todelete_full_path),
+    ):
+        if given:
+            _refuse(name, given)
+    return MaxTextManager(
+        checkpoint_dir,
+        orbax_options.CheckpointManagerOptions(
+            enable_async_checkpointing=use_async,
+            save_decision_policy=decides,
+            preservation_policy=preservation_policy.LatestN(max_num_checkpoints_to_keep),
+        ),
+        holdfast.RamTier(),
+    )
+
+
+def _create_tiered(config: Any) -> MaxTextManager:
+    """Return a manager for the emergency and the multi-tier flags: RAM, and the directory."""
+    log.info(
+        "checkpoints in memory are in Holdfast's RAM tier (HOLDFAST_RAM); "
+        "local_checkpoint_directory is not used"
+    )
+    return MaxTextManager(
+        config.checkpoint_dir,
+        orbax_options.CheckpointManagerOptions(
+            save_decision_policy=save_decision_policy.FixedIntervalPolicy(config.checkpoint_period),
+            preservation_policy=preservation_policy.LatestN(config.max_num_checkpoints_to_keep),
+        ),
+        holdfast.RamTier(save_decision_policy=FixedIntervalPolicy(config.local_checkpoint_period)),
+    )
+
+
+def _refuse(name: str, found: object) -> NoReturn:
+    raise InvalidArgumentError(
+        f"{name}: Holdfast deletes checkpoints by itself; expected no value, found {found!r}"
+    )
+
+
+if __name__ == "__main__":
+    print(os.fspath(STARTUP))

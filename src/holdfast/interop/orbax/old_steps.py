@@ -1,0 +1,127 @@
+"""Read the checkpoints that Orbax left in a program's directory, where they are.
+
+Invariants:
+- Nothing is written to what Orbax wrote. A checkpoint of Orbax is removed by `delete` alone.
+- Listing needs the names and JSON files only. Orbax is imported by the first restore.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from holdfast.interop.orbax import orbax_directory
+from holdfast.interop.orbax.orbax_directory import OrbaxItem, OrbaxStep
+from holdfast.interop.orbax.records import DEFAULT_ITEM, ItemRecord, StepRecord
+
+DELETED = ".deleted-"
+_NUMBER = re.compile(r"0|[1-9]\d*")
+
+
+class OldSteps:
+    """The checkpoints of Orbax in one directory.
+
+    Args:
+        directory: The program's directory, or one checkpoint, which is step 0.
+        name_format: What names the folders of steps; None: plain numbers.
+    """
+
+    def __init__(self, directory: Path, name_format: Any = None) -> None:
+        self._directory = directory
+        self._names = name_format
+        self._paths: dict[int, Path] = {}
+
+    def old_steps(self) -> list[int]:
+        """Return the steps that are there now, in any order."""
+        self._paths = self._find()
+        return list(self._paths)
+
+    def __contains__(self, step: int) -> bool:
+        return step in self._paths or step in self.old_steps()
+
+    def _find(self) -> dict[int, Path]:
+        folder = self._directory
+        if not folder.is_dir():
+            return {}
+        if orbax_directory.is_checkpoint(folder, as_item=True):
+            return {0: folder}
+        found = {}
+        if self._names is None or hasattr(self._names, "step_of"):
+            for path in folder.iterdir():
+                step = self._step_of(path.name)
+                if step is not None:
+                    found[step] = path
+        else:
+            found = {one.step: Path(os.fspath(one.path)) for one in self._names.find_all(folder)}
+        return {step: path for step, path in found.items() if orbax_directory.is_checkpoint(path)}
+
+    def _step_of(self, name: str) -> int | None:
+        if self._names is not None:
+            step: int | None = self._names.step_of(name)
+            return step
+        return int(name) if _NUMBER.fullmatch(name) else None
+
+    def read_step(self, step: int) -> OrbaxStep:
+        """Return what the checkpoint of `step` has, without its trees.
+
+        Raises:
+            CheckpointDamagedError: A file is missing or damaged; the message names it.
+        """
+        return orbax_directory.read_step(step, self._paths[step])
+
+    def info(self, step: int) -> StepRecord:
+        """Return the time, the metrics and the custom metadata of `step`, without its items."""
+        found = self.read_step(step)
+        return StepRecord(
+            items={},
+            is_default=False,
+            time=found.time,
+            metrics=found.metrics,
+            custom_metadata=found.custom_metadata,
+        )
+
+    def record_of(self, step: int) -> StepRecord:
+        """Return the record of `step`, as a save by this package writes it.
+
+        Raises:
+            CheckpointDamagedError: A file is missing or damaged; the message names it.
+            InvalidArgumentError: Orbax cannot be imported.
+        """
+        from holdfast.interop.orbax import orbax_files
+
+        found = self.read_step(step)
+        items = {item.name: orbax_files.read_outline(item) for item in found.items}
+        return StepRecord(
+            items=items,
+            is_default=[*items] == [DEFAULT_ITEM],
+            time=found.time,
+            metrics=found.metrics,
+            custom_metadata=found.custom_metadata,
+        )
+
+    def item(self, step: int, name: str) -> OrbaxItem:
+        """Return the item `name` of `step`."""
+        return next(item for item in self.read_step(step).items if item.name == name)
+
+    def read(
+        self, step: int, name: str, record: ItemRecord, like: Mapping[tuple[Any, ...], Any]
+    ) -> dict[tuple[Any, ...], Any]:
+        """Return leaves of an item, each like the one in `like` at its path.
+
+        Raises:
+            CheckpointDamagedError: A file is missing or damaged; the message names it.
+        """
+        from holdfast.interop.orbax import orbax_files
+
+        return orbax_files.read_like(self.item(step, name), record, like)
+
+    def delete(self, step: int) -> None:
+        """Remove the folder of `step`. After a crash it is there whole, or no step any more."""
+        path = self._paths.pop(step)
+        doomed = path.with_name(f"{DELETED}{path.name}")
+        path.rename(doomed)
+        shutil.rmtree(doomed)

@@ -1,0 +1,28 @@
+"""Orbax's second interface: `from holdfast.interop.orbax import v1 as ocp`."""
+
+from holdfast.interop.orbax.leaf_args import PLACEHOLDER as PLACEHOLDER
+from holdfast.interop.orbax.v1 import training as training
+from holdfast.interop.orbax.v1.context import Context as Context
+from holdfast.interop.orbax.v1.one_path import checkpointables_metadata as checkpointables_metadata
+from holdfast.interop.orbax.v1.one_path import is_orbax_checkpoint as is_orbax_checkpoint
+from holdfast.interop.orbax.v1.one_path import load as load
+from holdfast.interop.orbax.v1.one_path import load_async as load_async
+from holdfast.interop.orbax.v1.one_path import load_checkpointables as load_checkpointables
+from holdfast.interop.orbax.v1.one_path import (
+    load_checkpointables_async as load_checkpointables_async,
+)
+from holdfast.interop.orbax.v1.one_path import metadata as metadata
+from holdfast.interop.orbax.v1.one_path import save as save
+from holdfast.interop.orbax.v1.one_path import save_async as save_async
+from holdfast.interop.orbax.v1.one_path import save_checkpointables as save_checkpointables
+from holdfast.interop.orbax.v1.one_path import (
+    save_checkpointables_async as save_checkpointables_async,
+)
+from holdfast.interop.orbax.v1.responses import AsyncResponse as AsyncResponse
+from holdfast.interop.orbax.v1.trees import CheckpointMetadata as CheckpointMetadata
+
+load_pytree, load_pytree_async = load, load_async
+save_pytree, save_pytree_async = save, save_async
+pytree_metadata = metadata
+
+__all__ = [name for name in dir() if not name.startswith("_")]

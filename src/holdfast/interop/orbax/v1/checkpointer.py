@@ -1,0 +1,379 @@
+"""Define `training.Checkpointer`, Orbax's second manager of a training's checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any
+
+from holdfast.interop.orbax.checkpoint_manager import CheckpointManager
+from holdfast.interop.orbax.checkpoint_managers import (
+    preservation_policy as preservation_policies,
+)
+from holdfast.interop.orbax.checkpoint_managers import (
+    save_decision_policy as save_decision_policies,
+)
+from holdfast.interop.orbax.class_names import named
+from holdfast.interop.orbax.errors import (
+    CheckpointNotFoundError,
+    StepAlreadyExistsError,
+    TrainingStepExistsError,
+)
+from holdfast.interop.orbax.options import AsyncOptions, CheckpointManagerOptions
+from holdfast.interop.orbax.step import build_step_path, standard_name_format
+from holdfast.interop.orbax.v1 import trees
+from holdfast.interop.orbax.v1.context import Context, current
+from holdfast.interop.orbax.v1.responses import AsyncResponse, completed
+from holdfast.interop.orbax.v1.trees import STATE, PathMetadata
+
+
+@named("CheckpointMetadata")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepCheckpointMetadata(PathMetadata):
+    """One checkpoint of a `Checkpointer`: its step and metrics too."""
+
+    step: int
+    metrics: Any = None
+
+    @property
+    def time(self) -> datetime | None:
+        """When it was saved."""
+        return self.commit_timestamp
+
+
+@named("RootMetadata")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SequenceMetadata:
+    """What was given to the `Checkpointer` as `custom_metadata`."""
+
+    directory: Any
+    custom_metadata: Any = None
+
+
+@named("Checkpointer")
+class TrainingCheckpointer:
+    """Save and load the checkpoints of a training by the calls of Orbax's second interface.
+
+    Args:
+        directory: The program's directory, as for `CheckpointManager`.
+        context: Options; None takes those of the `with` block around.
+        save_decision_policy: When to save. None saves whenever no save is in progress.
+        preservation_policy: What is kept. None keeps all.
+        step_name_format: What names the folders that Orbax wrote.
+        custom_metadata: JSON about the run.
+        cleanup_tmp_directories: Taken for compatibility: Holdfast removes what is unfinished.
+        lightweight_initialize: Whether times and metrics are left out when steps are listed.
+        logger: Taken for compatibility: Holdfast records events by itself.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        context: Context | None = None,
+        save_decision_policy: Any = None,
+        preservation_policy: Any = None,
+        step_name_format: Any = None,
+        custom_metadata: Any = None,
+        cleanup_tmp_directories: bool = False,
+        lightweight_initialize: bool = False,
+        logger: Any = None,
+    ) -> None:
+        self._context = current(context)
+        self._names = step_name_format or standard_name_format()
+        asynchronous = self._context.asynchronous
+        decide, keep = save_decision_policies, preservation_policies
+        often: list[Any] = [
+            decide.InitialSavePolicy(),
+            decide.ContinuousCheckpointingPolicy(),
+            decide.PreemptionCheckpointingPolicy(),
+        ]
+        options = CheckpointManagerOptions(
+            save_decision_policy=save_decision_policy or decide.AnySavePolicy(often),
+            preservation_policy=preservation_policy or keep.PreserveAll(),
+            step_name_format=step_name_format,
+            cleanup_tmp_directories=cleanup_tmp_directories,
+            lightweight_initialize=lightweight_initialize,
+            async_options=AsyncOptions(
+                timeout_secs=asynchronous.timeout_secs,
+                post_finalization_callback=asynchronous.post_finalization_callback,
+            ),
+        )
+        self._manager = CheckpointManager(
+            directory, options=options, metadata=custom_metadata, logger=logger
+        )
+
+    def __enter__(self) -> TrainingCheckpointer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def directory(self) -> Any:
+        """The program's directory."""
+        return self._manager.directory
+
+    @property
+    def latest(self) -> StepCheckpointMetadata | None:
+        """The newest checkpoint; None if there is none."""
+        return self.checkpoints[-1] if self.checkpoints else None
+
+    @property
+    def checkpoints(self) -> Sequence[StepCheckpointMetadata]:
+        """The checkpoints, ascending, without what is in them."""
+        return [
+            StepCheckpointMetadata(
+                step=info.step,
+                path=build_step_path(self.directory, self._names, info.step),
+                metadata=None,
+                metrics=info.metrics,
+                commit_timestamp_nsecs=int(info.time.timestamp() * 1e9),
+            )
+            for info in self._manager.infos
+        ]
+
+    def _step(self, step: int | StepCheckpointMetadata | None) -> int:
+        """Return the step meant.
+
+        Raises:
+            CheckpointNotFoundError: It is not there.
+        """
+        number = step.step if isinstance(step, StepCheckpointMetadata) else step
+        steps = self._manager.all_steps()
+        if number is None and steps:
+            return steps[-1]
+        if number is None or number not in steps:
+            raise CheckpointNotFoundError(
+                f"{self.directory}: there is no checkpoint"
+                + ("" if number is None else f" of step {number}")
+            )
+        return number
+
+    # Saving.
+
+    def should_save(self, step: int) -> bool:
+        """Return whether the policy saves `step`."""
+        return self._manager.should_save(step)
+
+    def save(
+        self, step: int, state: Any, *, checkpointable_name: str = STATE, **options: Any
+    ) -> bool:
+        """Save a pytree if the policy saves `step`, and wait until it is durable.
+
+        Args:
+            step: The training step.
+            state: The pytree.
+            checkpointable_name: The name under which it is saved.
+            options: `force`, `overwrite`, `metrics` and `custom_metadata`, as for
+                `save_checkpointables`.
+
+        Returns:
+            Whether it was saved.
+        """
+        return self.save_checkpointables(step, {checkpointable_name: state}, **options)
+
+    def save_checkpointables(
+        self, step: int, checkpointables: Mapping[str, Any], **options: Any
+    ) -> bool:
+        """Save checkpointables by name, and wait until they are durable.
+
+        Args:
+            step: The training step.
+            checkpointables: Pytrees, and objects with `get_state` and `set_state`.
+            options: `force`, `overwrite`, `metrics` and `custom_metadata`, as for
+                `save_checkpointables_async`.
+
+        Returns:
+            Whether they were saved.
+        """
+        response = self.save_checkpointables_async(step, checkpointables, **options)
+        return False if response is None else bool(response.result())
+
+    def save_async(
+        self, step: int, state: Any, *, checkpointable_name: str = STATE, **options: Any
+    ) -> AsyncResponse | None:
+        """Save as `save`, in the background; None if the policy does not save `step`."""
+        return self.save_checkpointables_async(step, {checkpointable_name: state}, **options)
+
+    def save_checkpointables_async(
+        self,
+        step: int,
+        checkpointables: Mapping[str, Any],
+        *,
+        force: bool = False,
+        overwrite: bool = False,
+        metrics: Any = None,
+        custom_metadata: Any = None,
+    ) -> AsyncResponse | None:
+        """Save as `save_checkpointables`, in the background.
+
+        Args:
+            step: The training step.
+            checkpointables: Pytrees, and objects with `get_state` and `set_state`.
+            force: Save whatever the policy decides.
+            overwrite: Delete a checkpoint of the same step first. It must be the newest.
+            metrics: JSON about the step.
+            custom_metadata: JSON about the step.
+
+        Returns:
+            What waits for the save; None if the policy does not save `step`.
+
+        Raises:
+            TrainingStepExistsError: A `FileExistsError`: the step is saved already.
+        """
+        given = trees.save_args(checkpointables)
+        if step in self._manager.all_steps():
+            if not overwrite:
+                raise TrainingStepExistsError(
+                    f"save step {step}: it is already saved in {self.directory}; pass "
+                    "overwrite=True, or delete it first"
+                )
+            self._manager.delete(step)
+        try:
+            is_saved = self._manager.save(
+                step, args=given, metrics=metrics, force=force, custom_metadata=custom_metadata
+            )
+        except StepAlreadyExistsError as error:
+            raise TrainingStepExistsError(str(error)) from error
+        return AsyncResponse(self._wait) if is_saved else None
+
+    def _wait(self, timeout: float | None) -> bool:
+        self._manager.wait_until_finished(timeout_secs=timeout)
+        return True
+
+    # Loading.
+
+    def load(
+        self,
+        step: int | StepCheckpointMetadata | None = None,
+        abstract_state: Any = None,
+        *,
+        checkpointable_name: str = STATE,
+    ) -> Any:
+        """Return the pytree saved at `step`, or at the newest step.
+
+        Args:
+            step: The step, or one of `checkpoints`.
+            abstract_state: Shapes, dtypes, shardings and types; None loads it as it was saved.
+            checkpointable_name: The name under which it was saved.
+
+        Raises:
+            CheckpointNotFoundError: A `FileNotFoundError`: there is no such checkpoint.
+            ItemNotFoundError: A `KeyError`: nothing was saved under this name.
+            StructureMismatchError: A `ValueError`: it is not as wanted.
+        """
+        wanted = {checkpointable_name: abstract_state}
+        return self.load_checkpointables(step, wanted)[checkpointable_name]
+
+    def load_checkpointables(
+        self, step: int | StepCheckpointMetadata | None = None, abstract_checkpointables: Any = None
+    ) -> dict[str, Any]:
+        """Return checkpointables by name: those asked for, or all as they were saved.
+
+        Raises:
+            CheckpointNotFoundError, ItemNotFoundError, StructureMismatchError: As `load`.
+        """
+        number = self._step(step)
+        wanted = abstract_checkpointables
+        if isinstance(wanted, PathMetadata):
+            wanted = wanted.metadata
+        return self._manager.restore_items(
+            number,
+            None
+            if wanted is None
+            else {
+                name: trees.restore_args(one, is_part=self._context.pytree.loading.partial_load)
+                for name, one in wanted.items()
+            },
+        )
+
+    def load_async(self, *args: Any, **options: Any) -> AsyncResponse:
+        """Load as `load` does, which has ended when this returns."""
+        return completed(self.load(*args, **options))
+
+    def load_checkpointables_async(self, *args: Any, **options: Any) -> AsyncResponse:
+        """Load as `load_checkpointables` does, which has ended when this returns."""
+        return completed(self.load_checkpointables(*args, **options))
+
+    # What there is.
+
+    def metadata(
+        self,
+        step: int | StepCheckpointMetadata | None = None,
+        checkpointable_name: str = STATE,
+    ) -> StepCheckpointMetadata:
+        """Return the metadata of the pytree of a step, or of the newest step."""
+        found = self.checkpointables_metadata(step)
+        return dataclasses.replace(found, metadata=found.metadata.get(checkpointable_name))
+
+    def checkpointables_metadata(
+        self, step: int | StepCheckpointMetadata | None = None
+    ) -> StepCheckpointMetadata:
+        """Return the metadata of all checkpointables of a step, or of the newest step."""
+        number = self._step(step)
+        record = self._manager.step_record(number)
+        nsecs = int(record.time.timestamp() * 1e9)
+        return StepCheckpointMetadata(
+            step=number,
+            path=build_step_path(self.directory, self._names, number),
+            metadata=trees.abstract_items(record),
+            metrics=record.metrics,
+            init_timestamp_nsecs=nsecs,
+            commit_timestamp_nsecs=nsecs,
+            custom_metadata=record.custom_metadata or {},
+        )
+
+    def root_metadata(self) -> SequenceMetadata:
+        """Return the metadata of the run."""
+        found = self._manager.metadata().custom_metadata
+        return SequenceMetadata(directory=self.directory, custom_metadata=found)
+
+    def reload(self) -> None:
+        """List the run again."""
+        self._manager.reload()
+
+    # Ending.
+
+    def delete(self, step: int | StepCheckpointMetadata, *, missing_ok: bool = False) -> bool:
+        """Remove a checkpoint; return whether it was there.
+
+        Raises:
+            CheckpointNotFoundError: It is not there, and `missing_ok` is not set.
+        """
+        try:
+            self._manager.delete(self._step(step))
+        except CheckpointNotFoundError:
+            if missing_ok:
+                return False
+            raise
+        return True
+
+    def is_saving_in_progress(self) -> bool:
+        """Return whether a save is not durable yet."""
+        return self._manager.is_saving_in_progress()
+
+    def wait(self) -> None:
+        """Wait until all saves are durable."""
+        self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Wait until all saves are durable, and release the run."""
+        self._manager.close()
+
+    save_pytree, save_pytree_async = save, save_async
+    load_pytree, load_pytree_async = load, load_async
+    pytree_metadata = metadata
+
+
+Checkpointer = TrainingCheckpointer
+RootMetadata = SequenceMetadata
+CheckpointMetadata = StepCheckpointMetadata

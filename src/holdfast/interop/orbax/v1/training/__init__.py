@@ -1,0 +1,19 @@
+"""The names of `orbax.checkpoint.v1.training`."""
+
+from holdfast.interop.orbax.checkpoint_managers import (
+    preservation_policy as preservation_policies,
+)
+from holdfast.interop.orbax.checkpoint_managers import (
+    save_decision_policy as save_decision_policies,
+)
+from holdfast.interop.orbax.v1.checkpointer import SequenceMetadata as RootMetadata
+from holdfast.interop.orbax.v1.checkpointer import StepCheckpointMetadata as CheckpointMetadata
+from holdfast.interop.orbax.v1.checkpointer import TrainingCheckpointer as Checkpointer
+
+__all__ = [
+    "CheckpointMetadata",
+    "Checkpointer",
+    "RootMetadata",
+    "preservation_policies",
+    "save_decision_policies",
+]

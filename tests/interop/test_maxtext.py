@@ -1,0 +1,135 @@
+"""MaxText's own trainer on Holdfast. HOLDFAST_MAXTEXT is a folder of its source.
+
+The packages that MaxText needs are in tests/interop/trainers.txt; `make trainers` installs them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.interop.maxtext import STARTUP
+from tests.hosts import Host
+from tests.interop.trainer_sources import source_or_skip
+
+ROOT = Path(__file__).parents[2]
+SOURCE = source_or_skip("HOLDFAST_MAXTEXT", "src/maxtext", ("flax", "grain", "omegaconf"))
+STEPS = 50
+
+pytestmark = pytest.mark.soak
+
+
+def train(
+    host: Host, directory: Path, kind: str, step: int = -1, event: str = "-", *flags: str
+) -> subprocess.CompletedProcess[str]:
+    directory.mkdir(exist_ok=True)
+    paths = [str(ROOT / "src"), str(SOURCE / "src"), str(ROOT)]
+    if kind == "startup":
+        paths.insert(0, str(STARTUP))
+    arguments = [str(directory), kind, str(step), event, str(SOURCE)]
+    return subprocess.run(
+        [sys.executable, "-m", "tests.interop.maxtext_training", *arguments, *flags],
+        env=host.environment
+        | {"PYTHONPATH": os.pathsep.join(paths), "JAX_PLATFORMS": "cpu"}
+        | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+def losses(directory: Path) -> dict[int, float]:
+    """The loss of each step; of a step that was trained again, the last one.
+
+    MaxText writes a step's loss after the next step, so a kill may lose those of two steps.
+    """
+    lines = map(json.loads, (directory / "metrics.txt").read_text().splitlines())
+    return {int(line["step"]): line["learning/loss"] for line in lines}
+
+
+def are_equal(found: dict[int, float], expected: dict[int, float]) -> bool:
+    missing = expected.keys() - found.keys()
+    return len(missing) <= 2 and found == {s: expected[s] for s in expected.keys() - missing}
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    """The losses of an uninterrupted training with Orbax."""
+    directory = tmp_path_factory.mktemp("orbax")
+    host = Host("orbax", tmp_path_factory.mktemp("ram"))
+    done = train(host, directory, "orbax")
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = losses(directory)
+    assert list(found) == list(range(STEPS))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags"),
+    [
+        ("holdfast", ["enable_continuous_checkpointing=true"]),
+        ("holdfast", ["async_checkpointing=false"]),
+        ("startup", []),
+    ],
+    ids=["continuous", "synchronous", "startup"],
+)
+def test_a_killed_training_has_the_losses_of_one_that_was_not(
+    kind: str, flags: list[str], expected: dict[int, float], one_host: Host, tmp_path: Path
+) -> None:
+    killed = train(one_host, tmp_path / "run", kind, 34, "kill", *flags)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+    again = train(one_host, tmp_path / "run", kind, -1, "-", *flags)
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert "restoring from this run's directory step" in again.stdout + again.stderr
+    assert are_equal(losses(tmp_path / "run"), expected)
+    with holdfast.open_run(tmp_path / "run" / "tiny" / "checkpoints" / "holdfast") as run:
+        assert run.latest_step() == STEPS - 1
+        assert run.metadata(STEPS - 1).attempt == 2
+
+
+def test_a_training_goes_on_with_half_as_many_shards_as_with_orbax(
+    one_host: Host, tmp_path: Path
+) -> None:
+    fsdp_4, fsdp_2 = (
+        ["ici_fsdp_parallelism=4"],
+        ["ici_fsdp_parallelism=2", "ici_data_parallelism=2"],
+    )
+    for kind in ("orbax", "holdfast"):
+        first = train(one_host, tmp_path / kind, kind, 30, "kill", *fsdp_4)
+        assert first.returncode == -signal.SIGKILL, first.stderr[-3000:]
+        again = train(one_host, tmp_path / kind, kind, -1, "-", *fsdp_2)
+        assert again.returncode == 0, again.stderr[-3000:]
+    found = losses(tmp_path / "holdfast")
+    assert max(found) == STEPS - 1
+    assert len(found) >= STEPS - 2
+    assert found == losses(tmp_path / "orbax")
+
+
+def test_sigterm_saves_the_step_in_progress_and_ends_the_training(
+    expected: dict[int, float], one_host: Host, tmp_path: Path
+) -> None:
+    ended = train(one_host, tmp_path / "run", "holdfast", 23, "terminate")
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    with holdfast.open_run(tmp_path / "run" / "tiny" / "checkpoints" / "holdfast") as run:
+        last = run.latest_step()
+    assert last is not None
+    assert 24 <= last < 30
+    again = train(one_host, tmp_path / "run", "holdfast")
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert are_equal(losses(tmp_path / "run"), expected)
+
+
+def test_a_failed_checkpoint_ends_the_training_with_an_error(
+    one_host: Host, tmp_path: Path
+) -> None:
+    ended = train(one_host, tmp_path / "run", "holdfast", 24, "remove")
+    assert ended.returncode == 1, ended.stdout[-3000:] + ended.stderr[-3000:]
+    assert "holdfast: the training ends: " in ended.stderr

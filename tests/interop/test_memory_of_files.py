@@ -1,0 +1,96 @@
+"""The memory that files of other programs take: it does not grow with the state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch cannot be had here", exc_type=ImportError)
+
+import torch.distributed.checkpoint as dcp  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+
+import holdfast  # noqa: E402
+from holdfast.cli.main import main  # noqa: E402
+from holdfast.errors import StorageError  # noqa: E402
+from holdfast.interop import safetensors_export, torch_files  # noqa: E402
+from holdfast.interop.scratch_memory import ScratchMemory  # noqa: E402
+from tests.interop.peak_memory import MEBI, Peak  # noqa: E402
+
+# DCP warns of every call without a process group.
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed")
+PIECE_BYTES = 4 * MEBI
+STATE_BYTES = 160 * MEBI
+ALLOWED_BYTES = 72 * MEBI
+"""Four threads that each read a block of 8 MiB, pieces, and the allocator's slack."""
+
+
+@pytest.fixture
+def state(monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
+    monkeypatch.setattr(safetensors_export, "PIECE_SIZE_BYTES", PIECE_BYTES)
+    monkeypatch.setattr(torch_files, "GROUP_SIZE_BYTES", PIECE_BYTES)
+    torch.manual_seed(0)
+    small = {f"small.{number}": torch.rand(MEBI // 4) for number in range(32)}
+    return {"big": torch.rand(1024, 32 * 1024), **small}
+
+
+def _equal(found: dict[str, torch.Tensor], state: dict[str, torch.Tensor]) -> bool:
+    return found.keys() == state.keys() and all(torch.equal(found[k], state[k]) for k in state)
+
+
+@pytest.mark.parametrize("option", ["--hf", "--torch"])
+def test_an_export_takes_memory_for_pieces_only(
+    option: str, state: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    holdfast.save(tmp_path / "run", state)
+    out = tmp_path / "out"
+    with Peak() as peak:
+        assert main(["export", str(tmp_path / "run"), option, str(out)]) == 0
+    assert peak.bytes < ALLOWED_BYTES < STATE_BYTES
+    found = load_file(out / "model.safetensors") if option == "--hf" else torch.load(out)
+    assert _equal(found, state)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]
+
+
+def test_progress_counts_the_bytes_of_all_arrays(tmp_path: Path) -> None:
+    state = {"big": torch.rand(300, 4), "small": torch.tensor(3), "empty": torch.zeros(0, 2)}
+    dcp.save(dict(state), checkpoint_id=tmp_path / "dcp", no_dist=True)
+    holdfast.save(tmp_path / "run", state)
+    for call, arguments in (
+        (safetensors_export.export_safetensors, (tmp_path / "run", 0, tmp_path / "hf")),
+        (torch_files.export_torch, (tmp_path / "run", 0, tmp_path / "file")),
+        (torch_files.import_torch, (tmp_path / "dcp", tmp_path / "back")),
+    ):
+        shown: list[int] = []
+        call(*arguments, progress=shown.append)
+        assert sum(shown) == 300 * 4 * 4 + 8
+
+
+def test_a_disk_without_room_for_a_scratch_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="make a scratch file in"):
+        ScratchMemory(tmp_path, [2**45])
+    assert [*tmp_path.iterdir()] == []
+    memory = ScratchMemory(tmp_path, [4, 0, 8])
+    arrays = [memory.array(shape, np.dtype("i4")) for shape in ((1,), (0, 3), (2,))]
+    arrays[0][:], arrays[2][:] = 7, 9
+    assert [array.tolist() for array in arrays] == [[7], [], [9, 9]]
+
+
+@pytest.mark.parametrize("program", ["torch.save", "dcp"])
+def test_an_import_takes_memory_for_pieces_only(
+    program: str, state: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    if program == "dcp":
+        halves = torch.chunk(state.pop("big"), 16)
+        state |= {f"half.{number}": half.clone() for number, half in enumerate(halves)}
+        dcp.save(dict(state), checkpoint_id=source, no_dist=True)
+    else:
+        torch.save(state, source)
+    with Peak() as peak:
+        assert main(["import", str(source), str(tmp_path / "run")]) == 0
+    assert peak.bytes < ALLOWED_BYTES < STATE_BYTES
+    assert _equal(holdfast.load(tmp_path / "run", framework="torch"), state)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "source"]

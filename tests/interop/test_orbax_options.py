@@ -1,0 +1,237 @@
+"""Each option of Orbax is honoured, or refused by its name."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import pickle
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+import holdfast.interop.orbax as ocp
+from holdfast.errors import InvalidArgumentError, StorageError
+from holdfast.interop.orbax import options as ocp_options
+from holdfast.interop.orbax.experimental.emergency import checkpoint_manager as emergency
+from tests.hosts import Host
+
+decide = ocp.checkpoint_managers.save_decision_policy
+keep = ocp.checkpoint_managers.preservation_policy
+STEPS = range(1, 7)
+
+
+def steps_kept(folder: Path, **given: Any) -> list[int]:
+    """The steps that are there after saves of steps 1 to 6 with metrics, by a new manager too."""
+    options = ocp.CheckpointManagerOptions(**given)
+    with ocp.CheckpointManager(folder, options=options, metadata={"a": 1}) as manager:
+        for step in STEPS:
+            save = ocp.args.StandardSave({"x": jnp.ones(1)})
+            manager.save(step, args=save, metrics={"loss": -abs(step - 4) - 0.1 * step})
+        manager.wait_until_finished()
+        found = list(manager.all_steps())
+        manager.reload()
+        assert manager.all_steps() == found
+    return found
+
+
+class OddSteps:
+    def should_save(self, step: Any, previous_steps: Any, *, context: Any) -> bool:
+        return bool(step.step % 2)
+
+
+CHANGES: dict[str, tuple[Any, list[int]]] = {
+    "save_interval_steps": (3, [1, 3, 6]),
+    "max_to_keep": (2, [5, 6]),
+    "save_decision_policy": (OddSteps(), [1, 3, 5]),
+    "preservation_policy": (keep.LatestN(3), [4, 5, 6]),
+    "should_save_fn": (lambda step, last: step > 3, [4, 5, 6]),
+}
+"""Options whose effect is seen in the steps that stay."""
+
+TOGETHER: dict[str, tuple[dict[str, Any], list[int]]] = {
+    "save_on_steps": ({"save_interval_steps": 10, "save_on_steps": {3, 5}}, [1, 3, 5]),
+    "keep_period": ({"max_to_keep": 1, "keep_period": 3}, [3, 6]),
+    "keep_time_interval": (
+        {"max_to_keep": 1, "keep_time_interval": datetime.timedelta(hours=1)},
+        [1, 6],
+    ),
+    "best_fn": ({"max_to_keep": 2, "best_fn": lambda metrics: metrics["loss"]}, [3, 4, 6]),
+    "best_mode": (
+        {"max_to_keep": 2, "best_fn": lambda metrics: metrics["loss"], "best_mode": "min"},
+        [1, 6],
+    ),
+    "keep_checkpoints_without_metrics": (
+        {
+            "max_to_keep": 1,
+            "best_fn": lambda metrics: metrics["loss"],
+            "prevent_write_metrics": True,
+            "keep_checkpoints_without_metrics": False,
+        },
+        [6],
+    ),
+    "prevent_write_metrics": (
+        {
+            "max_to_keep": 1,
+            "best_fn": lambda metrics: metrics["loss"],
+            "prevent_write_metrics": True,
+        },
+        [1, 2, 3, 4, 5, 6],
+    ),
+    "enable_async_checkpointing": ({"enable_async_checkpointing": False}, [1, 2, 3, 4, 5, 6]),
+    "enable_should_save_is_saving_in_progress_check": (
+        {
+            "save_decision_policy": decide.ContinuousCheckpointingPolicy(),
+            "enable_should_save_is_saving_in_progress_check": False,
+        },
+        [1, 2, 3, 4, 5, 6],
+    ),
+    "lightweight_initialize": ({"lightweight_initialize": True}, [1, 2, 3, 4, 5, 6]),
+    "async_options": (
+        {"async_options": ocp.AsyncOptions(timeout_secs=60)},
+        [1, 2, 3, 4, 5, 6],
+    ),
+}
+"""The same, of options that need others."""
+
+ELSEWHERE = {
+    "step_prefix": "test_orbax_round_trips.py::an_old_directory_is_used_in_place",
+    "step_format_fixed_length": "test_orbax_round_trips.py::an_old_directory_is_used_in_place",
+    "step_name_format": "test_orbax_round_trips.py::an_old_directory_is_used_in_place",
+    "read_only": "test_orbax.py::read_only",
+    "create": "test_a_directory_is_made_only_if_asked",
+    "save_root_metadata": "test_metadata_of_the_run_is_stored_only_if_asked",
+    "multiprocessing_options": "test_processes_that_do_not_take_part_are_refused",
+    "file_options": "test_files_with_other_permissions_are_refused",
+}
+"""Options that other tests are about."""
+
+REFUSED: dict[str, Any] = {
+    "todelete_subdir": "deleted",
+    "todelete_full_path": "deleted",
+    "atomicity_options": object(),
+    "temporary_path_class": object,
+    "enable_per_process_directory_creation": True,
+}
+
+
+def test_each_field_of_orbax_is_honoured_or_refused() -> None:
+    orbax: Any = pytest.importorskip("orbax.checkpoint", reason="Orbax cannot be had here")
+    theirs = dataclasses.fields(orbax.CheckpointManagerOptions)
+    own = {field.name: field for field in dataclasses.fields(ocp.CheckpointManagerOptions)}
+    # Each one is tested to have its effect, to be refused, or is about work that Holdfast does.
+    known = {*CHANGES, *TOGETHER, *ELSEWHERE, *REFUSED, *ocp_options.FULFILLED}
+    assert [field.name for field in theirs if field.name not in own] == []
+    assert [field.name for field in theirs if field.name not in known] == []
+    assert {*REFUSED} == {*ocp_options.REFUSED}
+    assert [name for name in known if name not in own] == []
+    for field in theirs:
+        if isinstance(field.default, bool | int | str | None):
+            assert own[field.name].default == field.default, field.name
+
+
+def test_each_option_about_when_to_save_and_what_to_keep_has_its_effect(
+    one_host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in one_host.environment.items():
+        monkeypatch.setenv(name, value)
+    cases = {name: ({name: value}, kept) for name, (value, kept) in CHANGES.items()} | TOGETHER
+    found = {name: steps_kept(tmp_path / name, **given) for name, (given, _) in cases.items()}
+    assert found == {name: kept for name, (_, kept) in cases.items()}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_option_that_cannot_be_honoured_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    options = ocp.CheckpointManagerOptions(**{name: REFUSED[name]})
+    with pytest.raises(InvalidArgumentError, match=rf"CheckpointManagerOptions\({name}="):
+        ocp.CheckpointManager(tmp_path, options=options)
+
+
+def test_an_option_that_orbax_does_not_know_is_refused_by_name(tmp_path: Path) -> None:
+    @dataclasses.dataclass
+    class OtherOptions:
+        a_new_one: int = 1
+
+    with pytest.raises(TypeError, match="a_new_one"):
+        ocp.CheckpointManagerOptions(a_new_one=2)  # type: ignore[call-arg]
+    with pytest.raises(InvalidArgumentError, match="a_new_one"):
+        ocp.CheckpointManager(tmp_path, options=OtherOptions())
+    with pytest.raises(InvalidArgumentError, match="found 'dict'"):
+        ocp.CheckpointManager(tmp_path, options={"max_to_keep": 1})
+
+
+def test_a_directory_is_made_only_if_asked(tmp_path: Path) -> None:
+    options = ocp.CheckpointManagerOptions(create=False)
+    with ocp.CheckpointManager(tmp_path / "none", options=options) as manager:
+        assert manager.all_steps() == []
+    assert not (tmp_path / "none").exists()
+
+
+def test_metadata_of_the_run_is_stored_only_if_asked(tmp_path: Path) -> None:
+    for asked, expected in ((True, {"a": 1}), (False, {})):
+        options = ocp.CheckpointManagerOptions(save_root_metadata=asked)
+        folder = tmp_path / str(asked)
+        with ocp.CheckpointManager(folder, options=options, metadata={"a": 1}) as manager:
+            assert manager.metadata().custom_metadata == expected
+
+
+def test_processes_that_do_not_take_part_are_refused(tmp_path: Path) -> None:
+    kind = ocp.options.MultiprocessingOptions
+    for given in (kind(primary_host=1), kind(active_processes={0})):
+        options = ocp.CheckpointManagerOptions(multiprocessing_options=given)
+        with pytest.raises(InvalidArgumentError, match="primary_host=0 and active_processes=None"):
+            ocp.CheckpointManager(tmp_path, options=options)
+
+
+def test_files_with_other_permissions_are_refused(tmp_path: Path) -> None:
+    given = ocp.options.FileOptions(path_permission_mode=0o750)
+    options = ocp.CheckpointManagerOptions(file_options=given)
+    with pytest.raises(InvalidArgumentError, match="path_permission_mode"):
+        ocp.CheckpointManager(tmp_path, options=options)
+
+
+def test_arguments_of_a_wrong_type_are_named(tmp_path: Path) -> None:
+    with ocp.CheckpointManager(tmp_path) as manager:
+        for wrong in ({"x": 1}, 3, ocp.args.StandardSave):
+            with pytest.raises(TypeError, match=r"save: expected arguments such as .*StandardSave"):
+                manager.save(1, args=wrong)
+        with pytest.raises(InvalidArgumentError, match="expected a step, found 'one'"):
+            manager.save("one", args=ocp.args.StandardSave({"x": 1}))  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=r"item_names=.*expected one of the two"):
+        ocp.CheckpointManager(tmp_path, ocp.PyTreeCheckpointer(), item_names=("a",))
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"open .*/file: expected a directory"):
+        ocp.CheckpointManager(tmp_path / "file")
+
+
+def test_options_of_the_second_interface_are_refused_by_name() -> None:
+    context = ocp.v1.Context()
+    context.pytree.loading.partial_load = True
+    with pytest.raises(InvalidArgumentError, match=r"Context.pytree.loading.other: not supported"):
+        context.pytree.loading.other = 1
+    with pytest.raises(AttributeError, match=r"Context.array: not supported"):
+        context.array.saving.use_zarr3 = True
+    with pytest.raises(InvalidArgumentError, match=r"Context\(array_options=...\): not supported"):
+        ocp.v1.Context(array_options=1)
+
+
+def test_a_class_with_the_name_of_holdfasts_is_pickled_and_shown_by_orbaxs_name() -> None:
+    made = [
+        keep.BestN(get_metric_fn=float),
+        decide.FixedIntervalPolicy(2),
+        decide.AnySavePolicy([]),
+    ]
+    made += [ocp.CheckpointManagerOptions(), emergency.CheckpointManagerOptions()]
+    made += [ocp.v1.training.CheckpointMetadata(step=1, path="a", metadata=None)]
+    made += [ocp.v1.CheckpointMetadata(path="a", metadata=None)]
+    for one in made:
+        assert pickle.loads(pickle.dumps(one)) == one
+    policy = keep.LatestN(3)
+    assert repr(policy) == "LatestN(n=3)"
+    assert pickle.loads(pickle.dumps(policy)) == policy
+    assert isinstance(policy, keep.LatestN)
+    assert ocp.CheckpointManager.__name__ == "CheckpointManager"
