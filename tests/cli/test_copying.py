@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from holdfast.errors import (
     StepNotFoundError,
     StorageError,
 )
+from holdfast.format.names import MANIFESTS
 from holdfast.job import run_copies
 from holdfast.job.run_copies import CopiedSteps, copy_run
 from holdfast.store.disk import DiskStore
@@ -151,6 +153,23 @@ def test_wrong_places_and_steps_are_named_and_nothing_is_written(
     assert "copied 2 checkpoints" in "".join(capsys.readouterr())
 
 
+def test_a_copy_that_was_finished_counts_though_the_run_deletes_its_original(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_if_absent = DiskStore.put_if_absent
+
+    def deleting(self: DiskStore, key: str, data: bytes, *, after: Sequence[str] = ()) -> bool:
+        if key.startswith(MANIFESTS):
+            (run / key).unlink()
+        return put_if_absent(self, key, data, after=after)
+
+    monkeypatch.setattr(DiskStore, "put_if_absent", deleting)
+    assert copy_run(run, tmp_path / "one", [1]).copied == (1,)
+    assert copy_run(run, tmp_path / "rest").copied == (2, 3)
+    check(tmp_path / "one", [1])
+    check(tmp_path / "rest", [2, 3])
+
+
 def test_what_a_live_run_deletes_meanwhile_is_told(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,3 +187,24 @@ def test_what_a_live_run_deletes_meanwhile_is_told(
     with pytest.raises(StepNotFoundError, match="step 2"):
         copy_run(run, tmp_path / "third", [1, 2])
     check(tmp_path / "other", [1, 3])
+
+
+def test_a_run_that_deletes_all_that_was_listed_is_listed_again(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def deleting(*arguments: object) -> None:
+        copy(*arguments)  # type: ignore[arg-type]
+        for record in (run / "checkpoints").glob("*/*.json") if later else ():
+            record.unlink()
+        for step in later:
+            train(run, *step)
+        later.clear()
+
+    later = [[4]]
+    copy = run_copies._copy_attempts
+    monkeypatch.setattr(run_copies, "_copy_attempts", deleting)
+    assert copy_run(run, tmp_path / "other") == CopiedSteps((4,), (), (1, 2, 3))
+    check(tmp_path / "other", [4])
+    later.append([])
+    assert main(["copy", str(run), str(tmp_path / "none")]) == 1
+    assert "steps deleted meanwhile: 4" in "".join(capsys.readouterr())

@@ -10,6 +10,7 @@ import pytest
 from holdfast.clock import SystemClock
 from holdfast.job import storage_checks
 from holdfast.job.check_results import Severity
+from holdfast.job.host_checks import check_host
 from holdfast.job.storage_checks import check_storage
 from tests.cli.command_line import answer, holdfast, train
 from tests.hosts import Host
@@ -105,3 +106,20 @@ def test_too_little_room_for_three_checkpoints_is_a_warning(tmp_path: Path) -> N
     found = storage_checks._check_space("storage", tmp_path, 1 << 60)
     assert found.severity is Severity.WARNING
     assert os.fspath(tmp_path) not in found.found
+
+
+def test_a_file_in_place_of_a_run_is_a_problem_and_no_traceback(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("pass")
+    for place in (file, file / "run"):
+        assert "problem" in {r.severity.value for r in check_storage(str(place), SystemClock())}
+
+
+def test_a_check_leaves_no_folder_in_ram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "ram"
+    monkeypatch.setenv("HOLDFAST_RAM", str(root))
+    assert list(check_host(None))
+    assert not root.exists()
+    root.mkdir(mode=0o700)
+    assert list(check_host(None))
+    assert root.exists()

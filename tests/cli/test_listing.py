@@ -15,6 +15,7 @@ from holdfast.job.run_access import read_only
 from holdfast.store.contract import ReadableStore
 from tests.cli.command_line import answer, holdfast, kill_all, start_training, train
 from tests.hosts import Host
+from tests.manifests import manifest_path
 
 
 @pytest.fixture(scope="module")
@@ -89,11 +90,11 @@ def test_what_an_agent_that_was_killed_left_in_ram_is_listed(
 def test_ls_of_a_run_with_damage_lists_the_rest(one_host: Host, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(one_host, run, steps=5, linger=0)
-    folders = sorted((run / "checkpoints").iterdir())
-    manifest = folders[0] / "manifest.json"
+    folders = sorted((run / "checkpoints").glob("0*"))
+    manifest = manifest_path(run, 0)
     manifest.write_text(manifest.read_text().replace('"step":0', '"step":9'))
     next(folders[1].glob("image*")).unlink()
-    (folders[2] / "manifest.json").unlink()
+    manifest_path(run, 2).unlink()
     next(folders[2].glob("part*")).unlink()
     rows = answer(one_host, "ls", run)["checkpoints"]
     assert [row["state"] for row in rows] == [
@@ -179,7 +180,7 @@ def test_a_checkpoint_that_is_being_deleted_is_no_row(
     shutil.copytree(run, copy)
     (folder,) = (copy / "checkpoints").glob("000000000.*")
     # The first listing sees nothing but images of the checkpoint, the second one not even those.
-    for record in folder.glob("*.json"):
+    for record in (manifest_path(copy, 0), *folder.glob("*.json")):
         record.unlink()
     listed: list[int] = []
 

@@ -35,6 +35,20 @@ def test_a_plain_table_is_the_one_that_is_rendered(
     assert plain == [line.rstrip() for line in _rendered_lines(columns, cells, 0)]
 
 
+@pytest.mark.parametrize("columns", ["20", "40", "60"])
+def test_a_narrow_terminal_loses_no_number(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    titles = [Column("tier"), Column("interval P50", "right"), Column("written", "right")]
+    bar = Column("", is_extra=True)
+    print_table([*titles, bar], [["other hosts' RAM", "12.5 s", "1,234,567 MB", "█" * 40]])
+    out = capsys.readouterr().out
+    assert all(part in out for part in ("other hosts' RAM", "12.5 s", "1,234,567 MB"))
+    assert "█" not in out
+    assert all(len(line) <= int(columns) for line in out.splitlines()) or columns == "20"
+
+
 def test_a_cell_that_would_break_the_lines_is_laid_out_in_its_column(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,6 +18,7 @@ from tests.cli.command_line import (
     train,
 )
 from tests.hosts import Host, events, is_running, wait_until
+from tests.manifests import folders
 from tests.trust.in_process import InProcessHost, in_process_host
 
 
@@ -37,7 +38,7 @@ def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InProcessHost:
 
 
 def steps(run: Path) -> list[str]:
-    return sorted(path.name for path in (run / "checkpoints").iterdir())
+    return sorted(folders(run))
 
 
 def test_rm_removes_the_steps_that_are_named(

@@ -94,6 +94,17 @@ def test_a_folder_that_only_holds_images_for_later_checkpoints_is_no_checkpoint(
         open_run(run).metadata(10)
 
 
+def test_rm_without_an_agent_spares_the_images_that_later_checkpoints_reuse(
+    one_host: Host, run: Path
+) -> None:
+    assert answer(one_host, "rm", run, 10, "--yes")["removed"]
+    assert reused(run).exists()
+    assert open_run(run).all_steps() == [11, 12]
+    assert answer(one_host, "verify", run)["ok"]
+    answer(one_host, "rm", run, 11, 12, "--yes")
+    assert not reused(run).exists()
+
+
 def test_who_globs_a_checkpoints_folder_meets_no_stale_array(chain: Chain, run: Path) -> None:
     """Under the name of a fresh one: as a reader with the safetensors library alone would do."""
     fresh = {}

@@ -8,6 +8,7 @@ import pytest
 
 from tests.cli.command_line import INTERRUPTIBLE, answer, await_line, holdfast, kill_all, training
 from tests.hosts import Host, events, is_running, wait_until
+from tests.manifests import manifest_path
 
 FAILING = "import os, sys; n = os.environ['HOLDFAST_RESTART_COUNT']; print(n); sys.exit({0})"
 WAITING = (
@@ -149,7 +150,7 @@ def test_what_stands_in_ram_alone_is_durable_when_it_returns(
     # So large that it takes the agent a while; step 1 stands in RAM alone when the trainer ends.
     command = training(run, steps=2, every=9, ram_every=1, leave=1, megabytes=200)
     holdfast(one_host, "run", "--", *command)
-    assert (run / "checkpoints" / "000000001.1" / "manifest.json").exists()
+    assert manifest_path(run, 1).exists()
 
 
 def test_what_a_killed_agent_left_is_made_durable_too(one_host: Host, tmp_path: Path) -> None:

@@ -5,13 +5,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from holdfast.cli import verify
+from holdfast.cli.findings import Copy
+from holdfast.cli.main import main
 from holdfast.cli.verify import merged
 from holdfast.engine.reading.verify import BlockCheck
-from holdfast.format.names import attempt_keys
+from holdfast.format.names import CheckpointId, attempt_keys, manifest_key
 from holdfast.format.records import PartRecord
 from holdfast.format.sealed import seal, unseal
 from tests.cli.command_line import answer, holdfast, train
 from tests.hosts import Host, host
+from tests.manifests import manifest_path
 
 HEADER = range(4096)
 KERNEL = range(4096, 4096 + 64 * 32 * 4)
@@ -81,7 +85,7 @@ DAMAGES: list[tuple[str, Callable[[Path], None]]] = [
     ("checkpoints/000000002.1/" + IMAGE, Path.unlink),
     ("checkpoints/000000003.1/" + PART, lambda path: flip(path, 50)),
     ("checkpoints/000000004.1/" + PART, Path.unlink),
-    ("checkpoints/000000005.1/manifest.json", lambda path: flip(path, 50)),
+    (manifest_key(CheckpointId(5, 1)), lambda path: flip(path, 50)),
     ("attempts/000000001.json", lambda path: flip(path, 50)),
 ]
 
@@ -110,7 +114,7 @@ def test_a_run_whose_own_record_is_bad_is_read_all_the_same(
 
 
 def test_a_bad_record_hides_no_bad_image(shared_host: Host, run: Path) -> None:
-    flip(image(run).with_name("manifest.json"), 50)
+    flip(manifest_path(run, 0), 50)
     flip(image(run), 5000)
     flip(image(run, 2), 5000)
     found = answer(shared_host, "verify", run, code=1)
@@ -131,6 +135,48 @@ def test_records_of_attempts_that_were_removed_are_named(shared_host: Host, run:
     found = answer(shared_host, "verify", run, code=1)
     missing = {str(run / key) for key in attempt_keys(1)}
     assert {problem["file"] for problem in found["problems"]} == missing
+
+
+def test_a_whole_checkpoint_without_its_manifest_is_read_as_a_restore_does(
+    shared_host: Host, run: Path
+) -> None:
+    manifest_path(run, 7).unlink()
+    assert [c["step"] for c in answer(shared_host, "verify", run)["copies"]] == list(range(8))
+    flip(image(run, 7), 5000)
+    (problem,) = answer(shared_host, "verify", run, code=1)["problems"]
+    assert (problem["file"], problem["problem"]) == (str(image(run, 7)), "wrong digest")
+    (problem,) = answer(shared_host, "verify", run, "7", code=1)["problems"]
+    assert problem["step"] == 7
+
+
+def test_a_run_that_deletes_all_that_is_read_is_listed_again(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def deleting(copy: Copy) -> bool:
+        shown.append(copy.id.step)
+        return len(shown) <= gone_max
+
+    def bad(copy: Copy) -> list[BlockCheck]:
+        return [_check(0, 8)]
+
+    shown: list[int] = []
+    monkeypatch.setattr(verify, "is_gone", deleting)
+    monkeypatch.setattr(verify, "check_copy", bad)
+    gone_max = 8
+    assert main(["verify", str(run)]) == 1
+    assert "BAD: 1 range" in capsys.readouterr().out
+    shown.clear()
+    gone_max = 10**6
+    assert main(["verify", str(run)]) == 1
+    assert "nothing was checked" in capsys.readouterr().err
+
+
+def test_a_run_without_a_checkpoint_is_not_called_good(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(run / "checkpoints")
+    assert main(["verify", str(run)]) == 0
+    assert "it has no checkpoint" in capsys.readouterr().out
 
 
 def test_only_the_given_step_is_read(shared_host: Host, run: Path) -> None:

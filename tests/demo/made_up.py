@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.demo.failures import Failure, FailureKind
+from holdfast.demo.failures import DemoFailureKind, Failure
 from holdfast.demo.journal import Finished, Preempted, Record, Restored, Saved, Started, Step
 from holdfast.demo.runner import RunLog, Start, Strike
 
@@ -53,9 +53,9 @@ def interrupted_run() -> RunLog:
         ),
     )
     dealt = (
-        (FailureKind.KILL, 11, 1015.5, 0),
-        (FailureKind.TERMINATE, 20, 1036.5, 1),
-        (FailureKind.KILL_AGENT, 24, 1047.25, 2),
+        (DemoFailureKind.KILL, 11, 1015.5, 0),
+        (DemoFailureKind.TERMINATE, 20, 1036.5, 1),
+        (DemoFailureKind.KILL_AGENT, 24, 1047.25, 2),
     )
     strikes = tuple(
         strike(Failure(kind=kind, step=at, phase=0.5), time, start)
@@ -80,7 +80,7 @@ def run_that_loses_a_host() -> RunLog:
         Start(spawned=1000.0, by_host=one.by_host + other.by_host),
         Start(spawned=1020.0, by_host=ends[0].by_host + ends[1].by_host),
     )
-    lost = Failure(kind=FailureKind.LOSE_HOST, step=11, phase=0.5, host=1)
+    lost = Failure(kind=DemoFailureKind.LOSE_HOST, step=11, phase=0.5, host=1)
     return RunLog(starts=starts, strikes=(strike(lost, 1015.5, 0),))
 
 

@@ -18,7 +18,7 @@ import pytest
 from holdfast.demo.agents import agents_of
 from tests.cli.command_line import INTERRUPTIBLE
 from tests.hosts import Host, host, wait_until
-from tests.manager.job import FRAMEWORKS
+from tests.manager.frameworks import FRAMEWORKS
 from tests.manager.test_processes import free_address
 from tests.store.places import mounted
 
@@ -78,7 +78,9 @@ def test_two_hosts_are_lost_and_all_is_bit_identical_and_comes_from_the_others_m
     ) as running:
         out, err = running.end(280)
     assert running.process.returncode == 0, err[-3000:]
-    assert err.rstrip().splitlines()[-1].startswith("bit-identical: parameters yes")
+    verdict, link = err.rstrip().splitlines()[-2:]
+    assert verdict.startswith("bit-identical: parameters yes")
+    assert link.endswith("/report.html")
     report = json.loads(out)
     first, second = report["failures"]
     assert {first["kind"], second["kind"]} == {"host lost"}
@@ -106,7 +108,7 @@ def life_of(folder: Path, name: str) -> list[dict[str, int]]:
 
 
 def has_agent(running: Demo) -> bool:
-    return bool(agents_of(running.folder / "interrupted"))
+    return bool(agents_of(str(running.folder / "interrupted")))
 
 
 def trains(running: Demo) -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.clock import SystemClock
-from holdfast.demo.failures import STEPS_MIN, FailureKind, choose_failures, strike
+from holdfast.demo.failures import STEPS_MIN, DemoFailureKind, choose_failures, strike
 from holdfast.errors import InvalidArgumentError
 
 
@@ -23,8 +23,10 @@ def test_failures_are_apart_and_leave_steps_to_do(steps: int, kill_agent: bool) 
         assert at == sorted(set(at))
         assert at[0] > 0
         assert at[-1] < steps * 9 // 10
-        kinds = [failure.kind for failure in failures if failure.kind is not FailureKind.KILL_AGENT]
-        assert kinds == [FailureKind.KILL, FailureKind.TERMINATE]
+        kinds = [
+            failure.kind for failure in failures if failure.kind is not DemoFailureKind.KILL_AGENT
+        ]
+        assert kinds == [DemoFailureKind.KILL, DemoFailureKind.TERMINATE]
         assert len(failures) == 2 + kill_agent
         assert all(0 <= failure.phase < 1 for failure in failures)
 
@@ -45,7 +47,7 @@ def test_of_several_hosts_two_are_lost_one_after_the_other(hosts: int) -> None:
     lost_first = set()
     for seed in range(200):
         failures = choose_failures(seed, 64, kill_agent=False, hosts=hosts)
-        assert [failure.kind for failure in failures] == [FailureKind.LOSE_HOST] * 2
+        assert [failure.kind for failure in failures] == [DemoFailureKind.LOSE_HOST] * 2
         assert failures[0].host != failures[1].host
         assert failures[1].step - failures[0].step > 64 // 20
         lost_first.add(failures[0].host)
@@ -53,8 +55,12 @@ def test_of_several_hosts_two_are_lost_one_after_the_other(hosts: int) -> None:
     assert lost_first == set(range(hosts))
 
 
-@pytest.mark.parametrize(("kind", "signal"), [(FailureKind.KILL, 9), (FailureKind.TERMINATE, 15)])
-def test_a_strike_hits_the_process_it_names(kind: FailureKind, signal: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "signal"), [(DemoFailureKind.KILL, 9), (DemoFailureKind.TERMINATE, 15)]
+)
+def test_a_strike_hits_the_process_it_names(
+    kind: DemoFailureKind, signal: int, tmp_path: Path
+) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         assert strike(kind, process.pid, tmp_path, "host", SystemClock()) == process.pid
         assert process.wait(30) == -signal

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from holdfast.demo.failures import FailureKind
+from holdfast.demo.failures import DemoFailureKind
 from holdfast.demo.journal import Finished, Record, Step
 from holdfast.demo.report import (
     compare,
@@ -34,7 +34,7 @@ def test_each_failure_is_charged_what_it_cost() -> None:
     report = make_report(0, interrupted_run(), uninterrupted_run(), [])
     kill, terminate, agent = report.failures
 
-    assert kill.kind is FailureKind.KILL
+    assert kill.kind is DemoFailureKind.KILL
     assert (kill.last_step, kill.next_step, kill.steps_lost) == (11, 8, 4)
     assert kill.recovery_secs == 4.0
     assert kill.restore_secs == 0.25
@@ -72,13 +72,13 @@ def test_commits_of_recoveries_are_left_out(tmp_path: Path) -> None:
     written(tmp_path, CheckpointCommitted(time=at(2), step=5, attempt=1, by="recovery"))
     written(tmp_path, CheckpointCommitted(time=at(5), step=4, attempt=1), host="b")
     written(tmp_path, CheckpointSealed(time=at(4), step=4, attempt=1, tier="ram"), host="b")
-    assert read_commits(tmp_path) == [(1, at(5).timestamp()), (2, at(10).timestamp())]
+    assert read_commits(str(tmp_path)) == [(1, at(5).timestamp()), (2, at(10).timestamp())]
 
 
 def test_each_reason_why_ram_was_not_used_is_read_once(tmp_path: Path) -> None:
     for host, reason in (("a", "full"), ("b", "full"), ("a", "gone")):
         written(tmp_path, RamUnavailable(reason=reason), host=host)
-    assert read_ram_troubles(tmp_path) == ["full", "gone"]
+    assert read_ram_troubles(str(tmp_path)) == ["full", "gone"]
 
 
 ByHost = list[list[Record]]
@@ -152,7 +152,7 @@ def test_a_lost_host_is_charged_what_it_cost_all_hosts() -> None:
     report = make_report(0, run_that_loses_a_host(), uninterrupted_run_of_two_hosts(), [])
     assert report.hosts == 2
     (lost,) = report.failures
-    assert (lost.kind, lost.host) == (FailureKind.LOSE_HOST, "host-1")
+    assert (lost.kind, lost.host) == (DemoFailureKind.LOSE_HOST, "host-1")
     # The first host had finished step 11, the lost one had not.
     assert (lost.last_step, lost.next_step, lost.steps_lost) == (11, 9, 3)
     assert lost.recovery_secs == 4.0

@@ -20,7 +20,7 @@ def _trained(steps: int, config: ModelConfig = SMALL, seed: int = 0):
     for _ in range(steps):
         state, loss = learner.train_step(state, TEXT)
         losses.append(loss)
-    return learner.digests(state), losses
+    return learner.state_digests(state), losses
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.hosts import host
-from tests.manager.job import TORCH
+from tests.manager.frameworks import TORCH
 
 
 @pytest.mark.slow
@@ -32,7 +32,11 @@ def test_the_demo_is_bit_identical_with_the_agent_killed_as_well(
         )
         assert made.agents() == []
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stderr.rstrip().splitlines()[-1].startswith("bit-identical: parameters yes")
+    *_, identity, link = done.stderr.rstrip().splitlines()
+    assert identity.startswith("bit-identical: parameters yes")
+    page = tmp_path / "demo" / "report.html"
+    assert link.endswith(f": {page.as_uri()}")
+    assert b"Failures" in page.read_bytes()
     report = json.loads(done.stdout)
     assert isinstance(report, dict)
     assert (tmp_path / "demo" / "losses.png").read_bytes().startswith(b"\x89PNG")

@@ -10,11 +10,15 @@ import pytest
 
 from holdfast.events.reader import EventReader
 from holdfast.events.schema import (
+    AttemptBranched,
     AttemptStarted,
     CheckpointCommitted,
+    CheckpointProtected,
+    CheckpointUploaded,
     Event,
     FirstStep,
     ManagerOpened,
+    PeerSilent,
     RankPosition,
     RanksLost,
     StateRestored,
@@ -137,6 +141,46 @@ def test_a_killed_run_is_divided_as_it_was_made() -> None:
     assert [one.end for one in found.attempts] == ["lost", "closed"]
 
 
+def went_back_after_a_kill() -> list[Event]:
+    """Killed after step 39 with checkpoint 34; the restart opens there and goes back to step 20."""
+    return [
+        *killed_once()[:5],
+        happened(63, ManagerOpened(rank=0, pid=2, process_secs=2, secs=1), 2),
+        happened(63, AttemptStarted(pid=2, processes=1, origin_step=34, origin_attempt=1), 2),
+        happened(64, AttemptBranched(origin_step=20, origin_attempt=1), 3),
+        happened(68, FirstStep(rank=0, step=21), 3),
+        happened(89, progress(40, 2, quiet=steps(19, 1.0)), 3),
+        happened(89, TrainerLeft(rank=0, pid=2, last_step=40), 3),
+    ]
+
+
+def test_a_failure_is_charged_with_its_own_lost_steps_and_a_going_back_with_the_others() -> None:
+    found = report_run("run", went_back_after_a_kill())
+    assert_exact(found)
+    charged = [(one.cause, one.last_step, one.steps_lost) for one in found.failures]
+    assert charged == [("lost", 39, 5), ("went_back", 34, 14)]
+
+
+def test_a_save_proves_its_step_where_no_agent_was_left_to_report_it() -> None:
+    begin, rest = killed_once()[:3], killed_once()[5:]
+    begin.append(happened(50, progress(30, 0, quiet=steps(30, 1.0))))
+    commit = happened(56, CheckpointCommitted(step=37, attempt=1, bytes=9, secs=1))
+    found = report_run("run", [*begin, commit, *rest])
+    assert [(one.cause, one.last_step, one.steps_lost) for one in found.failures] == [
+        ("unseen", 37, 8)
+    ]
+    assert any("after step 37 is not known" in note for note in found.notes)
+    assert not any("finished no step" in note for note in found.notes)
+
+
+def test_an_attempt_whose_saves_are_known_has_not_finished_no_step() -> None:
+    events = [*killed_once(), happened(90, AttemptStarted(pid=3, processes=1), 3)]
+    assert "attempt 3 finished no step" in report_run("run", events).notes
+    saved = happened(95, CheckpointCommitted(step=60, attempt=3, bytes=9, secs=1), 3)
+    (note,) = (n for n in report_run("run", [*events, saved]).notes if "attempt 3" in n)
+    assert note == "attempt 3 saved step 60; the times of its steps are not known"
+
+
 def test_a_clock_that_is_set_changes_no_duration_and_is_noted() -> None:
     changed = [
         msgspec.structs.replace(event, time=event.time + timedelta(hours=3 if index > 5 else 0))
@@ -181,6 +225,32 @@ def test_a_lost_host_is_the_cause_that_another_host_reports() -> None:
     assert [(one.cause, one.host) for one in found.failures] == [("host_lost", "b")]
 
 
+def two_hosts_killed(*ends: Event) -> RunReport:
+    """Rank 1 is on host b, which opens its manager and reports nothing after that."""
+    other = happened(5, ManagerOpened(rank=1, pid=9, process_secs=3, secs=2), 1, "b")
+    return report_run("r", [*killed_once()[:5], other, *ends, *killed_once()[5:]])
+
+
+def test_a_host_that_reports_no_end_is_lost_and_the_others_processes_ended_for_it() -> None:
+    found = two_hosts_killed()
+    assert [(f.cause, f.host, f.steps_lost) for f in found.failures] == [("host_lost", "b", 10)]
+    assert_exact(found)
+    silent = happened(56.8, PeerSilent(of_host="b", secs=10), 1, "a")
+    assert [f.at_secs for f in two_hosts_killed(silent).failures] == [pytest.approx(56.8)]
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        TrainerLost(rank=1, pid=9, last_step=39),
+        TrainerLeft(rank=1, pid=9, last_step=39),
+    ],
+)
+def test_a_host_that_reports_an_end_is_not_lost(end: Event) -> None:
+    found = two_hosts_killed(happened(56.9, end, 1, "b"))
+    assert [f.cause for f in found.failures] == ["lost"]
+
+
 @pytest.mark.parametrize("kept", range(12))
 def test_a_report_of_cut_off_events_adds_up(kept: int) -> None:
     assert_exact(report_run("run", killed_once()[:kept]))
@@ -210,6 +280,41 @@ def test_checkpoints_count_once_and_have_intervals() -> None:
     assert (found.checkpoints, found.bytes, found.secs) == (3, 300, 0.5)
     assert found.intervals.values_secs == [4, 10]
     assert (found.intervals.p50_secs, found.intervals.max_secs) == (4, 10)
+
+
+def test_a_cost_is_not_known_before_steps_can_be_compared() -> None:
+    commit = happened(12, CheckpointCommitted(step=0, attempt=1, bytes=100, secs=0.5))
+    before = report_run("run", [*killed_once()[:3], commit]).tiers["durable"]
+    assert before.cost_secs is None
+    assert report_run("run", [*killed_once(), commit]).tiers["durable"].cost_secs is not None
+
+
+def test_requests_and_bytes_of_peers_are_summed_over_agents_that_count_from_their_start() -> None:
+    def counted(secs: float, requests: int, pulled: int, host: str = "a") -> Event:
+        event = StepProgress(
+            ranks={0: RankPosition(step=5)}, durable_requests=requests, pulled_bytes=pulled
+        )
+        return happened(secs, event, 1, host)
+
+    tiers = report_run(
+        "r",
+        [
+            happened(5, ManagerOpened(rank=0, pid=1, process_secs=3, secs=2)),
+            happened(10, FirstStep(rank=0, step=0)),
+            happened(11, CheckpointProtected(step=1, attempt=1)),
+            happened(12, CheckpointCommitted(step=1, attempt=1, bytes=9, secs=1)),
+            happened(15, CheckpointUploaded(step=1, attempt=1, bytes=8, secs=2)),
+            counted(20, 10, 100),
+            counted(20, 3, 0, "b"),
+            counted(30, 25, 300),
+            # Another agent on the same host.
+            counted(40, 4, 50),
+        ],
+    ).tiers
+    assert tiers["durable"].requests == 25 + 3 + 4
+    assert tiers["peer"].bytes == 300 + 50
+    assert (tiers["durable"].bytes, tiers["peer"].requests) == (9, None)
+    assert (tiers["remote"].bytes, tiers["remote"].secs) == (8, 2.0)
 
 
 def test_names_in_a_page_are_text() -> None:

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from holdfast import CheckpointManager, save_decision_policy
 from holdfast.cli.main import main
 from holdfast.format.json_codec import decode
+from holdfast.policy.best_interval import best_interval_secs, waste
+from holdfast.policy.failure_rates import failure_rate, gamma_quantile, gamma_share
 from holdfast.reports.advice import (
     RunAdvice,
     advise_run,
-    best_interval_secs,
     cluster_of,
     settings_of,
 )
-from holdfast.reports.failure_rates import failure_rate, gamma_quantile, gamma_share
 from holdfast.reports.model import CATEGORIES, Intervals, RunFailure, RunReport, TierReport
 from holdfast.reports.simulate import simulate
 from tests.hosts import Host, host
@@ -101,6 +103,19 @@ def test_quantiles_of_the_gamma_distribution(shape: float) -> None:
         assert gamma_share(shape, gamma_quantile(shape, share)) == pytest.approx(share, rel=1e-6)
     drawn = np.random.default_rng(0).gamma(shape, size=200_000)
     assert gamma_quantile(shape, 0.9) == pytest.approx(np.quantile(drawn, 0.9), rel=0.02)
+
+
+def test_a_burst_of_checkpoints_is_not_the_interval_of_today() -> None:
+    values = [1.17] * 21 + [37.0, 60.0, 86.0]
+    burst = Intervals(count=24, p50_secs=1.17, p95_secs=60.0, max_secs=86.0, values_secs=values)
+    found = report(24, [], durable=TierReport(checkpoints=25, intervals=burst, cost_secs=0.02))
+    assert advise_run(found).tiers[0].interval_secs == 60
+
+
+def test_a_gain_that_is_noise_is_no_reason_to_change() -> None:
+    (one,) = advise_run(report(1, [], durable=tier(2.04, 0.0))).tiers
+    assert one.best_secs > 0.5
+    assert not one.is_needed
 
 
 def test_a_change_is_advised_beyond_a_factor_of_one_and_a_half_only() -> None:
@@ -199,3 +214,62 @@ def test_the_command_prints_sentences(
     assert "save less often" in out
     assert "of processes: one in" in out
     assert isinstance(advise_run(found), RunAdvice)
+
+
+def test_events_that_were_left_out_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note = "left out: a-run.000000001.jsonl: it cannot be read: Permission denied"
+    for tiers, code in (({}, 1), ({"durable": tier(300.0, 2.0)}, 0)):
+        found = msgspec.structs.replace(report(24, [], **tiers), notes=[note])
+        monkeypatch.setattr("holdfast.cli.advise.report_of", lambda directory, r=found: r)
+        assert main(["advise", "runs/gpt"]) == code
+        assert note in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("hours", ["1e300", "nan", "inf", "0", "-1"])
+def test_a_mean_time_that_is_none_is_refused(
+    hours: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["advise", "runs/gpt", "--what-if", "--mtbf", hours]) == 2
+    assert "expected hours from 0.001 to 1,000,000" in capsys.readouterr().err
+
+
+def test_a_mean_time_without_its_question_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", "runs/gpt", "--mtbf", "3"]) == 2
+    assert "--mtbf is for --what-if" in capsys.readouterr().err
+
+
+MINDIO = {50: 600, 100: 2000, 150: 5000, 200: 8000, 450: 32_000}
+"""Recommended intervals in seconds by the time of one save, read off MindIO's figure."""
+
+
+def hours_for(cost: float, interval: float) -> float:
+    """The mean time between failures for which an interval is the best."""
+    low, high = 1.0, 1e9
+    for _ in range(100):
+        middle = math.sqrt(low * high)
+        is_short = best_interval_secs(cost, 1 / middle) < interval
+        low, high = (middle, high) if is_short else (low, middle)
+    return low / HOUR
+
+
+def test_mindios_table_differs_as_the_page_says() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "goodput.md").read_text()
+    rate = 1 / (24 * HOUR)
+    implied = []
+    for cost, interval in MINDIO.items():
+        best = best_interval_secs(cost, rate)
+        implied.append(hours_for(cost, interval))
+        theirs, least = waste(interval, cost, 0, rate), waste(best, cost, 0, rate)
+        row = (
+            f"| {cost} s | {interval:,} s | {best:,.0f} s | {implied[-1]:.1f} h "
+            f"| {100 * theirs:.1f} %, {100 * least:.1f} % |"
+        )
+        assert row in page
+    # No failure rate gives them all: the slowest save would need 300 times the MTBF of the fastest.
+    assert implied == sorted(implied)
+    assert implied[-1] > 250 * implied[0]
+    x, y = ([math.log(one) for one in side] for side in (MINDIO, MINDIO.values()))
+    slope = statistics.linear_regression(x, y).slope
+    assert slope == pytest.approx(1.8, abs=0.05)

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from holdfast.errors import InvalidArgumentError
-from holdfast.reports.advice import best_interval_secs, waste
+from holdfast.policy.best_interval import best_interval_secs, waste
 from holdfast.reports.simulate import Cluster, FailureKind, TierSetting, simulate
 
 ANY = frozenset({"process", "host"})
@@ -119,5 +119,23 @@ def test_bad_arguments_are_named() -> None:
         simulate(cluster(1.0), [tier(0.0, 1.0)], hours=1)
     with pytest.raises(InvalidArgumentError, match="hours"):
         simulate(cluster(1.0), [], hours=-1)
-    with pytest.raises(InvalidArgumentError, match="rates and durations"):
+    with pytest.raises(InvalidArgumentError, match="per_hour of process of 0 or more"):
         simulate(cluster(-1.0), [], hours=1)
+
+
+def test_a_kind_that_is_misspelt_and_a_lone_tier_are_refused() -> None:
+    wrong = tier(100.0, 1.0, survives=frozenset({"hst"}))
+    with pytest.raises(InvalidArgumentError, match=r"survives of durable .* found \['hst'\]"):
+        simulate(cluster(1.0), [wrong], hours=1)
+    with pytest.raises(InvalidArgumentError, match="tiers to be a list"):
+        simulate(cluster(1.0), tier(100.0, 1.0), hours=1)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="hours above 0, found '5'"):
+        simulate(cluster(1.0), [], hours="5")  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="cost_secs of durable of 0 or more, found nan"):
+        simulate(cluster(1.0), [tier(100.0, float("nan"))], hours=1)
+
+
+@pytest.mark.parametrize(("per_hour", "hours"), [(1e9, 1.0), (1.0, 1e9)])
+def test_a_simulation_that_would_not_end_is_refused(per_hour: float, hours: float) -> None:
+    with pytest.raises(InvalidArgumentError, match="at most 1,000,000 failures"):
+        simulate(cluster(per_hour), [], hours=hours)

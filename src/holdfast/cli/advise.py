@@ -13,7 +13,9 @@ from holdfast.cli import output
 from holdfast.cli.output import Column
 from holdfast.cli.report import report_of
 from holdfast.errors import InvalidArgumentError
+from holdfast.policy.failure_rates import FailureRate
 from holdfast.reports.advice import (
+    GAIN_MIN,
     SURVIVED,
     IntervalAdvice,
     RunAdvice,
@@ -21,7 +23,6 @@ from holdfast.reports.advice import (
     cluster_of,
     settings_of,
 )
-from holdfast.reports.failure_rates import FailureRate
 from holdfast.reports.model import RunReport
 from holdfast.reports.simulate import TierSetting, simulate
 from holdfast.reports.words import TIER_WORDS, duration_text, share_text
@@ -31,10 +32,22 @@ SEEDS = 3
 FAILURES = 200
 """How many failures a simulation has, about."""
 KIND_WORDS = {"process": "processes", "host": "hosts"}
-GAIN_MIN = 0.001
-"""Smaller gains are not shown."""
 
 Settings = Sequence[tuple[str, Sequence[TierSetting]]]
+
+
+MTBF_HOURS_LIMITS = (0.001, 1e6)
+
+
+def _checked_mtbf(
+    ctx: click.Context, parameter: click.Parameter, hours: tuple[float, ...]
+) -> tuple[float, ...]:
+    low, high = MTBF_HOURS_LIMITS
+    for one in hours:
+        # Written so that it is false of nan.
+        if not low <= one <= high:
+            raise click.BadParameter(f"expected hours from {low:g} to {high:,.0f}, found {one}")
+    return hours
 
 
 @click.command()
@@ -45,7 +58,8 @@ Settings = Sequence[tuple[str, Sequence[TierSetting]]]
     "mtbf_hours",
     metavar="HOURS",
     multiple=True,
-    type=click.FloatRange(min=0, min_open=True),
+    type=float,
+    callback=_checked_mtbf,
     help="A mean time between failures for --what-if; may be repeated.",
 )
 @click.option(
@@ -67,13 +81,16 @@ def advise(
     measured failures. The method is in docs/goodput.md. It advises a change only where today's
     interval wastes more than 1.5 times as much as the best one.
     """
+    if mtbf_hours and not what_if:
+        raise click.UsageError("--mtbf is for --what-if; give both", click.get_current_context())
     found = report_of(directory)
     advice = advise_run(found)
     if not advice.tiers:
-        reasons = "; ".join(advice.notes) or "its events have no checkpoint"
+        reasons = "; ".join([*found.notes, *advice.notes]) or "its events have no checkpoint"
         raise InvalidArgumentError(
             f"advise {directory}: expected a training with measured checkpoints, found none "
-            f"({reasons}); train for some minutes, with steps between the checkpoints"
+            f"({reasons}); make the events readable if they are not, or train for some minutes, "
+            "with steps between the checkpoints"
         )
     table = _what_if(advice, found, mtbf_hours or MTBF_HOURS, every_steps) if what_if else []
     if as_json:
@@ -82,7 +99,7 @@ def advise(
     _print(advice)
     if table:
         _print_what_if(table)
-    for line in advice.notes:
+    for line in [*found.notes, *advice.notes]:
         output.warn(line)
 
 
@@ -133,7 +150,10 @@ def _interval_text(secs: float) -> str:
 def _sentence(one: IntervalAdvice) -> str:
     name = TIER_WORDS.get(one.tier, one.tier)
     if not one.is_needed:
-        return f"{name}: keep the interval; it wastes at most 1.5 times as much as the best one"
+        return (
+            f"{name}: keep the interval; it wastes at most 1.5 times as much as the best one, or "
+            f"less than {share_text(GAIN_MIN)} of the time more"
+        )
     way = "more often" if one.best_secs < one.interval_secs else "less often"
     return (
         f"{name}: save {way}, every {_interval_text(one.best_secs)} in place of "

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -112,6 +112,29 @@ def ask(folder: Path, name: str, message: msgspec.Struct, kind: type[Answer]) ->
         ) from error
     finally:
         client.close()
+
+
+def asker(run: ReadableRun) -> Callable[[str, type[Answer]], Answer | None]:
+    """Return a function that calls an agent of the run on this host, without arguments.
+
+    It tries the agent that answered last, then all; it returns None if none answers.
+    """
+    known: list[Path] = []
+
+    def ask_one(name: str, kind: type[Answer]) -> Answer | None:
+        for folder in [*known, *agent_folders_here()]:
+            if run_of(folder) != run.agents_id or not (folder / SOCKET).exists():
+                continue
+            try:
+                answer = ask(folder, name, protocol.Empty(), kind)
+            except AgentGoneError:
+                known.clear()
+                continue
+            known[:] = [folder]
+            return answer
+        return None
+
+    return ask_one
 
 
 def leaving(run_id: str | None = None) -> list[Path]:

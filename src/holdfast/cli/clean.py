@@ -25,7 +25,8 @@ from holdfast.agent.launch import is_locked
 from holdfast.agent.trainer_group import read_record
 from holdfast.cli import output
 from holdfast.cli.agents import agent_folders_here, living, run_of
-from holdfast.cli.output import size_text
+from holdfast.cli.file_agents import FilesInRam, files_in_ram, stop_file_agent
+from holdfast.cli.output import counted, size_text
 from holdfast.cli.stop import stop_agent
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.attempts import read_attempts
@@ -37,6 +38,8 @@ from holdfast.store.location import RunLocation
 from holdfast.store.ram import RamStore
 
 STOP_SECS = 60.0
+STOP_FILES_SECS = 70.0
+"""A file agent gives up the writes of its files after 60."""
 
 _LEAVING = re.compile(r"\.[0-9a-f]{32}-.+\.(\d+)")
 
@@ -53,6 +56,14 @@ class Unowned:
     text: str
     kept_for: str = ""
     agent: protocol.AgentStatus | None = None
+    files: FilesInRam | None = None
+    """Set where the memory has whole files; their agent ends by another call."""
+
+    @property
+    def agent_pid(self) -> int | None:
+        """The process of its agent."""
+        agent = self.agent if self.files is None else self.files.agent
+        return agent.pid if agent is not None else None
 
 
 @click.command()
@@ -64,7 +75,8 @@ def clean(is_all: bool, yes: bool, dry_run: bool, as_json: bool) -> int:
     """Remove the memory and the agents of runs that do not train on this host.
 
     These are agents without trainers, which make durable what they hold and end, and what killed
-    agents have left. What a trainer or its agent uses is never touched.
+    agents have left; file agents too, if no process uses them. What a trainer or its agent uses is
+    never touched.
     """
     found = [*unowned_memory()]
     chosen = [one for one in found if is_all or not one.kept_for]
@@ -89,7 +101,7 @@ def clean(is_all: bool, yes: bool, dry_run: bool, as_json: bool) -> int:
                 "size_bytes": one.size_bytes,
                 "reason": one.text,
                 "kept_for": one.kept_for if one not in chosen else None,
-                "pid": one.agent.pid if one.agent is not None else None,
+                "pid": one.agent_pid,
             }
             for one in found
         ]
@@ -103,6 +115,26 @@ def unowned_memory() -> Iterator[Unowned]:
     """Yield the memory on this host that no trainer uses."""
     yield from _idle_agents()
     yield from _left_behind()
+    yield from _unused_files()
+
+
+def _unused_files() -> Iterator[Unowned]:
+    for found in files_in_ram():
+        if found.is_used:
+            continue
+        text, kept_for = "left by a killed file agent", ""
+        if found.agent is not None:
+            text = f"file agent {found.agent.pid} that no process uses"
+        elif found.pending_count:
+            files = counted(found.pending_count, "file")
+            kept_for = f"{files} may be in RAM alone; the next file agent writes them"
+        yield Unowned(
+            folder=found.folder,
+            size_bytes=_size_bytes(found.folder),
+            text=text,
+            kept_for=kept_for,
+            files=found,
+        )
 
 
 def _idle_agents() -> Iterator[Unowned]:
@@ -166,6 +198,10 @@ def _reads_only(size_bytes: int) -> str:
 
 
 def _remove(one: Unowned) -> None:
+    if one.files is not None and one.files.agent is not None:
+        clock = SystemClock()
+        stop_file_agent(one.files, clock.monotonic() + STOP_FILES_SECS, clock)
+        return
     if one.agent is not None:
         clock = SystemClock()
         stop_agent(one.agent, clock.monotonic() + STOP_SECS, clock)

@@ -20,6 +20,11 @@ from holdfast.demo.plan import FRAMEWORKS, HOSTS_MAX
     help="A new or empty folder for all files. Default: a temporary one.",
 )
 @click.option(
+    "--run",
+    metavar="URL",
+    help="Keep the durable checkpoints in a bucket, below this URL. Default: in DIR.",
+)
+@click.option(
     "--hosts",
     metavar="N",
     type=click.IntRange(min=1, max=HOSTS_MAX),

@@ -221,9 +221,9 @@ def _unreported(served: AgentOfRun, since: datetime) -> list[str]:
     begun = [event.run_attempt for event in events if isinstance(event, AttemptStarted)]
     if not begun or not any(isinstance(event, TrainerLost) for event in events):
         return []
-    durable = {event.id for event in events if isinstance(event, CheckpointCommitted)}
+    durable = {event.checkpoint_id for event in events if isinstance(event, CheckpointCommitted)}
     failed = {
-        event.id: event.reason
+        event.checkpoint_id: event.reason
         for event in events
         if isinstance(event, CheckpointFailed)
         and event.rank is None

@@ -9,12 +9,12 @@ import msgspec
 
 from holdfast.cli import output
 from holdfast.clock import SystemClock
+from holdfast.events.lines import line_of
 from holdfast.events.reader import EventReader, Omission
-from holdfast.events.schema import EVENTS, CheckpointEvent, Event, event_name
+from holdfast.events.schema import EVENTS, Event, event_name
 from holdfast.job.run_access import read_only
 
 _NAMES = [event_name(kind) for kind in EVENTS]
-_STAMP = {field.name for field in msgspec.structs.fields(Event)}
 
 
 @click.command()
@@ -47,32 +47,9 @@ def events(
                 sys.stdout.flush()
 
 
-def line_of(event: Event) -> str:
-    """Return an event as one readable line."""
-    members = {
-        name: value
-        for name, value in msgspec.structs.asdict(event).items()
-        if name not in _STAMP and value not in (None, (), {})
-    }
-    about = f"attempt {event.run_attempt}"
-    if isinstance(event, CheckpointEvent):
-        about = f"step {members.pop('step')} of attempt {members.pop('attempt')}"
-    says = ", ".join(f"{name} {_text(value)}" for name, value in members.items())
-    time = event.time.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
-    line = f"{time}  {event.host}  {event_name(event)}  {about}" + (f": {says}" if says else "")
-    # A name or a reason may hold anything; a line stays a line.
-    return "".join(char if char.isprintable() else " " for char in line)
-
-
 def _step(event: Event) -> int | None:
     return getattr(event, "step", None)
 
 
 def _json_line(event: Event) -> str:
     return msgspec.json.encode(event).decode()
-
-
-def _text(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

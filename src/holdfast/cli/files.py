@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import os
 import sys
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -75,22 +77,16 @@ def export(
         if file is not None:
             from holdfast.interop.torch_files import export_torch
 
-            export_torch(run, number, file)
+            with _progress(f"exporting step {number}") as show:
+                export_torch(directory, number, file, show)
             output.note(f"step {number}: wrote {file}")
             return
         from holdfast.interop.safetensors_export import export_safetensors
 
         assert hf is not None
-        written = 0
-        with output.stderr().status(f"exporting step {number}") as status:
-
-            def show(size_bytes: int) -> None:
-                nonlocal written
-                written += size_bytes
-                status.update(f"exporting step {number}: {size_text(written)}")
-
+        with _progress(f"exporting step {number}") as show:
             files = export_safetensors(
-                run,
+                directory,
                 number,
                 hf,
                 prefix=prefix,
@@ -98,9 +94,24 @@ def export(
                 shard_size_bytes=int(shard_gigabytes * 10**9),
                 progress=show,
             )
+        written = sum(path.stat().st_size for path in files)
         output.note(
             f"step {number}: wrote {size_text(written)} in {counted(len(files), 'file')} to {hf}"
         )
+
+
+@contextlib.contextmanager
+def _progress(what: str) -> Iterator[Callable[[int], None]]:
+    """Yield a function that adds bytes to those shown; nothing is shown without a terminal."""
+    done = 0
+    with output.stderr().status(what) as status:
+
+        def show(size_bytes: int) -> None:
+            nonlocal done
+            done += size_bytes
+            status.update(f"{what}: {size_text(done)}")
+
+        yield show
 
 
 def _step_of(run: Run, step: int | None) -> int:
@@ -135,7 +146,8 @@ def import_files(source: Path, directory: str) -> None:
         return
     from holdfast.interop.torch_files import import_torch
 
-    import_torch(source, Path(directory))
+    with _progress(f"importing {source}") as show:
+        import_torch(source, Path(directory), show)
     output.note(f"wrote {directory}")
 
 

@@ -11,10 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from holdfast.engine.lifecycle.attempts import attempt_numbers, read_attempt_at
-from holdfast.engine.lifecycle.catalog import Listing, list_checkpoints
-from holdfast.engine.lifecycle.commit import parse_part
+from holdfast.engine.lifecycle.catalog import Listing, list_checkpoints, list_folder
+from holdfast.engine.lifecycle.commit import is_committed, parse_part
 from holdfast.engine.reading.run import ReadableRun
-from holdfast.engine.reading.sources import CheckpointSources, PartSource, part_source
+from holdfast.engine.reading.sources import (
+    CheckpointSources,
+    PartSource,
+    part_source,
+    readable,
+)
 from holdfast.engine.reading.verify import BlockCheck, verify
 from holdfast.engine.saving.part_layouts import PartLayouts
 from holdfast.errors import CheckpointDamagedError, HoldfastError, ObjectNotFoundError
@@ -22,7 +27,6 @@ from holdfast.format.check import check_manifest
 from holdfast.format.names import (
     CheckpointId,
     attempt_keys,
-    checkpoint_folder,
     manifest_key,
     parse_part_name,
     part_key,
@@ -42,12 +46,19 @@ class Copy:
 
 
 def copies_of(run: ReadableRun) -> list[Copy]:
-    """Return all copies to verify, ordered by step: committed ones and those in this host's RAM."""
+    """Return all copies to verify, ordered by step.
+
+    These are committed ones, those in this host's RAM, and the parts in the durable tier of a
+    checkpoint that is whole but not committed: a restore reads it.
+    """
+    stores = run.stores
+    listings = {store.name: list_checkpoints(store) for store in stores}
+    whole = set(readable(listings))
     found = [
         Copy(store=store, id=checkpoint, listing=listing)
-        for store in run.stores
-        for checkpoint, listing in list_checkpoints(store).items()
-        if listing.is_committed or (store.tier == "ram" and listing.parts)
+        for store in stores
+        for checkpoint, listing in listings[store.name].items()
+        if listing.is_committed or (listing.parts and (store.tier == "ram" or checkpoint in whole))
     ]
     return sorted(found, key=lambda copy: (copy.id, copy.store.tier))
 
@@ -86,10 +97,10 @@ def check_copy(copy: Copy) -> Iterator[BlockCheck]:
 
 def is_gone(copy: Copy) -> bool:
     """Return whether it was deleted, or its memory released, after it was listed."""
-    left = Listing()
-    for stored in copy.store.list(checkpoint_folder(copy.id)):
-        left.sizes_bytes[stored.key.rpartition("/")[2]] = stored.size_bytes
-    return not (left.is_committed if copy.listing.is_committed else left.sizes_bytes)
+    if copy.listing.is_committed:
+        return not is_committed(copy.store, copy.id)
+    # Images that later checkpoints reuse may stay in the folder.
+    return not copy.listing.parts.items() <= list_folder(copy.store, copy.id).parts.items()
 
 
 def bad_record(store: ReadableStore, key: str, error: HoldfastError | str) -> BlockCheck:

@@ -1,4 +1,4 @@
-"""Implement `holdfast ls`: list the checkpoints in the durable tier and in this host's memory."""
+"""Implement `holdfast ls`: list the checkpoints in the durable tiers and this host's memory."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ def ls(directory: str, limit: int | None, as_json: bool) -> None:
 
     Checkpoints that are not on the current timeline, because the run went back to an earlier step,
     are marked as abandoned. Images are not read; `holdfast verify` reads them.
+
+    "tiers" is where each one is: in this host's memory (ram), in DIR (durable), and in the remote
+    tier, of a run that was trained with one (remote).
 
     "size" is the size of all images that a checkpoint consists of, "written" that of the images
     written for it. The others hold unchanged arrays and were written for earlier checkpoints.

@@ -7,6 +7,7 @@ command's code.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -21,7 +22,9 @@ from holdfast.cli.doctor import doctor
 from holdfast.cli.events import events
 from holdfast.cli.files import export, import_files
 from holdfast.cli.ls import ls
+from holdfast.cli.metrics import metrics
 from holdfast.cli.output import print_error, print_json
+from holdfast.cli.page import page
 from holdfast.cli.report import report
 from holdfast.cli.rm import rm
 from holdfast.cli.run import run
@@ -29,7 +32,10 @@ from holdfast.cli.save import save
 from holdfast.cli.show import show
 from holdfast.cli.status import status
 from holdfast.cli.stop import stop
+from holdfast.cli.streams import OF_OUTPUT, discard_rest, prepare
+from holdfast.cli.uploads import uploads
 from holdfast.cli.verify import verify
+from holdfast.cli.watch import watch
 from holdfast.errors import HoldfastError
 
 INTERRUPTED = 130
@@ -49,14 +55,16 @@ def commands() -> None:
 
 
 _COMMANDS = (ls, show, verify, events, report, advise, save, copy, rm, export, import_files)
-for _command in (*_COMMANDS, status, stop, clean, doctor, run, demo):
+for _command in (*_COMMANDS, status, watch, page, metrics, stop, clean, uploads, doctor, run, demo):
     commands.add_command(_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
     try:
+        prepare()
         code = commands.main(arguments, prog_name="holdfast", standalone_mode=False)
+        sys.stdout.flush()
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -66,6 +74,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given = list(sys.argv[1:] if arguments is None else arguments)
         if "--json" in given and given[0] != run.name:
             print_json({"error": type(error).__name__, "message": str(error)})
+        return 1
+    except OSError as error:
+        if error.filename is not None or error.errno not in OF_OUTPUT:
+            raise
+        discard_rest()
+        # The reader of a pipe has gone: it has what it wanted.
+        if not isinstance(error, BrokenPipeError):
+            print_error(f"write the output: {os.strerror(error.errno or 0)}")
         return 1
     except (click.Abort, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)

@@ -23,15 +23,25 @@ from holdfast.quantities import secs_text as secs_text
 from holdfast.quantities import size_text as size_text
 
 WIDE = 10_000
+FOLDED_CHARS_MIN = 12
+"""The width below which a column that folds is not readable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column. If it `folds`, its cells continue on another line on a narrow terminal."""
+    """One column of a table.
+
+    Attributes:
+        title: Its title.
+        justify: The side of its cells.
+        folds: Its cells continue on another line on a narrow terminal.
+        is_extra: It is left out where there is no room for all columns.
+    """
 
     title: str
     justify: Literal["left", "right"] = "left"
     folds: bool = False
+    is_extra: bool = False
 
 
 def stdout() -> Console:
@@ -100,9 +110,7 @@ def print_table(
     cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
     has_plain_cells = all(cell.plain.isprintable() for row in cells for cell in row)
     is_plain = has_plain_cells and not _is_narrow()
-    for line in (
-        plain_lines(columns, cells) if is_plain else _rendered_lines(columns, cells, indent)
-    ):
+    for line in plain_lines(columns, cells) if is_plain else _fitting_lines(columns, cells, indent):
         sys.stdout.write(" " * indent + line.rstrip() + "\n")
 
 
@@ -120,6 +128,33 @@ def plain_lines(columns: Sequence[Column], cells: Sequence[Sequence[Text]]) -> I
             space = " " * (width - cell.cell_len)
             padded.append(space + cell.plain if column.justify == "right" else cell.plain + space)
         yield "  ".join(padded)
+
+
+def _fitting_lines(
+    columns: Sequence[Column], cells: Sequence[Sequence[Text]], indent: int
+) -> Iterator[str]:
+    """Yield the lines of a table that loses no number, however narrow the terminal is."""
+    room = stdout().width - indent
+    if _least_width(columns, cells) > room:
+        kept = [index for index, column in enumerate(columns) if not column.is_extra]
+        columns = [columns[index] for index in kept]
+        cells = [[row[index] for index in kept] for row in cells]
+    if _least_width(columns, cells) <= room:
+        yield from _rendered_lines(columns, cells, indent)
+        return
+    for row in cells:
+        for number, (column, cell) in enumerate(zip(columns, row, strict=True)):
+            if cell.plain:
+                title = f"{column.title}: " if number and column.title else ""
+                yield "  " * bool(number) + title + cell.plain
+
+
+def _least_width(columns: Sequence[Column], cells: Sequence[Sequence[Text]]) -> int:
+    width = 2 * (len(columns) - 1)
+    for index, column in enumerate(columns):
+        own = max([len(column.title), *(row[index].cell_len for row in cells)])
+        width += min(own, FOLDED_CHARS_MIN) if column.folds else own
+    return width
 
 
 def _rendered_lines(

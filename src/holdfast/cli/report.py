@@ -9,6 +9,7 @@ from rich.text import Text
 
 from holdfast.cli import output
 from holdfast.cli.output import Column, counted, size_text
+from holdfast.errors import HoldfastError
 from holdfast.events.reader import EventReader
 from holdfast.job.run_access import read_only
 from holdfast.reports.goodput import report_run
@@ -21,6 +22,7 @@ from holdfast.reports.words import (
     duration_text,
     share_text,
 )
+from holdfast.store.named_file import check_file_name
 
 BAR_CHARS = 40
 
@@ -35,22 +37,31 @@ BAR_CHARS = 40
 )
 @click.option(
     "--html",
-    "html_path",
+    "html_name",
     metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(path_type=str),
     help="Write a page with charts, which needs no network.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def report(directories: tuple[str, ...], html_path: Path | None, as_json: bool) -> None:
+def report(directories: tuple[str, ...], html_name: str | None, as_json: bool) -> None:
     """Report where the time of the run in DIR went, also of several runs and of a live one.
 
     The categories add up to the time from the start of the first process to the last event. They
     are explained in docs/report.md.
     """
-    reports = [report_of(directory) for directory in directories]
-    if html_path is not None:
-        write_page(reports, html_path)
-        output.note(f"wrote {html_path}")
+    if html_name is not None:
+        check_file_name(html_name, "write the report")
+    reports, failures = [], []
+    for directory in directories:
+        try:
+            reports.append(report_of(directory))
+        except HoldfastError as error:
+            failures.append(error)
+    if failures and (as_json or not reports):
+        raise failures[0]
+    if html_name is not None:
+        write_page(reports, Path(html_name))
+        output.note(f"wrote {html_name}")
     if as_json:
         output.print_json(reports[0] if len(reports) == 1 else {"runs": reports})
         return
@@ -58,12 +69,16 @@ def report(directories: tuple[str, ...], html_path: Path | None, as_json: bool) 
         if index:
             output.print_line("")
         _print(one)
+    for failure in failures[:-1]:
+        output.print_error(str(failure))
+    if failures:
+        raise failures[-1]
 
 
 def report_of(directory: str) -> RunReport:
     """Return the report of the run in a directory or at a URL."""
     run = read_only(directory)
-    return report_run(str(run.location), EventReader(run.durable.home).read(is_live=True))
+    return report_run(str(run.location), EventReader(run.durable.home).read())
 
 
 def _print(found: RunReport) -> None:
@@ -92,7 +107,7 @@ def _print_categories(found: RunReport) -> None:
             share = secs / found.wall_secs
             bar = "█" * max(1, round(BAR_CHARS * share))
             rows.append([CATEGORY_WORDS[name], duration_text(secs), share_text(share), bar])
-    columns = [Column("time"), Column("", "right"), Column("", "right"), Column("")]
+    columns = [Column("time"), Column("", "right"), Column("", "right"), Column("", is_extra=True)]
     output.print_table(columns, rows)
 
 
@@ -122,6 +137,12 @@ def _print_failures(found: RunReport) -> None:
     output.print_table(columns, rows)
 
 
+def _cost_text(tier: str, cost_secs: float | None) -> str:
+    if cost_secs is not None:
+        return duration_text(cost_secs)
+    return "not measured" if tier in ("ram", "durable") else ""
+
+
 def _print_tiers(found: RunReport) -> None:
     if not found.tiers:
         return
@@ -135,7 +156,8 @@ def _print_tiers(found: RunReport) -> None:
                 str(tier.checkpoints),
                 *("" if secs is None else duration_text(secs) for secs in spans),
                 "" if tier.bytes is None else size_text(tier.bytes),
-                "" if tier.cost_secs is None else duration_text(tier.cost_secs),
+                "" if tier.requests is None else f"{tier.requests:,}",
+                _cost_text(name, tier.cost_secs),
             ]
         )
     columns = [
@@ -145,6 +167,7 @@ def _print_tiers(found: RunReport) -> None:
         Column("P95", "right"),
         Column("largest", "right"),
         Column("written", "right"),
+        Column("requests", "right"),
         Column("cost of one", "right"),
     ]
     output.print_table(columns, rows)

@@ -19,6 +19,7 @@ from holdfast.engine.lifecycle.attempts import newest_attempt
 from holdfast.engine.lifecycle.catalog import Listing, list_checkpoints
 from holdfast.engine.lifecycle.commit import remove
 from holdfast.engine.lifecycle.leases import Leases
+from holdfast.engine.lifecycle.references import remove_durable
 from holdfast.engine.reading.run import ReadableRun
 from holdfast.errors import (
     AgentUnavailableError,
@@ -26,10 +27,12 @@ from holdfast.errors import (
     StepNotFoundError,
     StepUncommittedError,
 )
+from holdfast.events.bucket_segments import uploads_for
 from holdfast.events.schema import CheckpointDeleted
 from holdfast.events.writer import EventWriter
 from holdfast.format.names import CheckpointId
 from holdfast.job.run_access import read_only
+from holdfast.store.durable import DurableStore
 
 
 @click.command()
@@ -52,7 +55,7 @@ def rm(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Remove the checkpoints of STEP... from the run in DIR, in memory too.
+    """Remove the checkpoints of STEP... from the run in DIR, in memory and its remote tier too.
 
     Beside a live run its agent removes them, so call this on a host of the run.
     """
@@ -120,23 +123,36 @@ def _remove(run: ReadableRun, wanted: list[CheckpointId]) -> None:
         request = protocol.Delete(ids=tuple((c.step, c.attempt) for c in wanted), by_user=True)
         ask(folder, "delete", request, protocol.Empty)
         return
-    newest = newest_attempt(run.durable)
-    seen = Leases(run.durable.fleeting, run.run_id).read(newest) if newest else None
+    remote = run.find_remote()
+    for store in (run.durable, remote) if remote is not None else (run.durable,):
+        _check_not_live(run, store)
+    clock = SystemClock()
+    uploads = uploads_for(run.durable, host, clock)
+    writer = EventWriter(run.durable.home, host, clock, uploads=uploads)
+    with contextlib.closing(writer) as events:
+        for found in wanted:
+            _remove_from_stores(run, remote, found)
+            events.attempt = found.attempt
+            events.write(CheckpointDeleted(step=found.step, attempt=found.attempt, reason="asked"))
+
+
+def _check_not_live(run: ReadableRun, store: DurableStore) -> None:
+    newest = newest_attempt(store)
+    seen = Leases(store.fleeting, run.run_id).read(newest) if newest else None
     if seen is not None and seen.age_secs < LEASE_SECS:
         raise RunBusyError(
             f"remove checkpoints of {run.location}: attempt {newest} is live on host {seen.host}; "
             "call this there, or stop it first"
         )
-    with contextlib.closing(EventWriter(run.durable.home, host, SystemClock())) as events:
-        for found in wanted:
-            _remove_from_stores(run, found)
-            events.attempt = found.attempt
-            events.write(CheckpointDeleted(step=found.step, attempt=found.attempt, reason="asked"))
 
 
-def _remove_from_stores(run: ReadableRun, found: CheckpointId) -> None:
-    # Durable storage last: with the manifest gone, what is left in RAM could not be found.
-    for store in (run.find_ram(), run.durable):
-        listing = list_checkpoints(store).get(found) if store is not None else None
-        if store is not None and listing is not None:
-            remove(store, found, listing)
+def _remove_from_stores(run: ReadableRun, remote: DurableStore | None, found: CheckpointId) -> None:
+    # The run's own storage last: with the manifest gone, what is left could not be found.
+    ram = run.find_ram()
+    in_ram = list_checkpoints(ram).get(found) if ram is not None else None
+    if ram is not None and in_ram is not None:
+        remove(ram, found, in_ram)
+    for store in (remote, run.durable):
+        if store is not None:
+            # Spares the images that other checkpoints reuse.
+            remove_durable(store, list_checkpoints(store), [found])

@@ -14,6 +14,7 @@ from holdfast.agent.agent_directory import ram_folder
 from holdfast.agent.launch import is_locked
 from holdfast.cli import output
 from holdfast.cli.agents import agent_folders_here, living, run_of
+from holdfast.cli.file_agents import files_in_ram, print_files
 from holdfast.cli.jobs import jobs_of, print_job
 from holdfast.cli.output import Column, counted, secs_text, size_text
 from holdfast.job.run_access import read_only
@@ -36,10 +37,12 @@ def status(directory: str | None, as_json: bool) -> None:
 
     For each agent it prints the run and the process, the attached trainers, the checkpoints it
     holds, and when it ends. For a run on several hosts it also prints the hosts and their agents,
-    what each of them holds, and how many lost hosts the run would survive now.
+    what each of them holds, and how many lost hosts the run would survive now. Without DIR it also
+    shows the agent that holds whole files in RAM.
     """
     run_id = read_only(directory).agents_id if directory is not None else None
     problems: list[str] = []
+    files = [*files_in_ram(problems)] if directory is None else []
     agents = [status for status in living(problems) if run_id in (None, status.run_id)]
     jobs = jobs_of(agents, problems)
     for problem in problems:
@@ -62,10 +65,11 @@ def status(directory: str | None, as_json: bool) -> None:
                 ],
                 "left_behind": [_document(found) for found in left],
                 "silent": [str(folder) for folder in silent],
+                "file_agents": [found.document for found in files],
             }
         )
         return
-    if not agents and not left and not silent:
+    if not agents and not left and not silent and not files:
         output.print_line(
             "no agents on this host" if directory is None else f"no agent of {directory}"
         )
@@ -82,6 +86,10 @@ def status(directory: str | None, as_json: bool) -> None:
             f"{found.folder}: {size_text(found.ram_bytes)} of memory and no agent; the next start "
             f"of run {found.run_id} takes it over"
         )
+    for number, of_files in enumerate(files):
+        if number or agents:
+            output.print_line("")
+        print_files(of_files)
 
 
 def _document(found: Left) -> dict[str, object]:
@@ -112,9 +120,12 @@ def _print(agent: protocol.AgentStatus) -> None:
         ("run", f"{agent.run}, attempt {agent.attempt}"),
         ("agent", f"process {agent.pid} on host {agent.host}, {_leaving(agent)}"),
         ("memory", f"{size_text(agent.ram_bytes)} in {agent.folder}"),
+        *([("metrics", agent.metrics_url)] if agent.metrics_url is not None else []),
         *_named("trainers", [_trainer(trainer) for trainer in agent.trainers]),
         *_named("holds", [_held(held) for held in agent.held]),
     ]
+    if agent.remote is not None:
+        inputs.append(("remote", _remote(agent.remote)))
     if agent.pending:
         inputs.append(("pending", f"{counted(agent.pending, 'checkpoint')} to be made durable"))
     output.print_table([Column(""), Column("", folds=True)], inputs)
@@ -127,7 +138,22 @@ def _named(name: str, lines: Sequence[str]) -> list[tuple[str, str]]:
 def _leaving(agent: protocol.AgentStatus) -> str:
     if agent.leaves_in_secs is not None:
         return f"ends in {secs_text(agent.leaves_in_secs)}"
-    return "runs while trainers are attached" if agent.trainers else "runs until all is durable"
+    if agent.trainers:
+        return "runs while trainers are attached"
+    is_copying = agent.remote is not None and not agent.pending
+    return f"runs until all is {'in the remote tier' if is_copying else 'durable'}"
+
+
+def _remote(remote: protocol.RemoteStatus) -> str:
+    text = remote.place
+    if remote.newest_step is not None:
+        text += f": step {remote.newest_step}"
+    if remote.uploading_step is not None:
+        done = f"{remote.parts_done} of {remote.part_count} parts" if remote.part_count else "begun"
+        text += f"; step {remote.uploading_step} is being copied ({done})"
+    elif remote.is_behind:
+        text += "; a newer one is in the run's directory"
+    return f"{text}; the last try failed: {remote.problem}" if remote.problem else text
 
 
 def _trainer(trainer: protocol.TrainerStatus) -> str:

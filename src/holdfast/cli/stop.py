@@ -128,7 +128,7 @@ def _check_nothing_lost(agent: protocol.AgentStatus, clock: Clock) -> None:
     it, or if a newer one is durable.
     """
     store = open_durable(agent.run, clock)
-    if all(held.committed for held in agent.held if held.complete) or store.home.problem():
+    if all(held.committed for held in agent.held if held.complete) or store.home.unusable_reason():
         return
     limits = last_steps(read_attempts(store))
     committed = [c for c, listing in list_checkpoints(store).items() if listing.is_committed]

@@ -15,7 +15,8 @@ from holdfast.cli.findings import Copy, bad_record, check_attempts, check_copy, 
 from holdfast.cli.output import counted, size_text
 from holdfast.engine.reading.run import ReadableRun
 from holdfast.engine.reading.verify import BlockCheck
-from holdfast.errors import HoldfastError
+from holdfast.engine.reading.view import LISTINGS_MAX
+from holdfast.errors import HoldfastError, StepNotFoundError
 from holdfast.format.names import RUN_FILE
 from holdfast.job.run_access import read_damaged
 
@@ -36,18 +37,15 @@ class Result:
 def verify(directory: str, step: int | None, as_json: bool) -> int:
     """Read every block of the run in DIR and check it.
 
-    Without STEP it reads every committed checkpoint, the copies in this host's memory, and the
-    records of the run and its attempts. Each problem is printed with its file and byte range, and
-    the exit code is then 1.
+    Without STEP it reads every checkpoint that is committed or whole, the copies in this host's
+    memory, and the records of the run and its attempts. Each problem is printed with its file and
+    byte range, and the exit code is then 1; so it is if a live run deleted all that was listed.
     """
     run, own_problem = read_damaged(directory)
-    copies = [copy for copy in copies_of(run) if step is None or copy.id.step == step]
-    if step is not None and not copies:
-        run.load_view().find(step)
     results: list[Result] = []
-    with _bar(copies) as bar:
+    with _bar() as bar:
         of_run = [] if step is not None else [_of_run(run, own_problem)]
-        for result in itertools.chain(of_run, _results(copies, bar)):
+        for result in itertools.chain(of_run, _of_copies(run, step, bar)):
             results.append(result)
             if not as_json and bar.disable:
                 _print_result(run, result)
@@ -72,7 +70,7 @@ def _of_run(run: ReadableRun, own_problem: HoldfastError | None) -> Result:
     return Result(None, 0, problems)
 
 
-def _bar(copies: Sequence[Copy]) -> Progress:
+def _bar() -> Progress:
     """Return a progress bar for a terminal.
 
     Results are printed after the bar has ended, because it would overwrite them.
@@ -88,7 +86,7 @@ def _bar(copies: Sequence[Copy]) -> Progress:
         redirect_stdout=False,
         redirect_stderr=False,
     )
-    bar.add_task("", total=sum(_listed_bytes(copy) for copy in copies))
+    bar.add_task("", total=None)
     return bar
 
 
@@ -96,8 +94,33 @@ def _listed_bytes(copy: Copy) -> int:
     return copy.listing.size_bytes
 
 
-def _results(copies: Iterable[Copy], bar: Progress) -> Iterator[Result]:
+def _of_copies(run: ReadableRun, step: int | None, bar: Progress) -> Iterator[Result]:
+    """Read all copies; a live run that deletes each before it is read is listed again.
+
+    Raises:
+        StepNotFoundError: there is no such step, or each copy was deleted, `LISTINGS_MAX` times.
+    """
+    for _ in range(LISTINGS_MAX):
+        copies = [copy for copy in copies_of(run) if step is None or copy.id.step == step]
+        if not copies:
+            if step is None:
+                return
+            run.load_view().find(step)
+        is_any = False
+        for result in _results(copies, bar):
+            is_any = True
+            yield result
+        if is_any:
+            return
+    raise StepNotFoundError(
+        f"verify {run.location}: nothing was checked: the run deleted all checkpoints of each of "
+        f"{LISTINGS_MAX} listings meanwhile; verify a copy of it, or let the run keep more"
+    )
+
+
+def _results(copies: Sequence[Copy], bar: Progress) -> Iterator[Result]:
     (task,) = bar.task_ids
+    bar.update(task, total=sum(_listed_bytes(copy) for copy in copies), completed=0)
     done_bytes = 0
     for copy in copies:
         bar.update(task, description=f"step {copy.id.step}, {copy.store.tier}")
@@ -205,6 +228,9 @@ def _print_end(results: Sequence[Result]) -> None:
         f"{counted(len(steps), 'checkpoint')}, {counted(len(copies), 'copy', 'copies')}, {total}"
     )
     bad = [check for result in results for check in result.problems]
+    if not copies and not bad:
+        output.print_line("nothing was checked but the records of the run: it has no checkpoint")
+        return
     if not bad:
         output.print_line(Text(f"all good: {checked}", "green"))
         return

@@ -65,7 +65,7 @@ class AgentProcess:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def agents_of(run: Path) -> list[AgentProcess]:
+def agents_of(run: str) -> list[AgentProcess]:
     """Return the agent processes of a run, ordered by host.
 
     An agent that is starting may be two processes for a moment.
@@ -77,14 +77,14 @@ def agents_of(run: Path) -> list[AgentProcess]:
             continue
         with contextlib.suppress(msgspec.DecodeError):
             config = decode(command[-1], AgentConfig)
-            if config.run == str(run):
+            if config.run == run:
                 found.append(
                     AgentProcess(pid=process.pid, host=config.host, folder=Path(config.folder))
                 )
     return sorted(found, key=lambda agent: (agent.host, agent.pid))
 
 
-def agent_of(run: Path, host: str, clock: Clock) -> AgentProcess:
+def agent_of(run: str, host: str, clock: Clock) -> AgentProcess:
     """Return the agent of a run on `host`, waiting for one that is starting.
 
     Raises:
@@ -103,7 +103,7 @@ def agent_of(run: Path, host: str, clock: Clock) -> AgentProcess:
         clock.sleep(_POLL_SECS)
 
 
-def stop_agents(run: Path) -> None:
+def stop_agents(run: str) -> None:
     """Stop the agents of a run after they have made durable what they hold; kill the others.
 
     Afterwards neither the agents nor their memory exist, even after an error: checkpoints that

@@ -13,17 +13,18 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from holdfast.demo import journal
-from holdfast.demo.failures import FailureKind
+from holdfast.demo.failures import DemoFailureKind
 from holdfast.demo.report import DemoReport, FailureReport
 from holdfast.demo.runner import RunLog, Start
+from holdfast.store.named_file import new_content
 
 _WHOLE = "#9ecae9"
 _BROKEN = "#1b3a5c"
 _MARKS = {
-    FailureKind.KILL: ("#d55e00", "SIGKILL"),
-    FailureKind.TERMINATE: ("#009e73", "SIGTERM"),
-    FailureKind.KILL_AGENT: ("#8e4585", "agent SIGKILL"),
-    FailureKind.LOSE_HOST: ("#d55e00", "lost"),
+    DemoFailureKind.KILL: ("#d55e00", "SIGKILL"),
+    DemoFailureKind.TERMINATE: ("#009e73", "SIGTERM"),
+    DemoFailureKind.KILL_AGENT: ("#8e4585", "agent SIGKILL"),
+    DemoFailureKind.LOSE_HOST: ("#d55e00", "lost"),
 }
 
 
@@ -34,7 +35,8 @@ def draw(report: DemoReport, interrupted: RunLog, uninterrupted: RunLog, path: P
     losses, times = figure.subplots(2, 1, height_ratios=(3, 2))
     _draw_losses(losses, report, interrupted, uninterrupted)
     _draw_times(times, report, interrupted, uninterrupted)
-    figure.savefig(path, format="png")
+    with new_content(path, "write the chart") as file:
+        figure.savefig(file, format="png")
 
 
 def _draw_losses(
@@ -102,11 +104,11 @@ def _draw_times(axes: Axes, report: DemoReport, interrupted: RunLog, uninterrupt
 
 def _name(failure: FailureReport) -> str:
     name = _MARKS[failure.kind][1]
-    return f"{failure.host} {name}" if failure.kind is FailureKind.LOSE_HOST else name
+    return f"{failure.host} {name}" if failure.kind is DemoFailureKind.LOSE_HOST else name
 
 
 def _cost(failure: FailureReport) -> str:
-    if failure.kind is FailureKind.KILL_AGENT:
+    if failure.kind is DemoFailureKind.KILL_AGENT:
         return "the trainer continued"
     steps = "1 step" if failure.steps_lost == 1 else f"{failure.steps_lost} steps"
     return f"{steps} lost, {failure.recovery_secs:.1f} s to the next"

@@ -11,7 +11,6 @@ import os
 import random
 import signal
 from dataclasses import dataclass
-from pathlib import Path
 
 from holdfast.clock import Clock
 from holdfast.demo.agents import agent_of
@@ -21,7 +20,7 @@ STEPS_MIN = 20
 """The fewest steps for which the failures are at distinct steps."""
 
 
-class FailureKind(enum.Enum):
+class DemoFailureKind(enum.Enum):
     """What a failure does, as the report names it."""
 
     KILL = "trainer SIGKILL"
@@ -41,7 +40,7 @@ class Failure:
         host: The index of the host that it hits.
     """
 
-    kind: FailureKind
+    kind: DemoFailureKind
     step: int
     phase: float
     host: int = 0
@@ -65,13 +64,13 @@ def choose_failures(
         )
     chance = random.Random(seed)
     chosen = [
-        (FailureKind.KILL, chance.randrange(steps // 4, steps // 2), 0),
-        (FailureKind.TERMINATE, chance.randrange(steps * 3 // 5, steps * 4 // 5), 0),
+        (DemoFailureKind.KILL, chance.randrange(steps // 4, steps // 2), 0),
+        (DemoFailureKind.TERMINATE, chance.randrange(steps * 3 // 5, steps * 4 // 5), 0),
     ]
     if hosts > 1:
         lost = chance.sample(range(hosts), 2)
         chosen = [
-            (FailureKind.LOSE_HOST, step, host)
+            (DemoFailureKind.LOSE_HOST, step, host)
             for (_, step, _), host in zip(chosen, lost, strict=True)
         ]
     if kill_agent:
@@ -83,7 +82,7 @@ def choose_failures(
                 if all(abs(step - other) > apart for _, other, _ in chosen)
             ]
         )
-        chosen.append((FailureKind.KILL_AGENT, step, chance.randrange(hosts)))
+        chosen.append((DemoFailureKind.KILL_AGENT, step, chance.randrange(hosts)))
     failures = [
         Failure(kind=kind, step=step, phase=chance.random(), host=host)
         for kind, step, host in chosen
@@ -91,7 +90,7 @@ def choose_failures(
     return tuple(sorted(failures, key=lambda failure: failure.step))
 
 
-def strike(kind: FailureKind, trainer_pid: int, run: Path, host: str, clock: Clock) -> int:
+def strike(kind: DemoFailureKind, trainer_pid: int, run: str, host: str, clock: Clock) -> int:
     """Carry out a failure on the host of that name.
 
     Returns:
@@ -101,15 +100,15 @@ def strike(kind: FailureKind, trainer_pid: int, run: Path, host: str, clock: Clo
         AgentUnavailableError: The host's agent cannot be found or does not end.
     """
     match kind:
-        case FailureKind.KILL:
+        case DemoFailureKind.KILL:
             os.kill(trainer_pid, signal.SIGKILL)
-        case FailureKind.TERMINATE:
+        case DemoFailureKind.TERMINATE:
             os.kill(trainer_pid, signal.SIGTERM)
-        case FailureKind.KILL_AGENT:
+        case DemoFailureKind.KILL_AGENT:
             agent = agent_of(run, host, clock)
             agent.kill()
             return agent.pid
-        case FailureKind.LOSE_HOST:
+        case DemoFailureKind.LOSE_HOST:
             agent = agent_of(run, host, clock)
             # The trainer first, because a live trainer would start another agent.
             os.kill(trainer_pid, signal.SIGKILL)

@@ -39,14 +39,14 @@ class JaxLearner:
         # float waits until the step is finished.
         return {**state, "params": params, "opt_state": opt_state, "rng": rng}, float(loss)
 
-    def digests(self, state: dict[str, Any]) -> StateDigests:
+    def state_digests(self, state: dict[str, Any]) -> StateDigests:
         return StateDigests(
             params=digest(state["params"]),
             opt_state=digest(state["opt_state"]),
             rng=digest(jax.random.key_data(state["rng"])),
         )
 
-    def leave(self) -> None:
+    def leave_job(self) -> None:
         if self._options.hosts > 1:
             jax.distributed.shutdown()  # type: ignore[no-untyped-call]
 

@@ -87,24 +87,13 @@ class Learner(Protocol):
         """
         ...
 
-    def digests(self, state: dict[str, Any]) -> StateDigests:
+    def state_digests(self, state: dict[str, Any]) -> StateDigests:
         """Return digests of all bits of a state."""
         ...
 
-    def leave(self) -> None:
+    def leave_job(self) -> None:
         """Disconnect from the other hosts."""
         ...
-
-
-def make_learner(framework: str, options: LearnerOptions) -> Learner:
-    """Return the learner of `jax` or `torch`, connected to the other hosts."""
-    if framework == "torch":
-        from holdfast.demo.torch_learner import TorchLearner
-
-        return TorchLearner(options)
-    from holdfast.demo.jax_learner import JaxLearner
-
-    return JaxLearner(options)
 
 
 def digest_arrays(arrays: Iterable[tuple[str, NDArray[Any]]]) -> str:

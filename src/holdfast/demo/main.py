@@ -27,7 +27,12 @@ from holdfast.demo.progress import Display, make_display
 from holdfast.demo.report import make_report, read_commits, read_ram_troubles
 from holdfast.demo.runner import RunLog, drive
 from holdfast.demo.table import print_report, verdict
-from holdfast.errors import HoldfastError, InvalidArgumentError
+from holdfast.errors import HoldfastError, InvalidArgumentError, NotARunError
+from holdfast.events.reader import EventReader
+from holdfast.reports.goodput import report_run
+from holdfast.reports.page import write_page
+from holdfast.store.location import RunLocation, open_durable
+from holdfast.store.named_file import new_content
 
 _ROOM_BYTES = 16 << 20
 """The approximate size of a checkpoint."""
@@ -44,6 +49,7 @@ class DemoOptions:
 
     Attributes:
         directory: The folder for all files; None for a new temporary one.
+        run: The URL below which the durable tiers of both runs lie; None for the folder.
         hosts: The number of hosts of each run.
         framework: `jax` or `torch`.
         steps: The training steps of each run; None for as many as take about a minute.
@@ -55,6 +61,7 @@ class DemoOptions:
     """
 
     directory: Path | None = None
+    run: str | None = None
     hosts: int = 1
     framework: str = FRAMEWORKS[0]
     steps: int | None = None
@@ -100,6 +107,7 @@ def _run(options: DemoOptions, folder: Path, console: Console) -> int:
 
     clock = SystemClock()
     start_secs = clock.monotonic()
+    place = "" if options.run is None else checked_place(options.run)
     steps = options.steps or (_STEPS if options.hosts == 1 else _STEPS_OF_HOSTS)
     failures = choose_failures(
         options.seed, steps, kill_agent=options.kill_agent, hosts=options.hosts
@@ -114,6 +122,7 @@ def _run(options: DemoOptions, folder: Path, console: Console) -> int:
             seed=options.seed,
             interval_secs=options.interval_secs,
             failures=planned,
+            place=place,
         )
         for name, planned in (("interrupted", failures), ("uninterrupted", ()))
     ]
@@ -125,7 +134,8 @@ def _run(options: DemoOptions, folder: Path, console: Console) -> int:
     chart = options.chart or folder / "losses.png"
     draw(report, logs[0], logs[1], chart)
     json_path = options.json_path or folder / "report.json"
-    json_path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
+    with new_content(json_path, "write the report") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(report), indent=2))
 
     print_report(report, console)
     for trouble in read_ram_troubles(plans[0].run):
@@ -133,6 +143,9 @@ def _run(options: DemoOptions, folder: Path, console: Console) -> int:
     _print_line(console, f"chart:  {chart}\nreport: {json_path}")
     _print_line(console, f"the whole demo took {clock.monotonic() - start_secs:.0f} s")
     _print_line(console, verdict(report.identity))
+    page, run = folder / "report.html", plans[0].run
+    write_page([report_run(run, EventReader(RunLocation(run).folder).read())], page)
+    _print_line(console, f"where the time of the interrupted run went: {page.as_uri()}")
     return 0 if report.identity.holds else 1
 
 
@@ -156,6 +169,27 @@ def _check_packages(framework: str) -> None:
             f"holdfast demo: expected {', '.join(needed)} to be installed, not found: "
             f"{', '.join(missing)}; install `holdfast-checkpoint[{extras}]`"
         )
+
+
+def checked_place(url: str) -> str:
+    """Return the URL below which the runs of the demo lie.
+
+    Raises:
+        InvalidArgumentError: It is no URL.
+        NotARunError: Something is there already.
+    """
+    location = RunLocation.parse(url)
+    if not location.is_url:
+        raise InvalidArgumentError(
+            f"holdfast demo: expected --run with a URL as s3://bucket/demo, found {url}; "
+            "--directory takes a folder"
+        )
+    store = open_durable(location.text, SystemClock())
+    if next(store.list("interrupted"), None) or next(store.list("uninterrupted"), None):
+        raise NotARunError(
+            f"holdfast demo: expected nothing at {location}, found runs; choose another URL"
+        )
+    return location.text
 
 
 def _prepare_folder(wanted: Path | None) -> Path:

@@ -34,11 +34,13 @@ class DemoPlan:
     hosts: int = 1
     framework: str = FRAMEWORKS[0]
     failures: tuple[Failure, ...] = ()
+    place: str = ""
+    """The URL below which the runs lie; empty for the folder."""
 
     @property
-    def run(self) -> Path:
-        """The run's durable directory."""
-        return self.folder / self.name
+    def run(self) -> str:
+        """The run's durable directory, or its URL."""
+        return f"{self.place or self.folder}/{self.name}"
 
     def journal(self, host: int) -> Path:
         """Return the path of the journal of a host's trainers."""

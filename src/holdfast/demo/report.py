@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 
 from holdfast.demo import journal
-from holdfast.demo.failures import FailureKind
+from holdfast.demo.failures import DemoFailureKind
 from holdfast.demo.runner import RunLog, Strike
 from holdfast.events.reader import read_events
 from holdfast.events.schema import CheckpointCommitted, RamUnavailable
+from holdfast.store.location import RunLocation
 
 _LAST_STEPS = 16
 
@@ -42,7 +42,7 @@ class FailureReport:
         skipped: The checkpoints and copies that were skipped, with the reasons.
     """
 
-    kind: FailureKind
+    kind: DemoFailureKind
     host: str
     pid: int
     last_step: int
@@ -146,22 +146,22 @@ def compare(one: ByHost, other: ByHost) -> Identity:
     )
 
 
-def read_commits(run: Path) -> list[tuple[int, float]]:
+def read_commits(run: str) -> list[tuple[int, float]]:
     """Return (attempt, time) of each checkpoint that a run committed, ordered by time.
 
     Commits by a later recovery are left out: their times do not reflect the interval of saving.
     """
     commits = [
         (event.attempt, event.time.timestamp())
-        for event in read_events(run, CheckpointCommitted)
+        for event in read_events(RunLocation(run).folder, CheckpointCommitted)
         if event.by != "recovery"
     ]
     return sorted(commits, key=lambda commit: commit[1])
 
 
-def read_ram_troubles(run: Path) -> list[str]:
+def read_ram_troubles(run: str) -> list[str]:
     """Return why the hosts could not store checkpoints in RAM, each reason once."""
-    return sorted({event.reason for event in read_events(run, RamUnavailable)})
+    return sorted({event.reason for event in read_events(RunLocation(run).folder, RamUnavailable)})
 
 
 def intervals_secs(commits: Iterable[tuple[int, float]]) -> list[float]:
@@ -184,7 +184,7 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 
 
 def _failure_report(run: RunLog, strike: Strike) -> FailureReport:
-    trainer_survives = strike.failure.kind is FailureKind.KILL_AGENT
+    trainer_survives = strike.failure.kind is DemoFailureKind.KILL_AGENT
     before = run.starts[strike.start].by_host
     # The hosts may be at different points of a step when one is lost, so all of them count.
     hit = before[strike.failure.host] if trainer_survives else _all(before)

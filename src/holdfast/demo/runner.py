@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from holdfast.clock import Clock
 from holdfast.demo import journal
-from holdfast.demo.failures import Failure, FailureKind, strike
+from holdfast.demo.failures import DemoFailureKind, Failure, strike
 from holdfast.demo.plan import DemoPlan
 from holdfast.demo.progress import Display
 from holdfast.demo.trainers import Trainer
@@ -120,7 +120,7 @@ class _Life:
                     continue
                 failure = due.popleft()
                 strikes.append(self._strike(failure))
-                if failure.kind is not FailureKind.KILL_AGENT:
+                if failure.kind is not DemoFailureKind.KILL_AGENT:
                     ended_by = failure
             self._await_end(ended_by)
         finally:
@@ -176,7 +176,7 @@ class _Life:
             failed = [trainer for trainer in self._trainers if trainer.code]
             self._take_records()
             self._check(failed, "to finish")
-        if ended_by is None or ended_by.kind is not FailureKind.LOSE_HOST:
+        if ended_by is None or ended_by.kind is not DemoFailureKind.LOSE_HOST:
             for trainer in self._trainers:
                 trainer.await_end()
 
@@ -194,7 +194,7 @@ class _Life:
     def _is_as_planned(self, trainer: Trainer, ended_by: Failure | None) -> bool:
         if ended_by is None:
             return trainer.code == 0 and isinstance(trainer.last, journal.Finished)
-        if ended_by.kind is FailureKind.TERMINATE:
+        if ended_by.kind is DemoFailureKind.TERMINATE:
             return trainer.code == 0 and isinstance(trainer.last, journal.Preempted)
         # The other hosts' trainers were ended by `watch`, so how they ended does not matter.
         return trainer.host != ended_by.host or trainer.code == -signal.SIGKILL

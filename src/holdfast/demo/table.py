@@ -6,7 +6,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from holdfast.demo.failures import FailureKind
+from holdfast.demo.failures import DemoFailureKind
 from holdfast.demo.report import DemoReport, FailureReport, Identity
 
 
@@ -58,7 +58,7 @@ def describe_sources(sources: dict[str, int] | None) -> str:
     )
 
 
-_TIER_NAMES = {"ram": "RAM", "peer": "peers", "durable": "disk"}
+_TIER_NAMES = {"ram": "RAM", "peer": "peers", "durable": "disk", "remote": "remote"}
 
 
 def _table(title: str, *, show_header: bool = True) -> Table:
@@ -74,13 +74,13 @@ def _table(title: str, *, show_header: bool = True) -> Table:
 
 
 def _failure_cells(failure: FailureReport) -> tuple[str, ...]:
-    survived = failure.kind is FailureKind.KILL_AGENT
+    survived = failure.kind is DemoFailureKind.KILL_AGENT
     sources = failure.sources
-    if failure.kind is FailureKind.LOSE_HOST and sources is not None:
+    if failure.kind is DemoFailureKind.LOSE_HOST and sources is not None:
         # Shown even if nothing was read from disk, which is what this failure demonstrates.
         sources = {"durable": 0, **sources}
     return (
-        f"{failure.host} lost" if failure.kind is FailureKind.LOSE_HOST else failure.kind.value,
+        f"{failure.host} lost" if failure.kind is DemoFailureKind.LOSE_HOST else failure.kind.value,
         str(failure.last_step),
         str(failure.steps_lost),
         _secs(failure.recovery_secs),

@@ -102,14 +102,14 @@ class TorchLearner:
             loss = averaged[0]
         return float(loss)
 
-    def digests(self, state: dict[str, Any]) -> StateDigests:
+    def state_digests(self, state: dict[str, Any]) -> StateDigests:
         return StateDigests(
             params=digest(state["model"].state_dict()),
             opt_state=digest([state["optimizer"].state_dict(), state["scheduler"].state_dict()]),
             rng=digest(state["rng"].state_dict()),
         )
 
-    def leave(self) -> None:
+    def leave_job(self) -> None:
         if self._options.hosts > 1:
             # Rank 0 holds the key-value store, which the others may still be using.
             dist.barrier()

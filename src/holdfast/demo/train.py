@@ -24,7 +24,7 @@ from holdfast.clock import SystemClock
 from holdfast.demo import journal
 from holdfast.demo.corpus import load_corpus
 from holdfast.demo.data import Batches, BatchShape, batch_iterator
-from holdfast.demo.learner import Learner, LearnerOptions, ModelConfig, make_learner
+from holdfast.demo.learner import Learner, LearnerOptions, ModelConfig
 from holdfast.demo.plan import FRAMEWORKS
 from holdfast.manager.restoring import RestoreReport
 
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.hosts > 1:
             _end_at_once()
         raise
-    learner.leave()
+    learner.leave_job()
     return 0
 
 
@@ -66,6 +66,17 @@ def _end_at_once() -> NoReturn:
     traceback.print_exc()
     sys.stderr.flush()
     os._exit(1)
+
+
+def make_learner(framework: str, options: LearnerOptions) -> Learner:
+    """Return the learner of `jax` or `torch`, connected to the other hosts."""
+    if framework == "torch":
+        from holdfast.demo.torch_learner import TorchLearner
+
+        return TorchLearner(options)
+    from holdfast.demo.jax_learner import JaxLearner
+
+    return JaxLearner(options)
 
 
 def train(
@@ -148,7 +159,7 @@ def _started(start: int, restore: RestoreReport | None) -> journal.Started:
 
 
 def _finished(learner: Learner, state: dict[str, Any]) -> journal.Finished:
-    found = learner.digests(state)
+    found = learner.state_digests(state)
     return journal.Finished(
         time=_now(),
         params=found.params,
@@ -165,7 +176,7 @@ def _now() -> float:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m holdfast.demo.train", description=__doc__)
-    parser.add_argument("--run", required=True, type=Path, help="the run's durable directory")
+    parser.add_argument("--run", required=True, help="the run's durable directory, or its URL")
     parser.add_argument("--log", required=True, type=Path, help="the journal, appended to")
     parser.add_argument("--steps", required=True, type=int)
     parser.add_argument("--framework", choices=FRAMEWORKS, default=FRAMEWORKS[0])

@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from holdfast.reports.failure_rates import FailureRate, failure_rate
-from holdfast.reports.model import RunFailure, RunReport, TierReport
+from holdfast.policy.best_interval import FACTOR_MIN, best_interval_secs, waste
+from holdfast.policy.failure_rates import FailureRate, failure_rate
+from holdfast.policy.interval_tuner import resolution_secs
+from holdfast.reports.model import Intervals, RunFailure, RunReport, TierReport
 from holdfast.reports.simulate import Cluster, FailureKind, TierSetting
 
-FACTOR_MIN = 1.5
-"""Advice is given beyond it: half or double the best interval wastes 1.25 times as much."""
 SURVIVED = {
     "ram": frozenset({"process"}),
     "peer": frozenset({"process", "host"}),
@@ -29,9 +29,10 @@ KINDS = {"lost": "process", "host_lost": "host"}
 """The kinds of failures, by the end of an attempt. A preempted job has saved its last step."""
 RESTART_SECS = 60.0
 """Assumed where no restart was measured."""
+GAIN_MIN = 0.001
+"""A change that saves a smaller share of the time is not worth a word: it is within the noise."""
 STEP_SECS = 0.001
 """Assumed where the duration of a step was not measured: no interval is shorter than a step."""
-_HALVINGS = 200
 
 
 class IntervalAdvice(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,13 +40,14 @@ class IntervalAdvice(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         tier: Its name.
-        interval_secs: The median interval of its checkpoints today.
+        interval_secs: The interval of its checkpoints today: half of the time passed in such or
+            longer ones.
         best_secs: The interval with the least waste.
         low_secs: The best interval for the highest failure rate that is believed.
         high_secs: The best interval for the lowest one.
         waste: The share of the time that its checkpoints and the steps lost cost today.
         best_waste: The same with the best interval.
-        is_needed: Whether today's waste is beyond 1.5 times the best one.
+        is_needed: Whether today's waste is beyond 1.5 times the best one, and by more than noise.
     """
 
     tier: str
@@ -82,45 +84,6 @@ class RunAdvice(msgspec.Struct, frozen=True, kw_only=True):
     tiers: list[IntervalAdvice]
     gains: dict[str, float]
     notes: list[str]
-
-
-def best_interval_secs(cost_secs: float, per_sec: float) -> float:
-    """Return the training time between two checkpoints that wastes least.
-
-    Minimises (exp(rate (T + cost)) - 1) / T, the expected time for T of work (Daly, 2006). For a
-    small cost it is Young's sqrt(2 cost / rate).
-
-    Args:
-        cost_secs: By how much a checkpoint lengthens the training.
-        per_sec: Failures a second; without failures the result is infinite.
-    """
-    if per_sec <= 0:
-        return math.inf
-    if cost_secs <= 0:
-        return 0.0
-
-    def slope(secs: float) -> float:
-        return secs * per_sec - 1 + math.exp(-per_sec * (secs + cost_secs))
-
-    low, high = 0.0, 2 / per_sec
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if slope(middle) < 0 else (low, middle)
-    return (low + high) / 2
-
-
-def waste(interval_secs: float, cost_secs: float, secs: float, per_sec: float) -> float:
-    """Return the share of the time that a tier costs: its checkpoints, and the steps lost.
-
-    Args:
-        interval_secs: The time from one checkpoint to the next.
-        cost_secs: By how much one lengthens the training.
-        secs: How long one takes until it can be restored.
-        per_sec: The failures for which it is the nearest tier.
-    """
-    if math.isinf(interval_secs):
-        return 0.0
-    return cost_secs / interval_secs + per_sec * (interval_secs / 2 + secs)
 
 
 def advise_run(report: RunReport, mtbf_hours: float | None = None) -> RunAdvice:
@@ -234,7 +197,9 @@ def _interval_advice(
     step_secs: float,
 ) -> IntervalAdvice:
     tier = measured[name]
-    cost, secs, interval = tier.cost_secs or 0.0, tier.secs or 0.0, tier.intervals.p50_secs or 0.0
+    # A cost below this is noise, by which no interval is the best one.
+    cost = max(tier.cost_secs or 0.0, resolution_secs(step_secs))
+    secs, interval = tier.secs or 0.0, _interval_today(tier.intervals)
     kinds = [rates[kind] for kind in rates if _nearest(kind, measured) == name]
     mean, low, high = (
         sum(getattr(rate, bound) for rate in kinds) / 3600
@@ -253,8 +218,24 @@ def _interval_advice(
         high_secs=max(best_interval_secs(cost, low), least_secs),
         waste=now,
         best_waste=least,
-        is_needed=now > FACTOR_MIN * least,
+        is_needed=now > FACTOR_MIN * least and now - least > GAIN_MIN,
     )
+
+
+def _interval_today(intervals: Intervals) -> float:
+    """Return the interval in which most of the time passed: half of it was in longer ones.
+
+    A burst of checkpoints, which takes little of the time, does not count for more than that.
+    """
+    values = sorted(intervals.values_secs)
+    if not values:
+        return intervals.p50_secs or 0.0
+    half, passed = sum(values) / 2, 0.0
+    for value in values:
+        passed += value
+        if passed >= half:
+            break
+    return value
 
 
 def _nearest(kind: str, measured: Mapping[str, TierReport]) -> str | None:

@@ -65,13 +65,20 @@ def report_run(run: str, items: Iterable[Event | Omission]) -> RunReport:
         goodput=round(total["productive"] / wall_us, 6) if wall_us else None,
         attempts=[_attempt(trace, pieces, begin_us) for trace in traces],
         failures=_failures(traces, begin_us),
-        tiers=tier_reports(timed, pieces, begin_us),
+        tiers=tier_reports(timed, pieces, begin_us, is_measured=_has_both_kinds_of_steps(traces)),
         slowest_rank=slowest_rank(timed),
         waiting=in_secs(waiting, tuple(waiting)),
         steps=max(reached, default=first - 1) - first + 1,
         timeline=[_slice(piece, begin_us) for piece in _merged(pieces)],
         notes=notes,
     )
+
+
+def _has_both_kinds_of_steps(traces: Sequence[Trace]) -> bool:
+    """Return whether steps beside checkpoints can be compared with quiet ones."""
+    marks = [mark for trace in traces for mark in trace.marks]
+    is_beside = any(mark.sealing.steps or mark.writing.steps for mark in marks)
+    return is_beside and any(mark.quiet.steps for mark in marks)
 
 
 def _sums(pieces: Iterable[Piece]) -> tuple[Counter[str], Counter[str], Counter[str]]:
@@ -108,6 +115,8 @@ def _failures(traces: Sequence[Trace], begin_us: int) -> list[RunFailure]:
     """Return the ends of attempts that were failures, or that lost steps."""
     found = []
     high: int | None = None
+    """The last step that was finished and not lost."""
+    first = min((mark.step for trace in traces for mark in trace.marks), default=0)
     for index, trace in enumerate(traces):
         if trace.last_step is not None:
             high = trace.last_step
@@ -115,9 +124,11 @@ def _failures(traces: Sequence[Trace], begin_us: int) -> list[RunFailure]:
             continue
         later = traces[index + 1 :]
         following = next((one for one in later if one.marks), None)
-        lost = None
+        lost, last_step = None, high
         if following is not None:
-            lost = max(0, high - following.marks[0].step + 1) if high is not None else 0
+            kept = _kept_step(later[0], following, first)
+            lost = max(0, high - kept) if high is not None else 0
+            high = None if high is None else min(high, kept)
         if trace.end in CLOSED_ENDS and not lost:
             continue
         next_us = following.marks[0].time_us if following is not None else None
@@ -129,9 +140,8 @@ def _failures(traces: Sequence[Trace], begin_us: int) -> list[RunFailure]:
                 attempt=trace.number,
                 cause=trace.end,
                 host=trace.end_host,
-                last_step=high,
-                # Steps that an attempt without a step has lost were lost by the one before it.
-                steps_lost=lost if trace.marks or lost is None else 0,
+                last_step=last_step,
+                steps_lost=lost,
                 secs_to_next_step=(
                     None if next_us is None else max(0, next_us - trace.ended_us) / 1e6
                 ),
@@ -140,6 +150,20 @@ def _failures(traces: Sequence[Trace], begin_us: int) -> list[RunFailure]:
             )
         )
     return found
+
+
+def _kept_step(successor: Trace, following: Trace, first: int) -> int:
+    """Return the last step that the end of an attempt has left.
+
+    Args:
+        successor: The next attempt.
+        following: The next one that has finished a step; it may be the same.
+        first: The first step of the run.
+    """
+    if successor is following or not successor.has_origin:
+        return following.marks[0].step - 1
+    # It went back itself, or ended before its first step: that loss is its own.
+    return first - 1 if successor.origin_step is None else successor.origin_step
 
 
 def _sources(trace: Trace | None) -> dict[str, int]:
@@ -213,12 +237,22 @@ def _lost_notes(events: Iterable[Event]) -> list[str]:
 def _trace_notes(traces: Sequence[Trace]) -> list[str]:
     notes = []
     for trace in traces:
-        if not trace.marks:
+        if trace.last_step is None:
             notes.append(f"attempt {trace.number} finished no step")
+        elif not trace.marks:
+            notes.append(
+                f"attempt {trace.number} saved step {trace.last_step}; the times of its steps are "
+                "not known"
+            )
         elif not any(mark.quiet.steps for mark in trace.marks) and len(trace.marks) > 1:
             notes.append(
                 f"attempt {trace.number} had no step without a save: the inflation of its steps "
                 "was not measured and is counted as productive"
+            )
+        if trace.end == "unseen" and trace.last_step is not None:
+            notes.append(
+                f"no agent saw the end of attempt {trace.number}: whether it finished steps after "
+                f"step {trace.last_step} is not known, and they are not counted as lost"
             )
     for trace, successor in pairwise(traces):
         missing = range(trace.number + 1, successor.number)

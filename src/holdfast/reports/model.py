@@ -127,7 +127,7 @@ class TierReport(msgspec.Struct, frozen=True, kw_only=True):
         checkpoints: How many reached it.
         bytes: The bytes written to it; null: the events do not record them.
         reused_bytes: The bytes that earlier checkpoints had written.
-        requests: The requests to it; null: the events do not record them.
+        requests: The requests of the hosts' agents to it; null: the tier is no service.
         intervals: The times between checkpoints.
         cost_secs: By how much a checkpoint lengthened the steps: blocked time and inflation of one;
             null: not measured.
@@ -173,7 +173,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
         goodput: The share of `productive`; null if there is no time.
         attempts: In their order.
         failures: In their order.
-        tiers: By name: `ram`, `peer` (in enough failure domains), `durable`.
+        tiers: By name: `ram`, `peer` (in enough failure domains), `durable`,
+            `remote`.
         slowest_rank: Null if no part was saved.
         waiting: The category `waiting` as reported, by reason.
         steps: The steps of the run that were finished, each counted once.

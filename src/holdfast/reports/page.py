@@ -6,14 +6,11 @@ never markup. Its content security policy allows its own style and nothing else.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 from xml.etree.ElementTree import Element, SubElement, tostring
 
-from holdfast.errors import StorageError
 from holdfast.quantities import size_text
 from holdfast.reports import charts
 from holdfast.reports.model import CATEGORIES, RESTART_PARTS, RunReport
@@ -25,28 +22,19 @@ from holdfast.reports.words import (
     duration_text,
     share_text,
 )
+from holdfast.store.named_file import new_content
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def write_page(reports: Sequence[RunReport], path: Path) -> None:
-    """Write the page of some runs; a reader of `path` never sees half of one.
+    """Write the page of some runs; a reader of a regular file never sees half of one.
 
     Raises:
-        StorageError: The file cannot be written.
+        InvalidArgumentError, StorageError: The file cannot be written.
     """
-    try:
-        fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(fd, "wb") as file:
-                os.fchmod(fd, 0o644)
-                file.write(page(reports))
-            os.replace(name, path)
-        except OSError:
-            os.unlink(name)
-            raise
-    except OSError as error:
-        raise StorageError(f"write the report to {path}: {error}") from error
+    with new_content(path, "write the report") as file:
+        file.write(page(reports))
 
 
 def page(reports: Sequence[RunReport]) -> bytes:
@@ -184,13 +172,14 @@ def _add_tiers(main: Element, report: RunReport) -> None:
             _duration(tier.intervals.p95_secs),
             _duration(tier.intervals.max_secs),
             "" if tier.bytes is None else size_text(tier.bytes),
+            "" if tier.requests is None else f"{tier.requests:,}",
             _duration(tier.secs),
             _duration(tier.cost_secs),
         ]
         for name, tier in report.tiers.items()
     ]
-    titles = ["tier", "checkpoints", "interval P50", "P95", "largest", "written", "until there"]
-    _add_table(main, [*titles, "cost of one"], rows, set(range(1, 8)))
+    titles = ["tier", "checkpoints", "interval P50", "P95", "largest", "written", "requests"]
+    _add_table(main, [*titles, "until there", "cost of one"], rows, set(range(1, 9)))
     for name, tier in report.tiers.items():
         if len(tier.intervals.values_secs) > 1:
             chart = charts.intervals_histogram(name, tier.intervals.values_secs)

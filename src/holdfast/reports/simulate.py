@@ -7,12 +7,17 @@ checkpoint pauses the training for its cost, and counts once it has reached its 
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.errors import InvalidArgumentError
 
+FAILURES_MAX = 1_000_000
+"""A simulation with more failures would take hours."""
+KINDS = ("process", "host")
+"""Kinds that a tier may survive also where the cluster has no such failures."""
 HALVINGS = 60
 """Of a search for the work done in a time."""
 
@@ -108,23 +113,44 @@ def simulate(
     training = _Training(cluster, tiers, hours * 3600)
     for time_secs, kind in _failures(cluster, hours * 3600, seed):
         training.run_until(time_secs)
-        training.fail(kind)
+        training.lose_work(kind)
     training.run_until(hours * 3600)
     return training.outcome()
 
 
 def _check(cluster: Cluster, tiers: Sequence[TierSetting], hours: float) -> None:
-    numbers = {
-        "hours": hours,
-        **{f"interval_secs of {tier.name}": tier.interval_secs for tier in tiers},
-    }
-    wrong = next((name for name, value in numbers.items() if not 0 < value < float("inf")), None)
-    if wrong is not None:
-        raise InvalidArgumentError(f"simulate: expected {wrong} above 0, found {numbers[wrong]!r}")
-    least = [cluster.restart_secs, *(kind.per_hour for kind in cluster.failures)]
-    least += [x for tier in tiers for x in (tier.cost_secs, tier.secs, tier.restore_secs)]
-    if not all(0 <= value < float("inf") for value in least):
-        raise InvalidArgumentError(f"simulate: expected rates and durations, found {least}")
+    if isinstance(tiers, TierSetting):
+        raise InvalidArgumentError("simulate: expected tiers to be a list, found one TierSetting")
+    _check_number("hours", hours, is_above_zero=True)
+    _check_number("restart_secs", cluster.restart_secs)
+    for kind in cluster.failures:
+        _check_number(f"per_hour of {kind.name}", kind.per_hour)
+    known = {*KINDS, *(kind.name for kind in cluster.failures)}
+    for tier in tiers:
+        _check_number(f"interval_secs of {tier.name}", tier.interval_secs, is_above_zero=True)
+        for name in ("cost_secs", "secs", "restore_secs"):
+            _check_number(f"{name} of {tier.name}", getattr(tier, name))
+        unknown = set(tier.survives) - known
+        if unknown:
+            raise InvalidArgumentError(
+                f"simulate: expected survives of {tier.name} to be of {sorted(known)}, found "
+                f"{sorted(unknown)}"
+            )
+    expected = hours * sum(kind.per_hour for kind in cluster.failures)
+    if expected > FAILURES_MAX:
+        raise InvalidArgumentError(
+            f"simulate: expected at most {FAILURES_MAX:,} failures, found about {expected:.3g} in "
+            "`hours` with these `per_hour`; simulate a shorter time"
+        )
+
+
+def _check_number(name: str, value: object, *, is_above_zero: bool = False) -> None:
+    bound = math.ulp(0.0) if is_above_zero else 0.0
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and bound <= value < math.inf:  # type: ignore[operator]
+        return
+    least = "above 0" if is_above_zero else "of 0 or more"
+    raise InvalidArgumentError(f"simulate: expected {name} {least}, found {value!r}")
 
 
 def _failures(cluster: Cluster, secs: float, seed: int) -> list[tuple[float, str]]:
@@ -184,7 +210,7 @@ class _Training:
         costs = (tier.cost_secs * _count(work, tier.interval_secs) for tier in self._tiers)
         return work + sum(costs)
 
-    def fail(self, kind: str) -> None:
+    def lose_work(self, kind: str) -> None:
         """Lose the work that no checkpoint has, and restart."""
         for tier, setting in enumerate(self._tiers):
             if kind not in setting.survives:

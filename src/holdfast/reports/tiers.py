@@ -12,7 +12,9 @@ from holdfast.events.schema import (
     CheckpointEvent,
     CheckpointProtected,
     CheckpointSealed,
+    CheckpointUploaded,
     PartSaved,
+    StepProgress,
 )
 from holdfast.format.names import CheckpointId
 from holdfast.reports.division import Piece
@@ -24,17 +26,28 @@ SHOWN_MAX = 500
 
 
 def tier_reports(
-    timed: Sequence[Timed], pieces: Sequence[Piece], begin_us: int
+    timed: Sequence[Timed], pieces: Sequence[Piece], begin_us: int, *, is_measured: bool = True
 ) -> dict[str, TierReport]:
-    """Return the report of each tier that a checkpoint has reached."""
+    """Return the report of each tier that a checkpoint has reached.
+
+    Args:
+        timed: The events.
+        pieces: The pieces of the run's time.
+        begin_us: When it began.
+        is_measured: Whether steps beside checkpoints can be compared with others; else a cost of 0
+            is not known.
+    """
     parts = [one.event for one in timed if isinstance(one.event, PartSaved)]
     commits = {
-        one.event.id: one.event for one in timed if isinstance(one.event, CheckpointCommitted)
+        one.event.checkpoint_id: one.event
+        for one in timed
+        if isinstance(one.event, CheckpointCommitted)
     }
     reached = {
         "ram": [one for one in timed if isinstance(one.event, CheckpointSealed)],
         "peer": [one for one in timed if isinstance(one.event, CheckpointProtected)],
         "durable": [one for one in timed if isinstance(one.event, CheckpointCommitted)],
+        "remote": [one for one in timed if isinstance(one.event, CheckpointUploaded)],
     }
     in_ram = [part for part in parts if part.tier == "ram"]
     reached["ram"] = [
@@ -42,6 +55,7 @@ def tier_reports(
         for one in reached["ram"]
         if isinstance(one.event, CheckpointSealed) and one.event.tier == "ram"
     ]
+    requests, pulled_bytes = _traffic(timed)
     found: dict[str, TierReport] = {}
     for name, events in reached.items():
         times_us = _first_times(events)
@@ -52,20 +66,46 @@ def tier_reports(
         secs: list[float] = []
         if name == "ram":
             size_bytes, secs = sum(p.bytes for p in in_ram), [p.secs for p in in_ram]
+        elif name == "peer":
+            size_bytes = pulled_bytes
         elif name == "durable":
             own = [commit.bytes for commit in commits.values() if commit.bytes is not None]
             size_bytes = sum(own) if own else None
             secs = [commit.secs for commit in commits.values() if commit.secs is not None]
+        elif name == "remote":
+            uploads = [o.event for o in events if isinstance(o.event, CheckpointUploaded)]
+            size_bytes, secs = sum(one.bytes for one in uploads), [one.secs for one in uploads]
         found[name] = TierReport(
             checkpoints=count,
             bytes=size_bytes,
             reused_bytes=sum(p.reused_bytes for p in in_ram) if name == "ram" else 0,
+            requests=requests if name == "durable" else None,
             intervals=_intervals(times_us),
-            cost_secs=_cost_secs(name, pieces, count, has_ram="ram" in found),
+            cost_secs=_cost_secs(name, pieces, count, "ram" in found, is_measured),
             secs=statistics.median(secs) if secs else None,
             at_secs=[(us - begin_us) / 1e6 for us in _evenly(sorted(times_us.values()))],
         )
     return found
+
+
+def _traffic(timed: Sequence[Timed]) -> tuple[int | None, int | None]:
+    """Return the requests to the durable tier and the bytes pulled from peers, of all agents.
+
+    Each agent counts from its start, so that a count that has fallen is of another agent.
+    """
+    sums: dict[str, int | None] = {"durable_requests": None, "pulled_bytes": None}
+    before: dict[tuple[str, str], int] = {}
+    for one in timed:
+        if not isinstance(one.event, StepProgress):
+            continue
+        for name in sums:
+            value = getattr(one.event, name)
+            if value is None:
+                continue
+            last = before.get((name, one.event.host), 0)
+            before[name, one.event.host] = value
+            sums[name] = (sums[name] or 0) + (value - last if value >= last else value)
+    return sums["durable_requests"], sums["pulled_bytes"]
 
 
 def slowest_rank(timed: Sequence[Timed]) -> SlowestRank | None:
@@ -100,7 +140,7 @@ def _first_times(events: Sequence[Timed]) -> dict[CheckpointId, int]:
     for one in events:
         is_recovery = isinstance(one.event, CheckpointCommitted) and one.event.by == "recovery"
         if isinstance(one.event, CheckpointEvent) and not is_recovery:
-            times_us.setdefault(one.event.id, one.time_us)
+            times_us.setdefault(one.event.checkpoint_id, one.time_us)
     return times_us
 
 
@@ -124,8 +164,10 @@ def _intervals(times_us: dict[CheckpointId, int]) -> Intervals:
     )
 
 
-def _cost_secs(tier: str, pieces: Sequence[Piece], count: int, *, has_ram: bool) -> float | None:
-    """Return by how much one checkpoint of a tier lengthened the steps.
+def _cost_secs(
+    tier: str, pieces: Sequence[Piece], count: int, has_ram: bool, is_measured: bool
+) -> float | None:
+    """Return by how much one checkpoint of a tier lengthened the steps; None: not known.
 
     Blocked time and the steps during which a checkpoint was taken belong to RAM, or to the durable
     tier if that takes them alone; the steps during which one was written belong to the durable one.
@@ -133,10 +175,12 @@ def _cost_secs(tier: str, pieces: Sequence[Piece], count: int, *, has_ram: bool)
     sealing_us = sum(piece.sealing_us for piece in pieces)
     writing_us = sum(piece.writing_us for piece in pieces)
     if tier == "ram":
-        return sealing_us / 1e6 / count
-    if tier == "durable":
-        return (writing_us + (0 if has_ram else sealing_us)) / 1e6 / count
-    return None
+        cost_us = sealing_us
+    elif tier == "durable":
+        cost_us = writing_us + (0 if has_ram else sealing_us)
+    else:
+        return None
+    return cost_us / 1e6 / count if cost_us or is_measured else None
 
 
 def _evenly(values: Sequence[float]) -> list[float]:

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 
 from holdfast.events.schema import (
     AttemptBranched,
     AttemptFenced,
     AttemptStarted,
+    CheckpointCommitted,
+    CheckpointSealed,
     Event,
     FirstStep,
+    LeaderReplaced,
     ManagerOpened,
+    PartSaved,
+    PeerSilent,
     PreemptionNoticed,
     RanksLost,
     StateRestored,
@@ -40,6 +45,10 @@ OF_TRAINERS = (
     RanksLost,
 )
 """The events that show that an attempt was alive."""
+OF_ENDS = (AttemptFenced, PeerSilent, LeaderReplaced)
+"""Further events that show how it ended."""
+OF_SAVES = (PartSaved, CheckpointSealed, CheckpointCommitted)
+"""The events that show that an attempt has finished a step, the one that was saved."""
 NO_STEPS = StepTimes()
 
 
@@ -81,6 +90,8 @@ class Trace:
         host: The host of that rank.
         started_us: When the attempt had begun.
         is_branch: The same processes began it, from an older checkpoint.
+        has_origin: Whether it is known from which checkpoint it continues.
+        origin_step: The step of that checkpoint; None: it began anew.
         opened: The opening of the timed rank's manager.
         restored: What the ranks restored.
         marks: The positions of the timed rank, in the order of time.
@@ -96,6 +107,8 @@ class Trace:
     host: str = ""
     started_us: int | None = None
     is_branch: bool = False
+    has_origin: bool = False
+    origin_step: int | None = None
     opened: Timed | None = None
     restored: list[Timed] = field(default_factory=list)
     marks: list[StepMark] = field(default_factory=list)
@@ -111,7 +124,7 @@ def gather_traces(timed: Sequence[Timed]) -> tuple[list[Trace], list[str]]:
     notes: list[str] = []
     by_attempt: dict[int, list[Timed]] = {}
     for one in timed:
-        if one.event.run_attempt > 0 and isinstance(one.event, (*OF_TRAINERS, AttemptFenced)):
+        if one.event.run_attempt > 0 and isinstance(one.event, (*OF_TRAINERS, *OF_ENDS)):
             by_attempt.setdefault(one.event.run_attempt, []).append(one)
     traces = []
     numbers = sorted(by_attempt)
@@ -130,8 +143,31 @@ def gather_traces(timed: Sequence[Timed]) -> tuple[list[Trace], list[str]]:
             own = [one for one in own if one not in late] if late else own
         if own:
             traces.append(_trace(number, own))
+    _note_saved_steps(traces, timed)
     _set_ends(traces, by_attempt)
     return traces, notes
+
+
+def _note_saved_steps(traces: Sequence[Trace], timed: Sequence[Timed]) -> None:
+    """Note the steps that saves prove, also where no agent was left to report the last step.
+
+    A part that was saved after the successor had begun is of an attempt that should have ended; a
+    commit may be made for an attempt after its end.
+    """
+    by_number = {trace.number: trace for trace in traces}
+    until_us = {
+        trace.number: successor.started_us
+        for trace, successor in pairwise(traces)
+        if successor.started_us is not None
+    }
+    for one in timed:
+        event = one.event
+        if not isinstance(event, OF_SAVES) or event.attempt not in by_number:
+            continue
+        end_us = until_us.get(event.attempt)
+        is_late = end_us is not None and one.time_us > end_us
+        if isinstance(event, CheckpointCommitted) or not is_late:
+            _note_step(by_number[event.attempt], event.step)
 
 
 def _begun_us(events: Sequence[Timed]) -> int:
@@ -149,6 +185,7 @@ def _trace(number: int, events: Sequence[Timed]) -> Trace:
             if trace.started_us is None:
                 trace.started_us = one.time_us
             trace.is_branch = isinstance(event, AttemptBranched)
+            trace.has_origin, trace.origin_step = True, event.origin_step
         elif isinstance(event, ManagerOpened) and is_timed:
             trace.opened = one
         elif isinstance(event, StateRestored):
@@ -232,7 +269,10 @@ def _set_ends(traces: Sequence[Trace], by_attempt: dict[int, list[Timed]]) -> No
     for trace, successor in zip_longest(traces, traces[1:]):
         events = by_attempt[trace.number]
         trace.end, found = _end(events)
-        if found is not None:
+        gone = _lost_host(events)
+        if gone is not None and trace.end in ("lost", "closed", "open"):
+            trace.end, (trace.ended_us, trace.end_host) = "host_lost", gone
+        elif found is not None:
             trace.ended_us, trace.end_host = found.time_us, _host_of_end(found.event)
         elif successor is not None:
             trace.end = "went_back" if successor.is_branch else "unseen"
@@ -264,6 +304,29 @@ def _end(events: Iterable[Timed]) -> tuple[str, Timed | None]:
     if lost:
         return "lost", lost[0]
     return ("closed", left[-1]) if left else ("open", None)
+
+
+def _lost_host(events: Sequence[Timed]) -> tuple[int, str] | None:
+    """Return when a host of an attempt was noticed to be lost, and the host; None: none was.
+
+    Of a lost host there is no end of its trainers. The others' trainers, which wait for those, end
+    soon after it, and their agents have reported its silence.
+    """
+    opened = {one.event.host for one in events if isinstance(one.event, ManagerOpened)}
+    lost = [one for one in events if isinstance(one.event, TrainerLost)]
+    left = [one for one in events if isinstance(one.event, TrainerLeft)]
+    gone = opened - {one.event.host for one in (*lost, *left)}
+    if not gone or gone == opened or not lost:
+        return None
+    silent = [one for one in events if _silent_host(one.event) in gone]
+    first = min((*silent, *lost), key=lambda one: one.time_us)
+    return first.time_us, _silent_host(first.event) or min(gone)
+
+
+def _silent_host(event: Event) -> str | None:
+    if isinstance(event, PeerSilent):
+        return event.of_host
+    return event.before if isinstance(event, LeaderReplaced) else None
 
 
 def _host_of_end(event: Event) -> str:

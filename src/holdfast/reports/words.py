@@ -28,7 +28,7 @@ CAUSE_WORDS = {
     "closed": "closed before its last step was saved",
     "open": "running",
 }
-TIER_WORDS = {"ram": "RAM", "peer": "other hosts' RAM", "durable": "durable"}
+TIER_WORDS = {"ram": "RAM", "peer": "other hosts' RAM", "durable": "durable", "remote": "remote"}
 
 
 def duration_text(secs: float) -> str:

@@ -1,0 +1,78 @@
+"""Implement `holdfast metrics`: print what agents count, and the files for Prometheus."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from holdfast import monitoring
+from holdfast.agent import protocol
+from holdfast.agent.client import AgentGoneError
+from holdfast.agent.metric_families import AgentMetrics, flat
+from holdfast.cli import output
+from holdfast.cli.agents import ask, living
+from holdfast.cli.output import Column
+from holdfast.job.run_access import read_only
+
+
+@click.command()
+@click.argument("directory", metavar="[DIR]", type=click.Path(), required=False)
+@click.option(
+    "--rules",
+    "file_name",
+    flag_value=monitoring.RULES,
+    help="Print recording and alerting rules for Prometheus.",
+)
+@click.option(
+    "--dashboard",
+    "file_name",
+    flag_value=monitoring.DASHBOARD,
+    help="Print a dashboard for Grafana.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def metrics(directory: str | None, file_name: str | None, as_json: bool) -> None:
+    """Show the metrics of the agents on this host, or of the run in DIR.
+
+    They count from the start of the agent. Where an agent serves them to Prometheus, that address
+    is shown too; docs/metrics.md explains how to set it up.
+    """
+    if file_name is not None:
+        click.echo(monitoring.read_file(file_name), nl=False)
+        return
+    run_id = read_only(directory).agents_id if directory is not None else None
+    agents = [one for one in living() if run_id in (None, one.run_id)]
+    found = [(agent, one) for agent in agents if (one := _ask(agent)) is not None]
+    if as_json:
+        output.print_json(
+            {
+                "agents": [
+                    {
+                        "run": one.run,
+                        "host": one.host,
+                        "metrics_url": agent.metrics_url,
+                        "metrics": flat(one),
+                    }
+                    for agent, one in found
+                ]
+            }
+        )
+        return
+    if not found:
+        output.print_line(
+            "no agents on this host" if directory is None else f"no agent of {directory}"
+        )
+    for number, (agent, one) in enumerate(found):
+        if number:
+            output.print_line("")
+        served = agent.metrics_url or "not served; set RamTier(metrics_port=…)"
+        output.print_line(f"{one.run} on {one.host}: {served}")
+        rows = [[name, f"{value:.6g}"] for name, value in flat(one).items()]
+        output.print_table([Column(""), Column("", "right")], rows)
+
+
+def _ask(agent: protocol.AgentStatus) -> AgentMetrics | None:
+    try:
+        return ask(Path(agent.folder), "metrics", protocol.Empty(), AgentMetrics)
+    except AgentGoneError:
+        return None

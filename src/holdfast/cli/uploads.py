@@ -1,0 +1,51 @@
+"""Implement `holdfast uploads`: list the uploads that killed processes have left in a bucket."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import click
+
+from holdfast.cli import output
+from holdfast.cli.output import counted
+from holdfast.clock import SystemClock
+from holdfast.store.location import RunLocation
+from holdfast.store.unfinished_uploads import UnfinishedUploads
+
+DEFAULT_HOURS = 24.0
+
+
+@click.command()
+@click.argument("url", metavar="URL", type=str)
+@click.option("--abort", is_flag=True, help="Abort them, which removes their parts.")
+@click.option(
+    "--older-than",
+    metavar="HOURS",
+    type=click.FloatRange(min=0),
+    default=DEFAULT_HOURS,
+    show_default=True,
+    help="Only those that were begun before; a younger one may be under way.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def uploads(url: str, abort: bool, older_than: float, yes: bool, as_json: bool) -> None:
+    """List the unfinished uploads of the run at URL, whose parts are billed and not visible.
+
+    A live run's own uploads are among them while they are under way, so --abort leaves those of the
+    last day alone. This needs the package boto3, and works for s3:// only.
+    """
+    known = UnfinishedUploads(RunLocation.parse(url))
+    now, least_age = SystemClock().now(), timedelta(hours=older_than)
+    found = [one for one in known.list() if now - one.began >= least_age]
+    for one in found if not as_json else ():
+        hours = (now - one.began).total_seconds() / 3600
+        output.print_line(f"{one.key}: begun {hours:.1f} hours ago, upload {one.id}")
+    if abort and found:
+        output.confirm(f"Abort {counted(len(found), 'upload')}?", is_answered=yes)
+        for one in found:
+            known.abort_upload(one)
+    if as_json:
+        rows = [{"key": o.key, "id": o.id, "began": o.began.isoformat()} for o in found]
+        output.print_json({"uploads": rows, "aborted": abort})
+    elif not found:
+        output.print_line(f"no unfinished upload is older than {older_than:g} hours")
