@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: measures Holdfast beside Orbax, and writes docs/performance.md."""
+"""`python -m benchmarks`: measures Holdfast beside its peers, and writes docs/performance.md."""
 
 from __future__ import annotations
 

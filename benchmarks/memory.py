@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from pathlib import Path
@@ -16,10 +17,15 @@ class PeakMemory:
     """Samples, while the block runs, this process's and its agents' own memory and tmpfs bytes.
 
     `peak_bytes` is the most seen over `before`, which was taken before the checkpointer was opened.
+
+    Args:
+        before: what `of_now` returned.
+        with_children: count the processes that this one starts too, with the memory they share.
     """
 
-    def __init__(self, before: tuple[int, Path]) -> None:
+    def __init__(self, before: tuple[int, Path], *, with_children: bool = False) -> None:
         self._before_bytes, self._directory = before
+        self._with_children = with_children
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample)
         self.peak_bytes = 0
@@ -46,11 +52,13 @@ class PeakMemory:
         processes = [psutil.Process(), *agents(self._directory)]
         while not self._stop.wait(SAMPLE_SECS):
             used = _in_use_bytes(processes) - self._before_bytes
+            if self._with_children:
+                used += _children_bytes()
             self.peak_bytes = max(self.peak_bytes, used)
 
 
-def agents(directory: Path) -> list[psutil.Process]:
-    """The agents of a run; none where the system has no such thing."""
+def agents(directory: Path | str) -> list[psutil.Process]:
+    """The agents of a run at a path or a URL; none where the system has no such thing."""
     return [
         p
         for p in psutil.process_iter(["cmdline"])
@@ -58,13 +66,26 @@ def agents(directory: Path) -> list[psutil.Process]:
     ]
 
 
+def _children_bytes() -> int:
+    """Memory of this process's children, and what it shares with them by unnamed files."""
+    own = psutil.Process()
+    children = own.children(recursive=True)
+    return _sum_of(own, "Pss_Shmem:") + sum(
+        _sum_of(child, "Pss_Anon:", "Pss_Shmem:") for child in children
+    )
+
+
+def _sum_of(process: psutil.Process, *members: str) -> int:
+    """Bytes by `smaps_rollup`; 0 for a process that has just ended."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+        return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(members))
+    return 0
+
+
 def _in_use_bytes(processes: list[psutil.Process]) -> int:
     """Private memory of the processes, and what stands in the RAM tier's folder."""
-    own = 0
-    for process in processes:
-        for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss_Anon:"):
-                own += int(line.split()[1]) * 1024
+    own = sum(_sum_of(process, "Pss_Anon:") for process in processes)
     ram = os.environ.get("HOLDFAST_RAM")
     slots = (
         sum(s.st_blocks * 512 // s.st_nlink for s in (p.stat() for p in Path(ram).rglob("*")))

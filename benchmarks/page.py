@@ -47,7 +47,7 @@ def _results() -> dict[str, dict[str, Any]]:
 
 
 def _where(rounds: int) -> dict[str, Any]:
-    packages = ("jax", "orbax-checkpoint", "numpy")
+    packages = ("jax", "orbax-checkpoint", "numpy", "torch", "torch-checkpointing")
     return {
         "rounds": rounds,
         "date": f"{datetime.now(UTC):%Y-%m-%d}",

@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.bench import Bench, median_of
 from benchmarks.figures import Figure
 from benchmarks.goodput import goodput
+from benchmarks.torch_rows import TORCH_ROWS
 
 GB = 10**9
 SYSTEMS = ("holdfast", "orbax")
@@ -24,6 +25,15 @@ SAVES = {"adam": 3, "many": 1, "large": 1}
 """In each round; of 20,000 leaves Orbax takes half a minute for one."""
 HOSTS = 4
 HOST_STEPS = 1000
+BUCKET_GB = 1.0
+BUCKET_UNITS = ("secs", "cpu_secs")
+BUCKET_TRAININGS = {
+    "holdfast bucket": ("bucket", "holdfast"),
+    "holdfast disk": ("disk", "holdfast"),
+    "dcp bucket": ("bucket", "dcp s3torchconnector"),
+}
+WATCHED_STEPS = 1000
+"""In each of four observed and four other blocks."""
 
 Rounds = dict[str, list[dict[str, Any]]]
 
@@ -448,6 +458,149 @@ def hosts(bench: Bench) -> Iterator[Figure]:
     )
 
 
+def buckets(bench: Bench) -> Iterator[Figure]:
+    """Upload and restore at a server of S3 on tmpfs, beside obstore on the same bytes.
+
+    Orbax has no store for S3, so it has no row here.
+    """
+    for task, name in (("upload", "upload to"), ("restore", "restore from")):
+        with bench.directory(in_ram=True) as folder:
+            measured = bench.worker(
+                "in_bucket",
+                folder=folder,
+                measured=task,
+                size_gb=BUCKET_GB * bench.scale,
+                count=max(2, bench.rounds),
+            )
+        size_gb = measured["size_bytes"] / GB
+        ours, plain = (
+            [statistics.median(one[unit] for one in measured[system]) for unit in BUCKET_UNITS]
+            for system in ("holdfast", "obstore")
+        )
+        yield Figure(
+            row=f"{name} a bucket of SeaweedFS on tmpfs, of obstore's own rate",
+            state=f"{size_gb:.2f} GB",
+            reached=plain[0] / ours[0],
+            wanted=0.85,
+            at_most=False,
+            measured=measured,
+        )
+        yield Figure(
+            row=f"processor time to {name} a bucket, of obstore's own",
+            state=f"{size_gb:.2f} GB",
+            reached=ours[1] / plain[1],
+            wanted=1.5,
+            at_most=True,
+            measured={"holdfast_per_gb": ours[1] / size_gb, "obstore_per_gb": plain[1] / size_gb},
+        )
+
+
+def bucket_rounds(bench: Bench) -> Rounds:
+    """Every round trains with each of `BUCKET_TRAININGS`; the server shares the cores."""
+
+    def measure(place: str, system: str) -> dict[str, Any]:
+        with bench.directory(in_ram=True) as folder, bench.directory() as directory:
+            return bench.worker(
+                "in_bucket",
+                folder=folder,
+                measured="train",
+                place=directory if place == "disk" else "",
+                system=system,
+                size_gb=STATES["adam"] * bench.scale,
+                steps=TRAINING_STEPS,
+                periods=TRAINING_PERIODS,
+            )
+
+    found: Rounds = {name: [] for name in BUCKET_TRAININGS}
+    for number in range(bench.rounds):
+        for name in BUCKET_TRAININGS if number % 2 == 0 else reversed(BUCKET_TRAININGS):
+            found[name].append(measure(*BUCKET_TRAININGS[name]))
+    return found
+
+
+def bucket_training(bench: Bench) -> Iterator[Figure]:
+    """How much longer a step is while checkpoints are uploaded, beside the disk tier and DCP.
+
+    Orbax has no store for S3.
+    """
+    found = bucket_rounds(bench)
+    longer = {
+        name: median_of(rounds, lambda m: m["step_with_secs"] / m["step_without_secs"])
+        for name, rounds in found.items()
+    }
+    lost = {
+        name: median_of(
+            rounds,
+            lambda m: (
+                (m["step_with_secs"] - m["step_without_secs"])
+                * m["steps"]
+                / (m["checkpoints"] * m["size_bytes"] / GB)
+            ),
+        )
+        for name, rounds in found.items()
+    }
+    processor_secs_per_gb = {
+        name: median_of(
+            rounds, lambda m: m["processor_secs"] / (m["checkpoints"] * m["size_bytes"] / GB)
+        )
+        for name, rounds in found.items()
+        if name.startswith("holdfast")
+    }
+    measured = {"rounds": found, "agent_processor_secs_per_gb": processor_secs_per_gb}
+    yield Figure(
+        row="PyTorch: mean step while uploading to a bucket, of that with the disk tier",
+        state="adam",
+        reached=longer["holdfast bucket"] / longer["holdfast disk"],
+        wanted=1.2,
+        at_most=True,
+        measured=measured | {"step_of_the_plain_one": longer},
+    )
+    yield Figure(
+        row="PyTorch: training time lost per checkpoint and GB in a bucket, of DCP's",
+        state="adam",
+        reached=max(lost["holdfast bucket"], 0) / max(lost["dcp bucket"], 1e-9),
+        wanted=1,
+        at_most=True,
+        measured={"lost_secs_per_gb": lost},
+    )
+    yield Figure(
+        row="processor time of the agent that uploads to a bucket, per GB, of the disk tier's",
+        state="adam",
+        reached=processor_secs_per_gb["holdfast bucket"] / processor_secs_per_gb["holdfast disk"],
+        wanted=2,
+        at_most=True,
+        measured=processor_secs_per_gb,
+    )
+
+
+def watched(bench: Bench) -> Iterator[Figure]:
+    """By how much a training of 100 steps a second is slower while everything observes it."""
+
+    def measure() -> dict[str, Any]:
+        with bench.directory() as directory:
+            steps = max(50, round(WATCHED_STEPS * bench.scale))
+            return bench.worker("watched", directory=directory, steps=steps, blocks=4)
+
+    found = [measure() for _ in range(bench.rounds)]
+    slower = [m["step_secs"]["watched"] / m["step_secs"]["plain"] - 1 for m in found]
+    calls = [
+        (m["call_secs"]["watched"] + m["metrics_secs_per_step"]) / m["step_secs"]["plain"]
+        for m in found
+    ]
+    for row, shares in (
+        ("observed by metrics, a live page and events: longer steps, of the step", slower),
+        ("the same: the training thread's time in calls, of the step", calls),
+    ):
+        yield Figure(
+            row=row,
+            state="100 steps a second",
+            reached=statistics.median(shares),
+            wanted=0.001,
+            at_most=True,
+            measured={"rounds": found},
+        )
+
+
 ROWS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "training": training,
     "training-many": lambda bench: training(bench, "many"),
@@ -465,5 +618,9 @@ ROWS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "frozen": frozen,
     "goodput": goodput,
     "peers": peers,
+    "buckets": buckets,
+    "bucket-training": bucket_training,
     "hosts": hosts,
+    **TORCH_ROWS,
+    "watched": watched,
 }

@@ -140,8 +140,11 @@ def committed(system: str, directory: Path) -> dict[int, float]:
         folders = (path for path in directory.glob("*") if path.name.isdigit())
         named = {int(path.name): path for path in folders}
     else:
-        manifests = (directory / "checkpoints").glob("*/manifest.json")
-        named = {int(path.parent.name.partition(".")[0]): path for path in manifests}
+        from holdfast.format.names import MANIFESTS, parse_manifest_key
+
+        listed = [*(directory / MANIFESTS).glob("*")]
+        keys = [parse_manifest_key(f"{MANIFESTS}/{path.name}") for path in listed]
+        named = {key.step: path for key, path in zip(keys, listed, strict=True) if key is not None}
     times = {}
     for step, path in named.items():
         # It may be removed just now.

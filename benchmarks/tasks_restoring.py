@@ -135,7 +135,7 @@ def _make_many(folder: Path, count: int) -> None:
     import numpy as np
 
     import holdfast
-    from holdfast.format.names import CheckpointId, checkpoint_folder
+    from holdfast.format.names import CheckpointId, checkpoint_folder, manifest_key
     from holdfast.format.records import Manifest, PartRecord
     from holdfast.format.sealed import record_digest, seal, unseal
 
@@ -145,7 +145,8 @@ def _make_many(folder: Path, count: int) -> None:
     (part_path,) = first.glob("part-*")
     (image_path,) = first.glob("image-*")
     part = unseal(part_path.read_bytes(), PartRecord, "part")
-    manifest = unseal((first / "manifest.json").read_bytes(), Manifest, "manifest")
+    committed = folder / manifest_key(CheckpointId(0, 1))
+    manifest = unseal(committed.read_bytes(), Manifest, "manifest")
     for step in range(1, count):
         made = folder / checkpoint_folder(CheckpointId(step, 1))
         made.mkdir()
@@ -154,7 +155,7 @@ def _make_many(folder: Path, count: int) -> None:
         os.link(image_path, made / image_path.name)
         reference = msgspec.structs.replace(manifest.parts[0], record_digest=record_digest(record))
         sealed = seal(msgspec.structs.replace(manifest, step=step, parts=(reference,)))
-        (made / "manifest.json").write_bytes(sealed)
+        (folder / manifest_key(CheckpointId(step, 1))).write_bytes(sealed)
 
 
 def _sharded(count: int, *, by_row: bool) -> NamedSharding:

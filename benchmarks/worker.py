@@ -23,8 +23,15 @@ TASKS = {
     "open_many": "benchmarks.tasks_restoring",
     "frozen": "benchmarks.tasks_saving",
     "pull": "benchmarks.tasks_peers",
+    "in_bucket": "benchmarks.tasks_buckets",
     "start": "benchmarks.tasks_start",
+    "watched": "benchmarks.tasks_watching",
     "steps_between": "benchmarks.tasks_hosts",
+    "torch_train": "benchmarks.tasks_torch",
+    "torch_peak_memory": "benchmarks.tasks_torch",
+    "torch_save": "benchmarks.tasks_torch",
+    "torch_fill": "benchmarks.tasks_torch",
+    "torch_restore": "benchmarks.tasks_torch",
 }
 
 
