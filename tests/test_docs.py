@@ -51,7 +51,7 @@ def test_an_example_runs_as_printed(code: str, tmp_path: Path) -> None:
         )
     assert done.returncode == 0, done.stderr
     if "CheckpointManager(" in code or "holdfast.save(" in code:
-        assert list((tmp_path / "runs").glob("*/checkpoints/*/manifest.json"))
+        assert list((tmp_path / "runs").glob("*/checkpoints/manifests/*.json"))
 
 
 def _links(text: str) -> list[tuple[str, str, str]]:
@@ -144,6 +144,13 @@ def _wrong_modules(text: str) -> list[str]:
     """Return the dotted names of a page that are not in the package; names of files are none."""
     found = DOTTED.findall(BLOCK.sub("", text))
     return [d for d in found if Path(d).suffix not in FILES and not _is_in_the_package(d)]
+
+
+def test_decisions_are_numbered_in_a_row() -> None:
+    pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    assert [page.name[:4] for page in pages] == [f"{n:04}" for n in range(1, len(pages) + 1)]
+    for number, page in enumerate(pages, 1):
+        assert page.read_text().startswith(f"# {number}. "), page
 
 
 def test_the_first_example_repeats_nothing_when_it_is_run_again(tmp_path: Path) -> None:
