@@ -141,7 +141,7 @@ def test_a_refused_opening_changes_nothing(
     with pytest.raises(HoldfastError, match="s3:PutObject"):
         CheckpointManager(proxied_url)
     proxy.choose = lambda request: None
-    assert not open_durable(proxied_url, SystemClock()).has_objects()  # type: ignore[attr-defined]
+    assert open_durable(proxied_url, SystemClock()).is_unused()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("refusal", ["expired", "skewed"])

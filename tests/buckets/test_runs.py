@@ -140,7 +140,8 @@ def test_the_doctor_tries_a_bucket_and_leaves_it_as_it_was(one_host: Host, any_u
     clock = SystemClock()
     found = list(check_storage(any_url, clock))
     assert {result.severity for result in found} == {Severity.NOTE, Severity.OK}
-    assert not open_durable(any_url, clock).has_objects()
+    assert not [*open_durable(any_url, clock).list("leases")]
+    assert open_durable(any_url, clock).is_unused()
     scheme = any_url.partition("://")[0]
     problems = check_storage(f"{scheme}://no-such-bucket/run", clock)
     assert Severity.PROBLEM in {result.severity for result in problems}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -35,7 +36,8 @@ def test_the_state_is_printed_once_where_there_is_no_terminal(
     assert f"{training}\ntraining, 1 process\n" in out
     assert "step time: " in out
     assert "durable steps: " in out
-    assert "survives: any loss, from step " in out
+    # A newer checkpoint may be in RAM alone.
+    assert re.search(r"survives: (.*; )?any loss, from step ", out)
     assert "manager_opened" in out
 
 

@@ -450,10 +450,15 @@ def test_a_start_on_another_host_is_refused_while_the_first_trains_and_names_it(
     run = tmp_path / "run"
     first = one_host.start(TRAINER, run, 100000, json.dumps({"sleep": 0.01}))
     first.stdout.readline()
+    # As of a save that the first host is at.
+    folder = run / "checkpoints" / "000090000.1"
+    folder.mkdir(parents=True)
+    (folder / "image-00000-of-00001.safetensors").write_bytes(b"bytes")
     other = two_hosts[1]
     second = other.start(TRAINER, run, 1, json.dumps({}))
     _, told = second.communicate(timeout=60)
     assert second.returncode != 0
+    assert [one.name for one in folder.iterdir()] == ["image-00000-of-00001.safetensors"]
     assert "RunBusyError" in told
     assert f"attempt 1 is live on host host-a (process {first.pid})" in told
     assert "30 s after the last renewal" in told

@@ -107,7 +107,8 @@ class Retention:
     async def recover(self) -> None:
         """Commit what an interrupted run left whole and durable; clear what never can be restored.
 
-        Call it only while no process works on the run, on any host.
+        Call it only while no process of this host works on the run. If the newest attempt is
+        another host's, that one may be live, so nothing is touched: the next attempt recovers it.
         """
         whole = [c for c, listed in self._storage_worker.in_ram().items() if listed.is_whole]
         await self._recover(whole, None)
@@ -125,7 +126,12 @@ class Retention:
         try:
             if attempt is None:
                 listing = await worker.query(lambda: worker.list_for_opening(is_for_start=True))
-                state.events.attempt = listing.newest_attempt
+                newest = state.events.attempt = listing.newest_attempt
+                if (
+                    newest in listing.attempts
+                    and listing.attempts[newest].host != state.config.host
+                ):
+                    return
             else:
                 shared = worker.opening.of_attempt(attempt)
                 if shared is not None and not shared.uncommitted:

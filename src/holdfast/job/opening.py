@@ -215,9 +215,10 @@ def open_copy(place: object, record: RunRecord, clock: Clock) -> DurableStore:
     durable = open_durable(location.text, clock)
     location.make_folder()
     if isinstance(durable, BucketStore):
-        if not durable.has_object(RUN_FILE):
-            _check_unused(durable, location)
+        if durable.is_unused():
             durable.check_creation()
+        elif not durable.has_object(RUN_FILE):
+            raise _used_prefix(location)
     elif not _is_new_directory(location.folder) and not location.record.exists():
         raise _used(location)
     durable.put_if_absent(RUN_FILE, seal(record))
@@ -237,23 +238,27 @@ def _used(location: RunLocation) -> NotARunError:
     )
 
 
-def _check_unused(bucket: BucketStore, location: RunLocation) -> None:
-    if bucket.has_objects():
-        raise NotARunError(
-            f"open {location}: expected a run or an empty prefix, found objects but no "
-            f"{RUN_FILE}; choose a new prefix, or the run's own"
-        )
+def _used_prefix(location: RunLocation) -> NotARunError:
+    return NotARunError(
+        f"open {location}: expected a run or an empty prefix, found objects but no {RUN_FILE}; "
+        "choose a new prefix, or the run's own"
+    )
 
 
 def _find_in_bucket(bucket: BucketStore, location: RunLocation, clock: Clock) -> RunRecord | None:
     try:
         return settle(bucket, read_run(bucket, location.text), clock)
     except NotARunError:
+        if bucket.is_unused():
+            bucket.check_creation()
+            return None
+    # Another start may have created the run since it was read.
+    try:
+        return settle(bucket, read_run(bucket, location.text), clock)
+    except NotARunError as error:
         if bucket.has_object(RUN_FILE):
             raise
-        _check_unused(bucket, location)
-    bucket.check_creation()
-    return None
+        raise _used_prefix(location) from error
 
 
 def _create_like(durable: DurableStore, other: RunRecord | None, clock: Clock) -> RunRecord:

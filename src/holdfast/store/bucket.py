@@ -318,9 +318,12 @@ class BucketStore:
         name = self._name(key)
         return self._tried(lambda: self._bucket.read_head(name)).modified_ns
 
-    def has_objects(self) -> bool:
-        """Return whether anything is stored below the prefix."""
-        return next(self._listed(self._prefix), None) is not None
+    def is_unused(self) -> bool:
+        """Return whether nothing is stored below the prefix, except what is renewed or temporary.
+
+        Another process that opens the prefix may be at `check_creation`.
+        """
+        return all(stored.key.startswith(f"{LEASES}/") for stored in self._listed(self._prefix))
 
     def has_object(self, key: str) -> bool:
         """Return whether the key has an object."""

@@ -53,7 +53,8 @@ def recover(
         durable: the run's store.
         in_care: checkpoints with parts in RAM that other processes still make durable.
         attempt: the current attempt; its checkpoints and those of later ones are not touched.
-            None: no process uses the run, and all unfinished objects are removed.
+            None: no process uses the run, so all unfinished objects are removed, except those of
+            attempts that began after the listing.
         images: what checkpoints reuse, if this process also commits at the same time.
         listing: the newest checkpoints, listed while no other process wrote to the run; None: they
             are listed here.
@@ -72,7 +73,7 @@ def recover(
     # Images are reused by later checkpoints of their attempt alone, and those are listed.
     listed = found.with_objects
     for checkpoint, one in listed.items():
-        is_present = attempt is not None and checkpoint.attempt >= attempt
+        is_present = checkpoint.attempt >= (attempt or found.newest_attempt + 1)
         if one.is_committed or checkpoint in in_care or is_present:
             continue
         counts = checkpoint.step <= limits.get(checkpoint.attempt, -1)
