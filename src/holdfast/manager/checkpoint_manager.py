@@ -751,7 +751,10 @@ class CheckpointManager:
         report_all(self._session, self._progress)
 
     def _on_stop_signal(self) -> None:
-        self._session.place.control.cells[self._session.place.notice_cell] = 1
+        # A manager that was abandoned in the middle of its end has given its memory back: there is
+        # nobody to tell, and no error for the training loop.
+        with contextlib.suppress(ValueError):
+            self._session.place.control.cells[self._session.place.notice_cell] = 1
 
     def _start_user_policies(self) -> UserPolicyThread | None:
         policies = user_policies(self._options, self._processes.rank)
