@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -40,15 +42,24 @@ def _equal(found: dict[str, torch.Tensor], state: dict[str, torch.Tensor]) -> bo
     return found.keys() == state.keys() and all(torch.equal(found[k], state[k]) for k in state)
 
 
+def _peak_bytes(*arguments: str) -> int:
+    """Runs a command with small pieces in this process; returns the memory that it took on top."""
+    safetensors_export.PIECE_SIZE_BYTES = torch_files.GROUP_SIZE_BYTES = PIECE_BYTES
+    with Peak() as peak:
+        assert main([*arguments]) == 0
+    return peak.bytes
+
+
 @pytest.mark.parametrize("option", ["--hf", "--torch"])
 def test_an_export_takes_memory_for_pieces_only(
     option: str, state: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     holdfast.save(tmp_path / "run", state)
     out = tmp_path / "out"
-    with Peak() as peak:
-        assert main(["export", str(tmp_path / "run"), option, str(out)]) == 0
-    assert peak.bytes < ALLOWED_BYTES < STATE_BYTES
+    # In a process of its own: an allocator that has served other tests gives memory back later.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        peak_bytes = pool.submit(_peak_bytes, "export", str(tmp_path / "run"), option, str(out))
+        assert peak_bytes.result() < ALLOWED_BYTES < STATE_BYTES
     found = load_file(out / "model.safetensors") if option == "--hf" else torch.load(out)
     assert _equal(found, state)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]
