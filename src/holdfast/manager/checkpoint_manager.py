@@ -751,8 +751,8 @@ class CheckpointManager:
         report_all(self._session, self._progress)
 
     def _on_stop_signal(self) -> None:
-        # A manager that was abandoned in the middle of its end has given its memory back: there is
-        # nobody to tell, and no error for the training loop.
+        # The memory is released where the manager was abandoned in the middle of its end. No agent
+        # reads it then, and an error would end the training loop.
         with contextlib.suppress(ValueError):
             self._session.place.control.cells[self._session.place.notice_cell] = 1
 
