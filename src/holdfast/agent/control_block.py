@@ -8,7 +8,6 @@ Invariants:
 
 from __future__ import annotations
 
-import functools
 import mmap
 import os
 from datetime import datetime
@@ -104,7 +103,7 @@ class WaitCells(NamedTuple):
         since: The time since which it waits, in nanoseconds of the host's monotonic clock; 0 while
             it does not wait.
         reason: The reason of that wait, a position in `WAIT_REASONS`.
-        ended: For each reason, the nanoseconds of the ended waits since the manager was opened.
+        ended: Of each reason, the nanoseconds of the ended waits since the manager was opened.
         before: For each reason, the value of `ended` at the step in `step`. The trainer writes both
             before the first wait after a step.
         step: The newest step before the newest wait.
@@ -112,20 +111,19 @@ class WaitCells(NamedTuple):
 
     since: int
     reason: int
-    ended: tuple[int, ...]
-    before: tuple[int, ...]
+    ended: slice
+    before: slice
     step: int
 
 
-@functools.cache
 def wait_cells(seat: int) -> WaitCells:
-    """Return the cells of one seat; cached, since a trainer needs them at each step."""
+    """Return the cells of one seat."""
     first = step_cell(seat)
     return WaitCells(
         since=first + 7,
         reason=first + 8,
-        ended=(first + 9, first + 10, first + 11),
-        before=(first + 12, first + 13, first + 14),
+        ended=slice(first + 9, first + 12),
+        before=slice(first + 12, first + 15),
         step=first + 15,
     )
 

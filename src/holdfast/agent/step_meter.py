@@ -227,11 +227,12 @@ class StepMeter:
         has_waited_after = cells[waits.step] == cells[step_cell(seat)]
         before: dict[str, float] = {}
         after: dict[str, float] = {}
+        ended, until = cells[waits.ended].tolist(), cells[waits.before].tolist()
         for index, reason in enumerate(WAIT_REASONS):
-            total_secs = cells[waits.ended[index]] / 1e9
+            total_secs = ended[index] / 1e9
             until_secs = total_secs
             if has_waited_after:
-                until_secs = cells[waits.before[index]] / 1e9
+                until_secs = until[index] / 1e9
                 since_secs = cells[waits.since] / 1e9
                 if cells[waits.reason] == index and 0 < since_secs <= now_secs:
                     total_secs += now_secs - since_secs

@@ -27,6 +27,7 @@ from holdfast.agent.client import AgentClient, AgentGoneError, AgentSilentError
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.control_block import (
     ControlBlock,
+    WaitCells,
     blocked_before_cell,
     blocked_cell,
     blocked_step_cell,
@@ -92,12 +93,15 @@ class AgentPlace:
     """The cell that is 1 once this trainer has received a preemption signal."""
     cost_cell: int = field(init=False)
     """The cell for the cost of a checkpoint, in nanoseconds."""
+    waits: WaitCells = field(init=False)
+    """The cells for the waits of the training."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "step_cell", step_cell(self.seat))
         object.__setattr__(self, "step_time_cell", step_time_cell(self.seat))
         object.__setattr__(self, "notice_cell", notice_cell(self.seat))
         object.__setattr__(self, "cost_cell", cost_cell(self.seat))
+        object.__setattr__(self, "waits", wait_cells(self.seat))
 
     def publish_first_step(self, step: int, time: datetime) -> None:
         """Publish the first step after opening or resuming."""
@@ -118,20 +122,19 @@ class AgentPlace:
 
     def begin_wait(self, reason: int, now_secs: float) -> None:
         """Publish that the training waits since `now_secs`, for a reason of `WAIT_REASONS`."""
-        cells, waits = self.control.cells, wait_cells(self.seat)
+        cells, waits = self.control.cells, self.waits
         step = cells[self.step_cell]
         if cells[waits.step] != step:
-            for before, ended in zip(waits.before, waits.ended, strict=True):
-                cells[before] = cells[ended]
+            cells[waits.before] = cells[waits.ended]
             cells[waits.step] = step
         cells[waits.reason] = reason
         cells[waits.since] = int(now_secs * 1e9)
 
     def end_wait(self, reason: int, secs: float) -> None:
         """Publish that the training waits no more, and add the duration of the wait."""
-        cells, waits = self.control.cells, wait_cells(self.seat)
+        cells, waits = self.control.cells, self.waits
         cells[waits.since] = 0
-        cells[waits.ended[reason]] += int(secs * 1e9)
+        cells[waits.ended.start + reason] += int(secs * 1e9)
 
 
 class AgentSession:

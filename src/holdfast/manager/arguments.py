@@ -76,12 +76,13 @@ def check_wait_reason(reason: object) -> int:
     Raises:
         InvalidArgumentError: It is none of them.
     """
-    if reason not in WAIT_REASONS:
+    try:
+        return WAIT_REASONS.index(reason)
+    except ValueError:
         raise InvalidArgumentError(
             f"waiting: expected a reason out of {', '.join(map(repr, WAIT_REASONS))}, "
             f"found {reason!r}"
-        )
-    return WAIT_REASONS.index(str(reason))
+        ) from None
 
 
 def check_timeout(timeout_secs: float | None) -> float | None:

@@ -479,7 +479,7 @@ class CheckpointManager:
             InvalidArgumentError: The reason is none of these.
         """
         self._lifetime.check_call("waiting")
-        return self._wait.of(arguments.check_wait_reason(reason))
+        return self._wait.of(reason)
 
     def metrics(self) -> dict[str, float]:
         """Return what this host's agent has counted, as numbers by name, for a logger.

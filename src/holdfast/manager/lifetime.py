@@ -67,7 +67,7 @@ class HeldResources:
 
 
 class Calls:
-    """Which calls of one manager are allowed: none after `close`, and those of one thread only.
+    """Which calls of one manager are allowed: none after its end, and those of one thread only.
 
     A manager has no lock around its calls, so that a step that is not due costs nothing. The thread
     that calls first is the training thread; another thread may call once that one has ended. A call
@@ -81,13 +81,19 @@ class Calls:
         self._run = run
         self._thread: threading.Thread | None = None
         self.is_closed = False
+        self.error: HoldfastError | None = None
+        """Why no call is allowed any more; its text is that of each refusal."""
 
     def check_call(self, name: str) -> None:
         """Check that the call `name` may be made now, on this thread.
 
         Raises:
-            InvalidArgumentError: The manager is closed, or is used by another live thread.
+            FencedError: The run was opened again in this process.
+            InvalidArgumentError: This process was forked from the manager's, the manager is closed,
+                or is used by another live thread.
         """
+        if self.error is not None:
+            raise type(self.error)(f"{name}: {self.error}")
         if self.is_closed:
             raise InvalidArgumentError(
                 f"{name}: the manager of {self._run} is closed; create another one"
@@ -102,7 +108,7 @@ class Calls:
 
 
 class Lifetime:
-    """The open state of one manager. Each call of the manager calls `check` first.
+    """The open state of one manager. Each call of the manager calls `check_call` first.
 
     Args:
         run: The run's path or URL.
@@ -114,10 +120,10 @@ class Lifetime:
         self._run = run
         self._held = held
         self._on_end = on_end
-        self._error: HoldfastError | None = None
         self.is_inherited = False
         """Whether this is a forked child of the process that opened the manager."""
         self._calls = Calls(run)
+        self.check_call = self._calls.check_call
         # A manager that is never closed still seals its accepted saves. The hook is registered
         # after those of the framework, so it runs before that shuts down its devices.
         self._at_exit = weakref.finalize(self, _seal_all, held.progress)
@@ -128,18 +134,6 @@ class Lifetime:
     def is_closed(self) -> bool:
         """Whether `close` has completed."""
         return self._calls.is_closed
-
-    def check_call(self, name: str) -> None:
-        """Check that the call `name` may be made now, on this thread.
-
-        Raises:
-            FencedError: The run was opened again in this process.
-            InvalidArgumentError: This process was forked from the manager's, the manager is closed,
-                or another thread uses it.
-        """
-        if self._error is not None:
-            raise type(self._error)(f"{name}: {self._error}")
-        self._calls.check_call(name)
 
     def close(self, saver_secs: float) -> None:
         """Release everything the manager holds. After an exception the next call continues."""
@@ -164,14 +158,14 @@ class Lifetime:
             "the run %s is opened again in this process: closing its earlier manager",
             self._run,
         )
-        self._error = FencedError(
+        self._calls.error = error = FencedError(
             f"the run {self._run} was opened again in this process, "
             "which began a new attempt; use the newer manager"
         )
         self._on_end()
         progress = self._held.progress
         progress.wait(lambda sealed, finished: sealed, REPLACE_SECS)
-        progress.stop_saving(self._error)
+        progress.stop_saving(error)
         self.close(REPLACE_SECS)
 
     def signals(self) -> tuple[signal.Signals, ...]:
@@ -182,7 +176,7 @@ class Lifetime:
     def forked(self) -> None:
         """Release, in a forked child, what it inherited; the parent's manager is unaffected."""
         self.is_inherited = True
-        self._error = InvalidArgumentError(
+        self._calls.error = InvalidArgumentError(
             f"the manager of {self._run}: this process was forked from process "
             f"{os.getppid()}, to which the manager belongs; save and restore there"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from holdfast.clock import Clock
+from holdfast.manager import arguments
 from holdfast.manager.agent_session import AgentSession
 
 
@@ -24,10 +25,15 @@ class TrainingWait:
         self._reason = 0
         self._began_secs = 0.0
 
-    def of(self, reason: int) -> TrainingWait:
-        """Return the block to enter, for a reason of `WAIT_REASONS`; an inner block has no own."""
+    def of(self, reason: str) -> TrainingWait:
+        """Return the block to enter, for a reason of `WAIT_REASONS`; an inner block has no own.
+
+        Raises:
+            InvalidArgumentError: The reason is none of them.
+        """
+        position = arguments.check_wait_reason(reason)
         if self._depth == 0:
-            self._reason = reason
+            self._reason = position
         return self
 
     def __enter__(self) -> None:
