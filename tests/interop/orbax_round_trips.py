@@ -31,7 +31,6 @@ import holdfast
 import holdfast.interop.orbax as own
 from holdfast.cli.main import main
 from holdfast.errors import CheckpointDamagedError
-from tests.interop.peak_memory import MEBI, Peak
 
 TRIPS = {}
 
@@ -427,29 +426,6 @@ def a_damaged_file_is_named_in_place(folder):
             if named not in str(error):
                 found.append(f"{name} {how}: {error}")
         shutil.rmtree(bad)
-    return found
-
-
-@trip
-def memory_does_not_grow_with_the_steps_of_a_directory(folder):
-    steps, step_bytes = 8, 16 * MEBI
-    allowed_bytes = 5 * step_bytes
-    options = ocp.CheckpointManagerOptions(enable_async_checkpointing=False)
-    with ocp.CheckpointManager(folder / "orbax", options=options) as manager:
-        for step in range(steps):
-            draw = np.random.default_rng(step)
-            state = {str(leaf): draw.random(MEBI // 8) for leaf in range(16)}
-            manager.save(step, args=ocp.args.StandardSave(state))
-    del state
-    found = []
-    with Peak() as peak:
-        found += done("import", folder / "orbax", folder / "run")
-    with Peak() as second:
-        for step in range(steps - 2):
-            found += done("export", folder / "run", step, "--orbax", folder / "back")
-    for name, taken in (("import", peak.bytes), ("export", second.bytes)):
-        if not step_bytes < taken < allowed_bytes < steps * step_bytes:
-            found.append(f"{name}: {taken} bytes")
     return found
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file  # noqa: E402
 import holdfast  # noqa: E402
 from holdfast.cli.main import main  # noqa: E402
 from holdfast.errors import StorageError  # noqa: E402
-from holdfast.interop import safetensors_export, torch_files  # noqa: E402
+from holdfast.interop import safetensors_export, scratch_memory, torch_files  # noqa: E402
 from holdfast.interop.scratch_memory import ScratchMemory  # noqa: E402
 from tests.interop.peak_memory import MEBI, Peak  # noqa: E402
 
@@ -32,7 +32,7 @@ ALLOWED_BYTES = 72 * MEBI
 @pytest.fixture
 def state(monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
     monkeypatch.setattr(safetensors_export, "PIECE_SIZE_BYTES", PIECE_BYTES)
-    monkeypatch.setattr(torch_files, "GROUP_SIZE_BYTES", PIECE_BYTES)
+    monkeypatch.setattr(scratch_memory, "GROUP_SIZE_BYTES", PIECE_BYTES)
     torch.manual_seed(0)
     small = {f"small.{number}": torch.rand(MEBI // 4) for number in range(32)}
     return {"big": torch.rand(1024, 32 * 1024), **small}
@@ -44,7 +44,7 @@ def _equal(found: dict[str, torch.Tensor], state: dict[str, torch.Tensor]) -> bo
 
 def _peak_bytes(*arguments: str) -> int:
     """Runs a command with small pieces in this process; returns the memory that it took on top."""
-    safetensors_export.PIECE_SIZE_BYTES = torch_files.GROUP_SIZE_BYTES = PIECE_BYTES
+    safetensors_export.PIECE_SIZE_BYTES = scratch_memory.GROUP_SIZE_BYTES = PIECE_BYTES
     with Peak() as peak:
         assert main([*arguments]) == 0
     return peak.bytes
@@ -105,3 +105,38 @@ def test_an_import_takes_memory_for_pieces_only(
     assert peak.bytes < ALLOWED_BYTES < STATE_BYTES
     assert _equal(holdfast.load(tmp_path / "run", framework="torch"), state)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "source"]
+
+
+def _orbax_peaks_bytes(folder: Path) -> dict[str, int]:
+    """Imports a directory of Orbax, and exports it again, each in this process, in small groups."""
+    scratch_memory.GROUP_SIZE_BYTES = PIECE_BYTES
+    commands = (
+        ("import", str(folder / "orbax"), str(folder / "run")),
+        ("export", str(folder / "run"), "1", "--orbax", str(folder / "back")),
+    )
+    found = {}
+    for arguments in commands:
+        with Peak() as peak:
+            assert main([*arguments]) == 0
+        found[arguments[0]] = peak.bytes
+    return found
+
+
+def test_checkpoints_of_orbax_take_memory_for_groups_only(tmp_path: Path) -> None:
+    jnp = pytest.importorskip("jax.numpy", reason="JAX cannot be had here")
+    ocp = pytest.importorskip("orbax.checkpoint", reason="Orbax cannot be had here")
+    draw = np.random.default_rng(0)
+    state = {str(leaf): jnp.asarray(draw.random(MEBI // 2)) for leaf in range(160)}
+    # Orbax copies all arrays of NumPy before it writes.
+    state["numpy"] = draw.random(MEBI // 8)
+    size_bytes = sum(array.nbytes for array in state.values())
+    with ocp.CheckpointManager(tmp_path / "orbax") as manager:
+        for step in range(2):
+            manager.save(step, args=ocp.args.StandardSave(state))
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        peaks = pool.submit(_orbax_peaks_bytes, tmp_path).result()
+    assert max(peaks.values()) < 200 * MEBI < size_bytes, peaks
+    with ocp.CheckpointManager(tmp_path / "back") as manager:
+        back = manager.restore(1, args=ocp.args.StandardRestore())
+    assert back.keys() == state.keys()
+    assert all(np.array_equal(back[name], state[name]) for name in state)

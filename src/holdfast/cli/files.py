@@ -70,8 +70,8 @@ def export(
             _use_host_memory()
             from holdfast.interop.orbax_export import export_orbax
 
-            with output.stderr().status(f"exporting step {number}"):
-                export_orbax(run, number, orbax)
+            with _progress(f"exporting step {number}") as show:
+                export_orbax(run, number, orbax, show)
             output.note(f"step {number}: wrote {orbax / str(number)}")
             return
         if file is not None:

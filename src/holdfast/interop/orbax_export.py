@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,21 @@ except ImportError as error:
         "pip install 'holdfast-checkpoint[orbax]'"
     ) from error
 
+from holdfast.adapt.jax.restore import check_fits_jax
+from holdfast.format.records import ArraySpec
+from holdfast.interop import scratch_memory
 from holdfast.interop.orbax import args as own_args
 from holdfast.interop.orbax import outlines, records
+from holdfast.interop.orbax.item_forms import ItemRestore
+from holdfast.interop.orbax.orbax_files import array_over
 from holdfast.interop.orbax.records import DEFAULT_ITEM, RECORD, StepRecord
-from holdfast.interop.orbax.run_reader import RunReader
+from holdfast.interop.orbax.run_reader import value_at
+from holdfast.interop.scratch_memory import Progress, read_whole_step, scratch_folder
 
+_TREE_HANDLERS = {
+    ocp.args.StandardSave: ocp.StandardCheckpointHandler,
+    ocp.args.PyTreeSave: ocp.PyTreeCheckpointHandler,
+}
 _REFUSED = (OSError, ValueError, KeyError, TypeError, RuntimeError)
 
 
@@ -52,42 +62,60 @@ class _FilesSave(ocp.args.CheckpointArgs):  # type: ignore[misc]
         self.files = files
 
 
-def export_orbax(run: Run, step: int, directory: str | os.PathLike[str]) -> None:
+def export_orbax(
+    run: Run,
+    step: int,
+    directory: str | os.PathLike[str],
+    progress: Progress = lambda size_bytes: None,
+) -> None:
     """Write the checkpoint of `step` as step `step` of the Orbax directory `directory`.
 
     Items, metrics and metadata are those of the program, if it saved through
-    `holdfast.interop.orbax`; else the whole state is the one unnamed item.
+    `holdfast.interop.orbax`; else the whole state is the one unnamed item. What is read is in a
+    scratch file beside `directory`, so the state may be larger than RAM.
 
     Args:
         run: The run.
         step: A step of it.
         directory: It is made if it is missing. The step is there whole, or not at all.
+        progress: See `Progress`.
 
     Raises:
         InvalidArgumentError: The directory has the step, or Orbax cannot write it.
         UnsupportedLeafError: Orbax has no such leaf; the message has the path.
         StepNotFoundError, CheckpointDamagedError, StorageError: The checkpoint.
+        OutOfSpaceError: There is no room for the scratch file.
     """
-    values = run.metadata(step).values
+    found = run.metadata(step)
     with jax.enable_x64(True):
-        if isinstance(values.get(RECORD), str):
-            record = records.decoded(str(values[RECORD]))
-            items = _items(run, step, record)
+        folder = scratch_folder(directory)
+        state = read_whole_step(run.directory, step, folder, _array_of, progress)
+        if isinstance(found.values.get(RECORD), str):
+            record = records.decoded(str(found.values[RECORD]))
+            items = _items(run, step, state, record)
             args: Any = items[DEFAULT_ITEM] if record.is_default else ocp.args.Composite(**items)
             _write(step, directory, args, record.metrics, record.custom_metadata)
         else:
-            state = run.restore(step, framework="jax")
-            _write(step, directory, _tree_args(state, "", None), run.metadata(step).metrics, None)
+            _write(step, directory, _tree_args(state, "", None), found.metrics, None)
 
 
-def _items(run: Run, step: int, record: StepRecord) -> dict[str, Any]:
+def _array_of(array: np.ndarray, spec: ArraySpec) -> Any:
+    check_fits_jax(array, spec)
+    made = array_over(array)
+    return jax.random.wrap_key_data(made, impl=spec.prng_impl) if spec.prng_impl else made
+
+
+def _items(run: Run, step: int, state: Any, record: StepRecord) -> dict[str, Any]:
     host = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
-    wanted = {
-        name: own_args.StandardRestore(fallback_sharding=host) if item.kind == "tree" else None
-        for name, item in record.items.items()
-        if item.kind != "folder"
-    }
-    restored = RunReader(run.directory).restore(step, wanted)
+    restored: dict[str, Any] = {}
+    for name, item in record.items.items():
+        if item.kind == "folder":
+            continue
+        given = own_args.StandardRestore(fallback_sharding=host) if item.kind == "tree" else None
+        restore = ItemRestore(name, item, given)
+        restored[name] = restore.finish(
+            {path: _leaf(state, (name, *path), like) for path, like in restore.wanted.items()}
+        )
     found = {}
     for name, item in record.items.items():
         match item.kind:
@@ -110,6 +138,18 @@ def _items(run: Run, step: int, record: StepRecord) -> dict[str, Any]:
     return found
 
 
+def _leaf(state: Any, path: tuple[Any, ...], like: Any) -> Any:
+    """Return the leaf at `path`, as a restore like `like` would."""
+    if like is None:
+        return None
+    found = value_at(state, path)
+    if isinstance(like, np.ndarray):
+        return np.asarray(found)
+    if isinstance(like, jax.ShapeDtypeStruct) and like.sharding != found.sharding:
+        return jax.device_put(found, like.sharding)
+    return found
+
+
 def _tree_args(tree: Any, name: str, custom_metadata: Any) -> Any:
     """Return the arguments that save a tree; `StandardSave` takes no strings."""
     leaves, _ = outlines.flattened(tree)
@@ -129,6 +169,19 @@ def _check_leaf(leaf: Any, path: str) -> None:
         )
 
 
+def _trees_in(args: Any) -> Iterator[tuple[str | None, Any]]:
+    """Yield the arguments of trees by item; the one unnamed item is None."""
+    named = args.items() if isinstance(args, ocp.args.Composite) else [(None, args)]
+    yield from (one for one in named if type(one[1]) in _TREE_HANDLERS)
+
+
+def _handler_of(given: Any) -> Any:
+    """Return a handler that writes few arrays at a time; one has to be within its limit."""
+    sizes_bytes = (getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(given.item))
+    limit_bytes = max(scratch_memory.GROUP_SIZE_BYTES, 2 * max(sizes_bytes, default=0))
+    return _TREE_HANDLERS[type(given)](save_concurrent_gb=limit_bytes / 10**9)
+
+
 def _write(
     step: int, directory: str | os.PathLike[str], args: Any, metrics: Any, custom_metadata: Any
 ) -> None:
@@ -137,10 +190,15 @@ def _write(
         # Without a function that ranks checkpoints, Orbax stores no metrics.
         best_fn=None if metrics is None else lambda _: 0.0,
     )
+    handlers = {name: _handler_of(given) for name, given in _trees_in(args)}
     level = logging.getLogger("absl").level
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     try:
-        with ocp.CheckpointManager(os.path.abspath(directory), options=options) as manager:
+        with ocp.CheckpointManager(
+            os.path.abspath(directory),
+            options=options,
+            item_handlers=handlers.get(None, handlers),
+        ) as manager:
             if step in manager.all_steps():
                 raise InvalidArgumentError(
                     f"export to {directory}: it has step {step}; give a new path"

@@ -3,7 +3,7 @@
 Orbax reads its own files. The result is a run as `holdfast.interop.orbax` saves them.
 
 Invariants:
-- One step is in memory at a time.
+- Trees are read in groups of leaves into a scratch file: memory is needed for the largest array.
 - A step is in the run whole, or not at all. An import that ended early is continued by another one.
 """
 
@@ -28,6 +28,7 @@ from holdfast.interop.orbax.orbax_files import read_item
 from holdfast.interop.orbax.records import DEFAULT_ITEM, RECORD, StepRecord
 from holdfast.interop.orbax.run_reader import RunReader
 from holdfast.interop.orbax.shared_run import NEVER
+from holdfast.interop.scratch_memory import scratch_folder
 from holdfast.policy.preservation_policy import LatestN
 from holdfast.policy.save_decision_policy import SpecificStepsPolicy
 
@@ -64,7 +65,7 @@ def import_orbax(
         manager: holdfast.CheckpointManager | None = None
         for step, path in missing.items():
             found = read_step(step, path)
-            state = _read_state(found)
+            state = _read_state(found, scratch_folder(run))
             if manager is None:
                 # Only now, so that a directory that cannot be read leaves no empty run.
                 manager = opened.enter_context(_manager(run))
@@ -114,9 +115,9 @@ def _missing_steps(steps: list[tuple[int, Path]], run: str | os.PathLike[str]) -
     return missing
 
 
-def _read_state(found: OrbaxStep) -> dict[str, Any]:
-    """Return the state that the run saves for a step."""
-    items = {item.name: read_item(item) for item in found.items}
+def _read_state(found: OrbaxStep, folder: Path) -> dict[str, Any]:
+    """Return the state that the run saves for a step; trees are in scratch files in `folder`."""
+    items = {item.name: read_item(item, folder) for item in found.items}
     record = StepRecord(
         items={name: record for name, (_, record) in items.items()},
         is_default=[*items] == [DEFAULT_ITEM],

@@ -1,19 +1,40 @@
-"""Arrays that may be larger than RAM: the kernel writes their pages to a file where it has to."""
+"""Checkpoints that may be larger than RAM: the kernel writes their pages to a file where it has to.
+
+What another program's files need as a whole is in a scratch file beside them.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import math
 import mmap
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
+from holdfast.adapt.contract import RestoreRequest
+from holdfast.adapt.nested import NestedRestoration
+from holdfast.engine.reading.restore import fill_targets
+from holdfast.format.placement import RestoreTarget
+from holdfast.format.records import ArraySpec
+from holdfast.format.values import decode_value
+from holdfast.job.run_access import read_only
+from holdfast.store.location import RunLocation
 from holdfast.store.object_folder import translated
 
 ALIGNMENT_BYTES = 64
+GROUP_SIZE_BYTES = 64 * 1024 * 1024
+"""Arrays are read in groups of about this size."""
+
+Progress = Callable[[int], None]
+"""Called with the bytes that were read since the last call."""
+Item = TypeVar("Item")
 
 
 class ScratchMemory:
@@ -48,5 +69,77 @@ class ScratchMemory:
         return flat.reshape(shape)
 
 
+def scratch_folder(place: str | os.PathLike[str]) -> Path:
+    """Return a folder for scratch files: beside a run's directory; for a URL, that of `TMPDIR`."""
+    location = RunLocation.parse(place)
+    if location.is_url:
+        return Path(tempfile.gettempdir())
+    above = location.folder.absolute().parent
+    return next(folder for folder in (above, *above.parents) if folder.is_dir())
+
+
 def _aligned(size_bytes: int) -> int:
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def return_free_memory() -> None:
+    """Give memory that is free back to the kernel: glibc keeps what many threads have freed."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def groups(items: Sequence[Item], size_bytes: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """Yield the items in order, in groups of `GROUP_SIZE_BYTES` or of one larger item."""
+    group: list[Item] = []
+    held_bytes = 0
+    for item in items:
+        if group and held_bytes + size_bytes(item) > GROUP_SIZE_BYTES:
+            yield group
+            group, held_bytes = [], 0
+        group.append(item)
+        held_bytes += size_bytes(item)
+    if group:
+        yield group
+
+
+def read_whole_step(
+    place: str | os.PathLike[str],
+    step: int,
+    folder: Path,
+    make: Callable[[np.ndarray, ArraySpec], Any],
+    progress: Progress = lambda size_bytes: None,
+) -> Any:
+    """Read a whole state, as `Run.restore` without `like`, into a scratch file in `folder`.
+
+    Args:
+        place: the run's directory, or its URL.
+        step: a step of the run.
+        folder: has room for the state.
+        make: returns the framework's array over the memory of an array as stored.
+        progress: see `Progress`.
+
+    Raises:
+        NotARunError, StepNotFoundError, CheckpointDamagedError, StorageError: the checkpoint.
+        OutOfSpaceError: `folder` has no room.
+    """
+    view = read_only(place).load_view()
+    sources = view.sources(view.find(step))
+    restoration = NestedRestoration(sources.spec, RestoreRequest(native=True), make)
+    memory = ScratchMemory(folder, [target.buffer.nbytes for target in restoration.targets])
+    restoration.targets = [
+        replace(target, buffer=memory.array(target.buffer.shape, target.buffer.dtype))
+        for target in restoration.targets
+    ]
+    for group in groups(restoration.targets, _target_size_bytes):
+        fill_targets(sources, group)
+        progress(sum(map(_target_size_bytes, group)))
+    return_free_memory()
+    process_values: Mapping[Any, object] = {}
+    if len(sources.parts) == 1:
+        part = sources.parts[0][0].part
+        process_values = {value.path: decode_value(value.value) for value in part.values}
+    return restoration.finish(process_values)
+
+
+def _target_size_bytes(target: RestoreTarget) -> int:
+    return target.buffer.nbytes

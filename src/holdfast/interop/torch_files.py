@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 import os
 import pickle
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,29 +17,18 @@ import torch
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from holdfast.adapt.contract import RestoreRequest
-from holdfast.adapt.nested import NestedRestoration
 from holdfast.adapt.torch import tensors
-from holdfast.engine.reading.restore import fill_targets
 from holdfast.errors import CheckpointDamagedError, InvalidArgumentError
 from holdfast.format.paths import path_name
-from holdfast.format.placement import RestoreTarget
 from holdfast.format.records import ArraySpec
-from holdfast.format.values import decode_value
-from holdfast.interop.scratch_memory import ScratchMemory
-from holdfast.job.run_access import read_only
+from holdfast.interop.scratch_memory import Progress, ScratchMemory, read_whole_step
 from holdfast.manager import save as save_one
 from holdfast.store.named_file import check_file_name, new_content
 
-GROUP_SIZE_BYTES = 64 * 1024 * 1024
-"""Arrays are read in groups of about this size."""
 _UNREADABLE = (
     *(RuntimeError, EOFError, OSError, ValueError, KeyError),
     *(pickle.UnpicklingError, dcp.CheckpointException),
 )
-
-Progress = Callable[[int], None]
-"""Called with the bytes that were read since the last call."""
 
 
 def export_torch(
@@ -66,36 +53,9 @@ def export_torch(
     check_file_name(file, "export")
     if os.path.lexists(file):
         raise InvalidArgumentError(f"export to {file}: it exists; give a new path")
-    state = _read_step(place, step, file.parent, progress)
+    state = read_whole_step(place, step, file.parent, _tensor_over, progress)
     with new_content(file, "export", is_synced=True) as stream:
         torch.save(state, stream)
-
-
-def _read_step(
-    place: str | os.PathLike[str], step: int, folder: Path, progress: Progress
-) -> object:
-    """Read a whole state, as `Run.restore(framework="torch")`, into a scratch file in `folder`."""
-    view = read_only(place).load_view()
-    sources = view.sources(view.find(step))
-    restoration = NestedRestoration(sources.spec, RestoreRequest(native=True), _tensor_over)
-    memory = ScratchMemory(folder, [target.buffer.nbytes for target in restoration.targets])
-    restoration.targets = [
-        replace(target, buffer=memory.array(target.buffer.shape, target.buffer.dtype))
-        for target in restoration.targets
-    ]
-    group: list[RestoreTarget] = []
-    for number, target in enumerate(restoration.targets, 1):
-        group.append(target)
-        size_bytes = sum(one.buffer.nbytes for one in group)
-        if size_bytes >= GROUP_SIZE_BYTES or number == len(restoration.targets):
-            fill_targets(sources, group)
-            progress(size_bytes)
-            group = []
-    process_values: dict[Any, object] = {}
-    if len(sources.parts) == 1:
-        part = sources.parts[0][0].part
-        process_values = {value.path: decode_value(value.value) for value in part.values}
-    return restoration.finish(process_values)
 
 
 def _tensor_over(array: np.ndarray, spec: ArraySpec) -> torch.Tensor:

@@ -42,6 +42,18 @@ def whole_array(array: np.ndarray, spec: ArraySpec) -> Any:
     Raises:
         UnsupportedLeafError: JAX has no such dtype, or not without `jax_enable_x64`.
     """
+    check_fits_jax(array, spec)
+    # A copy: JAX may otherwise use the memory, which belongs to the reader.
+    made: Any = jax.device_put(np.array(array))
+    return jax.random.wrap_key_data(made, impl=spec.prng_impl) if spec.prng_impl else made
+
+
+def check_fits_jax(array: np.ndarray, spec: ArraySpec) -> None:
+    """Check that JAX has the dtype of an array as stored.
+
+    Raises:
+        UnsupportedLeafError: It has none, or not without `jax_enable_x64`.
+    """
     name = path_name(spec.path)
     if array.dtype.fields is not None:
         raise UnsupportedLeafError(
@@ -54,9 +66,6 @@ def whole_array(array: np.ndarray, spec: ArraySpec) -> Any:
             f"restore {name}: expected {array.dtype}, found that JAX would make it {found}; set "
             "jax_enable_x64, or read it as an array of NumPy"
         )
-    # A copy: JAX may otherwise use the memory, which belongs to the reader.
-    made: Any = jax.device_put(np.array(array))
-    return jax.random.wrap_key_data(made, impl=spec.prng_impl) if spec.prng_impl else made
 
 
 class JaxArrayLeaves:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,6 +28,7 @@ from holdfast.interop.orbax.orbax_directory import (
     read_leaves,
 )
 from holdfast.interop.orbax.records import ItemRecord
+from holdfast.interop.scratch_memory import ScratchMemory, groups, return_free_memory
 
 try:
     import jax
@@ -43,12 +45,19 @@ _EMPTY: dict[str, Any] = {"None": None, "NamedTuple": None, "Dict": {}, "List": 
 _SHOWN_MAX = 400
 
 
-def read_item(item: OrbaxItem) -> tuple[Any, ItemRecord]:
-    """Return what is saved for an item, and its record.
+def read_item(item: OrbaxItem, folder: Path) -> tuple[Any, ItemRecord]:
+    """Return what is saved for an item, and its record; a tree is in a scratch file in `folder`.
 
     Raises:
         CheckpointDamagedError: It cannot be read.
+        OutOfSpaceError, StorageError: `folder` has no room for the tree.
     """
+    if item.kind == "tree":
+        return _read_tree(item, folder)
+    return _read_small_item(item)
+
+
+def _read_small_item(item: OrbaxItem) -> tuple[Any, ItemRecord]:
     match item.kind:
         case "json":
             value = read_json(item.path / JSON_FILE)
@@ -57,8 +66,6 @@ def read_item(item: OrbaxItem) -> tuple[Any, ItemRecord]:
             return FolderState(_read_files(item.path)), ItemRecord(
                 kind="folder", handler=item.handler or "another package"
             )
-        case "tree":
-            return _read_tree(item)
         case "array":
             leaves, _ = read_leaves(item.path)
             given = _restore_args(leaves[0]) if leaves else ocp.RestoreArgs()
@@ -87,49 +94,62 @@ def _read_files(folder: Path) -> dict[str, bytes]:
         raise CheckpointDamagedError(f"read {folder}: expected files, found {error}") from error
 
 
-def _read_tree(item: OrbaxItem) -> tuple[Any, ItemRecord]:
-    leaves, custom = read_leaves(item.path)
-    wanted = outlines.built([(leaf.path, _restore_args(leaf)) for leaf in leaves])
-    args = ocp.args.PyTreeRestore(restore_args=wanted)
-    tree = _restore(item.path, ocp.PyTreeCheckpointHandler(), args)
-    with_paths, _ = outlines.flattened(tree)
-    outline = outlines.outline_of(with_paths)
-    state = {
-        saved.path_keys: leaf
-        for saved, (_, leaf) in zip(outline.leaves, with_paths, strict=True)
-        if saved.kind not in ("none", "empty")
-    }
-    outline = _as_in_orbax(outline, {leaf.path: leaf.sharding for leaf in leaves})
-    return outlines.nested(state), ItemRecord(kind="tree", outline=outline, custom_metadata=custom)
+def _read_tree(item: OrbaxItem, folder: Path) -> tuple[Any, ItemRecord]:
+    """Read a tree in groups of leaves; its arrays are in a scratch file in `folder`."""
+    record = read_outline(item)
+    assert record.outline is not None
+    leaves = [leaf for leaf in record.outline.leaves if leaf.kind not in ("none", "empty")]
+    memory = ScratchMemory(folder, map(_size_bytes, leaves))
+    state: dict[tuple[outlines.Key, ...], Any] = {}
+    for group in groups(leaves, _size_bytes):
+        like = {leaf.path_keys: _host_form(leaf) for leaf in group}
+        for path, value in _read_leaves_like(item, record.outline, like).items():
+            state[path] = _in_scratch(value, memory)
+        return_free_memory()
+    return outlines.nested(state), record
 
 
-def _as_in_orbax(outline: outlines.TreeOutline, placed: dict[Any, Any]) -> outlines.TreeOutline:
-    """Return an outline with the shardings with which arrays were saved by Orbax.
+def _size_bytes(leaf: outlines.SavedLeaf) -> int:
+    """Return the size of an array; 0 for what stays in memory."""
+    if leaf.kind not in ("jax", "numpy"):
+        return 0
+    return math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
 
-    Orbax stores None for None and for nodes without leaves, such as `optax.EmptyState()`.
-    """
-    shardings = list(outline.shardings)
-    leaves = []
-    for leaf in outline.leaves:
-        if leaf.kind == "none":
-            leaves.append(dataclasses.replace(leaf, dtype=outlines.NODE))
-            continue
-        sharding = placed.get(leaf.path)
-        if leaf.sharding is None or sharding is None:
-            leaves.append(leaf)
-            continue
-        if sharding not in shardings:
-            shardings.append(sharding)
-        leaves.append(dataclasses.replace(leaf, sharding=shardings.index(sharding)))
-    return outlines.TreeOutline(leaves=tuple(leaves), shardings=tuple(shardings))
+
+def _host_form(leaf: outlines.SavedLeaf) -> Any:
+    """Return what a leaf is read like: arrays of JAX on the host's first device."""
+    if leaf.kind not in ("jax", "key"):
+        return np.empty(0) if leaf.kind == "numpy" else 0
+    is_key = leaf.kind == "key"
+    dtype: Any = jax.random.key(0, impl=leaf.dtype).dtype if is_key else np.dtype(leaf.dtype)
+    return jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]
+        leaf.shape, dtype, sharding=jax.sharding.SingleDeviceSharding(_host_device())
+    )
+
+
+def _in_scratch(value: Any, memory: ScratchMemory) -> Any:
+    is_key = isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
+    if is_key or not isinstance(value, jax.Array | np.ndarray):
+        return value
+    held = memory.array(value.shape, np.dtype(value.dtype))
+    held[...] = np.asarray(value)
+    return array_over(held)
+
+
+def array_over(array: np.ndarray) -> Any:
+    """Return an array of JAX on the host, in the memory of `array` if that is possible."""
+    return jax.device_put(array, _host_device(), may_alias=True)
+
+
+def _host_device() -> Any:
+    return jax.local_devices(backend="cpu")[0]
 
 
 def _restore_args(leaf: OrbaxLeaf) -> Any:
     if leaf.value_type in _EMPTY:
         return _EMPTY[leaf.value_type]
     if leaf.value_type == "jax.Array":
-        host = jax.local_devices(backend="cpu")[0]
-        return ocp.ArrayRestoreArgs(sharding=jax.sharding.SingleDeviceSharding(host))
+        return ocp.ArrayRestoreArgs(sharding=jax.sharding.SingleDeviceSharding(_host_device()))
     if leaf.value_type == "np.ndarray":
         return ocp.RestoreArgs(restore_type=np.ndarray)
     if leaf.value_type in ("scalar", "string"):
@@ -198,7 +218,7 @@ def read_outline(item: OrbaxItem) -> ItemRecord:
                 )
             return ItemRecord(kind=item.kind, outline=outline, custom_metadata=custom)
         case "key":
-            return read_item(item)[1]
+            return _read_small_item(item)[1]
         case "folder":
             return ItemRecord(kind="folder", handler=item.handler or "another package")
     return ItemRecord(kind=item.kind)
@@ -270,7 +290,7 @@ def read_like(
     if item.kind == "array":
         args = ocp.args.ArrayRestore(restore_args=_args_like(like[()]))
         return {(): _restore(item.path, ocp.ArrayCheckpointHandler(), args)}
-    value, _ = read_item(item)
+    value, _ = _read_small_item(item)
     found = {}
     for path in like:
         leaf = value
@@ -295,9 +315,8 @@ def _read_leaves_like(
         wanted = like.get(leaf.path_keys, ...)
         items.append((leaf.path, ocp.PLACEHOLDER if wanted is ... else 0))
         args.append((leaf.path, ocp.RestoreArgs() if wanted is ... else _args_like(wanted)))
-    given = ocp.args.PyTreeRestore(
-        item=outlines.built(items), restore_args=outlines.built(args), partial_restore=True
-    )
+    # With `partial_restore` Orbax would read the leaves in place of the placeholders too.
+    given = ocp.args.PyTreeRestore(item=outlines.built(items), restore_args=outlines.built(args))
     tree = _restore(item.path, ocp.PyTreeCheckpointHandler(), given)
     read = {tuple(e.key for e in path): leaf for path, leaf in outlines.flattened(tree)[0]}
     return {path: read[path] for path in like if path in read}

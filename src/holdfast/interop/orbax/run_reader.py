@@ -163,7 +163,7 @@ class RunReader:
         read: dict[tuple[Any, ...], Any] = {}
         if like:
             tree = source.restore(step, like=outlines.nested(like), partial=".", cast=True)
-            read = {path: _at(tree, path) for path in like}
+            read = {path: value_at(tree, path) for path in like}
         folders = source.process_values(step) if any(i.is_folder for i in items.values()) else {}
         return {
             name: item.finish_folder(folders[name])
@@ -178,7 +178,8 @@ class RunReader:
         return item.finish(self._old.read(step, name, item.record, item.wanted))
 
 
-def _at(tree: Any, path: tuple[Any, ...]) -> Any:
+def value_at(tree: Any, path: tuple[Any, ...]) -> Any:
+    """Return the node of nested containers at `path`."""
     for key in path:
         tree = tree[key]
     return tree
