@@ -68,6 +68,9 @@ def moto_variables() -> Iterator[dict[str, str]]:
 SERVICES = {"az": "azure_variables", "gs": "gcs_variables", "moto": "moto_variables"}
 
 
+SOAK_SERVICES = [pytest.param(name, marks=pytest.mark.soak) for name in ("az", "gs")]
+
+
 def _url_at(service: str, request: pytest.FixtureRequest, folder: Path) -> str:
     if service == "s3":
         found: str = request.getfixturevalue("url")
@@ -83,6 +86,12 @@ def _url_at(service: str, request: pytest.FixtureRequest, folder: Path) -> str:
 @pytest.fixture(params=["s3", "az", "gs"])
 def any_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """As `url`, at each of the services."""
+    return _url_at(request.param, request, tmp_path)
+
+
+@pytest.fixture(params=["s3", *SOAK_SERVICES])
+def some_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """As `any_url`, for whole runs whose requests the tests of the stores make at each service."""
     return _url_at(request.param, request, tmp_path)
 
 

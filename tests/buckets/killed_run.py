@@ -1,7 +1,8 @@
 """A run in a bucket whose processes are killed: its trainer, and the judge of what is left.
 
-Arguments: `train` or `judge`, the URL, and for a trainer the file that it waits for. Prints JSON
-lines. The judge is on a host that has nothing of the run.
+Arguments: `train` or `judge`, the URL, and for a trainer the file that it waits for, the folder of
+the job's words, its count of processes and the rank. Prints JSON lines. The judge is on a host that
+has nothing of the run.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from holdfast.engine.reading.sources import readable
 from holdfast.errors import StepNotFoundError
 from holdfast.job.run_access import read_only
 from holdfast.store.location import open_durable
+from tests.buckets.numpy_rank import JobFramework, JobProcesses
 
 TRIED, DELETED = 3, 2
 """The step whose save is interrupted, and the one that is deleted after it."""
@@ -43,19 +45,22 @@ def say(**line: object) -> None:
     print(json.dumps(line), flush=True)
 
 
-def train(url: str, go: Path) -> None:
-    """Saves two steps, and once `go` is there a third one; then deletes the second."""
-    with CheckpointManager(url, preservation_policy=KEEP) as manager:
+def train(url: str, go: str, folder: str, count: str, rank: str) -> None:
+    """Saves two steps, once `go` is there a third one; the first rank then deletes the second."""
+    framework = JobFramework(JobProcesses(Path(folder), int(count), int(rank)))
+    with CheckpointManager(url, preservation_policy=KEEP, framework=framework) as manager:
         manager.resume(state_of(0))
         for step in range(1, TRIED + 1):
             if step == TRIED:
                 say(ready=step)
-                while not go.exists():
+                while not Path(go).exists():
                     time.sleep(0.01)
             say(begun=step)
             assert manager.save(step, state_of(step), force=True)
             manager.wait_until_finished()
             say(durable=step)
+        if int(rank) > 0:
+            return
         say(deleting=DELETED)
         # A trainer whose agent died in the call does not know whether it had been deleted.
         with contextlib.suppress(StepNotFoundError):
@@ -121,4 +126,4 @@ def left_over(url: str) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    {"train": train, "judge": judge}[sys.argv[1]](sys.argv[2], *map(Path, sys.argv[3:]))
+    {"train": train, "judge": judge}[sys.argv[1]](*sys.argv[2:])

@@ -35,28 +35,28 @@ def committed(url: str) -> list[tuple[str, int]]:
 
 def test_events_reports_and_advice_are_had_on_another_host(
     one_host: Host,
-    any_url: str,
+    some_url: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    train(any_url, 1, 2)
-    run_command("stop", any_url)
-    here = committed(any_url)
+    train(some_url, 1, 2)
+    run_command("stop", some_url)
+    here = committed(some_url)
     assert [step for _, step in here] == [1, 2]
     with host() as other:
         on_another_host(monkeypatch, other)
-        assert committed(any_url) == here
-        train(any_url, 3)
-        run_command("stop", any_url)
-        both = committed(any_url)
+        assert committed(some_url) == here
+        train(some_url, 3)
+        run_command("stop", some_url)
+        both = committed(some_url)
         assert [step for _, step in both] == [1, 2, 3]
         assert len({name for name, _ in both}) == 2
         capsys.readouterr()
-        assert main(["events", any_url, "--kind", "committed", "--json"]) == 0
+        assert main(["events", some_url, "--kind", "committed", "--json"]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
         for command in ("report", "advise"):
-            assert main([command, any_url]) == 0
+            assert main([command, some_url]) == 0
     monkeypatch.setenv("HOLDFAST_HOST", one_host.name)
 
 

@@ -22,7 +22,7 @@ from holdfast.store.object_service import connect
 from tests.buckets import killed_run
 from tests.buckets.fault_proxy import FaultProxy, Request, running_proxy
 from tests.buckets.s3_server import BUCKET, S3Server, running_server
-from tests.hosts import host
+from tests.hosts import Host, host
 from tests.said import Said
 from tests.trust.crash_oracle import (
     KEPT_COUNT,
@@ -91,10 +91,14 @@ class Killer:
                 os.kill(pid, signal.SIGKILL)
 
 
+def _variables(one: Host) -> dict[str, str]:
+    return {"HOLDFAST_STATE": str(one.folder / "state"), "PYTHONPATH": str(SCRIPT.parents[2])}
+
+
 def judged(url: str) -> tuple[Outcome, int]:
     """What a new host finds in the run and makes of it, and the step at which it goes on."""
     with host("host-b") as other:
-        other.variables["HOLDFAST_STATE"] = str(other.folder / "state")
+        other.variables |= _variables(other)
         judge = Said(other.start(SCRIPT, "judge", url))
         judge.finish()
         told = judge.together()
@@ -116,32 +120,47 @@ def judged(url: str) -> tuple[Outcome, int]:
     ), told["start"]
 
 
-def kill_once(proxy: FaultProxy, url: str, is_due: IsDue, *, who: str, when: str) -> Killer:
-    """One run, one kill, one judgement."""
+def kill_once(
+    proxy: FaultProxy, url: str, is_due: IsDue, *, who: str, when: str, hosts: int = 1
+) -> Killer:
+    """One run, one kill, one judgement.
+
+    Args:
+        who: `agent`, that of the last host alone, or `host`, all processes of all hosts.
+        hosts: How many hosts the job has, each with one process.
+    """
     killer = Killer(proxy, is_due, when=when)
-    with host() as first, tempfile.TemporaryDirectory() as folder:
-        first.variables["HOLDFAST_STATE"] = str(first.folder / "state")
-        go = Path(folder) / "go"
-        trainer = Said(first.start(SCRIPT, "train", url, go))
+    with contextlib.ExitStack() as open_hosts:
+        folder = Path(open_hosts.enter_context(tempfile.TemporaryDirectory()))
+        go = folder / "go"
+        job = [open_hosts.enter_context(host(f"host-{number}")) for number in range(hosts)]
+        trainers: list[Said] = []
         try:
-            trainer.await_line("ready")
-            agent = first.agent().pid
-            killer.pids += [trainer.process.pid, agent] if who == "host" else [agent]
+            for rank, one in enumerate(job):
+                one.variables |= _variables(one)
+                trainers.append(Said(one.start(SCRIPT, "train", url, go, folder, hosts, rank)))
+            for trainer in trainers:
+                trainer.await_line("ready")
+            agents = [one.agent().pid for one in job]
+            trainers_too = [trainer.process.pid for trainer in trainers]
+            killer.pids += [*trainers_too, *agents] if who == "host" else agents[-1:]
             go.touch()
-            if who == "host":
-                trainer.wait()
-                if killer.killed_at is None:
-                    assert trainer.process.returncode == 0, trainer.told()
-            else:
-                trainer.finish()
+            for trainer in trainers:
+                if who == "host":
+                    trainer.wait()
+                    if killer.killed_at is None:
+                        assert trainer.process.returncode == 0, trainer.told()
+                else:
+                    trainer.finish()
         finally:
-            trainer.kill()
-    # The host is gone, with its RAM.
+            for trainer in trainers:
+                trainer.kill()
+    # The hosts are gone, with their RAM.
     proxy.choose, proxy.on_answer = lambda request: None, lambda request: None
     expected = Expectation()
     for mark in (Attempting(1, None), Attempted(1)):
         expected.take(mark)
-    for line in trainer.lines:
+    for line in _marks_of(trainers):
         for name in line.keys() & MARKS.keys():
             expected.take(MARKS[name](Id(line[name], 1)))
     try:
@@ -155,9 +174,19 @@ def kill_once(proxy: FaultProxy, url: str, is_due: IsDue, *, who: str, when: str
     except AssertionError as error:
         number = len(killer.requests)
         error.add_note(f"{who} killed {when} request {number}: {killer.killed_at}")
-        error.add_note(f"trainer: {trainer.told()}")
+        for trainer in trainers:
+            error.add_note(f"trainer: {trainer.told()}")
         raise
     return killer
+
+
+def _marks_of(trainers: list[Said]) -> Iterator[dict]:
+    """What the first rank printed, and then what others alone printed of checkpoints."""
+    first, *others = trainers
+    yield from first.lines
+    known = {line["durable"] for line in first.said("durable")}
+    for other in others:
+        yield from (line for line in other.said("durable") if line["durable"] not in known)
 
 
 def is_manifest(number: int, request: Request) -> bool:
@@ -192,8 +221,9 @@ def own_server() -> Iterator[S3Server]:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("who", ["agent", "host"])
+@pytest.mark.parametrize("hosts", [1, 2])
 def test_kills_at_every_request_lose_nothing_and_leave_nothing_half(
-    who: str, when: str, own_server: S3Server, monkeypatch: pytest.MonkeyPatch
+    who: str, when: str, hosts: int, own_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running_proxy(own_server.port) as proxy:
         for name, value in own_server.environment(proxy.address).items():
@@ -203,9 +233,14 @@ def test_kills_at_every_request_lose_nothing_and_leave_nothing_half(
         kinds = set()
         for number in itertools.count(1):
             assert number < REQUESTS_MAX
-            url = f"s3://{BUCKET}/killed/{who}-{when}-{number}"
+            url = f"s3://{BUCKET}/killed/{who}-{when}-{hosts}-{number}"
             killer = kill_once(
-                proxy, url, lambda count, _, number=number: count == number, who=who, when=when
+                proxy,
+                url,
+                lambda count, _, number=number: count == number,
+                who=who,
+                when=when,
+                hosts=hosts,
             )
             if killer.killed_at is None:
                 break

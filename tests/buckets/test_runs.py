@@ -85,19 +85,19 @@ def test_a_run_in_a_bucket_is_resumed_and_read_on_another_host(
             check(found, 3)
 
 
-def test_a_killed_trainer_loses_nothing_that_was_durable(one_host: Host, any_url: str) -> None:
-    train(any_url, 1, 2)
-    died = subprocess.run([sys.executable, "-c", DYING_TRAINER, any_url], check=False)
+def test_a_killed_trainer_loses_nothing_that_was_durable(one_host: Host, some_url: str) -> None:
+    train(some_url, 1, 2)
+    died = subprocess.run([sys.executable, "-c", DYING_TRAINER, some_url], check=False)
     assert died.returncode == -signal.SIGKILL
     one_host.kill_agent()
     for left in one_host.folder.iterdir():
         shutil.rmtree(left)
-    run = holdfast.open_run(any_url)
+    run = holdfast.open_run(some_url)
     assert run.latest_step() == 4
     check(run.restore(like=state_of(0)), 4)
-    train(any_url, 5)
-    assert holdfast.open_run(any_url).latest_step() == 5
-    run_command("stop", any_url)
+    train(some_url, 5)
+    assert holdfast.open_run(some_url).latest_step() == 5
+    run_command("stop", some_url)
 
 
 def test_of_two_attempts_that_begin_at_once_one_wins(any_url: str) -> None:
@@ -114,35 +114,37 @@ def test_of_two_attempts_that_begin_at_once_one_wins(any_url: str) -> None:
     assert [*read_attempts(stores[0])] == [1]
 
 
-def test_commands_take_urls(one_host: Host, any_url: str) -> None:
-    train(any_url, 1, 2, 3)
-    assert "3" in run_command("ls", any_url)
-    run_command("verify", any_url)
-    run_command("rm", any_url, "2", "--yes")
-    assert holdfast.open_run(any_url).all_steps() == [1, 3]
+def test_commands_take_urls(one_host: Host, some_url: str) -> None:
+    train(some_url, 1, 2, 3)
+    assert "3" in run_command("ls", some_url)
+    run_command("verify", some_url)
+    run_command("rm", some_url, "2", "--yes")
+    assert holdfast.open_run(some_url).all_steps() == [1, 3]
 
 
-def test_a_run_is_copied_to_a_bucket_and_back(one_host: Host, any_url: str, tmp_path: Path) -> None:
+def test_a_run_is_copied_to_a_bucket_and_back(
+    one_host: Host, some_url: str, tmp_path: Path
+) -> None:
     train(str(tmp_path / "run"), 1, 2)
-    run_command("copy", str(tmp_path / "run"), any_url)
-    run_command("copy", any_url, str(tmp_path / "back"))
-    run_command("verify", any_url)
-    for place in (any_url, tmp_path / "back"):
+    run_command("copy", str(tmp_path / "run"), some_url)
+    run_command("copy", some_url, str(tmp_path / "back"))
+    run_command("verify", some_url)
+    for place in (some_url, tmp_path / "back"):
         with holdfast.open_run(place) as found:
             assert found.all_steps() == [1, 2]
             check(found.restore(2), 2)
-    train(any_url, 3)
+    train(some_url, 3)
     with pytest.raises(NotARunError, match="choose a new place"):
-        copy_run(tmp_path / "run", any_url)
+        copy_run(tmp_path / "run", some_url)
 
 
-def test_the_doctor_tries_a_bucket_and_leaves_it_as_it_was(one_host: Host, any_url: str) -> None:
+def test_the_doctor_tries_a_bucket_and_leaves_it_as_it_was(one_host: Host, some_url: str) -> None:
     clock = SystemClock()
-    found = list(check_storage(any_url, clock))
+    found = list(check_storage(some_url, clock))
     assert {result.severity for result in found} == {Severity.NOTE, Severity.OK}
-    assert not [*open_durable(any_url, clock).list("leases")]
-    assert open_durable(any_url, clock).is_unused()
-    scheme = any_url.partition("://")[0]
+    assert not [*open_durable(some_url, clock).list("leases")]
+    assert open_durable(some_url, clock).is_unused()
+    scheme = some_url.partition("://")[0]
     problems = check_storage(f"{scheme}://no-such-bucket/run", clock)
     assert Severity.PROBLEM in {result.severity for result in problems}
 
