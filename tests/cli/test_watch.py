@@ -121,3 +121,18 @@ def test_a_run_that_has_ended_and_a_place_without_a_run(
     for command in ("watch", "page"):
         assert main([command, str(tmp_path / "none")]) == 1
         assert "error: " in capsys.readouterr().err
+
+
+def test_of_unreadable_events_it_is_not_known_what_is_durable(
+    one_host: Host, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    assert start_training(one_host, run, steps=3).wait(60) == 0
+    assert "not known" not in holdfast(one_host, "watch", run).stdout
+    segments = [path for path in (run / "events").rglob("*") if path.is_file()]
+    assert segments
+    for segment in segments:
+        segment.write_bytes(b"\xff\xfe not an event\n")
+    out = holdfast(one_host, "watch", run).stdout
+    assert "durable steps: not known\n" in out
+    assert f"not known: {segments[0].name}" in out or "not known: " in out
