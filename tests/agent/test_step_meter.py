@@ -237,12 +237,12 @@ def test_the_steps_since_the_last_look_count_when_a_trainer_ends(rig: Rig) -> No
 
 def test_ended_waits_and_the_present_one_are_recorded_by_reason(rig: Rig) -> None:
     cells, since_cell = rig.control.cells, wait_cells(5).since
-    cells[wait_cells(5).ended[0]] = int(3e9)
+    cells[wait_cells(5).ended.start] = int(3e9)
     rig.first(0, secs=0)
     rig.step(0)
     rig.tick(4.0)
-    cells[wait_cells(5).before[0]], cells[wait_cells(5).step] = int(3e9), 0
-    cells[wait_cells(5).ended[0]] = int(5e9)
+    cells[wait_cells(5).before.start], cells[wait_cells(5).step] = int(3e9), 0
+    cells[wait_cells(5).ended.start] = int(5e9)
     cells[wait_cells(5).reason], cells[since_cell] = 1, int(1012.5e9)
     rig.tick(10.0)
     assert rig.found(FirstStep)[0].waiting_secs == {"data": 3.0}
@@ -256,7 +256,7 @@ def test_waits_are_no_part_of_the_duration_of_a_step(rig: Rig) -> None:
     rig.step(0)
     rig.tick(1.0)
     cells = rig.control.cells
-    cells[wait_cells(5).ended[0]], cells[wait_cells(5).step] = int(2e9), 0
+    cells[wait_cells(5).ended.start], cells[wait_cells(5).step] = int(2e9), 0
     rig.step(1)
     rig.tick(5.0)
     rig.tick(10.0)

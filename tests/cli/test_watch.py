@@ -128,11 +128,11 @@ def test_of_unreadable_events_it_is_not_known_what_is_durable(
 ) -> None:
     run = tmp_path / "run"
     assert start_training(one_host, run, steps=3).wait(60) == 0
-    assert "not known" not in holdfast(one_host, "watch", run).stdout
+    assert "durable steps: not known" not in holdfast(one_host, "watch", run).stdout
     segments = [path for path in (run / "events").rglob("*") if path.is_file()]
     assert segments
     for segment in segments:
         segment.write_bytes(b"\xff\xfe not an event\n")
     out = holdfast(one_host, "watch", run).stdout
     assert "durable steps: not known\n" in out
-    assert f"not known: {segments[0].name}" in out or "not known: " in out
+    assert "\nnot known: " in out

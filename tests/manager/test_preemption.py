@@ -341,3 +341,13 @@ def test_signals_are_not_watched_off_the_main_thread_and_that_is_said(
     thread.join()
     assert "SIGTERM" in caplog.text
     assert "are not handled" in caplog.text
+
+
+def test_a_signal_to_a_manager_whose_end_was_cut_off_is_no_error(
+    one_host: Host, tmp_path: Path
+) -> None:
+    manager = holdfast.CheckpointManager(tmp_path / "run", save_decision_policy=NEVER)
+    # As an exception in the middle of `close` leaves it: the agent's memory is released.
+    manager._session.close()
+    signal.raise_signal(signal.SIGTERM)
+    manager.close()

@@ -38,11 +38,11 @@ class Ticks:
 def test_of_nested_waits_the_outermost_counts() -> None:
     session = Session()
     wait = TrainingWait(session, Ticks())
-    with wait.of(0), wait.of(2):
-        with wait.of(1):
+    with wait.of("data"), wait.of("other"):
+        with wait.of("evaluation"):
             pass
         assert session.place.calls == [("begin", 0, 10)]
-    with wait.of(1):
+    with wait.of("evaluation"):
         pass
     assert session.place.calls[1:] == [("end", 0, 1), ("begin", 1, 12), ("end", 1, 1)]
 
@@ -51,13 +51,13 @@ def test_a_wait_that_raises_ends_too() -> None:
     session = Session()
     wait = TrainingWait(session, Ticks())
     for _ in range(2):
-        with pytest.raises(StopIteration), wait.of(0):
+        with pytest.raises(StopIteration), wait.of("data"):
             next(iter(()))
     assert [call[0] for call in session.place.calls] == ["begin", "end"] * 2
 
 
 def test_a_manager_may_be_closed_within_a_wait() -> None:
     session = Session()
-    with TrainingWait(session, Ticks()).of(0):
+    with TrainingWait(session, Ticks()).of("data"):
         session.is_closed = True
     assert [call[0] for call in session.place.calls] == ["begin"]

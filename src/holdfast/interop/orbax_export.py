@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,6 @@ from holdfast.interop.orbax.records import DEFAULT_ITEM, RECORD, StepRecord
 from holdfast.interop.orbax.run_reader import value_at
 from holdfast.interop.scratch_memory import Progress, read_whole_step, scratch_folder
 
-_TREE_HANDLERS = {
-    ocp.args.StandardSave: ocp.StandardCheckpointHandler,
-    ocp.args.PyTreeSave: ocp.PyTreeCheckpointHandler,
-}
 _REFUSED = (OSError, ValueError, KeyError, TypeError, RuntimeError)
 
 
@@ -169,14 +165,30 @@ def _check_leaf(leaf: Any, path: str) -> None:
         )
 
 
-def _trees_in(args: Any) -> Iterator[tuple[str | None, Any]]:
-    """Yield the arguments of trees by item; the one unnamed item is None."""
-    named = args.items() if isinstance(args, ocp.args.Composite) else [(None, args)]
-    yield from (one for one in named if type(one[1]) in _TREE_HANDLERS)
+_TREE_HANDLERS = {
+    ocp.args.StandardSave: ocp.StandardCheckpointHandler,
+    ocp.args.PyTreeSave: ocp.PyTreeCheckpointHandler,
+}
+_HANDLERS = {
+    ocp.args.ArraySave: ocp.ArrayCheckpointHandler,
+    ocp.args.JsonSave: ocp.JsonCheckpointHandler,
+    ocp.args.JaxRandomKeySave: ocp.JaxRandomKeyCheckpointHandler,
+    ocp.args.NumpyRandomKeySave: ocp.NumpyRandomKeyCheckpointHandler,
+    _FilesSave: _FilesHandler,
+}
+
+
+def _handlers(args: Any) -> Any:
+    """Return the handler of the one item, or of each item by name: Orbax wants all or none."""
+    if isinstance(args, ocp.args.Composite):
+        return {name: _handler_of(given) for name, given in args.items()}
+    return _handler_of(args)
 
 
 def _handler_of(given: Any) -> Any:
-    """Return a handler that writes few arrays at a time; one has to be within its limit."""
+    """Return a handler; those of trees write few arrays at a time, of which one has to fit."""
+    if type(given) not in _TREE_HANDLERS:
+        return _HANDLERS[type(given)]()
     sizes_bytes = (getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(given.item))
     limit_bytes = max(scratch_memory.GROUP_SIZE_BYTES, 2 * max(sizes_bytes, default=0))
     return _TREE_HANDLERS[type(given)](save_concurrent_gb=limit_bytes / 10**9)
@@ -190,14 +202,13 @@ def _write(
         # Without a function that ranks checkpoints, Orbax stores no metrics.
         best_fn=None if metrics is None else lambda _: 0.0,
     )
-    handlers = {name: _handler_of(given) for name, given in _trees_in(args)}
     level = logging.getLogger("absl").level
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     try:
         with ocp.CheckpointManager(
             os.path.abspath(directory),
             options=options,
-            item_handlers=handlers.get(None, handlers),
+            item_handlers=_handlers(args),
         ) as manager:
             if step in manager.all_steps():
                 raise InvalidArgumentError(

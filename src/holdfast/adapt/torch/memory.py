@@ -7,9 +7,9 @@ would replace the others.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,8 +19,7 @@ from holdfast.format.grid import Region
 from holdfast.format.paths import Path, path_name
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """The memory of a tensor: bytes from `start` to `stop`, of which its elements are a part."""
 
     path: Path
@@ -34,7 +33,7 @@ class Place:
     @property
     def is_dense(self) -> bool:
         """Whether the elements are all of the memory, in their order."""
-        return self.stop - self.start == self.item_size_bytes * int(np.prod(self.shape))
+        return self.stop - self.start == self.item_size_bytes * math.prod(self.shape)
 
 
 def shared_places(to_fill: Iterable[tuple[Any, Path]]) -> list[list[Place]]:
