@@ -23,6 +23,8 @@ from tests.trust.figures import tell
 FAST_SEEDS = 60
 SOAK_SEEDS = 10_000
 CHUNK = 30
+SEEN_BROKEN = [6192]
+"""A host that had no orders yet reported without its ranks, which were taken for ended ones."""
 MANY_HOSTS = 1000
 
 # The seed that reveals each broken rule, so that the test runs one schedule. Other rules need the
@@ -71,6 +73,12 @@ def test_no_schedule_breaks_a_promise(first: int) -> None:
     for seed in range(first, first + CHUNK):
         _, error, _ = run_seed(seed)
         assert not error, replay(seed, error)
+
+
+@pytest.mark.parametrize("seed", SEEN_BROKEN)
+def test_a_schedule_that_broke_a_promise_breaks_none_now(seed: int) -> None:
+    _, error, _ = run_seed(seed)
+    assert not error, replay(seed, error)
 
 
 def test_one_schedule_breaks_no_promise() -> None:

@@ -20,6 +20,7 @@ class HostView:
         ranks: the ranks of the present group that live there.
         known_ranks: the ranks that ever lived there in this attempt.
         left: the ranks that detached there.
+        hello_at_secs: when it last reported ranks that wait for this leader's orders.
         offers: the ranks whose parts the host's own ranks copy.
         is_following: it has received orders of this leader, so its target states answer these.
         is_reply_due: it needs an answer even if the orders have not changed.
@@ -35,6 +36,7 @@ class HostView:
     published: int = NO_STEP
     save_cost_secs: float | None = None
     last_report_at_secs: float = 0.0
+    hello_at_secs: float = float("-inf")
     is_following: bool = False
     is_present: bool = False
     is_lost: bool = False
@@ -64,6 +66,7 @@ class HostView:
         """Apply the report's numbers; a new incarnation has received no orders yet."""
         if report.incarnation != self.incarnation:
             self.channel = Channel()
+            self.hello_at_secs = float("-inf")
         self.incarnation, self.seq = report.incarnation, report.seq
         self.version, self.published = report.version, report.published
         self.save_cost_secs = report.save_cost_secs

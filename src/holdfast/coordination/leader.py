@@ -184,8 +184,15 @@ class Leader:
         )
         if is_following:
             view.channel.acked = max(view.channel.acked, report.ack)
+        if report.state.group == self.leadership.group:
+            view.hello_at_secs = turn.now_secs if report.is_hello else float("-inf")
+        # Until this leader's orders arrive, a host reports the ranks that wait for them apart: its
+        # other report, without a group, does not say that they have ended.
+        says_hello = turn.now_secs - view.hello_at_secs < self._settings.lost_secs
+        is_apart = not report.state.group and says_hello
         # Applying a state compares it with all checkpoints; most reports repeat the last one.
-        if view.is_lost or is_following != view.is_following or view.state != report.state:
+        is_new = view.is_lost or is_following != view.is_following or view.state != report.state
+        if is_new and not is_apart:
             if view.is_lost and view.known_ranks:
                 turn.act(HostHeard(sender))
             view.is_lost, view.is_following = False, is_following
