@@ -109,7 +109,7 @@ def test_an_import_takes_memory_for_pieces_only(
 
 def _orbax_peaks_bytes(folder: Path) -> dict[str, int]:
     """Imports a directory of Orbax, and exports it again, each in this process, in small groups."""
-    scratch_memory.GROUP_SIZE_BYTES = PIECE_BYTES
+    scratch_memory.GROUP_SIZE_BYTES = 4 * PIECE_BYTES
     commands = (
         ("import", str(folder / "orbax"), str(folder / "run")),
         ("export", str(folder / "run"), "1", "--orbax", str(folder / "back")),
@@ -126,16 +126,15 @@ def test_checkpoints_of_orbax_take_memory_for_groups_only(tmp_path: Path) -> Non
     jnp = pytest.importorskip("jax.numpy", reason="JAX cannot be had here")
     ocp = pytest.importorskip("orbax.checkpoint", reason="Orbax cannot be had here")
     draw = np.random.default_rng(0)
-    state = {str(leaf): jnp.asarray(draw.random(MEBI // 2)) for leaf in range(160)}
+    state = {str(leaf): jnp.asarray(draw.random(MEBI // 2)) for leaf in range(128)}
     # Orbax copies all arrays of NumPy before it writes.
     state["numpy"] = draw.random(MEBI // 8)
     size_bytes = sum(array.nbytes for array in state.values())
     with ocp.CheckpointManager(tmp_path / "orbax") as manager:
-        for step in range(2):
-            manager.save(step, args=ocp.args.StandardSave(state))
+        manager.save(1, args=ocp.args.StandardSave(state))
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         peaks = pool.submit(_orbax_peaks_bytes, tmp_path).result()
-    assert max(peaks.values()) < 200 * MEBI < size_bytes, peaks
+    assert max(peaks.values()) < 180 * MEBI < size_bytes, peaks
     with ocp.CheckpointManager(tmp_path / "back") as manager:
         back = manager.restore(1, args=ocp.args.StandardRestore())
     assert back.keys() == state.keys()

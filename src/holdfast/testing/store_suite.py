@@ -223,7 +223,7 @@ class StoreSuite(StoreBytesSuite):
         self, store: Store, opener: Callable[[], Store]
     ) -> None:
         stores = [opener() for _ in range(THREAD_COUNT)]
-        for number in range(10):
+        for number in range(5):
             key = f"race/{number}"
             winners: list[int] = []
             barrier = threading.Barrier(THREAD_COUNT, timeout=60)
