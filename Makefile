@@ -78,6 +78,10 @@ trainers: ## run trainers of other projects; HOLDFAST_AXLEARN and HOLDFAST_MAXTE
 		"tests/interop/trainers.txt cannot be installed (the reason is above)" >&2; exit 0; }; \
 	.venv-trainers/bin/python -m pytest -rs -m soak --timeout=3600 -p no:cacheprovider \
 		$(TRAINER_TESTS)
+	@$(MAKE) --silent .venv-torchtitan/.ready || { echo "make trainers: SKIPPED torchtitan: its" \
+		"packages cannot be installed (the reason is above)" >&2; exit 0; }; \
+	.venv-torchtitan/bin/python -m pytest -rs -m soak -p no:cacheprovider \
+		tests/interop/test_trainers.py -k torchtitan
 
 check: $(STAMP) ## format, lint, types, layers, house rules and the links of the site
 	$(BIN)/ruff format --check .
@@ -102,7 +106,7 @@ soak: $(STAMP) $(AZURITE_STAMP) ## break it on purpose, for an hour, and write d
 	$(BIN)/python -m tests.trust.figures
 
 clean: ## remove everything that is not source
-	rm -rf $(VENV) $(BENCH_VENV) $(DOCS_VENV) $(JAX_VENVS) $(TORCH_VENVS) .venv-trainers build dist src/*.egg-info \
+	rm -rf $(VENV) $(BENCH_VENV) $(DOCS_VENV) $(JAX_VENVS) $(TORCH_VENVS) .venv-trainers .venv-torchtitan build dist src/*.egg-info \
 		.hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -153,6 +157,13 @@ $(DOCS_STAMP): pyproject.toml constraints.txt
 .venv-trainers/.ready: pyproject.toml tests/interop/trainers.txt
 	$(TRAINERS_PYTHON) -m venv --clear .venv-trainers
 	.venv-trainers/bin/python -m pip install -qq -e . -r tests/interop/trainers.txt
+	@touch $@
+
+# Its own environment: it needs older versions of some packages than the other tests.
+.venv-torchtitan/.ready: pyproject.toml
+	$(PYTHON) -m venv --clear .venv-torchtitan
+	.venv-torchtitan/bin/python -m pip install -qq -e '.[torchtitan]' \
+		torch==2.13.0 torchdata pytest pytest-timeout
 	@touch $@
 
 # All but the peers are pinned: what is measured is the newest Orbax and torch_checkpointing.

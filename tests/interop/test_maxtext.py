@@ -22,6 +22,8 @@ from tests.interop.trainer_sources import source_or_skip
 ROOT = Path(__file__).parents[2]
 SOURCE = source_or_skip("HOLDFAST_MAXTEXT", "src/maxtext", ("flax", "grain", "omegaconf"))
 STEPS = 50
+IN_MEMORY = ["local_checkpoint_directory=/unused", "local_checkpoint_period=2"]
+MULTI_TIER = ["multi_tier_checkpointing_backup_interval_minutes=5"]
 
 pytestmark = pytest.mark.soak
 
@@ -78,8 +80,10 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
         ("holdfast", ["enable_continuous_checkpointing=true"]),
         ("holdfast", ["async_checkpointing=false"]),
         ("startup", []),
+        ("holdfast", ["enable_emergency_checkpoint=true", *IN_MEMORY]),
+        ("holdfast", ["enable_multi_tier_checkpointing=true", *MULTI_TIER, *IN_MEMORY]),
     ],
-    ids=["continuous", "synchronous", "startup"],
+    ids=["continuous", "synchronous", "startup", "emergency", "multi-tier"],
 )
 def test_a_killed_training_has_the_losses_of_one_that_was_not(
     kind: str, flags: list[str], expected: dict[int, float], one_host: Host, tmp_path: Path
