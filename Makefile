@@ -163,7 +163,7 @@ $(DOCS_STAMP): pyproject.toml constraints.txt
 .venv-torchtitan/.ready: pyproject.toml
 	$(PYTHON) -m venv --clear .venv-torchtitan
 	.venv-torchtitan/bin/python -m pip install -qq -e '.[torchtitan]' \
-		torch==2.13.0 torchdata pytest pytest-timeout
+		torch==2.13.0 torchdata hypothesis pytest pytest-timeout
 	@touch $@
 
 # All but the peers are pinned: what is measured is the newest Orbax and torch_checkpointing.
