@@ -8,6 +8,7 @@ lists storage again.
 
 Invariants:
 - While the newest attempt's trainers live, no attempt is begun, unless a takeover was requested.
+- A checkpoint is chosen from a listing that was made after the newest attempt's end was known.
 - No checkpoint is chosen before the hosts of all ranks have reported: the attempt cannot train
   without them, and each may hold parts that no other host has.
 - Every wait has a bound: for hosts, for storage, for the other agent's answer, for a lease.
@@ -115,6 +116,8 @@ class Bootstrap:
     _ask_at_secs: float = float("inf")
     _ask_until_secs: float | None = None
     _watch: LeaseWatch | None = None
+    # The attempt that has ended, if storage was listed, or is being listed, after that.
+    _ended: int = 0
     _lease_asked_at_secs: float = 0.0
 
     def accepts(self, sender: str, group: str) -> bool:
@@ -241,7 +244,7 @@ class Bootstrap:
             if message.is_living:
                 self._refuse(f"attempt {message.attempt} is live on other hosts", Refusal.BUSY)
             else:
-                self._proceed()
+                self._list_again()
 
     def lease_read(self, turn: Turn, item: LeaseRead) -> None:
         """Judge the lease of the newest attempt."""
@@ -253,7 +256,7 @@ class Bootstrap:
         is_first = watch.lease is None
         match watch.judge(self._lease_asked_at_secs, turn.now_secs, item.lease):
             case LeaseVerdict.DEAD:
-                self._proceed()
+                self._list_again()
             case LeaseVerdict.LIVE if item.lease is not None:
                 self._refuse(_live_text(item.attempt, item.lease), Refusal.BUSY)
             case _:
@@ -303,7 +306,7 @@ class Bootstrap:
     def _probe(self, turn: Turn, living: RankGroup | None) -> None:
         assert self.listed is not None
         leader, newest = self.listed.leader, self.listed.newest_attempt
-        is_own = newest in (0, self.branch_from)
+        is_own = newest in (0, self.branch_from, self._ended)
         # This host's own attempt needs no probe: its group is known here.
         if not is_own and not self.group.takeover and leader == self.identity.host:
             is_same = living is not None and living.attempt == newest
@@ -320,7 +323,7 @@ class Bootstrap:
             return
         elif any(state.ended_attempt == newest for state in self._own_states()):
             # Without those ranks the attempt cannot continue, even if other ranks of it live.
-            self._proceed()
+            self._list_again()
         else:
             # Its host is lost, or cut off, or belongs to a job whose hosts cannot be reached.
             self._phase, self._at_secs = _Phase.LEASE, float("-inf")
@@ -338,6 +341,13 @@ class Bootstrap:
         self._is_asking, self._lease_asked_at_secs = True, turn.now_secs
         turn.act(ReadLease(self.listed.newest_attempt))
         self._ask_leader(turn)
+
+    def _list_again(self) -> None:
+        """List once more: the newest attempt has ended, and may have committed since the listing."""
+        assert self.listed is not None
+        self._ended = self.listed.newest_attempt
+        self._phase, self._at_secs = _Phase.LIST, float("-inf")
+        self._is_asking, self._watch = False, None
 
     def _proceed(self) -> None:
         """Begin: the newest attempt does not block this start."""
