@@ -469,6 +469,23 @@ def test_a_start_on_another_host_is_refused_while_the_first_trains_and_names_it(
     assert [e["host"] for e in events(run, "attempt_started")] == ["host-a"]
 
 
+def test_a_start_that_waited_goes_on_from_what_the_other_host_saved_meanwhile(
+    one_host: Host, two_hosts: list[Host], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    first = one_host.start(TRAINER, run, 100000, json.dumps({"sleep": 0.01}))
+    wait_until(lambda: events(run, "committed"))
+    second = two_hosts[1].start(TRAINER, run, 100000, json.dumps({"sleep": 0.01}))
+    # It has listed the run, and does not know whether the first host's attempt lives.
+    log = run / "events" / "agent-host-b.log"
+    wait_until(lambda: log.exists() and "may be live" in log.read_text())
+    first.send_signal(signal.SIGTERM)
+    first.communicate(timeout=30)
+    last = max(e["step"] for e in events(run, "committed") if e["attempt"] == 1)
+    assert json.loads(second.stdout.readline())["start"] == last + 1
+    second.kill()
+
+
 @pytest.mark.soak
 @pytest.mark.slow
 def test_a_lost_host_is_taken_over_by_another_one_once_its_lease_has_run_out(
