@@ -112,3 +112,20 @@ def test_one_call_reads_a_run_at_a_url_and_saves_to_paths_alone(
     with pytest.raises(InvalidArgumentError, match="with a CheckpointManager"):
         holdfast.save(proxied_url, {"step": 2})
     assert not proxy.requests
+
+
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:1", "", "http://", "ftp://a:1", "http://a:99999"])
+def test_an_endpoint_that_is_no_url_is_named(
+    endpoint: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    with pytest.raises(InvalidArgumentError, match="expected AWS_ENDPOINT_URL to be https://HOST"):
+        holdfast.open_run(url)
+
+
+def test_an_endpoint_without_encryption_needs_a_leave(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ALLOW_HTTP")
+    with pytest.raises(InvalidArgumentError, match="which needs AWS_ALLOW_HTTP=true"):
+        holdfast.open_run(url)

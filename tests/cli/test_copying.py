@@ -26,6 +26,7 @@ from holdfast.job.run_copies import CopiedSteps, copy_run
 from holdfast.store.disk import DiskStore
 from tests.hosts import Host
 
+KEEP_ALL = preservation_policy.LatestN(None)
 FROZEN = np.arange(300_000, dtype=np.float32)
 
 
@@ -34,8 +35,7 @@ def state_of(step: int) -> dict[str, np.ndarray]:
 
 
 def train(run: Path, *steps: int) -> None:
-    keep = preservation_policy.LatestN(None)
-    with CheckpointManager(run, ram=None, preservation_policy=keep) as manager:
+    with CheckpointManager(run, ram=None, preservation_policy=KEEP_ALL) as manager:
         manager.resume(state_of(0))
         for step in steps:
             manager.save(step, state_of(step), force=True)
@@ -72,6 +72,21 @@ def test_a_copy_has_the_same_checkpoints_and_is_trained_as_a_run_of_its_own(
     assert holdfast.open_run(other).run_id != holdfast.open_run(run).run_id
     with pytest.raises(NotARunError, match="an unfinished copy"):
         copy_run(run, other)
+
+
+def test_a_target_that_is_opened_meanwhile_ends_the_copy_and_keeps_what_it_has(
+    run: Path, one_host: Host, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+
+    def opened_after_the_first(step: int, size_bytes: int) -> None:
+        if step == 2:
+            CheckpointManager(other, ram=None, preservation_policy=KEEP_ALL).close()
+
+    with pytest.raises(NotARunError, match="opened meanwhile and continues as run"):
+        copy_run(run, other, progress=opened_after_the_first)
+    # All of step 2 was there, so the run that was opened has it.
+    check(other, [1, 2])
 
 
 def test_some_steps_are_copied_with_the_images_that_they_reuse(run: Path, tmp_path: Path) -> None:

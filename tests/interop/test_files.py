@@ -17,6 +17,8 @@ from safetensors.torch import load_file  # noqa: E402
 
 import holdfast  # noqa: E402
 from holdfast.cli.main import main  # noqa: E402
+from holdfast.errors import InvalidArgumentError  # noqa: E402
+from holdfast.interop.safetensors_export import export_safetensors  # noqa: E402
 
 
 @pytest.fixture
@@ -58,6 +60,29 @@ def test_floating_point_arrays_are_converted(saved: tuple[Path, Any], tmp_path: 
     assert torch.equal(found["model.scale"], model.scale.bfloat16())
     assert found["model.count"].dtype == torch.int64
     assert [path.name for path in out.iterdir()] == ["model.safetensors"]
+
+
+def test_of_two_exports_to_one_directory_each_writes_its_own_and_one_is_refused(
+    tmp_path: Path,
+) -> None:
+    for number in (1, 2):
+        holdfast.save(tmp_path / f"run{number}", {"w": np.full(100_000, number)})
+    target = tmp_path / "out"
+
+    def other(size_bytes: int) -> None:
+        if not target.exists():
+            export_safetensors(tmp_path / "run2", 0, target)
+
+    with pytest.raises(InvalidArgumentError, match="another process made it meanwhile"):
+        export_safetensors(tmp_path / "run1", 0, target, progress=other)
+    assert (load_file(target / "model.safetensors")["w"] == 2).all()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run1", "run2"]
+
+
+def test_an_empty_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty.pt").touch()
+    assert main(["import", str(tmp_path / "empty.pt"), str(tmp_path / "run")]) == 1
+    assert "expected a file of torch.save, found" in capsys.readouterr().err
 
 
 def test_what_cannot_be_exported_leaves_nothing(

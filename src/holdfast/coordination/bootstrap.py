@@ -343,7 +343,7 @@ class Bootstrap:
         self._ask_leader(turn)
 
     def _list_again(self) -> None:
-        """List once more: the newest attempt has ended, and may have committed since the listing."""
+        """List once more: the newest attempt may have committed between the listing and its end."""
         assert self.listed is not None
         self._ended = self.listed.newest_attempt
         self._phase, self._at_secs = _Phase.LIST, float("-inf")

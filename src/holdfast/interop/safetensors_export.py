@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import urllib.parse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.adapt.casts import can_cast, converted
+from holdfast.clock import SystemClock
 from holdfast.engine.reading.metadata import ArrayMetadata, CheckpointMetadata, metadata_of
 from holdfast.engine.reading.restore import fill_targets
 from holdfast.engine.reading.sources import CheckpointSources
@@ -28,6 +28,7 @@ from holdfast.format.grid import Region, region_shape
 from holdfast.format.paths import path_name
 from holdfast.format.placement import RestoreTarget
 from holdfast.job.run_access import read_only
+from holdfast.manager.one_shot import locked_directory, put_in_place, remove_leftovers
 
 SHARD_SIZE_BYTES = 5 * 10**9
 PIECE_SIZE_BYTES = 64 * 1024 * 1024
@@ -87,11 +88,11 @@ def export_safetensors(
     if not found:
         raise InvalidArgumentError(f"export step {step}: no array is below {prefix!r}")
     shards = _shards(found, shard_size_bytes)
-    building = directory.with_name(f".{directory.name}.unfinished")
-    shutil.rmtree(building, ignore_errors=True)
-    building.mkdir(parents=True)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(directory)
     names = [_file_name(number, len(shards)) for number in range(len(shards))]
-    try:
+    # Of two exports to one directory each builds its own, and one is put in place.
+    with locked_directory(directory, SystemClock()) as building:
         for name, shard in zip(names, shards, strict=True):
             _write(sources, building / name, shard, progress)
         if len(shards) > 1:
@@ -99,9 +100,7 @@ def export_safetensors(
             total = {"total_size": sum(tensor.size_bytes for tensor in found)}
             text = json.dumps({"metadata": total, "weight_map": of_tensor}, indent=2)
             _write_synced(building / INDEX, [text.encode()])
-        building.rename(directory)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
+        put_in_place(building, directory, overwrite=False)
     return [directory / name for name in names]
 
 

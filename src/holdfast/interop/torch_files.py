@@ -97,7 +97,7 @@ def import_torch(
     except _UNREADABLE as error:
         what = "a folder of DCP" if source.is_dir() else "a file of torch.save"
         raise CheckpointDamagedError(
-            f"import {source}: expected {what}, found {str(error).splitlines()[0]}"
+            f"import {source}: expected {what}, found {(str(error) or repr(error)).splitlines()[0]}"
         ) from error
     save_one(directory, state)
 

@@ -17,13 +17,14 @@ import msgspec
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.catalog import list_folder, list_stores
 from holdfast.engine.lifecycle.commit import is_committed
-from holdfast.engine.lifecycle.run import read_run
+from holdfast.engine.lifecycle.run import read_run, read_run_record
 from holdfast.engine.reading.sources import CheckpointSources, PartSource, find_sources
 from holdfast.engine.reading.view import LISTINGS_MAX, view_of
 from holdfast.engine.tiers.checkpoint_copy import commit_copy, copy_part_once
 from holdfast.errors import (
     HoldfastError,
     InvalidArgumentError,
+    NotARunError,
     ObjectNotFoundError,
     StepNotFoundError,
     StorageError,
@@ -31,6 +32,7 @@ from holdfast.errors import (
 from holdfast.format.names import ATTEMPTS, CheckpointId, manifest_key
 from holdfast.job.opening import open_copy
 from holdfast.store.contract import ReadableStore, Store
+from holdfast.store.durable import DurableStore
 from holdfast.store.location import RunLocation, open_durable
 
 PARTS_AT_ONCE = 4
@@ -87,7 +89,7 @@ def copy_run(
     written = open_copy(target, record, clock)
     deleted: list[int] = []
     for _ in range(LISTINGS_MAX):
-        done = _copy_listed(durable, written, found, progress)
+        done = _copy_listed(durable, written, found, progress, record.run_id)
         deleted += [step for step in done.deleted if step not in deleted]
         shown = ", ".join(map(str, deleted[-10:]))
         if steps and deleted:
@@ -104,21 +106,47 @@ def copy_run(
 
 
 def _copy_listed(
-    source: ReadableStore, target: Store, listed: Sequence[CheckpointId], progress: Progress
+    source: ReadableStore,
+    target: DurableStore,
+    listed: Sequence[CheckpointId],
+    progress: Progress,
+    run_id: str,
 ) -> CopiedSteps:
-    """Copy the attempts and the listed checkpoints, except those that are deleted meanwhile."""
+    """Copy the attempts and the listed checkpoints, except those that are deleted meanwhile.
+
+    Raises:
+        NotARunError: The target was opened meanwhile.
+    """
     _copy_attempts(source, target)
     copied, present, deleted = list[int](), list[int](), list[int]()
     for checkpoint in listed:
         try:
             is_new = _copy_checkpoint(source, target, checkpoint, progress)
         except HoldfastError:
+            _check_not_opened(target, run_id)
             if is_committed(source, checkpoint):
                 raise
             deleted.append(checkpoint.step)
         else:
             (copied if is_new else present).append(checkpoint.step)
+        _check_not_opened(target, run_id)
     return CopiedSteps(tuple(copied), tuple(present), tuple(deleted))
+
+
+def _check_not_opened(target: DurableStore, run_id: str) -> None:
+    """Check that no program has opened the copy, which then continues as a run of its own.
+
+    Raises:
+        NotARunError: One has. What is copied from then on may be removed there.
+    """
+    place = target.home.location_text
+    found = read_run_record(target, place).run_id
+    if found != run_id:
+        raise NotARunError(
+            f"copy to {place}: expected the unfinished copy of run {run_id}, found that it was "
+            f"opened meanwhile and continues as run {found} with what was copied until then; copy "
+            "to a new place"
+        )
 
 
 def _copy_attempts(source: ReadableStore, target: Store) -> None:

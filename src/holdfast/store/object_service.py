@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from holdfast.errors import (
     HoldfastError,
@@ -109,6 +110,7 @@ AZURE = ServiceOptions(
     lists_from_keys=False,
 )
 SERVICES = {"s3": S3, "gs": GCS, "az": AZURE}
+ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 EXPIRED_CODES = ("ExpiredToken", "TokenRefreshRequired", "RequestExpired")
 PROVIDER = "External AWS credential provider"
 """How obstore names the source of credentials that it does not find by itself."""
@@ -310,6 +312,8 @@ def connect(url: str) -> ServiceBucket:
             "pip install 'holdfast-checkpoint[buckets]'"
         ) from error
 
+    if service is S3:
+        _check_endpoint(url)
     # Read anew by each call, and never kept here.
     provider = profile_credentials(url, os.environ) if service is S3 else None
 
@@ -342,6 +346,33 @@ def connect(url: str) -> ServiceBucket:
         },
     }
     return ServiceBucket(url, service, store(REQUEST_SECS, once), store(PART_SECS, often))
+
+
+def _check_endpoint(url: str) -> None:
+    """Check the endpoint in the environment: with some others the client ends in a panic.
+
+    Raises:
+        InvalidArgumentError: It is no URL, or is not encrypted without the leave for that.
+    """
+    for name in ENDPOINT_VARIABLES:
+        value = os.environ.get(name)
+        if value is None:
+            continue
+        try:
+            parts = urlsplit(value)
+            is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            is_url = False
+        if not is_url:
+            raise InvalidArgumentError(
+                f"open {url}: expected {name} to be https://HOST or http://HOST:PORT, found "
+                f"{explanation(value) if value else 'no text'}; set or remove it"
+            )
+        if parts.scheme == "http" and os.environ.get(S3.allow_http, "").lower() != "true":
+            raise InvalidArgumentError(
+                f"open {url}: {name} is an address without encryption, which needs "
+                f"{S3.allow_http}=true"
+            )
 
 
 def explanation(text: str) -> str:
