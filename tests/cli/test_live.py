@@ -57,12 +57,14 @@ def test_stop_waits_until_the_agent_has_left(one_host: Host, tmp_path: Path) -> 
     run = tmp_path / "run"
     train(one_host, run, steps=3, every=1000, ram_every=1, leave=0.1)
     agent = one_host.agent()
+    # A busy machine may have dropped the save of a later step.
+    newest = max(held.step for held in agent.held)
     stopped = answer(one_host, "stop")["stopped"]
     assert stopped == [{"run": str(run), "pid": agent.pid, "folder": agent.folder}]
     assert not is_running(agent.pid)
     assert not Path(agent.folder).exists()
     # What stood in RAM alone was made durable first.
-    assert answer(one_host, "ls", run)["latest_step"] == 2
+    assert answer(one_host, "ls", run)["latest_step"] == newest
     assert "no agent to stop" in holdfast(one_host, "stop").stdout
     assert "no agents on this host" in holdfast(one_host, "status").stdout
 
