@@ -114,12 +114,22 @@ def test_one_call_reads_a_run_at_a_url_and_saves_to_paths_alone(
     assert not proxy.requests
 
 
-@pytest.mark.parametrize("endpoint", ["127.0.0.1:1", "", "http://", "ftp://a:1", "http://a:99999"])
-def test_an_endpoint_that_is_no_url_is_named(
+@pytest.mark.parametrize(
+    "endpoint", ["127.0.0.1:1", "", "http://", "ftp://me:secret@a:1", "http://a:99999"]
+)
+def test_an_endpoint_that_is_no_url_is_named_without_a_secret(
     endpoint: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    with pytest.raises(InvalidArgumentError, match="expected AWS_ENDPOINT_URL to be https://HOST"):
+    with pytest.raises(
+        InvalidArgumentError, match="expected AWS_ENDPOINT_URL to be https://HOST"
+    ) as caught:
+        holdfast.open_run(url)
+    assert "secret" not in str(caught.value)
+    # The client does not use it then.
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
+    monkeypatch.delenv("AWS_ALLOW_HTTP")
+    with pytest.raises(InvalidArgumentError, match="AWS_ENDPOINT_URL_S3 is an address without"):
         holdfast.open_run(url)
 
 

@@ -128,8 +128,8 @@ def _items(run: Run, step: int, state: Any, record: StepRecord) -> dict[str, Any
                 found[name] = ocp.args.NumpyRandomKeySave(restored[name])
             case _:
                 files: dict[str, bytes] = {}
-                for state in run.process_values(step)[name]:
-                    files |= state
+                for of_process in run.process_values(step)[name]:
+                    files |= of_process
                 found[name] = _FilesSave(files)
     return found
 

@@ -111,6 +111,7 @@ AZURE = ServiceOptions(
 )
 SERVICES = {"s3": S3, "gs": GCS, "az": AZURE}
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+"""The client uses the first of them that is set."""
 EXPIRED_CODES = ("ExpiredToken", "TokenRefreshRequired", "RequestExpired")
 PROVIDER = "External AWS credential provider"
 """How obstore names the source of credentials that it does not find by itself."""
@@ -352,27 +353,28 @@ def _check_endpoint(url: str) -> None:
     """Check the endpoint in the environment: with some others the client ends in a panic.
 
     Raises:
-        InvalidArgumentError: It is no URL, or is not encrypted without the leave for that.
+        InvalidArgumentError: It is no URL, or has no encryption while that is not allowed.
     """
-    for name in ENDPOINT_VARIABLES:
-        value = os.environ.get(name)
-        if value is None:
-            continue
-        try:
-            parts = urlsplit(value)
-            is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:
-            is_url = False
-        if not is_url:
-            raise InvalidArgumentError(
-                f"open {url}: expected {name} to be https://HOST or http://HOST:PORT, found "
-                f"{explanation(value) if value else 'no text'}; set or remove it"
-            )
-        if parts.scheme == "http" and os.environ.get(S3.allow_http, "").lower() != "true":
-            raise InvalidArgumentError(
-                f"open {url}: {name} is an address without encryption, which needs "
-                f"{S3.allow_http}=true"
-            )
+    name = next((name for name in ENDPOINT_VARIABLES if name in os.environ), None)
+    if name is None:
+        return
+    value = os.environ[name]
+    try:
+        parts = urlsplit(value)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url:
+        # What is before the last @ may be a secret.
+        found = repr(value.rpartition("@")[2][:MESSAGE_CHARS_MAX])
+        raise InvalidArgumentError(
+            f"open {url}: expected {name} to be https://HOST or http://HOST:PORT, found {found}; "
+            "set or remove it"
+        )
+    if parts.scheme == "http" and os.environ.get(S3.allow_http, "").lower() != "true":
+        raise InvalidArgumentError(
+            f"open {url}: {name} is an address without encryption, which needs {S3.allow_http}=true"
+        )
 
 
 def explanation(text: str) -> str:
