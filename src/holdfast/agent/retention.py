@@ -101,6 +101,8 @@ class Retention:
         self._preserving: set[asyncio.Task[None]] = set()
         self._swept_attempt = 0
         """The attempt whose first commit was followed by a check of all records."""
+        self.has_recovered = False
+        """Whether what earlier attempts left was recovered before a trainer attached."""
         self._awaited: dict[CheckpointId, asyncio.Event] = {}
         """For each deletion that is waited for: set once no host holds the checkpoint."""
 
@@ -132,6 +134,7 @@ class Retention:
                     and listing.attempts[newest].host != state.config.host
                 ):
                     return
+                self.has_recovered = True
             else:
                 shared = worker.opening.of_attempt(attempt)
                 if shared is not None and not shared.uncommitted:

@@ -263,12 +263,8 @@ class Service:
                 has_started = self._trainer_sessions.joined(effect)
                 # After that: the policies of the remote tier are the new attempt's.
                 self._uploader.forget_timeline()
-                if (
-                    has_started
-                    and self._state.config.peers
-                    and self._coordinator.node.is_first_leader
-                ):
-                    # A host without peers has recovered before the first trainer attached.
+                is_left = not self._retention.has_recovered
+                if has_started and is_left and self._coordinator.node.is_first_leader:
                     self._retention.recover_earlier(effect.attempt)
             case effects.GroupRefused():
                 self._trainer_sessions.on_refused(effect)
