@@ -22,6 +22,7 @@ OUTLINES_MAX = 8
 """A run has few structures; a state whose shape keeps changing must not fill the cache."""
 
 _VALUE_TYPES = (type(None), bool, int, float, str, bytes)
+_NUMPY_TYPES = (np.ndarray, np.generic)
 
 
 def is_value(leaf: object) -> bool:
@@ -31,7 +32,7 @@ def is_value(leaf: object) -> bool:
 
 def is_numpy(leaf: object) -> TypeGuard[np.ndarray | np.generic]:
     """Return whether `leaf` is a NumPy array or scalar."""
-    return isinstance(leaf, np.ndarray | np.generic)
+    return isinstance(leaf, _NUMPY_TYPES)
 
 
 def keeps_state(leaf: object) -> bool:

@@ -99,7 +99,8 @@ class LikeRestoration:
     ) -> None:
         check_prefixes(spec, request)
         self._spec, self._like, self._arrays = spec, like, arrays
-        comparison = _Comparison(spec, like, request, arrays)
+        indices = spec.array_indices()
+        comparison = _Comparison(spec, indices, like, request, arrays)
         self.kept: Sequence[Path] = comparison.kept
         if self.kept:
             log.info(
@@ -113,9 +114,7 @@ class LikeRestoration:
             value.path: decode_value(value.value) for value in spec.values if value.path in restored
         }
         self.process_values: Sequence[Path] = [p for p in spec.process_values if p in restored]
-        self._index = {
-            path: index for path, index in spec.array_indices().items() if path in restored
-        }
+        self._index = {path: index for path, index in indices.items() if path in restored}
         self._buffers: dict[Path, dict[Region, np.ndarray]] = {}
         targets: list[RestoreTarget] = []
         for path, leaf in zip(like.paths, like.leaves, strict=True):
@@ -210,14 +209,19 @@ class _Comparison:
     """
 
     def __init__(
-        self, spec: CheckpointSpec, like: LikeState, request: RestoreRequest, arrays: ArrayLeaves
+        self,
+        spec: CheckpointSpec,
+        indices: Mapping[Path, int],
+        like: LikeState,
+        request: RestoreRequest,
+        arrays: ArrayLeaves,
     ) -> None:
         self._request, self._arrays = request, arrays
         self.restored: set[Path] = set()
         self.kept: list[Path] = []
         self.casts: dict[Path, str] = {}
         saved: dict[Path, ArrayType | str] = {
-            path: _type_of_spec(spec.arrays[index]) for path, index in spec.array_indices().items()
+            path: _type_of_spec(spec.arrays[index]) for path, index in indices.items()
         }
         saved |= {value.path: _type_of_value(decode_value(value.value)) for value in spec.values}
         given = dict(zip(like.paths, like.leaves, strict=True))

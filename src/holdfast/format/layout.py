@@ -74,7 +74,7 @@ def image_layout(
     unplaced: list[_Unplaced] = []
     for array_index, spec in enumerate(arrays):
         item = item_size_bytes(spec.dtype)
-        whole = chunk_count(spec.shape, spec.chunk_shape) == 1
+        whole = spec.chunk_shape == spec.shape or chunk_count(spec.shape, spec.chunk_shape) == 1
         for chunk_index in chain.from_iterable(owned.runs(array_index, rank)):
             start, stop = chunk_region(spec.shape, spec.chunk_shape, chunk_index)
             name = spec.name if whole else chunk_name(spec.name, start, stop)

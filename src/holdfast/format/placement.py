@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,8 +21,7 @@ class Placement:
     holders: tuple[tuple[int, ...], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreTarget:
+class RestoreTarget(NamedTuple):
     """A buffer to fill: `buffer` has the dtype of the array as stored and the shape of `region`.
 
     Where `take` is set, it may be called instead of filling the buffer, with an array of the same

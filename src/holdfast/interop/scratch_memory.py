@@ -12,7 +12,6 @@ import mmap
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -127,7 +126,7 @@ def read_whole_step(
     restoration = NestedRestoration(sources.spec, RestoreRequest(native=True), make)
     memory = ScratchMemory(folder, [target.buffer.nbytes for target in restoration.targets])
     restoration.targets = [
-        replace(target, buffer=memory.array(target.buffer.shape, target.buffer.dtype))
+        target._replace(buffer=memory.array(target.buffer.shape, target.buffer.dtype))
         for target in restoration.targets
     ]
     for group in groups(restoration.targets, _target_size_bytes):

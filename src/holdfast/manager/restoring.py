@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from holdfast.adapt.contract import Framework, Restoration, RestoreRequest
 from holdfast.clock import Clock
@@ -282,18 +282,8 @@ def _try(
     on_begun: OnBegun,
 ) -> _Try:
     tried = _Try(checkpoint, is_newest=view.timeline[-1] == checkpoint)
-    with _unreadable_noted(tried):
-        with nothing_collected():
-            tried.sources = view.sources(checkpoint)
-            tried.restoration = framework.restoration(tried.sources.spec, request)
-        if rounds.is_outside and request.like is None and len(tried.sources.parts) > 1:
-            tried.restoration.process_values = ()
-        _check_processes(tried.sources, tried.restoration.process_values, rounds)
-        targets = tried.restoration.targets
-        if rounds.is_outside:
-            # A slot that this process borrows would be missing to the live run's next save.
-            targets = [replace(target, take=None) for target in targets]
-        tried.filling = Filling(tried.sources, targets)
+    with _unreadable_noted(tried), nothing_collected():
+        _plan(tried, view, framework, request, rounds)
     # The errors of other ranks leave this call; they are no reason to try an older checkpoint.
     exchange = rounds.join(checkpoint, tried.filling.wants if tried.filling is not None else {})
     if tried.filling is None or tried.restoration is None:
@@ -303,6 +293,22 @@ def _try(
         tried.restoration.convert_dtypes()
     tried.filling = None
     return tried
+
+
+def _plan(
+    tried: _Try, view: View, framework: Framework, request: RestoreRequest, rounds: Rounds
+) -> None:
+    """Find the copies of a checkpoint, compare it with what is asked for, and plan its reading."""
+    tried.sources = view.sources(tried.id)
+    tried.restoration = framework.restoration(tried.sources.spec, request)
+    if rounds.is_outside and request.like is None and len(tried.sources.parts) > 1:
+        tried.restoration.process_values = ()
+    _check_processes(tried.sources, tried.restoration.process_values, rounds)
+    targets = tried.restoration.targets
+    if rounds.is_outside:
+        # A slot that this process borrows would be missing to the live run's next save.
+        targets = [target._replace(take=None) for target in targets]
+    tried.filling = Filling(tried.sources, targets)
 
 
 @contextmanager

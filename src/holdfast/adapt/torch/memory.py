@@ -57,9 +57,13 @@ def shared_places(to_fill: Iterable[tuple[Any, Path]]) -> list[list[Place]]:
 
 def _place(held: torch.Tensor, path: Path) -> Place:
     size, start = held.element_size(), held.data_ptr()
-    strides = tuple(stride * size for stride in held.stride())
-    last = sum((n - 1) * stride for n, stride in zip(held.shape, strides, strict=True))
-    return Place(path, start, start + last + size, tuple(held.shape), strides, size)
+    strides = tuple([stride * size for stride in held.stride()])
+    if held.is_contiguous():
+        stop = start + held.nbytes
+    else:
+        pairs = zip(held.shape, strides, strict=True)
+        stop = start + size + sum((n - 1) * stride for n, stride in pairs)
+    return Place(path, start, stop, held.shape, strides, size)
 
 
 def _groups(places: Sequence[Place]) -> Iterator[list[Place]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,10 @@ from holdfast.adapt.torch.tree import Likeness, flatten, tied
 from holdfast.format.grid import Region, region_shape
 from holdfast.format.paths import Path
 from holdfast.format.records import ArraySpec, CheckpointSpec
+
+SMALL_SIZE_BYTES_MAX = 64 * 1024
+COMMON_SIZE_BYTES = 4 * 1024 * 1024
+ALIGNMENT_BYTES = 64
 
 
 def filling(
@@ -64,6 +69,7 @@ class TorchArrayLeaves:
     def __init__(self) -> None:
         self._made: dict[Any, Any] = {}
         self._copies = HostCopies()
+        self._small = _SmallBuffers()
 
     def type_of(self, leaf: Any) -> ArrayType | None:
         if isinstance(leaf, NewTensor):
@@ -80,7 +86,8 @@ class TorchArrayLeaves:
     ) -> dict[Region, np.ndarray]:
         held = leaf.tensor if isinstance(leaf, NewTensor) else leaf
         if tensors.is_plain(held):
-            return {((0,) * len(array.shape), array.shape): np.empty(array.shape, dtype)}
+            made = self._small.make(array.shape, dtype)
+            return {((0,) * len(array.shape), array.shape): made}
         region = tensors.region_held(held)
         extents = region_shape(region)
         if not all(extents) and tensors.is_divided(held):
@@ -112,4 +119,28 @@ class TorchArrayLeaves:
             if isinstance(leaf, torch.nn.Parameter):
                 made = torch.nn.Parameter(made, requires_grad=leaf.requires_grad)
             self._made[id(leaf)] = made
+        return made
+
+
+class _SmallBuffers:
+    """Makes the buffers of a state's small tensors in common memory.
+
+    Most of them are never used, because the tensors are filled from the agent's memory. The page
+    of an allocation of its own is touched by the allocator; that of a part of a large one is not.
+    """
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+        self._used_bytes = 0
+
+    def make(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """Return an array whose elements are undefined."""
+        size_bytes = math.prod(shape) * dtype.itemsize
+        if not 0 < size_bytes <= SMALL_SIZE_BYTES_MAX:
+            return np.empty(shape, dtype)
+        if self._used_bytes + size_bytes > self._memory.nbytes:
+            self._memory = np.empty(COMMON_SIZE_BYTES, np.uint8)
+            self._used_bytes = 0
+        made: np.ndarray = np.ndarray(shape, dtype, self._memory.data, self._used_bytes)
+        self._used_bytes += -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         return made
