@@ -257,7 +257,7 @@ def test_a_peer_that_dies_or_hangs_midway_leaves_nothing(pair: Pair, how: str) -
     ):
 
         def spoil(data: bytes, passed: int) -> bytes:
-            if passed > 10 * MIB:
+            if passed > 2 * MIB:
                 process.kill() if how == "kill" else _stop(process.pid)
             return data
 
