@@ -1,7 +1,7 @@
 """Directories of Orbax that are imported, and runs that are exported, and what is different.
 
-`python orbax_round_trips.py FOLDER RESULT` does all of them and writes a list for each as JSON. An
-empty list means that nothing is different.
+`python orbax_round_trips.py FOLDER RESULT [NAME...]` does all of them, or those named, and writes a
+list for each as JSON. An empty list means that nothing is different.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import logging
 import os
 import shutil
 import sys
+import threading
 import traceback
 import warnings
 from pathlib import Path
@@ -30,7 +31,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 import holdfast
 import holdfast.interop.orbax as own
 from holdfast.cli.main import main
-from holdfast.errors import CheckpointDamagedError
+from holdfast.errors import CheckpointDamagedError, InvalidArgumentError
+from holdfast.interop.orbax_export import export_orbax
 
 TRIPS = {}
 
@@ -564,6 +566,38 @@ def a_run_of_holdfasts_own_is_exported(folder):
 
 
 @trip
+def of_exports_of_a_step_at_once_one_succeeds(folder):
+    state = {"w": jnp.arange(4.0)}
+    for number in range(4):
+        holdfast.save(folder / f"run{number}", {"w": state["w"] + number})
+    left = folder / "out" / f".export.{'0' * 12}.unfinished"
+    (left / "0.orbax-checkpoint-tmp").mkdir(parents=True)
+    start, results = threading.Barrier(4), {}
+
+    def export(number):
+        with holdfast.open_run(folder / f"run{number}") as run:
+            start.wait()
+            try:
+                export_orbax(run, 0, folder / "out")
+                results[number] = "done"
+            except InvalidArgumentError as error:
+                results[number] = str(error)
+
+    threads = [threading.Thread(target=export, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    best = [number for number, text in results.items() if text == "done"]
+    refused = f"export to {folder / 'out'}: it has step 0; give a new path"
+    found = differences([1, 3], [len(best), [*results.values()].count(refused)], str(results))
+    with ocp.CheckpointManager(folder / "out") as manager:
+        read = manager.restore(0, args=ocp.args.StandardRestore(state))
+    found += differences({"w": state["w"] + best[0]}, read, "read")
+    return found + differences(["0"], sorted(os.listdir(folder / "out")), "left")
+
+
+@trip
 def what_orbax_cannot_hold_is_named(folder):
     found = []
     for number, (state, expected) in enumerate(
@@ -575,6 +609,7 @@ def what_orbax_cannot_hold_is_named(folder):
         holdfast.save(folder / f"run{number}", state)
         status, said = command("export", folder / f"run{number}", "--orbax", folder / "out")
         found += [] if status == 1 and expected in said else [said]
+    found += ["a directory was left"] if (folder / "out").exists() else []
     holdfast.save(folder / "run", {"w": jnp.ones(3)})
     found += done("export", folder / "run", "--orbax", folder / "orbax")
     status, said = command("export", folder / "run", "--orbax", folder / "orbax")
@@ -586,11 +621,13 @@ def what_orbax_cannot_hold_is_named(folder):
     ]
 
 
-def run_all(folder, result):
+def run_all(folder, result, names=()):
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     seen = {}
     for name, function in TRIPS.items():
+        if names and name not in names:
+            continue
         (folder / name).mkdir(parents=True)
         try:
             seen[name] = function(folder / name)
@@ -600,4 +637,4 @@ def run_all(folder, result):
 
 
 if __name__ == "__main__":
-    run_all(Path(sys.argv[1]), Path(sys.argv[2]))
+    run_all(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

@@ -1,13 +1,21 @@
-"""Export a checkpoint of a run to a directory that Orbax's `CheckpointManager` opens."""
+"""Export a checkpoint of a run to a directory that Orbax's `CheckpointManager` opens.
+
+Invariants:
+- Orbax writes a step into a hidden folder of the directory, which its process locks. One rename
+  puts the complete step in place, so of several exports of one step one succeeds.
+- The next export to the directory removes what an interrupted one left there.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from holdfast.clock import SystemClock
 from holdfast.errors import InvalidArgumentError, UnsupportedLeafError
 from holdfast.manager import Run
 
@@ -31,7 +39,11 @@ from holdfast.interop.orbax.orbax_files import array_over
 from holdfast.interop.orbax.records import DEFAULT_ITEM, RECORD, StepRecord
 from holdfast.interop.orbax.run_reader import value_at
 from holdfast.interop.scratch_memory import Progress, read_whole_step, scratch_folder
+from holdfast.manager.one_shot import locked_directory, put_in_place, remove_leftovers
+from holdfast.store.object_folder import translated
 
+_BUILDING = "export"
+"""Part of the names of the hidden folders in which exports are built."""
 _REFUSED = (OSError, ValueError, KeyError, TypeError, RuntimeError)
 
 
@@ -82,6 +94,9 @@ def export_orbax(
         StepNotFoundError, CheckpointDamagedError, StorageError: The checkpoint.
         OutOfSpaceError: There is no room for the scratch file.
     """
+    target = Path(os.path.abspath(directory)) / str(step)
+    if os.path.lexists(target):
+        raise _existing(step, directory)
     found = run.metadata(step)
     with jax.enable_x64(True):
         folder = scratch_folder(directory)
@@ -90,9 +105,42 @@ def export_orbax(
             record = records.decoded(str(found.values[RECORD]))
             items = _items(run, step, state, record)
             args: Any = items[DEFAULT_ITEM] if record.is_default else ocp.args.Composite(**items)
-            _write(step, directory, args, record.metrics, record.custom_metadata)
+            metrics, custom_metadata = record.metrics, record.custom_metadata
         else:
-            _write(step, directory, _tree_args(state, "", None), found.metrics, None)
+            args = _tree_args(state, "", None)
+            metrics, custom_metadata = found.metrics, None
+        with translated("export to", target.parent), _new_step(target) as building:
+            _write(step, building, directory, args, metrics, custom_metadata)
+
+
+def _existing(step: int, directory: str | os.PathLike[str]) -> InvalidArgumentError:
+    return InvalidArgumentError(f"export to {directory}: it has step {step}; give a new path")
+
+
+@contextlib.contextmanager
+def _new_step(target: Path) -> Iterator[Path]:
+    """Yield an empty folder; what is written below the name of `target` there is put in place.
+
+    Raises:
+        InvalidArgumentError: The step exists.
+        OSError: The directory cannot be made or written.
+    """
+    directory = target.parent
+    is_new = not directory.exists()
+    directory.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(directory / _BUILDING)
+    try:
+        with locked_directory(directory / _BUILDING, SystemClock()) as building:
+            yield building
+            try:
+                put_in_place(building / target.name, target, overwrite=False)
+            except InvalidArgumentError as error:
+                raise _existing(int(target.name), directory) from error
+    finally:
+        if is_new:
+            # Only an export that failed leaves the directory empty.
+            with contextlib.suppress(OSError):
+                directory.rmdir()
 
 
 def _array_of(array: np.ndarray, spec: ArraySpec) -> Any:
@@ -195,8 +243,14 @@ def _handler_of(given: Any) -> Any:
 
 
 def _write(
-    step: int, directory: str | os.PathLike[str], args: Any, metrics: Any, custom_metadata: Any
+    step: int,
+    building: Path,
+    directory: str | os.PathLike[str],
+    args: Any,
+    metrics: Any,
+    custom_metadata: Any,
 ) -> None:
+    """Write the step to the folder `building`; errors name `directory`."""
     options = ocp.CheckpointManagerOptions(
         enable_async_checkpointing=False,
         # Without a function that ranks checkpoints, Orbax stores no metrics.
@@ -206,19 +260,11 @@ def _write(
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     try:
         with ocp.CheckpointManager(
-            os.path.abspath(directory),
-            options=options,
-            item_handlers=_handlers(args),
+            building, options=options, item_handlers=_handlers(args)
         ) as manager:
-            if step in manager.all_steps():
-                raise InvalidArgumentError(
-                    f"export to {directory}: it has step {step}; give a new path"
-                )
             manager.save(
                 step, args=args, metrics=metrics, custom_metadata=custom_metadata, force=True
             )
-    except InvalidArgumentError:
-        raise
     except _REFUSED as error:
         first = str(error).partition("\n")[0]
         raise InvalidArgumentError(
