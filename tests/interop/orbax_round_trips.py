@@ -280,15 +280,73 @@ def checkpoints_of_each_file_format_come_along(folder):
                 checkpointer.save(folder / "formats" / names[-1], tree)
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(folder / "step_12", tree)
-    # The folders beside each other are the items of one checkpoint.
-    found = done("import", folder / "formats", folder / "run")
+    status, said = command("import", folder / "formats", folder / "run")
+    found = (
+        []
+        if status == 1 and f"others that have checkpoints: {', '.join(names)}" in said
+        else [said]
+    )
+    for name in names:
+        found += done("import", folder / "formats" / name, folder / f"run-{name}")
+        with own.CheckpointManager(folder / f"run-{name}") as manager:
+            found += differences(tree, manager.restore(0), name)
     found += done("import", folder / "step_12", folder / "run")
-    with own.CheckpointManager(folder / "run") as manager:
-        found += differences([0, 12], manager.all_steps(), "steps")
-        found += differences(dict.fromkeys(names, tree), dict(manager.restore(0).items()), "format")
     with own.CheckpointManager(folder / "run") as manager:
         found += differences(tree, manager.restore(12), "standard")
     return found
+
+
+@trip
+def several_managers_are_not_imported_as_one(folder):
+    for name in ("run_1", "run_2"):
+        written(folder / "all" / name, steps=(1, 2))
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save(folder / "single" / name / "1000", {"w": np.arange(3)})
+    found = []
+    for name in ("all", "single"):
+        status, said = command("import", folder / name, folder / "run")
+        is_named = "found a folder with others that have checkpoints: run_1, run_2" in said
+        found += [] if status == 1 and is_named else [said]
+    return [*found, *(["a run was made"] if (folder / "run").exists() else [])]
+
+
+@trip
+def an_empty_folder_does_not_end_an_import(folder):
+    written(folder / "orbax", steps=(1, 3))
+    (folder / "orbax" / "2" / "default").mkdir(parents=True)
+    found = done("import", folder / "orbax", folder / "run")
+    with own.CheckpointManager(folder / "run") as manager:
+        return found + differences([1, 3], manager.all_steps(), "steps")
+
+
+@trip
+def an_import_into_a_run_of_holdfasts_own_calls_is_refused(folder):
+    written(folder / "orbax", steps=(2,))
+    with holdfast.CheckpointManager(folder / "run") as manager:
+        manager.finish(1, {"w": jnp.ones(2)})
+    status, said = command("import", folder / "orbax", folder / "run")
+    is_refused = status == 1 and "found step 1, which Holdfast's own calls saved" in said
+    with holdfast.open_run(folder / "run") as run:
+        found = differences([1], run.all_steps(), "steps")
+    return [*found, *([] if is_refused else [said])]
+
+
+@trip
+def a_damaged_small_file_does_not_keep_a_manager_from_opening(folder):
+    written(folder / "orbax", steps=(1, 2))
+    damage(folder / "orbax/2/_CHECKPOINT_METADATA", "cut")
+    damage(folder / "orbax/metadata/_ROOT_METADATA", "cut")
+    with own.CheckpointManager(folder / "orbax", metadata={"run": "new"}) as manager:
+        found = differences([1, 2], manager.all_steps(), "steps")
+        found += differences(state_at(1), manager.restore(1, args=restore_like(1)), "1")
+        try:
+            manager.restore(2, args=restore_like(2))
+            found.append("nothing raised")
+        except CheckpointDamagedError as error:
+            is_named = str(folder / "orbax/2/_CHECKPOINT_METADATA") in str(error)
+            found += [] if is_named else [str(error)]
+        manager.delete(2)
+        return found + differences([1], manager.all_steps(), "deleted")
 
 
 @trip

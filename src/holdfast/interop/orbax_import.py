@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ def import_orbax(
 
     Raises:
         InvalidArgumentError: There is no checkpoint at `source`, or the run has another one of the
-            same step.
+            same step, or one that Holdfast's own calls saved.
         StepOrderError: The run has a later step than one that it lacks.
         CheckpointDamagedError: A file cannot be read; the message names it. The steps before it are
             in the run.
@@ -112,7 +112,22 @@ def _missing_steps(steps: list[tuple[int, Path]], run: str | os.PathLike[str]) -
                 f"import {path}: {run} has another checkpoint of step {step}; import to another "
                 "directory"
             )
+    if missing:
+        _check_openable(reader, present, run)
     return missing
+
+
+def _check_openable(reader: RunReader, present: Sequence[int], run: str | os.PathLike[str]) -> None:
+    """Check that `holdfast.interop.orbax` opens the run, which it does if it saved all steps."""
+    for step in present:
+        try:
+            reader.step_record(step)
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(
+                f"import to {run}: expected a new run, or one of imports and of "
+                f"holdfast.interop.orbax, found step {step}, which Holdfast's own calls saved; "
+                "import to another directory"
+            ) from error
 
 
 def _read_state(found: OrbaxStep, folder: Path) -> dict[str, Any]:

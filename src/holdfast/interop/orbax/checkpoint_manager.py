@@ -20,7 +20,12 @@ from typing import Any
 
 import jax
 
-from holdfast.errors import InvalidArgumentError, SaveFailedError, StorageError
+from holdfast.errors import (
+    CheckpointDamagedError,
+    InvalidArgumentError,
+    SaveFailedError,
+    StorageError,
+)
 from holdfast.interop.orbax import args as ocp_args
 from holdfast.interop.orbax import (
     handlers,
@@ -70,7 +75,6 @@ class OrbaxCheckpointManager:
 
     Raises:
         InvalidArgumentError: An option cannot be honoured, or excludes another one.
-        CheckpointDamagedError: A file of Orbax is damaged; the message names it.
         StorageError: The directory cannot be made.
     """
 
@@ -535,12 +539,19 @@ class OrbaxCheckpointManager:
 
     def _write_root_metadata(self, given: Mapping[str, Any]) -> None:
         path = self._directory / ROOT_METADATA
-        is_kept = path.exists() or bool(orbax_directory.read_root_metadata(self._directory))
+        is_kept = path.exists() or self._has_root_metadata_of_orbax()
         if jax.process_index() == 0 and not self._options.read_only and not is_kept:
             text = records.json_text(dict(given), "the metadata of the run")
             unfinished = path.with_suffix(".tmp")
             unfinished.write_text(text)
             unfinished.replace(path)
+
+    def _has_root_metadata_of_orbax(self) -> bool:
+        try:
+            return bool(orbax_directory.read_root_metadata(self._directory))
+        except CheckpointDamagedError as error:
+            log.warning("the metadata of the run cannot be read: %s", error)
+            return True
 
     def _read_root_metadata(self) -> dict[str, Any]:
         path = self._directory / ROOT_METADATA

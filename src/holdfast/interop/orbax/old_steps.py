@@ -7,18 +7,23 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from holdfast.errors import CheckpointDamagedError
 from holdfast.interop.orbax import orbax_directory
 from holdfast.interop.orbax.orbax_directory import OrbaxItem, OrbaxStep
 from holdfast.interop.orbax.records import DEFAULT_ITEM, ItemRecord, StepRecord
 
 DELETED = ".deleted-"
+log = logging.getLogger(__name__)
+
 _NUMBER = re.compile(r"0|[1-9]\d*")
 
 
@@ -34,6 +39,8 @@ class OldSteps:
         self._directory = directory
         self._names = name_format
         self._paths: dict[int, Path] = {}
+        self._reported: set[int] = set()
+        """Damaged steps that were logged."""
 
     def old_steps(self) -> list[int]:
         """Return the steps that are there now, in any order."""
@@ -74,8 +81,20 @@ class OldSteps:
         return orbax_directory.read_step(step, self._paths[step])
 
     def info(self, step: int) -> StepRecord:
-        """Return the time, the metrics and the custom metadata of `step`, without its items."""
-        found = self.read_step(step)
+        """Return the time, the metrics and the custom metadata of `step`, without its items.
+
+        A damaged step, which only its restore refuses, has the time of its folder and no metrics;
+        the damage is logged once.
+        """
+        path = self._paths[step]
+        try:
+            found = self.read_step(step)
+        except CheckpointDamagedError as error:
+            if step not in self._reported:
+                log.warning("step %d is damaged, and cannot be restored: %s", step, error)
+            self._reported.add(step)
+            time = datetime.fromtimestamp(path.stat().st_mtime, tz=UTC)
+            return StepRecord(items={}, is_default=False, time=time)
         return StepRecord(
             items={},
             is_default=False,

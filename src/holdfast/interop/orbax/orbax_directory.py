@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,6 +27,8 @@ MANIFEST = "manifest.ocdbt"
 METRICS = "metrics"
 JSON_FILE = "metadata"
 SUCCESS = "commit_success.txt"
+
+log = logging.getLogger(__name__)
 
 _STEP_NAME = re.compile(r"(?:.*_)?(\d+)")
 _SEQUENCE = 1
@@ -78,8 +81,10 @@ def find_steps(source: Path) -> list[tuple[int, Path]]:
         source: The directory of a `CheckpointManager`, or one checkpoint. A checkpoint whose
             folder's name does not end with a number has step 0.
 
+    Empty folders named as steps are skipped, and logged.
+
     Raises:
-        InvalidArgumentError: There is no checkpoint at `source`.
+        InvalidArgumentError: There is no checkpoint at `source`, or folders of several managers.
         CheckpointDamagedError: The folder of a step has no checkpoint, or two are of one step.
     """
     if not source.is_dir():
@@ -90,12 +95,22 @@ def find_steps(source: Path) -> list[tuple[int, Path]]:
     named = [path for path in sorted(source.iterdir()) if path.is_dir()]
     steps = [(number, path) for path in named if (number := _step_of(path.name)) is not None]
     if not any(is_checkpoint(path) for _, path in steps):
+        inside = [path.name for path in named if _has_checkpoints(path)]
         raise InvalidArgumentError(
             f"import {source}: expected the directory of an Orbax CheckpointManager, one of its "
-            "checkpoints, or a folder of torch.distributed.checkpoint, found none of them"
+            "checkpoints, or a folder of torch.distributed.checkpoint, found "
+            + (
+                f"a folder with others that have checkpoints: {', '.join(inside)}; import each of "
+                "them into a run of its own"
+                if inside
+                else "none of them"
+            )
         )
     for number, path in steps:
         if not is_checkpoint(path):
+            if not any(one.is_file() for one in path.rglob("*")):
+                log.warning("import %s: it is empty; skipped", path)
+                continue
             raise CheckpointDamagedError(
                 f"import {path}: expected a checkpoint of Orbax, found neither {OF_STEP} nor "
                 f"{OF_TREE} in it; move the folder away to import the others"
@@ -108,6 +123,13 @@ def find_steps(source: Path) -> list[tuple[int, Path]]:
     return sorted(found.items())
 
 
+def _has_checkpoints(folder: Path) -> bool:
+    """Return whether a folder is a checkpoint, or has one in it."""
+    return is_checkpoint(folder) or any(
+        is_checkpoint(path) for path in folder.iterdir() if path.is_dir()
+    )
+
+
 def _step_of(name: str) -> int | None:
     match = _STEP_NAME.fullmatch(name)
     return int(match[1]) if match else None
@@ -116,12 +138,15 @@ def _step_of(name: str) -> int | None:
 def is_checkpoint(path: Path, *, as_item: bool = False) -> bool:
     """Return whether a folder has a file that marks a checkpoint of Orbax.
 
-    With `as_item` the files must be in the folder itself, not in that of an item.
+    With `as_item` the files must be in the folder itself, not in that of an item. A folder in it
+    that is marked as a step is a checkpoint by itself, and no item.
     """
     own = (OF_STEP, OF_TREE, MANIFEST)
     if any((path / name).exists() for name in own):
         return True
-    return not as_item and any(path.glob(f"*/{OF_TREE}"))
+    if as_item or any(path.glob(f"*/{OF_STEP}")):
+        return False
+    return any(path.glob(f"*/{OF_TREE}"))
 
 
 def read_step(step: int, path: Path) -> OrbaxStep:

@@ -74,7 +74,6 @@ class RunReader:
 
         Raises:
             CheckpointNotFoundError: There is no checkpoint of the step.
-            CheckpointDamagedError: A file of Orbax is damaged; the message names it.
         """
         return self._old.info(step) if self.is_old(step) else self.step_record(step)
 
