@@ -561,6 +561,45 @@ def named_steps(ocp, folder):
 
 
 @program
+def metadata_that_says_what_to_restore(ocp, folder):
+    mesh = jax.make_mesh((4, 2), ("x", "y"))
+    sharding = NamedSharding(mesh, PartitionSpec("x", None))
+    state = {
+        "w": jax.device_put(jnp.ones((4, 2), jnp.bfloat16), sharding),
+        "layers": [Layer(jnp.ones(2), None), {"x": np.arange(3)}],
+        "key": jax.random.key(7),
+        "keys": jax.random.split(jax.random.key(1), 3),
+        "step": 3,
+        "rate": 0.5,
+        "number": np.float32(3),
+    }
+    seen = []
+    for of in ("Standard", "PyTree"):
+        save, restore = getattr(ocp.args, f"{of}Save"), getattr(ocp.args, f"{of}Restore")
+        with ocp.CheckpointManager(folder / of) as manager:
+            manager.save(1, args=save(state))
+            manager.wait_until_finished()
+            found = manager.item_metadata(1)
+            seen += [
+                [[str(path), type(leaf).__name__, leaf.shape, str(leaf.dtype)]]
+                for path, leaf in jax.tree_util.tree_flatten_with_path(found)[0]
+            ]
+            abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, found.tree)
+            asked = ocp.checkpoint_utils.construct_restore_args
+            mapped = jax.tree.map(ocp.utils.to_shape_dtype_struct, found)
+            given = [restore(abstract), restore(mapped)]
+            if of == "PyTree":
+                # Of the shardings in its metadata, Orbax makes those of JAX only in this way.
+                given += [restore(found), restore(found.tree)]
+                given += [restore(restore_args=asked(tree)) for tree in (abstract, mapped)]
+                given += [restore(abstract, restore_args=asked(abstract))]
+            seen += [shown(manager.restore(1, args=one)) for one in given]
+            target = state | {"number": np.float64(0)}
+            seen.append(shown(manager.restore(1, args=restore(target))))
+    return seen
+
+
+@program
 def trees_that_are_flattened(ocp, folder):
     tree = {"a": {"b": jnp.ones(2), "c": [1, (2.5,)]}, "e": {}, "l": Layer(jnp.ones(1), None)}
     flat = ocp.tree.to_flat_dict(tree)

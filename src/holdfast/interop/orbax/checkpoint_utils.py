@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.interop.orbax import step
-from holdfast.interop.orbax.leaf_args import construct_restore_args as construct_restore_args
+from holdfast.interop.orbax.restore_args import construct_restore_args as construct_restore_args
 from holdfast.interop.orbax.run_reader import RunReader
 
 

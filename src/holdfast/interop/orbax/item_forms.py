@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -80,6 +81,13 @@ def _saved_tree(given: Any, name: str) -> tuple[Any, ItemRecord]:
         args_by_path = dict(outlines.flattened(given.save_args)[0])
         with_paths = [(path, _cast(leaf, args_by_path.get(path))) for path, leaf in with_paths]
         tree = jax.tree_util.tree_unflatten(treedef, [leaf for _, leaf in with_paths])
+    dtypes = {}
+    if isinstance(given, ocp_args.PyTreeSave):
+        # Orbax restores NumPy scalars as Python's numbers, but those of StandardSave as arrays.
+        dtypes = {path: leaf.dtype.name for path, leaf in with_paths if _is_numpy_scalar(leaf)}
+        with_paths = [(path, leaf.item() if path in dtypes else leaf) for path, leaf in with_paths]
+    if dtypes:
+        tree = jax.tree_util.tree_unflatten(treedef, [leaf for _, leaf in with_paths])
     if isinstance(given, ocp_args.StandardSave) and with_paths and not with_paths[0][0]:
         if outlines.is_end(with_paths[0][1]):
             raise InvalidArgumentError(f"save {name}: the item is empty")
@@ -90,8 +98,18 @@ def _saved_tree(given: Any, name: str) -> tuple[Any, ItemRecord]:
     if any(leaf is ... for _, leaf in with_paths):
         raise InvalidArgumentError(f"save {name}: a PLACEHOLDER cannot be saved; take it out")
     outline = outlines.outline_of(with_paths)
+    if dtypes:
+        leaves = (
+            dataclasses.replace(leaf, dtype=dtypes.get(leaf.path, leaf.dtype))
+            for leaf in outline.leaves
+        )
+        outline = dataclasses.replace(outline, leaves=tuple(leaves))
     custom = given.custom_metadata
     return tree, ItemRecord(kind="tree", outline=outline, custom_metadata=custom)
+
+
+def _is_numpy_scalar(leaf: Any) -> bool:
+    return isinstance(leaf, np.integer | np.floating)
 
 
 def _array(given: Any, name: str) -> Any:

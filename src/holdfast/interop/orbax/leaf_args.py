@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 import jax
-import numpy as np
 
 PLACEHOLDER = ...
 """Marks a leaf that is not restored."""
@@ -41,38 +40,3 @@ class ArrayRestoreArgs(RestoreArgs):
     global_shape: tuple[int, ...] | None = None
     shape: tuple[int, ...] | None = None
     strict: bool = True
-
-
-def construct_restore_args(
-    target: Any,
-    sharding_tree: Any = None,
-    set_global_shape: bool = True,
-    support_layout: bool = False,
-    strict: bool = True,
-) -> Any:
-    """Return the arguments that restore each leaf like that of `target`.
-
-    Args:
-        target: Arrays, ShapeDtypeStructs and values.
-        sharding_tree: Shardings in the same structure. None takes those of `target`.
-        set_global_shape: Whether arrays get the shapes of `target`.
-        support_layout: Taken for compatibility: the layouts of devices are not stored.
-        strict: Whether another shape is an error, rather than a reason to cut or pad.
-    """
-    del support_layout
-
-    def of_leaf(leaf: Any, sharding: Any) -> RestoreArgs:
-        if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-            shape = tuple(leaf.shape) if set_global_shape else None
-            return ArrayRestoreArgs(
-                dtype=leaf.dtype, sharding=sharding, global_shape=shape, strict=strict
-            )
-        if isinstance(leaf, np.ndarray | np.generic):
-            return RestoreArgs(restore_type=np.ndarray, dtype=leaf.dtype)
-        return RestoreArgs(restore_type=type(leaf))
-
-    if sharding_tree is None:
-        return jax.tree_util.tree_map(
-            lambda leaf: of_leaf(leaf, getattr(leaf, "sharding", None)), target
-        )
-    return jax.tree_util.tree_map(of_leaf, target, sharding_tree)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from holdfast.errors import InvalidArgumentError
@@ -61,8 +62,12 @@ class StringMetadata(LeafMetadata):
     """A string, or bytes."""
 
 
+@jax.tree_util.register_pytree_with_keys_class
 class TreeMetadata(Mapping[Any, Any]):
-    """A saved tree: `tree` has the metadata of a leaf at each of its places."""
+    """A saved tree: `tree` has the metadata of a leaf at each of its places.
+
+    It is a pytree with the children of `tree`, so it can be mapped and be the target of a restore.
+    """
 
     def __init__(self, tree: Any, custom_metadata: Any = None) -> None:
         self.tree = tree
@@ -76,6 +81,29 @@ class TreeMetadata(Mapping[Any, Any]):
 
     def __len__(self) -> int:
         return len(self.tree)
+
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], Any]:
+        """Return the children with their keys, and what `tree_unflatten` needs besides."""
+        if isinstance(self.tree, dict):
+            keys: list[Any] = [jax.tree_util.DictKey(key) for key in self.tree]
+            children = list(self.tree.values())
+        elif isinstance(self.tree, list):
+            keys = [jax.tree_util.SequenceKey(index) for index in range(len(self.tree))]
+            children = self.tree
+        else:
+            keys, children = [jax.tree_util.GetAttrKey("tree")], [self.tree]
+        names = tuple(self.tree) if isinstance(self.tree, dict) else None
+        kind = (type(self.tree) if isinstance(self.tree, dict | list) else None, names)
+        return list(zip(keys, children, strict=True)), (kind, self.custom_metadata)
+
+    @classmethod
+    def tree_unflatten(cls, structure: Any, children: Iterable[Any]) -> TreeMetadata:
+        """Return the tree with other children."""
+        (kind, names), custom_metadata = structure
+        tree: Any = list(children)
+        if kind is dict:
+            tree = dict(zip(names, tree, strict=True))
+        return cls(tree if kind is not None else tree[0], custom_metadata)
 
     def __repr__(self) -> str:
         return f"TreeMetadata(tree={self.tree!r}, custom_metadata={self.custom_metadata!r})"
@@ -101,7 +129,7 @@ def _of_leaf(leaf: SavedLeaf, outline: TreeOutline) -> Any:
     if leaf.kind == "none":
         return None
     if leaf.kind in outlines.NUMBERS:
-        dtype: Any = np.dtype(outlines.NUMBERS[leaf.kind])
+        dtype: Any = np.dtype(leaf.dtype or outlines.NUMBERS[leaf.kind])
         return ScalarMetadata(name=name, shape=(), dtype=dtype)
     if leaf.kind in outlines.VALUES:
         return StringMetadata(name=name, shape=(), dtype=None)
@@ -112,8 +140,12 @@ def _of_leaf(leaf: SavedLeaf, outline: TreeOutline) -> Any:
         except InvalidArgumentError:
             # The devices are of another job; the metadata is of use without them.
             sharding = None
-    dtype = leaf.dtype if leaf.kind == "key" else np.dtype(leaf.dtype)
-    return ArrayMetadata(name=name, shape=leaf.shape, dtype=dtype, sharding=sharding)
+    return ArrayMetadata(
+        name=name,
+        shape=leaf.stored_shape,
+        dtype=np.dtype(np.uint32 if leaf.kind == "key" else leaf.dtype),
+        sharding=sharding,
+    )
 
 
 def of_step(record: StepRecord, items: Any) -> StepMetadata:

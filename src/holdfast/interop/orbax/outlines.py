@@ -48,7 +48,8 @@ class SavedLeaf:
     """One leaf as it was saved.
 
     `kind` is `jax`, `key` (typed keys of `jax.random`), `numpy`, `none`, `empty` (a container
-    without leaves, `dtype` names it), or the name of a Python type.
+    without leaves, `dtype` names it), or the name of a Python type (`dtype` is that of the NumPy
+    scalar which was saved as a number).
     """
 
     path: TreePath
@@ -61,6 +62,13 @@ class SavedLeaf:
     def is_array(self) -> bool:
         """Whether it is an array."""
         return self.kind in ("jax", "key", "numpy")
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape; of typed keys that of their words, which are uint32."""
+        if self.kind != "key":
+            return self.shape
+        return self.shape + jax.random.key_data(jax.random.key(0, impl=self.dtype)).shape
 
     @property
     def path_keys(self) -> tuple[Key, ...]:

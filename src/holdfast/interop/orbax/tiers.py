@@ -17,8 +17,8 @@ from holdfast.interop.orbax import args as ocp_args
 from holdfast.interop.orbax.checkpoint_manager import OrbaxCheckpointManager
 from holdfast.interop.orbax.checkpoint_managers import preservation_policy as preservation
 from holdfast.interop.orbax.checkpoint_managers import save_decision_policy as decisions
-from holdfast.interop.orbax.leaf_args import construct_restore_args
 from holdfast.interop.orbax.options import CheckpointManagerOptions
+from holdfast.interop.orbax.restore_args import construct_restore_args
 from holdfast.job.options import RamTier
 from holdfast.policy import preservation_policy as own_preservation
 from holdfast.policy import save_decision_policy as own_decisions

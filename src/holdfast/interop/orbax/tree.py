@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from holdfast.errors import InvalidArgumentError, StructureMismatchError
+from holdfast.interop.orbax.metadata import LeafMetadata, StringMetadata
 
 PyTree = Any
 PyTreeOf = Any
@@ -189,14 +190,28 @@ def merge_trees(*trees: Any, target: Any = None) -> Any:
     return from_flat_dict(merged, target=target)
 
 
-def to_shape_dtype_struct(item: Any, dtype: Any = None, scalar_dtype: type | None = None) -> Any:
-    """Return shape, dtype and sharding of an array; numbers stay, or become `scalar_dtype`.
+def with_key_data(tree: Any) -> Any:
+    """Return a tree with the words of typed keys of `jax.random` in their places."""
 
-    A tree is mapped leaf by leaf, as Orbax's function of one leaf under `jax.tree.map`.
+    def of_leaf(leaf: Any) -> Any:
+        if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.key_data(leaf)
+        return leaf
+
+    return jax.tree_util.tree_map(of_leaf, tree)
+
+
+def to_shape_dtype_struct(item: Any, dtype: Any = None, scalar_dtype: type | None = None) -> Any:
+    """Return shape, dtype and sharding of an array, or of the metadata of a leaf.
+
+    Numbers stay, or become `scalar_dtype`. Keys become the arrays of their words. A tree is mapped
+    leaf by leaf, as Orbax's function of one leaf under `jax.tree.map`.
     """
 
     def of_leaf(leaf: Any) -> Any:
-        if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+        if isinstance(leaf, StringMetadata):
+            return str
+        if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | LeafMetadata):
             return jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]
                 leaf.shape, dtype or leaf.dtype, sharding=getattr(leaf, "sharding", None)
             )
@@ -208,4 +223,4 @@ def to_shape_dtype_struct(item: Any, dtype: Any = None, scalar_dtype: type | Non
             return scalar_dtype(leaf)
         return leaf
 
-    return jax.tree_util.tree_map(of_leaf, item)
+    return jax.tree_util.tree_map(of_leaf, with_key_data(item))

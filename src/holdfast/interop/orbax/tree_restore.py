@@ -17,6 +17,7 @@ from holdfast.errors import InvalidArgumentError, StructureMismatchError
 from holdfast.interop.orbax import outlines
 from holdfast.interop.orbax.args import PyTreeRestore, StandardRestore
 from holdfast.interop.orbax.leaf_args import PLACEHOLDER, RestoreArgs
+from holdfast.interop.orbax.metadata import LeafMetadata, TreeMetadata
 from holdfast.interop.orbax.outlines import Key, SavedLeaf, TreeOutline, TreePath
 
 DIFFERENCES_SHOWN_MAX = 20
@@ -24,7 +25,7 @@ DIFFERENCES_SHOWN_MAX = 20
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """How one leaf is restored. `kind` is None (as saved), `jax`, `numpy` or a Python type."""
+    """How one leaf is restored. `kind` is None (as saved), `jax`, `numpy` or a value's type."""
 
     kind: str | type | None = None
     dtype: Any = None
@@ -93,6 +94,8 @@ class TreeRestore:
                 LeafRestore(saved=leaf, wanted=wanted(None, leaf.path) or AS_SAVED)
                 for leaf in self._outline.leaves
             ]
+        if isinstance(item, TreeMetadata):
+            item = item.tree
         with_paths, self._treedef = outlines.flattened(item)
         _check_structure(with_paths, saved, is_part=is_part)
         found = []
@@ -163,6 +166,9 @@ class TreeRestore:
         if saved.kind == "empty":
             return type(outlines.EMPTY[saved.dtype])()
         kind = wanted.kind or saved.kind
+        if wanted.kind is None and wanted.shape is not None and saved.kind in outlines.NUMBERS:
+            # A shape without a sharding, as of metadata, asks for an array.
+            kind = "numpy"
         if isinstance(kind, type):
             return _scalar(saved, kind, value)
         if saved.kind in ("none", "str", "bytes", "key") or kind in outlines.VALUES:
@@ -170,7 +176,7 @@ class TreeRestore:
         if wanted.shape is not None and wanted.shape != saved.shape:
             value = _fitted(np.asarray(value), wanted.shape)
         if not isinstance(value, jax.Array):
-            value = np.asarray(value)
+            value = np.asarray(value, saved.dtype or None)
         if wanted.dtype is not None and value.dtype != wanted.dtype:
             value = value.astype(wanted.dtype)
         if kind == "numpy":
@@ -206,14 +212,16 @@ def _of_leaf(leaf: Any, path: TreePath, given: StandardRestore) -> Wanted | None
         return AS_SAVED
     if leaf is PLACEHOLDER:
         return None
+    if isinstance(leaf, LeafMetadata):
+        return AS_SAVED
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         sharding = leaf.sharding
         kind = None if sharding is None else "jax"
         shape = tuple(leaf.shape)
         return Wanted(kind=kind, dtype=leaf.dtype, shape=shape, sharding=sharding, strict=strict)
-    if isinstance(leaf, np.ndarray | np.generic):
+    if isinstance(leaf, np.ndarray):
         return Wanted(kind="numpy", dtype=leaf.dtype, shape=leaf.shape, strict=strict)
-    if type(leaf) in outlines.VALUES.values():
+    if isinstance(leaf, np.generic) or type(leaf) in outlines.VALUES.values():
         return Wanted(kind=type(leaf))
     if isinstance(leaf, type) and leaf in TYPES:
         return Wanted(kind=TYPES[leaf])
@@ -255,7 +263,9 @@ def _check_transforms(given: PyTreeRestore) -> None:
 
 
 def _check_shape(saved: SavedLeaf, wanted: Wanted) -> None:
-    if not saved.is_array or wanted.shape is None or wanted.shape == saved.shape:
+    if not saved.is_array or wanted.shape is None:
+        return
+    if wanted.shape in (saved.shape, saved.stored_shape):
         return
     if wanted.strict or len(wanted.shape) != len(saved.shape):
         raise StructureMismatchError(
@@ -299,7 +309,8 @@ def _scalar(saved: SavedLeaf, kind: type, value: Any) -> Any:
                 f"of shape {saved.shape}"
             )
         value = np.asarray(value).item()
-    if kind in outlines.NUMBERS.values() and not isinstance(value, bool | int | float):
+    is_number = kind in outlines.NUMBERS.values() or issubclass(kind, np.generic)
+    if is_number and not isinstance(value, bool | int | float):
         raise StructureMismatchError(
             f"restore {outlines.shown(saved.path)}: expected a {kind.__name__}, found {saved.kind}"
         )

@@ -21,9 +21,10 @@ from holdfast.interop.orbax import args as ocp_args
 from holdfast.interop.orbax import metadata as metadata_of
 from holdfast.interop.orbax import outlines
 from holdfast.interop.orbax.class_names import named
-from holdfast.interop.orbax.leaf_args import RestoreArgs, construct_restore_args
+from holdfast.interop.orbax.leaf_args import RestoreArgs
 from holdfast.interop.orbax.metadata import LeafMetadata
 from holdfast.interop.orbax.records import DEFAULT_ITEM, StepRecord
+from holdfast.interop.orbax.restore_args import construct_restore_args
 
 STATE = "state"
 AUTO = "AUTO"
