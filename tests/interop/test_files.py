@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from safetensors.torch import load_file  # noqa: E402
 
 import holdfast  # noqa: E402
 from holdfast.cli.main import main  # noqa: E402
-from holdfast.errors import InvalidArgumentError  # noqa: E402
+from holdfast.errors import InvalidArgumentError, StorageError  # noqa: E402
 from holdfast.interop.safetensors_export import export_safetensors  # noqa: E402
 
 
@@ -85,6 +87,55 @@ def test_an_empty_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "expected a file of torch.save, found" in capsys.readouterr().err
 
 
+def test_a_damaged_record_of_a_file_of_torch_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensor = torch.arange(1000.0)
+    torch.save({"w": tensor}, tmp_path / "state.pt")
+    data = bytearray((tmp_path / "state.pt").read_bytes())
+    data[data.index(tensor.numpy().tobytes()) + 100] ^= 4
+    (tmp_path / "state.pt").write_bytes(data)
+    assert main(["import", str(tmp_path / "state.pt"), str(tmp_path / "run")]) == 1
+    assert "found state/data/0 with another one" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_of_torch_without_crcs_is_imported(tmp_path: Path) -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"w": torch.ones(9)}, tmp_path / "state.pt")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert main(["import", str(tmp_path / "state.pt"), str(tmp_path / "run")]) == 0
+
+
+def test_why_a_file_of_torch_cannot_be_read_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({"w": torch.ones(999)}, tmp_path / "cut")
+    (tmp_path / "cut").write_bytes((tmp_path / "cut").read_bytes()[:2000])
+    torch.save({"a": argparse.Namespace(x=1)}, tmp_path / "object")
+    (tmp_path / "text").write_text("hello")
+    for name, expected in (
+        ("cut", "no end of the zip archive; the file is cut off or damaged"),
+        ("object", "an object of argparse.Namespace, which is not executed"),
+        ("text", "data that it did not write"),
+    ):
+        assert main(["import", str(tmp_path / name), str(tmp_path / "run")]) == 1
+        assert f"torch.save, found {expected}" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_file_of_an_export_that_has_no_room_is_named(saved: tuple[Path, Any]) -> None:
+    directory, _ = saved
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
+    try:
+        with pytest.raises(StorageError, match=r"write .*/model\.safetensors: File too large"):
+            export_safetensors(directory, 0, directory.with_name("out"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 def test_what_cannot_be_exported_leaves_nothing(
     saved: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,6 +144,7 @@ def test_what_cannot_be_exported_leaves_nothing(
     out = str(tmp_path / "out")
     for arguments, message in (
         ([str(tmp_path / "odd"), "--hf", out], "x: safetensors has no int4"),
+        ([str(tmp_path / "odd"), "--torch", out], "x: expected a dtype that torch.save writes"),
         ([str(directory), "--hf", out, "--prefix", "gone"], "no array is below 'gone'"),
         ([str(directory), "--hf", str(directory)], "it exists"),
         ([str(directory), "--hf", out, "--dtype", "float33"], "found 'float33'"),
@@ -123,6 +175,7 @@ def test_a_folder_of_dcp_is_imported(tmp_path: Path) -> None:
     state = {
         "model": {"w.x": torch.rand(4, 3), "half": torch.rand(2).half()},
         "optimizer": {"state": {0: {"step": torch.tensor(2.0)}}, "lr": 0.5},
+        "groups": [{"lr": torch.tensor(0.5), "name": "a"}, {"lr": torch.tensor(2.0), "name": "b"}],
         "step": 7,
     }
     dcp.save(state, checkpoint_id=tmp_path / "dcp", no_dist=True)

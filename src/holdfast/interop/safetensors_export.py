@@ -29,6 +29,7 @@ from holdfast.format.paths import path_name
 from holdfast.format.placement import RestoreTarget
 from holdfast.job.run_access import read_only
 from holdfast.manager.one_shot import locked_directory, put_in_place, remove_leftovers
+from holdfast.store.object_folder import translated
 
 SHARD_SIZE_BYTES = 5 * 10**9
 PIECE_SIZE_BYTES = 64 * 1024 * 1024
@@ -79,6 +80,7 @@ def export_safetensors(
             have one name.
         UnsupportedLeafError: safetensors has no such dtype; the message has the path.
         NotARunError, StepNotFoundError, CheckpointDamagedError, StorageError: the checkpoint.
+        OutOfSpaceError, StorageError: a file cannot be written; the message names it.
     """
     if directory.exists():
         raise InvalidArgumentError(f"export to {directory}: it exists; give a new path")
@@ -215,8 +217,9 @@ def _regions(shape: tuple[int, ...], count_max: int) -> Iterator[Region]:
 
 
 def _write_synced(path: Path, pieces: Iterator[bytes | memoryview] | list[bytes]) -> None:
-    with path.open("wb") as file:
+    with translated("write", path), path.open("wb", buffering=0) as file:
         for piece in pieces:
-            file.write(piece)
-        file.flush()
+            rest = memoryview(piece)
+            while len(rest):
+                rest = rest[file.write(rest) :]
         os.fsync(file.fileno())

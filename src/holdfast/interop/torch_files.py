@@ -6,9 +6,14 @@ than RAM.
 
 from __future__ import annotations
 
+import functools
+import io
 import math
 import os
 import pickle
+import re
+import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +23,12 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from holdfast.adapt.torch import tensors
-from holdfast.errors import CheckpointDamagedError, InvalidArgumentError
+from holdfast.errors import (
+    CheckpointDamagedError,
+    HoldfastError,
+    InvalidArgumentError,
+    UnsupportedLeafError,
+)
 from holdfast.format.paths import path_name
 from holdfast.format.records import ArraySpec
 from holdfast.interop.scratch_memory import Progress, ScratchMemory, read_whole_step
@@ -26,9 +36,16 @@ from holdfast.manager import save as save_one
 from holdfast.store.named_file import check_file_name, new_content
 
 _UNREADABLE = (
-    *(RuntimeError, EOFError, OSError, ValueError, KeyError),
-    *(pickle.UnpicklingError, dcp.CheckpointException),
+    *(RuntimeError, EOFError, OSError, ValueError, LookupError, TypeError, AttributeError),
+    *(
+        AssertionError,
+        struct.error,
+        zipfile.BadZipFile,
+        pickle.UnpicklingError,
+        dcp.CheckpointException,
+    ),
 )
+_PIECE_SIZE_BYTES = 1024 * 1024
 
 
 def export_torch(
@@ -47,6 +64,7 @@ def export_torch(
 
     Raises:
         InvalidArgumentError: the file exists.
+        UnsupportedLeafError: PyTorch cannot save an array's dtype; the message has the path.
         NotARunError, StepNotFoundError, CheckpointDamagedError: the checkpoint.
         OutOfSpaceError, StorageError: it cannot be read, or the file not written.
     """
@@ -59,7 +77,22 @@ def export_torch(
 
 
 def _tensor_over(array: np.ndarray, spec: ArraySpec) -> torch.Tensor:
-    return tensors.tensor_over(array, spec.dtype, path_name(spec.path))
+    tensor = tensors.tensor_over(array, spec.dtype, path_name(spec.path))
+    if not _is_saved_by_torch(tensor.dtype):
+        raise UnsupportedLeafError(
+            f"export {path_name(spec.path)}: expected a dtype that torch.save writes, found "
+            f"{spec.dtype}; convert it, and save it again"
+        )
+    return tensor
+
+
+@functools.cache
+def _is_saved_by_torch(dtype: torch.dtype) -> bool:
+    try:
+        torch.save(torch.empty(0, dtype=dtype), io.BytesIO())
+    except (KeyError, RuntimeError):
+        return False
+    return True
 
 
 def import_torch(
@@ -69,8 +102,8 @@ def import_torch(
 
     Nothing in a file of `torch.save` is executed. Tensors that share memory there are tied again.
     DCP's folders hold pickled objects besides tensors: import those of trusted programs only. Of a
-    folder the tensors are read one after another into a scratch file, a file is mapped. Lists of a
-    folder become dicts, and integer keys there strings, as DCP lists them.
+    folder the tensors are read one after another into a scratch file, a file is mapped. Tuples of a
+    folder become lists, and integer keys there strings, as DCP lists them.
 
     Args:
         source: a file of `torch.save`, or a folder of DCP.
@@ -79,7 +112,7 @@ def import_torch(
 
     Raises:
         InvalidArgumentError: there is nothing at `source`, or `directory` exists.
-        CheckpointDamagedError: `source` cannot be read.
+        CheckpointDamagedError: `source` cannot be read, or a record has another CRC than its own.
         UnsupportedLeafError: something in it is neither a tensor nor a plain value.
         OutOfSpaceError, StorageError: there is no room.
     """
@@ -94,15 +127,63 @@ def import_torch(
             state = _read_folder(source, directory.parent, progress)
         else:
             state = _read_file(source)
+    except HoldfastError:
+        raise
     except _UNREADABLE as error:
         what = "a folder of DCP" if source.is_dir() else "a file of torch.save"
         raise CheckpointDamagedError(
-            f"import {source}: expected {what}, found {(str(error) or repr(error)).splitlines()[0]}"
+            f"import {source}: expected {what}, found {_reason(error)}"
         ) from error
     save_one(directory, state)
 
 
+def _reason(error: BaseException) -> str:
+    """Return why PyTorch cannot read a file, without its advice on how to execute the file."""
+    text = str(error)
+    named = re.search(r"GLOBAL ([\w.]+)", text)
+    if named is not None:
+        return f"an object of {named[1]}, which is not executed; save tensors and plain values"
+    if "central directory" in text:
+        return "no end of the zip archive; the file is cut off or damaged"
+    if "TorchScript" in text:
+        return "a TorchScript archive; save the state_dict of its module"
+    if isinstance(error, pickle.UnpicklingError) or text.isdigit() or not text:
+        return "data that it did not write"
+    return text.splitlines()[0].partition(". ")[0]
+
+
+def _check_records(source: Path) -> None:
+    """Compare the records of a zip archive with their CRCs, which PyTorch does not check.
+
+    With `set_crc32_options(False)` PyTorch writes none of the CRCs: then none is right.
+
+    Raises:
+        CheckpointDamagedError: Some of the records are damaged.
+        OSError, zipfile.BadZipFile: The archive cannot be read.
+    """
+    with zipfile.ZipFile(source) as archive:
+        records = [one.filename for one in archive.infolist() if one.file_size]
+        damaged = [name for name in records if not _is_whole(archive, name)]
+    if damaged and len(damaged) < len(records):
+        raise CheckpointDamagedError(
+            f"import {source}: expected records with the CRCs that are stored beside them, found "
+            f"{', '.join(damaged[:5])} with another one; use another copy of the file"
+        )
+
+
+def _is_whole(archive: zipfile.ZipFile, name: str) -> bool:
+    try:
+        with archive.open(name) as record:
+            while record.read(_PIECE_SIZE_BYTES):
+                pass
+    except zipfile.BadZipFile:
+        return False
+    return True
+
+
 def _read_file(source: Path) -> Any:
+    if zipfile.is_zipfile(source):
+        _check_records(source)
     try:
         return torch.load(source, map_location="cpu", mmap=True, weights_only=True)
     except RuntimeError:
@@ -130,7 +211,20 @@ def _read_folder(source: Path, folder: Path, progress: Progress) -> Any:
         for key in above:
             node = node.setdefault(key, {})
         node[last] = value
-    return state
+    return _with_lists(state)
+
+
+def _with_lists(node: Any) -> Any:
+    """Return nested dicts with lists in place of those whose keys are all the indices of one.
+
+    In DCP's paths a list has indices that are ints, and a dict has strings alone.
+    """
+    if not isinstance(node, dict):
+        return node
+    made = {key: _with_lists(value) for key, value in node.items()}
+    if made and all(type(key) is int for key in made) and sorted(made) == [*range(len(made))]:
+        return [made[index] for index in range(len(made))]
+    return made
 
 
 def _size_bytes(of: TensorStorageMetadata) -> int:
