@@ -5,13 +5,15 @@ saves return at once, bytes are verified, and a killed job loses nothing that wa
 `docs/orbax.md` lists what is the same, what gets better, and what differs.
 """
 
+from typing import TYPE_CHECKING
+
 from holdfast.interop.orbax import args as args
 from holdfast.interop.orbax import checkpoint_managers as checkpoint_managers
 from holdfast.interop.orbax import checkpoint_utils as checkpoint_utils
 from holdfast.interop.orbax import experimental as experimental
 from holdfast.interop.orbax import handlers as handlers
+from holdfast.interop.orbax import missing_names, shortcuts
 from holdfast.interop.orbax import options as options
-from holdfast.interop.orbax import shortcuts
 from holdfast.interop.orbax import step as step
 from holdfast.interop.orbax import tree as tree
 from holdfast.interop.orbax import v1 as v1
@@ -44,6 +46,9 @@ from holdfast.interop.orbax.options import AsyncOptions as AsyncOptions
 from holdfast.interop.orbax.options import CheckpointManagerOptions as CheckpointManagerOptions
 from holdfast.interop.orbax.tiers import EmergencyCheckpointManager as EmergencyCheckpointManager
 
-utils = shortcuts
+checkpoint_args, merge_trees, utils = args, tree.merge_trees, shortcuts
+
+if not TYPE_CHECKING:
+    __getattr__ = missing_names.refusal("")
 
 __all__ = [name for name in dir() if not name.startswith("_")]

@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from holdfast.interop.orbax import missing_names
 from holdfast.interop.orbax.errors import ArgumentTypeError
 
 
@@ -254,3 +255,7 @@ def checked(given: object, call: str) -> CheckpointArgs:
 def as_composite(given: Mapping[str, Any]) -> Composite:
     """Return items by name as a `Composite`."""
     return Composite(**given)
+
+
+if not TYPE_CHECKING:
+    __getattr__ = missing_names.refusal("args")

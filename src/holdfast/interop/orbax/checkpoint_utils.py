@@ -7,9 +7,9 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from holdfast.interop.orbax import step
+from holdfast.interop.orbax import missing_names, step
 from holdfast.interop.orbax.restore_args import construct_restore_args as construct_restore_args
 from holdfast.interop.orbax.run_reader import RunReader
 
@@ -91,3 +91,7 @@ def _awaited(
         if is_over and (timeout_fn is None or timeout_fn()):
             return -1
         time.sleep(seconds_to_sleep)
+
+
+if not TYPE_CHECKING:
+    __getattr__ = missing_names.refusal("checkpoint_utils")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.interop.orbax import args as ocp_args
+from holdfast.interop.orbax import missing_names
 
 
 class CheckpointHandler:
@@ -104,3 +105,6 @@ class CheckpointHandlerRegistry:
 
 
 DefaultCheckpointHandlerRegistry = CheckpointHandlerRegistry
+
+if not TYPE_CHECKING:
+    __getattr__ = missing_names.refusal("handlers")

@@ -11,10 +11,10 @@ import dataclasses
 import datetime
 import logging
 from collections.abc import Callable, Container
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import InvalidArgumentError
-from holdfast.interop.orbax import step
+from holdfast.interop.orbax import missing_names, step
 from holdfast.interop.orbax.checkpoint_managers import preservation_policy as preservation
 from holdfast.interop.orbax.checkpoint_managers import save_decision_policy as decisions
 
@@ -271,3 +271,7 @@ def _invalid(name: str, expected: str, found: object) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"CheckpointManagerOptions({name}=...): expected {expected}, found {found!r}"
     )
+
+
+if not TYPE_CHECKING:
+    __getattr__ = missing_names.refusal("options")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
+from holdfast.interop.orbax import missing_names
 from holdfast.interop.orbax.paths import path_of
 from holdfast.interop.orbax.run_reader import RunReader
 from holdfast.interop.orbax.step import any_checkpoint_step as any_checkpoint_step
@@ -77,3 +78,7 @@ def is_scalar(value: Any) -> bool:
     import numpy as np
 
     return isinstance(value, int | float | np.number)
+
+
+if not TYPE_CHECKING:
+    __getattr__ = missing_names.refusal("utils")

@@ -13,9 +13,10 @@ import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import InvalidArgumentError
+from holdfast.interop.orbax import missing_names
 from holdfast.interop.orbax.errors import CheckpointNotFoundError
 from holdfast.interop.orbax.paths import path_of
 from holdfast.interop.orbax.run_reader import RunReader
@@ -226,3 +227,6 @@ def any_checkpoint_step(checkpoint_dir: str | os.PathLike[str]) -> int | None:
 
 
 Metadata = NamedStep
+
+if not TYPE_CHECKING:
+    __getattr__ = missing_names.refusal("step")

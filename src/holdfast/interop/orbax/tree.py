@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from holdfast.errors import InvalidArgumentError, StructureMismatchError
+from holdfast.interop.orbax import missing_names
 from holdfast.interop.orbax.metadata import LeafMetadata, StringMetadata
 
 PyTree = Any
@@ -224,3 +225,7 @@ def to_shape_dtype_struct(item: Any, dtype: Any = None, scalar_dtype: type | Non
         return leaf
 
     return jax.tree_util.tree_map(of_leaf, with_key_data(item))
+
+
+if not TYPE_CHECKING:
+    __getattr__ = missing_names.refusal("tree")

@@ -1,5 +1,8 @@
 """Orbax's second interface: `from holdfast.interop.orbax import v1 as ocp`."""
 
+from typing import TYPE_CHECKING
+
+from holdfast.interop.orbax import missing_names
 from holdfast.interop.orbax.leaf_args import PLACEHOLDER as PLACEHOLDER
 from holdfast.interop.orbax.v1 import training as training
 from holdfast.interop.orbax.v1.context import Context as Context
@@ -24,5 +27,8 @@ from holdfast.interop.orbax.v1.trees import CheckpointMetadata as CheckpointMeta
 load_pytree, load_pytree_async = load, load_async
 save_pytree, save_pytree_async = save, save_async
 pytree_metadata = metadata
+
+if not TYPE_CHECKING:
+    __getattr__ = missing_names.refusal("v1")
 
 __all__ = [name for name in dir() if not name.startswith("_")]

@@ -1,5 +1,8 @@
 """The names of `orbax.checkpoint.v1.training`."""
 
+from typing import TYPE_CHECKING
+
+from holdfast.interop.orbax import missing_names
 from holdfast.interop.orbax.checkpoint_managers import (
     preservation_policy as preservation_policies,
 )
@@ -9,6 +12,9 @@ from holdfast.interop.orbax.checkpoint_managers import (
 from holdfast.interop.orbax.v1.checkpointer import SequenceMetadata as RootMetadata
 from holdfast.interop.orbax.v1.checkpointer import StepCheckpointMetadata as CheckpointMetadata
 from holdfast.interop.orbax.v1.checkpointer import TrainingCheckpointer as Checkpointer
+
+if not TYPE_CHECKING:
+    __getattr__ = missing_names.refusal("v1.training")
 
 __all__ = [
     "CheckpointMetadata",
