@@ -235,3 +235,15 @@ def test_a_class_with_the_name_of_holdfasts_is_pickled_and_shown_by_orbaxs_name(
     assert pickle.loads(pickle.dumps(policy)) == policy
     assert isinstance(policy, keep.LatestN)
     assert ocp.CheckpointManager.__name__ == "CheckpointManager"
+
+
+def test_errors_name_what_the_call_takes(tmp_path: Path) -> None:
+    state = {"x": jnp.ones(1)}
+    (tmp_path / "there").mkdir()
+    with pytest.raises(InvalidArgumentError, match=r"it exists; .* replace it with force=True"):
+        ocp.StandardCheckpointer().save(tmp_path / "there", state)
+    with (
+        ocp.CheckpointManager(tmp_path / "runs") as manager,
+        pytest.raises(InvalidArgumentError, match=r"to save, .* found args\.StandardRestore"),
+    ):
+        manager.save(1, args=ocp.args.StandardRestore(state))

@@ -84,6 +84,11 @@ class Checkpointer:
             custom_metadata=custom_metadata,
         )
         path = _path(directory)
+        if os.path.lexists(path) and not force:
+            raise InvalidArgumentError(
+                f"save to {path}: it exists; give a new path, or replace it with force=True "
+                "(overwrite=True in v1)"
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         state = {name: value for name, (value, _) in saved.items()}
         holdfast.save(path, {**state, RECORD: record.encoded()}, overwrite=force)

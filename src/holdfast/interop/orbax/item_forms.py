@@ -15,6 +15,7 @@ import numpy as np
 from holdfast.errors import InvalidArgumentError
 from holdfast.interop.orbax import args as ocp_args
 from holdfast.interop.orbax import outlines, records
+from holdfast.interop.orbax.errors import ArgumentTypeError
 from holdfast.interop.orbax.paths import path_of
 from holdfast.interop.orbax.records import ItemRecord
 from holdfast.interop.orbax.tree_restore import TreeRestore
@@ -47,6 +48,7 @@ def saved(given: Any, name: str) -> tuple[Any, ItemRecord]:
     """Return what Holdfast saves for the item `name`, and its record.
 
     Raises:
+        ArgumentTypeError: The arguments are those of a restore.
         InvalidArgumentError: The item cannot be saved.
     """
     match given:
@@ -64,6 +66,11 @@ def saved(given: Any, name: str) -> tuple[Any, ItemRecord]:
         case ocp_args.NumpyRandomKeySave():
             return _saved_numpy_random(given.item)
     handler: Any = ocp_args.handler_of(given)
+    if handler is None:
+        raise ArgumentTypeError(
+            f"save {name}: expected arguments to save, such as args.StandardSave(state), found "
+            f"args.{type(given).__name__}"
+        )
     with tempfile.TemporaryDirectory(prefix="holdfast-item-") as folder:
         handler().save(path_of(Path(folder)), args=given)
         found = {

@@ -270,7 +270,12 @@ def _check_shape(saved: SavedLeaf, wanted: Wanted) -> None:
     if wanted.strict or len(wanted.shape) != len(saved.shape):
         raise StructureMismatchError(
             f"restore {outlines.shown(saved.path)}: expected the shape {wanted.shape}, found "
-            f"{saved.shape}; pass strict=False to cut or pad it"
+            f"{saved.shape}; ask for this shape"
+            + (
+                ", or cut or pad it with args.StandardRestore(strict=False)"
+                if len(wanted.shape) == len(saved.shape)
+                else ""
+            )
         )
 
 
