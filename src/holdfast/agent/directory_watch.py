@@ -1,9 +1,10 @@
-"""Watch the run's directory: follow it when it moves, and leave when it is gone.
+"""Watch the run's directory or prefix: follow it when it moves, and leave when it is gone.
 
-A deleted run directory does not come back: the run's data in this host's RAM can never become
+A deleted run does not come back: the run's data in this host's RAM can never become
 durable there. The agent reports that to its trainers, frees its RAM and exits. A directory that is
 unmounted or hidden may come back: nothing is discarded while a trainer is attached, nor for
-`UNREACHABLE_SECS` after that.
+`UNREACHABLE_SECS` after that. In a bucket only a request shows a deletion, so there it is found by
+the next save that fails, and else within `READ_SECS`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ NOTICE_SECS = 1.0
 """How long the trainers have to read the notice before the agent exits."""
 UNREACHABLE_SECS = 60.0
 LEAVE_SECS = 30.0
+READ_SECS = 60.0
+"""How often the record of a run in a bucket is read."""
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +37,7 @@ class DirectoryWatch:
         self._storage_worker = storage_worker
         self._unreachable_since: float | None = None
         self._leaves_at: float | None = None
+        self._read_at_secs = state.clock.monotonic() + READ_SECS
 
     @property
     def is_lost(self) -> bool:
@@ -84,6 +88,9 @@ class DirectoryWatch:
 
     async def _check_once(self) -> None:
         home, now_secs = self._state.durable.home, self._state.clock.monotonic()
+        if now_secs >= self._read_at_secs:
+            self._read_at_secs = now_secs + READ_SECS
+            await self._storage_worker.query(self._storage_worker.look_for_run)
         problem = await self._storage_worker.query(home.unusable_reason)
         if problem is None:
             self._unreachable_since = None

@@ -33,7 +33,7 @@ from holdfast.engine.lifecycle.commit import check_not_fenced, commit, read_part
 from holdfast.engine.lifecycle.leases import Lease, Leases, LeaseWriter
 from holdfast.engine.lifecycle.newest import NewestListing, list_newest
 from holdfast.engine.lifecycle.references import ReusedImages
-from holdfast.engine.lifecycle.run import check_run
+from holdfast.engine.lifecycle.run import check_run, deletion_text
 from holdfast.engine.saving.part_layouts import PartLayouts
 from holdfast.engine.tiers.shared_attempts import begin_in_both
 from holdfast.engine.transfer.copy import copy_part
@@ -147,8 +147,9 @@ class StorageWorker:
             self._state.durable_at_secs = began_secs + self._state.durable_secs
         try:
             await self.write(self._persist, wanted)
-        except Exception as error:
-            newer = await self._newer_attempt(error)
+        except Exception as raised:
+            newer = await self._newer_attempt(raised)
+            error = await self._explained(raised)
             log.warning("cannot write parts of %s to the durable tier: %s", wanted.id, error)
             return inputs.WriteFailed(wanted.id, _reason(error), newer)
         return inputs.PartsWritten(wanted.id, wanted.ranks)
@@ -158,8 +159,9 @@ class StorageWorker:
         loop = asyncio.get_running_loop()
         try:
             manifest = await loop.run_in_executor(self._committing, self._commit, wanted)
-        except Exception as error:
-            newer = await self._newer_attempt(error)
+        except Exception as raised:
+            newer = await self._newer_attempt(raised)
+            error = await self._explained(raised)
             log.warning("cannot commit %s: %s", wanted.id, error)
             return inputs.CommitFailed(wanted.id, _reason(error), newer)
         now_secs = self._state.clock.monotonic()
@@ -526,6 +528,31 @@ class StorageWorker:
 
     def _note(self, error: Exception) -> None:
         self.problem = error if isinstance(error, HoldfastError) else None
+
+    def look_for_run(self) -> None:
+        """Read whether a bucket still has the run, and note it at the run's home if not.
+
+        A directory needs no read: its home knows. If the bucket cannot be read, nothing is noted.
+        """
+        durable = self._state.durable
+        if not durable.is_remote:
+            return
+        try:
+            text = deletion_text(durable, durable.home.location_text, self._state.config.run_id)
+        except StorageError as error:
+            log.info("it cannot be read whether the bucket still has the run: %s", error)
+            return
+        if text is not None:
+            durable.home.note_gone(text)
+
+    async def _explained(self, error: Exception) -> Exception:
+        """Return why an operation failed: objects of a run that was deleted are missing."""
+        if isinstance(error, ObjectNotFoundError):
+            await self.query(self.look_for_run)
+            reason = await self.query(self._state.durable.home.unusable_reason)
+            if reason is not None:
+                return StorageError(reason)
+        return error
 
     async def _newer_attempt(self, error: Exception) -> int:
         """Return the attempt that fenced a failed operation; 0 if it failed for another reason."""

@@ -501,6 +501,9 @@ class AgentSession:
             self._is_silent, self._warned_text = False, ""
             cursor = answer.cursor
             for notice in answer.notices:
+                if notice.kind == "lost":
+                    # No other agent is started for a run that is gone.
+                    self._home.note_gone(notice.reason)
                 self._on_notice(notice)
                 if notice.kind == "fenced" and notice.data == self._attach.group:
                     # The agent leaves soon, and no other one may be started for this group.

@@ -243,6 +243,7 @@ class BucketStore:
         return self._bucket.request_count
 
     def put(self, key: str, source: Source | Buffer) -> None:
+        self._check_not_gone()
         name, source = self._name(key), source_of(source)
         size_bytes = source.size_bytes
         if size_bytes > self._part_size_bytes:
@@ -273,6 +274,7 @@ class BucketStore:
 
         Every object of a bucket is durable once it is visible, so `after` changes nothing.
         """
+        self._check_not_gone()
         name = self._name(key)
 
         def put() -> bool:
@@ -405,6 +407,16 @@ class BucketStore:
         Its id is lost with the process, and services list uploads at the cost of a request.
         """
         check_key(prefix)
+
+    def _check_not_gone(self) -> None:
+        """Check that the run was not found deleted: what is written there would be left over.
+
+        Raises:
+            StorageError: it was.
+        """
+        reason = self.home.unusable_reason()
+        if reason is not None:
+            raise StorageError(reason)
 
     def _name(self, key: str) -> str:
         return self._prefix + check_key(key)

@@ -1,7 +1,8 @@
 """The home of a run in a bucket, and its objects that need not last.
 
 A bucket does not move, and is not unmounted. So the home is its URL; this host's files of the run
-are in a folder of this host (`store.location`).
+are in a folder of this host (`store.location`). No request shows by itself that the run was deleted
+there: a caller that finds it notes it here, and nothing is written there any more.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from holdfast.clock import Clock
-from holdfast.errors import ObjectNotFoundError
+from holdfast.errors import ObjectNotFoundError, StorageError
 from holdfast.format.names import LEASES
 from holdfast.format.records import RunPlace
 from holdfast.store.contract import Store, StoredObject
@@ -26,6 +27,8 @@ class BucketHome:
     def __init__(self, url: str, folder: Path) -> None:
         self._url = url
         self._folder = folder
+        self._gone_reason: str | None = None
+        """Set once, by any thread."""
 
     def __repr__(self) -> str:
         return self._url
@@ -41,6 +44,8 @@ class BucketHome:
         return self._url
 
     def current_folder(self) -> Path:
+        if self._gone_reason is not None:
+            raise StorageError(self._gone_reason)
         return self._folder
 
     def recorded_place(self) -> RunPlace:
@@ -49,11 +54,15 @@ class BucketHome:
     def has_lasting_inodes(self) -> bool:
         return False
 
-    def unusable_reason(self) -> None:
-        """Return None: the store's own requests report what is wrong."""
+    def unusable_reason(self) -> str | None:
+        """Return that the run was deleted; the store's own requests report anything else."""
+        return self._gone_reason
 
     def is_gone(self) -> bool:
-        return False
+        return self._gone_reason is not None
+
+    def note_gone(self, reason: str) -> None:
+        self._gone_reason = reason
 
     def is_at(self, text: str) -> bool:
         return text == self._url

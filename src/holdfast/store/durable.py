@@ -51,6 +51,10 @@ class RunHome(Protocol):
         """Return whether it was deleted for good."""
         ...
 
+    def note_gone(self, reason: str) -> None:
+        """Note that the run was found deleted; ignored where the home itself sees that."""
+        ...
+
     def is_at(self, text: str) -> bool:
         """Return whether that path or URL leads here."""
         ...

@@ -115,6 +115,9 @@ class RunDirectory:
         except OSError as error:
             return error.errno == errno.ESTALE
 
+    def note_gone(self, reason: str) -> None:
+        """Do nothing: the kernel knows whether a directory was deleted."""
+
     def is_at(self, text: str) -> bool:
         """Return whether that path leads to this directory."""
         state = self._bound()

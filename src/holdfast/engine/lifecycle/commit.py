@@ -20,7 +20,6 @@ from holdfast.errors import (
     FencedError,
     HoldfastError,
     ObjectNotFoundError,
-    StorageError,
 )
 from holdfast.format.check import check_part
 from holdfast.format.names import (
@@ -178,15 +177,15 @@ def check_not_fenced(durable: ReadableStore, checkpoint: CheckpointId) -> None:
 
     Raises:
         FencedError: a newer attempt continued from an earlier step.
-        StorageError: the record of its own attempt is missing.
+        ObjectNotFoundError: the record of its own attempt is missing.
     """
     newest = newest_attempt(durable)
     if newest == checkpoint.attempt:
         return
     if newest < checkpoint.attempt:
-        raise StorageError(
-            f"commit {checkpoint}: expected the record of attempt {checkpoint.attempt} in "
-            f"{durable}, the newest is {newest}; the run's files were removed"
+        raise ObjectNotFoundError(
+            f"commit {checkpoint}: expected the record of attempt {checkpoint.attempt}, the newest "
+            f"is that of attempt {newest}; the run's files were removed"
         )
     if checkpoint.step > last_steps(read_attempts(durable)).get(checkpoint.attempt, -1):
         raise FencedError(

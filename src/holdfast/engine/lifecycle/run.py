@@ -10,7 +10,13 @@ from datetime import datetime
 import msgspec
 
 from holdfast.engine.lifecycle.attempts import attempt_numbers, read_attempt
-from holdfast.errors import CheckpointDamagedError, NotARunError, ObjectNotFoundError, StorageError
+from holdfast.errors import (
+    CheckpointDamagedError,
+    NewerFormatError,
+    NotARunError,
+    ObjectNotFoundError,
+    StorageError,
+)
 from holdfast.format.names import REMOTE_FILE, RUN_FILE
 from holdfast.format.records import RemoteRecord, RunPlace, RunRecord
 from holdfast.format.sealed import seal, unseal
@@ -109,12 +115,13 @@ def check_run(store: ReadableStore, where: str, run_id: str) -> None:
     """Check that the store still belongs to that run, before a lasting write.
 
     Raises:
-        StorageError: the store has another run, or none.
+        ObjectNotFoundError: the store has no run.
+        StorageError: it has another one.
     """
     try:
         found = read_run(store, where).run_id
     except NotARunError as error:
-        raise StorageError(
+        raise ObjectNotFoundError(
             f"write to {where}: expected run {run_id}, found none ({error}); nothing is written"
         ) from error
     if found != run_id:
@@ -122,3 +129,26 @@ def check_run(store: ReadableStore, where: str, run_id: str) -> None:
             f"write to {where}: expected run {run_id}, found run {found}; nothing is written, stop "
             "this process"
         )
+
+
+def deletion_text(store: ReadableStore, where: str, run_id: str) -> str | None:
+    """Return that the run was deleted from `store`, and what to do; None if it is still there.
+
+    A store that has its record or any attempt still has the run: a deletion may be under way.
+
+    Raises:
+        StorageError: the store cannot be read.
+    """
+    try:
+        found = read_run_record(store, where).run_id
+    except ObjectNotFoundError:
+        found = run_id if attempt_numbers(store) else ""
+    except (CheckpointDamagedError, NewerFormatError):
+        found = run_id
+    if found == run_id:
+        return None
+    replaced = f" and replaced by run {found}" if found else ""
+    return (
+        f"use the run {where}: it was deleted{replaced}; stop this process; what was not restored "
+        "from it is lost"
+    )

@@ -110,8 +110,8 @@ def commit_copy(
     manifest = commit(target, checkpoint, part_count, committing)
     if target.get(manifest_key(checkpoint)) != expected:
         raise StorageError(
-            f"copy {checkpoint}: expected no checkpoint of that name in {target} or the same one, "
-            "found another one; choose a new place"
+            f"copy {checkpoint}: expected no checkpoint of that name in the target or the same "
+            "one, found another one; choose a new place"
         )
     return manifest
 
