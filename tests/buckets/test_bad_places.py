@@ -5,7 +5,10 @@ Nothing is changed there.
 
 from __future__ import annotations
 
+import http.server
 import re
+import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -14,9 +17,17 @@ import holdfast
 from holdfast import CheckpointManager
 from holdfast.cli.main import main
 from holdfast.clock import SystemClock
-from holdfast.errors import HoldfastError, InvalidArgumentError, NotARunError, StorageRefusedError
+from holdfast.errors import (
+    HoldfastError,
+    InvalidArgumentError,
+    NotARunError,
+    StorageError,
+    StorageRefusedError,
+)
 from holdfast.store.location import open_durable
+from holdfast.store.object_service import connect
 from tests.buckets.fault_proxy import FaultProxy
+from tests.buckets.s3_server import free_ports
 from tests.hosts import Host
 
 COMMANDS = (
@@ -139,3 +150,71 @@ def test_an_endpoint_without_encryption_needs_a_leave(
     monkeypatch.delenv("AWS_ALLOW_HTTP")
     with pytest.raises(InvalidArgumentError, match="which needs AWS_ALLOW_HTTP=true"):
         holdfast.open_run(url)
+
+
+@pytest.mark.parametrize("missing", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
+def test_half_a_key_is_named_without_its_value(
+    missing: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(missing)
+    with pytest.raises(InvalidArgumentError, match=rf"alone; set {missing} too") as caught:
+        holdfast.open_run(url)
+    assert "holdfast-secret" not in str(caught.value)
+
+
+class _Page(http.server.BaseHTTPRequestHandler):
+    """A web server that is no object store."""
+
+    status = 200
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        body = b"<html><body>welcome</body></html>"
+        self.send_response(self.status)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Last-Modified", "Wed, 21 Oct 2015 07:28:00 GMT")
+        self.send_header("ETag", '"1"')
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class _MissingPage(_Page):
+    status = 404
+
+
+@pytest.mark.parametrize("page", [_Page, _MissingPage])
+def test_an_endpoint_that_is_no_object_store_is_named_at_once(
+    page: type[_Page], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-0f2e")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), page) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            address = f"127.0.0.1:{server.server_port}"
+            for scheme, problem in (
+                ("http", f"expected an object store at http://{address}, found a page of HTML"),
+                ("https", f"expected TLS at https://{address}, found an answer without it"),
+            ):
+                monkeypatch.setenv("AWS_ENDPOINT_URL", f"{scheme}://{address}")
+                began = time.monotonic()
+                with pytest.raises(StorageRefusedError, match=re.escape(problem)):
+                    holdfast.open_run("s3://bucket/run")
+                assert time.monotonic() - began < 4
+        finally:
+            server.shutdown()
+
+
+def test_a_port_where_nothing_listens_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    (port,) = free_ports(1)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-0f2e")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    with pytest.raises(StorageError, match=rf"127.0.0.1:{port}, found that nothing listens there"):
+        connect("s3://bucket").get("run/holdfast.json", 100)

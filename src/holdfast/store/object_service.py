@@ -115,6 +115,9 @@ ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 EXPIRED_CODES = ("ExpiredToken", "TokenRefreshRequired", "RequestExpired")
 PROVIDER = "External AWS credential provider"
 """How obstore names the source of credentials that it does not find by itself."""
+PLAIN_TEXT_SIGNS = ("InvalidMessage", "InvalidContentType", "corrupt message")
+"""How the client names an answer that is no TLS."""
+KEY_PAIR = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 MISSING_BUCKET_CODES = ("NoSuchBucket", "ContainerNotFound")
 
 T = TypeVar("T")
@@ -206,6 +209,10 @@ class ServiceBucket:
     def get(self, key: str, size_max_bytes: int) -> bytes:
         def read() -> bytes:
             found = self._api.get(self._small, key)
+            if str(found.attributes.get("Content-Type", "")).startswith("text/html"):
+                raise StorageRefusedError(
+                    f"read {key} in {self._url}: {_no_service(_endpoint_of_environment())}"
+                )
             if found.meta["size"] > size_max_bytes:
                 return bytes(self._api.get_range(self._small, key, start=0, length=size_max_bytes))
             return bytes(found.bytes())
@@ -293,7 +300,47 @@ class ServiceBucket:
             )
         if re.search(r"status code: (?:429|503)\b", text):
             return StorageThrottledError(f"{where}: {reason}")
-        return StorageError(f"{where}: {reason}")
+        return _unreached(where, text) or StorageError(f"{where}: {reason}")
+
+
+def _unreached(where: str, text: str) -> StorageError | None:
+    """Return the error of an endpoint with which no client can talk; None if it is another one.
+
+    Args:
+        where: the request and its place.
+        text: the client's error.
+    """
+    found = re.search(r"(https?://)(?:[^/\s@]*@)?([^/\s?)\"]+)", text)
+    endpoint = f"{found[1]}{found[2]}" if found is not None else "its endpoint"
+    if "Connection refused" in text:
+        return StorageError(
+            f"{where}: expected a service at {endpoint}, found that nothing listens there "
+            "(connection refused); check the endpoint and its port"
+        )
+    if any(name in text for name in PLAIN_TEXT_SIGNS):
+        return StorageRefusedError(
+            f"{where}: expected TLS at {endpoint}, found an answer without it; use http:// for a "
+            "service without TLS, or the port of TLS"
+        )
+    if re.search(r"status code: 4\d\d\b", text) and re.search(r"<(?:!doctype )?html", text, re.I):
+        return StorageRefusedError(f"{where}: {_no_service(endpoint)}")
+    return None
+
+
+def _no_service(endpoint: str) -> str:
+    return (
+        f"expected an object store at {endpoint}, found a page of HTML; check the endpoint, which "
+        "may be that of a console or of a proxy"
+    )
+
+
+def _endpoint_of_environment() -> str:
+    """Return the endpoint that the environment gives, without its path and credentials."""
+    name = next((name for name in ENDPOINT_VARIABLES if name in os.environ), None)
+    if name is None:
+        return "the service's endpoint"
+    parts = urlsplit(os.environ[name])
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
 def connect(url: str) -> ServiceBucket:
@@ -315,6 +362,7 @@ def connect(url: str) -> ServiceBucket:
 
     if service is S3:
         _check_endpoint(url)
+        _check_key_pair(url)
     # Read anew by each call, and never kept here.
     provider = profile_credentials(url, os.environ) if service is S3 else None
 
@@ -374,6 +422,21 @@ def _check_endpoint(url: str) -> None:
     if parts.scheme == "http" and os.environ.get(S3.allow_http, "").lower() != "true":
         raise InvalidArgumentError(
             f"open {url}: {name} is an address without encryption, which needs {S3.allow_http}=true"
+        )
+
+
+def _check_key_pair(url: str) -> None:
+    """Check that the environment has both halves of a key, or none.
+
+    Raises:
+        InvalidArgumentError: it has one.
+    """
+    missing = [name for name in KEY_PAIR if not os.environ.get(name)]
+    if len(missing) == 1:
+        (there,) = set(KEY_PAIR) - set(missing)
+        raise InvalidArgumentError(
+            f"open {url}: expected {KEY_PAIR[0]} and {KEY_PAIR[1]}, found {there} alone; set "
+            f"{missing[0]} too, or remove {there}"
         )
 
 

@@ -16,6 +16,7 @@ from holdfast.errors import (
     NotARunError,
     ObjectNotFoundError,
     StorageError,
+    StorageRefusedError,
 )
 from holdfast.format.names import REMOTE_FILE, RUN_FILE
 from holdfast.format.records import RemoteRecord, RunPlace, RunRecord
@@ -33,11 +34,15 @@ def read_run(store: ReadableStore, where: str) -> RunRecord:
     Raises:
         NotARunError: there is no run.
         NewerFormatError: the record has a newer format version.
+        StorageRefusedError: the service refuses to read it.
     """
     try:
         return read_run_record(store, where)
     except ObjectNotFoundError:
         problem = f"expected a run, with a file {RUN_FILE}, found none; check the path"
+    except StorageRefusedError:
+        # The attempts would be refused too, with an error that says less.
+        raise
     except (CheckpointDamagedError, StorageError) as error:
         problem = f"its {RUN_FILE} is not a run's record: {error}"
     found = _as_attempts_say(store)
