@@ -7,6 +7,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -222,3 +223,15 @@ def test_a_name_that_a_module_does_not_define_is_found() -> None:
     there = "[`RamTier`](../src/holdfast/job/options.py)"
     gone = "[`RamTier.gone`](../src/holdfast/job/options.py)"
     assert _missing_names(page, there + gone) == ["RamTier.gone in ../src/holdfast/job/options.py"]
+
+
+def test_installing_names_each_variable_and_each_extra_for_users() -> None:
+    text = (ROOT / "docs" / "installing.md").read_text()
+    source = "".join(path.read_text() for path in SOURCE.rglob("*.py"))
+    variables = set(re.findall(r'"((?:HOLDFAST|AWS)_[A-Z0-9_]+)"', source))
+    # Those are set by the platform, not by users.
+    variables = {v for v in variables if not v.startswith(("AWS_CONTAINER_", "AWS_WEB_"))}
+    assert {"HOLDFAST_STATE", "HOLDFAST_LOG", "AWS_REGION"} <= variables
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    of_users = set(extras["optional-dependencies"]) - {"bench", "docs", "dev"}
+    assert {name for name in variables | of_users if f"`{name}`" not in text} == set()
