@@ -44,6 +44,7 @@ from holdfast.errors import (
     HoldfastError,
     ObjectNotFoundError,
     StorageError,
+    StorageRefusedError,
 )
 from holdfast.events.schema import CopyFailed, RamUnavailable
 from holdfast.format.names import STEP_MAX, CheckpointId, part_key
@@ -198,7 +199,7 @@ class StorageWorker:
         except Exception as error:
             log.warning("cannot list the durable tier: %s", error)
             self._note(error)
-            return inputs.ListingFailed(_reason(error))
+            return inputs.ListingFailed(_reason(error), _is_final(error))
 
     async def newest_for(self, attempt: int) -> NewestListing | None:
         """Return the newest checkpoints for readers of an attempt, listed once on this host.
@@ -222,7 +223,7 @@ class StorageWorker:
         except Exception as error:
             log.warning("cannot begin attempt %d: %s", wanted.attempt, error)
             self._note(error)
-            return inputs.BeginFailed(wanted, _reason(error))
+            return inputs.BeginFailed(wanted, _reason(error), _is_final(error))
         return (inputs.AttemptBegun if is_begun else inputs.AttemptTaken)(wanted)
 
     async def renew_lease(self, wanted: effects.RenewLease) -> inputs.LeaseWritten:
@@ -243,7 +244,7 @@ class StorageWorker:
         except HoldfastError as error:
             log.warning("cannot read the lease of attempt %d: %s", wanted.attempt, error)
             self._note(error)
-            return inputs.LeaseNotRead(wanted.attempt, _reason(error))
+            return inputs.LeaseNotRead(wanted.attempt, _reason(error), _is_final(error))
         return inputs.LeaseRead(wanted.attempt, lease)
 
     async def _lease_call(self, call: Callable[..., T], *arguments: object) -> T:
@@ -573,6 +574,10 @@ def _listed(listings: dict[CheckpointId, Listing]) -> dict[CheckpointId, inputs.
             ranks = frozenset(listing.parts)
             found[checkpoint] = inputs.Listed(part_count=counts.pop(), ranks=ranks)
     return found
+
+
+def _is_final(error: Exception) -> bool:
+    return isinstance(error, StorageRefusedError)
 
 
 def _reason(error: Exception) -> str:

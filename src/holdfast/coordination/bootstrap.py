@@ -193,13 +193,13 @@ class Bootstrap:
             self._refuse(f"attempt {item.newest_attempt} has taken the run over", Refusal.BUSY)
 
     def listing_failed(self, turn: Turn, item: ListingFailed) -> None:
-        """Schedule the next try of a failed listing; after some failures the start is refused.
+        """Schedule the next try of a failed listing; after some, or a final one, refuse the start.
 
         A listing that was requested for another purpose may fail while this start waits for
         something else.
         """
         if self._phase is _Phase.LIST:
-            self._failed(turn, item.reason)
+            self._failed(turn, item)
 
     def awaits(self, asked: BeginAttempt) -> bool:
         """Return whether this start waits for the result of `asked`.
@@ -235,7 +235,7 @@ class Bootstrap:
             self._phase = _Phase.LIST
             # If the next listing shows the record, it is this start's own and blocks nothing.
             self._own_number = item.asked.attempt
-            self._failed(turn, item.reason)
+            self._failed(turn, item)
 
     def on_alive(self, message: Alive) -> None:
         """Apply the answer of the agent that leads the newest attempt."""
@@ -266,9 +266,9 @@ class Bootstrap:
                     turn.act(LeaseAwaited(item.attempt, listed.leader, secs))
 
     def lease_not_read(self, turn: Turn, item: LeaseNotRead) -> None:
-        """Try again to read the lease; after some failures the start is refused."""
+        """Try again to read the lease; after some failures, or a final one, refuse the start."""
         if self._phase is _Phase.LEASE:
-            self._failed(turn, item.reason)
+            self._failed(turn, item)
 
     def _states(self) -> list[HostState]:
         return [report.state for report in self.hellos.values()]
@@ -410,12 +410,12 @@ class Bootstrap:
             successors=(self.identity.host,),
         )
 
-    def _failed(self, turn: Turn, reason: str) -> None:
+    def _failed(self, turn: Turn, item: ListingFailed | BeginFailed | LeaseNotRead) -> None:
         self._is_asking = False
         self._failures += 1
         self._at_secs = turn.now_secs + self.identity.settings.storage_retry_secs
-        if self._failures >= TRIES_MAX:
-            self._refuse(reason, Refusal.STORAGE)
+        if item.is_final or self._failures >= TRIES_MAX:
+            self._refuse(item.reason, Refusal.STORAGE)
 
     def _refuse(self, reason: str, kind: Refusal) -> None:
         self._phase, self.refusal, self.refusal_kind = _Phase.DONE, reason, kind

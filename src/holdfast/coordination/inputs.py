@@ -262,9 +262,10 @@ class DurableListed:
 
 @dataclass(frozen=True, slots=True)
 class ListingFailed:
-    """The durable tier could not be listed."""
+    """The durable tier could not be listed; a final failure does not end by repeating it."""
 
     reason: str
+    is_final: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,10 +284,14 @@ class AttemptTaken:
 
 @dataclass(frozen=True, slots=True)
 class BeginFailed:
-    """The storage request failed; whether the record is written is unknown."""
+    """The storage request failed; whether the record is written is unknown.
+
+    A final failure does not end by repeating it.
+    """
 
     asked: BeginAttempt
     reason: str
+    is_final: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,10 +327,11 @@ class LeaseRead:
 
 @dataclass(frozen=True, slots=True)
 class LeaseNotRead:
-    """The lease could not be read."""
+    """The lease could not be read; a final failure does not end by repeating it."""
 
     attempt: int
     reason: str
+    is_final: bool = False
 
 
 @dataclass(frozen=True, slots=True)

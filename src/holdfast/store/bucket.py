@@ -43,7 +43,7 @@ from holdfast.format.buffers import Buffer
 from holdfast.format.names import LEASES
 from holdfast.format.part_layout import DURABLE
 from holdfast.format.sealed import RECORD_SIZE_MAX_BYTES
-from holdfast.store.bucket_home import BucketHome, FleetingObjects
+from holdfast.store.bucket_home import BucketHome, FleetingObjects, removed_after
 from holdfast.store.contract import (
     Reader,
     Source,
@@ -349,11 +349,8 @@ class BucketStore:
         def create(number: int) -> bool:
             return self._tried(lambda: self._bucket.create(name, b"%d" % number))
 
-        try:
-            with ThreadPoolExecutor(CREATORS, "holdfast-probe") as pool:
-                winners = sum(pool.map(create, range(CREATORS)))
-        finally:
-            self.delete(key)
+        with removed_after(self, key), ThreadPoolExecutor(CREATORS, "holdfast-probe") as pool:
+            winners = sum(pool.map(create, range(CREATORS)))
         if winners > 1:
             raise StorageRefusedError(
                 f"open {self.home}: expected a service where one of {CREATORS} concurrent creators "

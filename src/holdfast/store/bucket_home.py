@@ -7,6 +7,7 @@ there: a caller that finds it notes it here, and nothing is written there any mo
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -83,6 +84,18 @@ class DatedStore(Store, Protocol):
         ...
 
 
+@contextlib.contextmanager
+def removed_after(store: Store, key: str) -> Iterator[None]:
+    """Remove an object after the block, whose own error is not hidden by that of the removal."""
+    hidden: tuple[type[StorageError], ...] = (StorageError,)
+    try:
+        yield
+        hidden = ()
+    finally:
+        with contextlib.suppress(*hidden):
+            store.delete(key)
+
+
 class FleetingObjects:
     """A `FleetingStore` in a bucket, with times by the service's clock, in whole seconds."""
 
@@ -100,11 +113,9 @@ class FleetingObjects:
             return None
         # No request returns the service's time. An object written now has it.
         probe = f"{LEASES}/now-{self._clock.new_token()}.json"
-        self._store.put(probe, b"")
-        try:
+        with removed_after(self._store, probe):
+            self._store.put(probe, b"")
             now_ns = self._store.modified_ns(probe)
-        finally:
-            self._store.delete(probe)
         # Race: a lease that was renewed between the two requests counts as younger than it is read.
         return TimedObject(data, written_ns, max(now_ns, written_ns))
 
