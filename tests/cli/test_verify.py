@@ -11,8 +11,8 @@ from holdfast.cli.main import main
 from holdfast.cli.verify import merged
 from holdfast.engine.reading.verify import BlockCheck
 from holdfast.format.names import CheckpointId, attempt_keys, manifest_key
-from holdfast.format.records import PartRecord
-from holdfast.format.sealed import seal, unseal
+from holdfast.format.records import Manifest, PartRecord
+from holdfast.format.sealed import FORMAT_VERSION, seal, unseal
 from tests.cli.command_line import answer, holdfast, train
 from tests.hosts import Host, host
 from tests.manifests import manifest_path
@@ -128,6 +128,20 @@ def test_a_part_record_that_was_not_the_committed_one_is_bad(shared_host: Host, 
     (problem,) = answer(shared_host, "verify", run, code=1)["problems"]
     assert problem["file"] == str(path)
     assert "this is not the committed record" in problem["problem"]
+
+
+def test_what_a_newer_holdfast_wrote_is_not_called_damage(shared_host: Host, run: Path) -> None:
+    path = manifest_path(run, 3)
+    manifest = unseal(path.read_bytes(), Manifest, "manifest")
+    path.write_bytes(seal(msgspec.structs.replace(manifest, format_version=FORMAT_VERSION + 1)))
+    done = holdfast(shared_host, "verify", run, code=1)
+    assert "step 3, attempt 1, durable: newer than this Holdfast" in done.stdout
+    assert "1 file of a newer format: not checked, upgrade Holdfast" in done.stdout
+    assert "BAD" not in done.stdout
+    (problem,) = answer(shared_host, "verify", run, code=1)["problems"]
+    assert problem["newer"]
+    flip(image(run, 4), 0)
+    assert "BAD" in holdfast(shared_host, "verify", run, code=1).stdout
 
 
 def test_records_of_attempts_that_were_removed_are_named(shared_host: Host, run: Path) -> None:

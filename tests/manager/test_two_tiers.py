@@ -364,6 +364,19 @@ def test_removing_a_step_removes_it_from_both_tiers(tiers: Tiers, one_host: Host
     assert main(["verify", str(tiers.remote)]) == 0
 
 
+def test_a_step_that_only_the_remote_tier_has_is_removed(tiers: Tiers, one_host: Host) -> None:
+    with tiers.manager(fast_keep=1) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, state_of(step), force=True)
+            manager.wait_until_finished(30, remote=True)
+        wait_until(lambda: steps_in(tiers.fast) == [3])
+        assert main(["rm", str(tiers.fast), "1", "--yes"]) == 0
+        assert steps_in(tiers.remote) == [2, 3]
+    stopped(one_host, tiers.fast)
+    assert main(["rm", str(tiers.fast), "2", "--attempt", "1", "--yes"]) == 0
+    assert (steps_in(tiers.fast), steps_in(tiers.remote)) == ([3], [3])
+
+
 def test_of_two_starts_that_share_the_remote_tier_alone_exactly_one_wins(
     two_machines: list[tuple[Host, Path]], tmp_path: Path
 ) -> None:

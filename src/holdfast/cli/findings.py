@@ -22,7 +22,12 @@ from holdfast.engine.reading.sources import (
 )
 from holdfast.engine.reading.verify import BlockCheck, verify
 from holdfast.engine.saving.part_layouts import PartLayouts
-from holdfast.errors import CheckpointDamagedError, HoldfastError, ObjectNotFoundError
+from holdfast.errors import (
+    CheckpointDamagedError,
+    HoldfastError,
+    NewerFormatError,
+    ObjectNotFoundError,
+)
 from holdfast.format.check import check_manifest
 from holdfast.format.names import (
     CheckpointId,
@@ -104,7 +109,7 @@ def is_gone(copy: Copy) -> bool:
 
 
 def bad_record(store: ReadableStore, key: str, error: HoldfastError | str) -> BlockCheck:
-    """Return the result for a damaged or missing record, whose range is the whole file."""
+    """Return the result for a damaged, missing or newer record, whose range is the whole file."""
     try:
         size_bytes = len(store.get(key))
     except HoldfastError:
@@ -117,12 +122,16 @@ def bad_record(store: ReadableStore, key: str, error: HoldfastError | str) -> Bl
         expected="",
         found=None,
         problem=str(error).removeprefix(f"read {key}: "),
+        is_newer=isinstance(error, NewerFormatError),
     )
 
 
 def _sources(copy: Copy, problems: list[BlockCheck]) -> CheckpointSources | None:
     """Return the parts whose records are good, and append the problems of the others."""
     manifest = _manifest(copy, problems)
+    if any(problem.is_newer for problem in problems):
+        # What its parts should be is not known here.
+        return None
     named = [found for name in copy.listing.sizes_bytes if (found := parse_part_name(name))]
     if manifest is not None:
         count, ranks = len(manifest.parts), set(range(len(manifest.parts)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 
 import click
 
@@ -21,6 +22,7 @@ from holdfast.engine.lifecycle.commit import remove
 from holdfast.engine.lifecycle.leases import Leases
 from holdfast.engine.lifecycle.references import remove_durable
 from holdfast.engine.reading.run import ReadableRun
+from holdfast.engine.reading.view import view_of
 from holdfast.errors import (
     AgentUnavailableError,
     RunBusyError,
@@ -32,6 +34,7 @@ from holdfast.events.schema import CheckpointDeleted
 from holdfast.events.writer import EventWriter
 from holdfast.format.names import CheckpointId
 from holdfast.job.run_access import read_only
+from holdfast.store.contract import ReadableStore
 from holdfast.store.durable import DurableStore
 
 
@@ -60,11 +63,13 @@ def rm(
     Beside a live run its agent removes them, so call this on a host of the run.
     """
     run = read_only(directory)
+    remote = run.find_remote()
+    stores = [*run.stores, *([remote] if remote is not None else [])]
     try:
-        wanted = [_find(run, step, attempt) for step in dict.fromkeys(steps)]
+        wanted = [_find(run, stores, step, attempt) for step in dict.fromkeys(steps)]
     except (StepNotFoundError, StepUncommittedError) as error:
         raise type(error)(f"{error}; nothing was removed") from error
-    listings = [list_checkpoints(store) for store in run.stores]
+    listings = [list_checkpoints(store) for store in stores]
     sizes = [sum(_size_bytes(listed.get(found)) for listed in listings) for found in wanted]
     if not as_json:
         for found, size_bytes in zip(wanted, sizes, strict=True):
@@ -73,7 +78,7 @@ def rm(
             )
     if not dry_run:
         output.confirm(f"Remove {counted(len(wanted), 'checkpoint')}?", is_answered=yes)
-        _remove(run, wanted)
+        _remove(run, remote, wanted)
     if as_json:
         rows = [
             {"step": found.step, "attempt": found.attempt, "size_bytes": size_bytes}
@@ -88,16 +93,18 @@ def _size_bytes(listing: Listing | None) -> int:
     return sum(listing.sizes_bytes.values()) if listing is not None else 0
 
 
-def _find(run: ReadableRun, step: int, attempt: int | None) -> CheckpointId:
-    """Return the checkpoint of a step: of that attempt, or on the run's timeline.
+def _find(
+    run: ReadableRun, stores: Sequence[ReadableStore], step: int, attempt: int | None
+) -> CheckpointId:
+    """Return the checkpoint of a step in any tier: of that attempt, or on the run's timeline.
 
     Raises:
         StepNotFoundError, StepUncommittedError: There is none.
     """
     if attempt is None:
-        return run.load_view().find(step)
+        return view_of(stores, run.durable).find(step)
     found = CheckpointId(step, attempt)
-    known = sorted(c for store in run.stores for c in list_checkpoints(store))
+    known = sorted(c for store in stores for c in list_checkpoints(store))
     if found not in known:
         there = sorted({c.attempt for c in known if c.step == step})
         raise StepNotFoundError(
@@ -107,7 +114,7 @@ def _find(run: ReadableRun, step: int, attempt: int | None) -> CheckpointId:
     return found
 
 
-def _remove(run: ReadableRun, wanted: list[CheckpointId]) -> None:
+def _remove(run: ReadableRun, remote: DurableStore | None, wanted: list[CheckpointId]) -> None:
     """Remove checkpoints through the run's agent here, or, of a run that is not live, directly.
 
     Raises:
@@ -123,7 +130,6 @@ def _remove(run: ReadableRun, wanted: list[CheckpointId]) -> None:
         request = protocol.Delete(ids=tuple((c.step, c.attempt) for c in wanted), by_user=True)
         ask(folder, "delete", request, protocol.Empty)
         return
-    remote = run.find_remote()
     for store in (run.durable, remote) if remote is not None else (run.durable,):
         _check_not_live(run, store)
     clock = SystemClock()

@@ -39,7 +39,8 @@ def verify(directory: str, step: int | None, as_json: bool) -> int:
 
     Without STEP it reads every checkpoint that is committed or whole, the copies in this host's
     memory, and the records of the run and its attempts. Each problem is printed with its file and
-    byte range, and the exit code is then 1; so it is if a live run deleted all that was listed.
+    byte range, and the exit code is then 1; so it is if a live run deleted all that was listed, and
+    for what a newer Holdfast wrote, which cannot be checked.
     """
     run, own_problem = read_damaged(directory)
     results: list[Result] = []
@@ -165,6 +166,7 @@ def _document(run: ReadableRun, results: Sequence[Result]) -> dict[str, object]:
                 "expected": check.expected or None,
                 "found": check.found,
                 "problem": check.problem,
+                "newer": check.is_newer,
             }
             for result in results
             for check in result.problems
@@ -181,12 +183,10 @@ def _path(run: ReadableRun, check: BlockCheck) -> str:
 def _print_result(run: ReadableRun, result: Result) -> None:
     copy = result.copy
     if copy is None and result.problems:
-        output.print_line(Text.assemble("records of the run: ", ("BAD", "bold red")))
+        output.print_line(Text.assemble("records of the run: ", _verdict(result)))
     if copy is not None:
         line = Text(f"step {copy.id.step}, attempt {copy.id.attempt}, {copy.store.tier}: ")
-        line.append(
-            "BAD" if result.problems else "good", "bold red" if result.problems else "green"
-        )
+        line.append(*_verdict(result))
         line.append(f", {size_text(result.size_bytes)}")
         output.print_line(line)
     for check in merged(result.problems):
@@ -196,6 +196,15 @@ def _print_result(run: ReadableRun, result: Result) -> None:
             output.print_line(
                 f"    expected digest {check.expected}\n    found digest    {check.found}"
             )
+
+
+def _verdict(result: Result) -> tuple[str, str]:
+    """Return the verdict on what was read, and its style."""
+    if not result.problems:
+        return "good", "green"
+    if all(check.is_newer for check in result.problems):
+        return "newer than this Holdfast", "yellow"
+    return "BAD", "bold red"
 
 
 def merged(problems: Iterable[BlockCheck]) -> Iterator[BlockCheck]:
@@ -227,12 +236,18 @@ def _print_end(results: Sequence[Result]) -> None:
     checked = (
         f"{counted(len(steps), 'checkpoint')}, {counted(len(copies), 'copy', 'copies')}, {total}"
     )
-    bad = [check for result in results for check in result.problems]
-    if not copies and not bad:
+    problems = [check for result in results for check in result.problems]
+    bad = [check for check in problems if not check.is_newer]
+    newer_count = len({(check.tier, check.key) for check in problems if check.is_newer})
+    if newer_count:
+        text = f"{counted(newer_count, 'file')} of a newer format: not checked, upgrade Holdfast"
+        output.print_line(Text(text, "yellow"))
+    if not copies and not problems:
         output.print_line("nothing was checked but the records of the run: it has no checkpoint")
         return
     if not bad:
-        output.print_line(Text(f"all good: {checked}", "green"))
+        verdict = "no damage in what was read" if newer_count else "all good"
+        output.print_line(Text(f"{verdict}: {checked}", "green"))
         return
     files = len({(check.tier, check.key) for check in bad})
     ranges = len(list(merged(bad)))

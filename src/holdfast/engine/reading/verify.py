@@ -23,6 +23,8 @@ class BlockCheck:
     expected: str
     found: str | None
     problem: str | None
+    is_newer: bool = False
+    """Whether the problem is a format version that this Holdfast does not read: no damage."""
 
 
 def verify(sources: CheckpointSources) -> Iterator[BlockCheck]:
