@@ -74,6 +74,40 @@ def test_a_copy_has_the_same_checkpoints_and_is_trained_as_a_run_of_its_own(
         copy_run(run, other)
 
 
+def test_an_unfinished_copy_is_not_opened_and_says_how_to_end_it(
+    run: Path, one_host: Host, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+
+    def interrupted(step: int, size_bytes: int) -> None:
+        if step == 2:
+            raise KeyboardInterrupt
+
+    def refused(*steps: int) -> None:
+        text = rf"unfinished copy of run.*`holdfast copy RUN {other}`.*`holdfast copy {other} NEW`"
+        with pytest.raises(NotARunError, match=text):
+            CheckpointManager(other)
+        with pytest.raises(NotARunError, match="unfinished copy"):
+            CheckpointManager(tmp_path / "fast", remote=other)
+        check(other, [*steps])
+
+    with pytest.raises(KeyboardInterrupt):
+        copy_run(run, other, progress=interrupted)
+    refused(1, 2)
+    copy_run(other, tmp_path / "given-up")
+    train(tmp_path / "given-up", 7)
+    # Of step 2 the manifest is missing.
+    check(tmp_path / "given-up", [1, 7])
+    copy_run(run, other, [1])
+    with pytest.raises(KeyboardInterrupt):
+        # Adds to a finished one.
+        copy_run(run, other, progress=interrupted)
+    refused(1, 2)
+    copy_run(run, other)
+    train(other, 4)
+    check(other, [1, 2, 3, 4])
+
+
 def test_a_target_that_is_opened_meanwhile_ends_the_copy_and_keeps_what_it_has(
     run: Path, one_host: Host, tmp_path: Path
 ) -> None:
@@ -81,6 +115,8 @@ def test_a_target_that_is_opened_meanwhile_ends_the_copy_and_keeps_what_it_has(
 
     def opened_after_the_first(step: int, size_bytes: int) -> None:
         if step == 2:
+            # Another copy to the same place ends earlier.
+            copy_run(run, other, [1])
             CheckpointManager(other, ram=None, preservation_policy=KEEP_ALL).close()
 
     with pytest.raises(NotARunError, match="opened meanwhile and continues as run"):

@@ -37,7 +37,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     `place` is the location where the run was opened last; a directory elsewhere may be a copy
     (`engine.lifecycle.identity`). It is None in a bucket. `copied_from` is the run that this one is
-    a copy of; the copied attempts and checkpoints have that id.
+    a copy of; the copied attempts and checkpoints have that id. `is_unfinished_copy` is there only
+    while `holdfast copy` writes the run: the record of the original, with it.
     """
 
     format_version: int = FORMAT_VERSION
@@ -45,6 +46,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     time: Time
     place: RunPlace | None = None
     copied_from: RunId | None = None
+    is_unfinished_copy: Literal[True] | msgspec.UnsetType = msgspec.UNSET
 
 
 class RemoteRecord(msgspec.Struct, frozen=True, kw_only=True):

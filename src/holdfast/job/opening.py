@@ -6,6 +6,8 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import structs
+
 from holdfast.clock import Clock
 from holdfast.coordination.settings import LEASE_SECS
 from holdfast.engine.lifecycle.attempts import newest_attempt
@@ -195,17 +197,35 @@ def _find(durable: DurableStore, clock: Clock) -> RunRecord | None:
     if _is_new_directory(location.folder):
         return None
     try:
-        return settle(durable, read_run(durable, location.text), clock)
+        found = read_run(durable, location.text)
     except NotARunError as error:
         if location.record.exists():
             raise
         raise _used(location) from error
+    return _settled(durable, found, clock)
+
+
+def _settled(durable: DurableStore, record: RunRecord, clock: Clock) -> RunRecord:
+    """Return the record as `settle` does.
+
+    Raises:
+        NotARunError: The place is an unfinished copy.
+    """
+    if record.is_unfinished_copy:
+        place = durable.home.location_text
+        raise NotARunError(
+            f"open {place}: expected a run, found the unfinished copy of run {record.run_id}, "
+            f"which lacks checkpoints; finish it (`holdfast copy RUN {place}`), or delete it. To "
+            f"train from what it has, copy that to a new place (`holdfast copy {place} NEW`)"
+        )
+    return settle(durable, record, clock)
 
 
 def open_copy(place: object, record: RunRecord, clock: Clock) -> DurableStore:
     """Open or create the place that a run is copied to; the copy has the run's own `record`.
 
-    Opened for training, it is recognised as a copy and becomes a run of its own.
+    Until `end_copy` it is marked as unfinished, and not opened for training; later it is
+    recognised as a copy there and becomes a run of its own.
 
     Raises:
         NotARunError: The place has something else, or the copy was opened for training.
@@ -221,14 +241,24 @@ def open_copy(place: object, record: RunRecord, clock: Clock) -> DurableStore:
             raise _used_prefix(location)
     elif not _is_new_directory(location.folder) and not location.record.exists():
         raise _used(location)
-    durable.put_if_absent(RUN_FILE, seal(record))
+    begun = structs.replace(record, is_unfinished_copy=True)
+    durable.put_if_absent(RUN_FILE, seal(begun))
     found = read_run_record(durable, location.text)
-    if found != record:
+    if found == record:
+        # Race: a start that reads the record just before settles it with an id that `copies/` has,
+        # and so settles it again once this copy has ended.
+        durable.put(RUN_FILE, seal(begun))
+    elif found != begun:
         raise NotARunError(
             f"copy to {location}: expected a new place, or an unfinished copy of run "
             f"{record.run_id}, found run {found.run_id}; choose a new place"
         )
     return durable
+
+
+def end_copy(durable: DurableStore, record: RunRecord) -> None:
+    """Mark a copy as finished."""
+    durable.put(RUN_FILE, seal(record))
 
 
 def _used(location: RunLocation) -> NotARunError:
@@ -247,18 +277,19 @@ def _used_prefix(location: RunLocation) -> NotARunError:
 
 def _find_in_bucket(bucket: BucketStore, location: RunLocation, clock: Clock) -> RunRecord | None:
     try:
-        return settle(bucket, read_run(bucket, location.text), clock)
+        found = read_run(bucket, location.text)
     except NotARunError:
         if bucket.is_unused():
             bucket.check_creation()
             return None
-    # Another start may have created the run since it was read.
-    try:
-        return settle(bucket, read_run(bucket, location.text), clock)
-    except NotARunError as error:
-        if bucket.has_object(RUN_FILE):
-            raise
-        raise _used_prefix(location) from error
+        # Another start may have created the run since it was read.
+        try:
+            found = read_run(bucket, location.text)
+        except NotARunError as error:
+            if bucket.has_object(RUN_FILE):
+                raise
+            raise _used_prefix(location) from error
+    return _settled(bucket, found, clock)
 
 
 def _create_like(durable: DurableStore, other: RunRecord | None, clock: Clock) -> RunRecord:
@@ -266,7 +297,7 @@ def _create_like(durable: DurableStore, other: RunRecord | None, clock: Clock) -
     home = durable.home
     run_id, time = (other.run_id, other.time) if other else (clock.new_token(), clock.now())
     record = create_run(durable, home.location_text, run_id, time, home.recorded_place())
-    return settle(durable, record, clock)
+    return _settled(durable, record, clock)
 
 
 def _is_new_directory(directory: Path) -> bool:

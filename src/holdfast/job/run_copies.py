@@ -3,6 +3,7 @@
 It writes in the order of a save: the record of the run, those of attempts, and for each checkpoint,
 ascending, its images, part records and manifest. So whenever a copy ends, the target is a
 run with the checkpoints that were copied until then, and the same copy made again continues there.
+Until the last checkpoint is copied, the record says so, and the target is not opened for training.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from holdfast.errors import (
     StorageError,
 )
 from holdfast.format.names import ATTEMPTS, CheckpointId, manifest_key
-from holdfast.job.opening import open_copy
+from holdfast.job.opening import end_copy, open_copy
 from holdfast.store.contract import ReadableStore, Store
 from holdfast.store.durable import DurableStore
 from holdfast.store.location import RunLocation, open_durable
@@ -81,6 +82,8 @@ def copy_run(
         raise InvalidArgumentError(
             f"copy {origin} to {target}: expected two places, found one and the same"
         )
+    if record.is_unfinished_copy:
+        record = msgspec.structs.replace(record, is_unfinished_copy=msgspec.UNSET)
     if record.place is None:
         # Without a place the copy would be taken for the run itself.
         record = msgspec.structs.replace(record, place=durable.home.recorded_place())
@@ -95,6 +98,7 @@ def copy_run(
         if steps and deleted:
             raise StepNotFoundError(f"copy step {shown}: its checkpoint was deleted meanwhile")
         if done.copied or done.present or not deleted:
+            end_copy(written, record)
             return replace(done, deleted=tuple(deleted))
         # A run that keeps few checkpoints may delete all that were listed before they are copied.
         found = [*view_of([durable], durable).timeline]
@@ -137,7 +141,8 @@ def _check_not_opened(target: DurableStore, run_id: str) -> None:
     """Check that no program has opened the copy, which then continues as a run of its own.
 
     Raises:
-        NotARunError: One has. What is copied from then on may be removed there.
+        NotARunError: One has, after another copy to here had ended. What is copied from then on
+            may be removed there.
     """
     place = target.home.location_text
     found = read_run_record(target, place).run_id
