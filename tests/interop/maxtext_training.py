@@ -7,6 +7,7 @@ EVENT: `kill` or `terminate` (the signals), `remove` (of the run), or nothing.
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import os
 import runpy
 import shutil
@@ -57,6 +58,8 @@ def main() -> None:
             return
         if event == "kill":
             checkpoint_manager.wait_until_finished()
+            for worker in multiprocessing.active_children():
+                worker.kill()  # Grain's workers would wait for this process forever.
             os.kill(os.getpid(), signal.SIGKILL)
         elif event == "terminate":
             os.kill(os.getpid(), signal.SIGTERM)
@@ -65,9 +68,12 @@ def main() -> None:
             shutil.rmtree(Path(directory, "tiny", "checkpoints", "holdfast"))
 
     checkpointing.maybe_save_checkpoint = save
+    assets = Path(source, "src", "maxtext")
     given = FLAGS | {"base_output_directory": directory, "metrics_file": f"{directory}/metrics.txt"}
-    base = Path(source, "src", "maxtext", "configs", "base.yml")
-    sys.argv = ["train", str(base), *(f"{name}={value}" for name, value in given.items()), *flags]
+    given |= {"tokenizer_path": str(assets / "assets" / "tokenizers" / "tokenizer.default")}
+    given |= dict(flag.split("=", 1) for flag in flags)
+    arguments = (f"{name}={value}" for name, value in given.items())
+    sys.argv = ["train", str(assets / "configs" / "base.yml"), *arguments]
     if kind == "startup":
         # The hook acts when the trainer's utilities are imported.
         importlib.import_module("maxtext.utils.train_utils")

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,7 +31,12 @@ pytestmark = pytest.mark.soak
 
 
 def train(
-    host: Host, directory: Path, kind: str, step: int = -1, event: str = "-", *flags: str
+    host: Host,
+    directory: Path,
+    kind: str,
+    step: int = -1,
+    event: str = "-",
+    *flags: str,
 ) -> subprocess.CompletedProcess[str]:
     directory.mkdir(exist_ok=True)
     paths = [str(ROOT / "src"), str(SOURCE / "src"), str(ROOT)]
@@ -55,6 +62,53 @@ def losses(directory: Path) -> dict[int, float]:
     """
     lines = map(json.loads, (directory / "metrics.txt").read_text().splitlines())
     return {int(line["step"]): line["learning/loss"] for line in lines}
+
+
+def record(tokens: bytes) -> bytes:
+    """A `tf.train.Example` whose feature `text` is a list of these numbers, each below 128."""
+
+    def field(number: int, content: bytes) -> bytes:
+        return bytes([number << 3 | 2, len(content)]) + content
+
+    feature = field(1, b"text") + field(2, field(3, field(1, tokens)))
+    return field(1, field(1, feature))
+
+
+@pytest.fixture(scope="module")
+def grain(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The flags for an input by Grain: 200 short texts, packed and shuffled anew 8 times."""
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    file = tmp_path_factory.mktemp("records") / "texts.array_record"
+    numbers = random.Random(7)
+    writer = ArrayRecordWriter(str(file), "group_size:1")
+    for _ in range(200):
+        writer.write(record(bytes(numbers.choices(range(3, 64), k=numbers.randint(4, 16)))))
+    writer.close()
+    flags = {"dataset_type": "grain", "grain_train_files": str(file), "num_epoch": "8"}
+    return [f"{name}={value}" for name, value in flags.items()] + ["tokenize_train_data=false"]
+
+
+@pytest.fixture(scope="module")
+def expected_of(
+    tmp_path_factory: pytest.TempPathFactory, grain: list[str]
+) -> Callable[..., dict[int, float]]:
+    """Returns the losses of an uninterrupted training with Orbax and Grain, with more flags."""
+    known: dict[tuple[str, ...], dict[int, float]] = {}
+
+    def found(*flags: str) -> dict[int, float]:
+        if flags not in known:
+            directory = tmp_path_factory.mktemp("orbax")
+            done = train(
+                Host("orbax", tmp_path_factory.mktemp("ram")),
+                *(directory, "orbax", -1, "-", *grain, *flags),
+            )
+            assert done.returncode == 0, done.stderr[-3000:]
+            known[flags] = losses(directory)
+            assert list(known[flags]) == list(range(STEPS))
+        return known[flags]
+
+    return found
 
 
 def are_equal(found: dict[int, float], expected: dict[int, float]) -> bool:
@@ -137,3 +191,43 @@ def test_a_failed_checkpoint_ends_the_training_with_an_error(
     ended = train(one_host, tmp_path / "run", "holdfast", 24, "remove")
     assert ended.returncode == 1, ended.stdout[-3000:] + ended.stderr[-3000:]
     assert "holdfast: the training ends: " in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags"),
+    [
+        ("holdfast", ["enable_continuous_checkpointing=true"]),
+        ("startup", ["grain_worker_count=0"]),
+        ("holdfast", ["enable_emergency_checkpoint=true", *IN_MEMORY]),
+    ],
+    ids=["continuous", "no worker", "emergency"],
+)
+def test_grain_goes_on_where_the_killed_training_was(
+    kind: str,
+    flags: list[str],
+    grain: list[str],
+    expected_of: Callable[..., dict[int, float]],
+    one_host: Host,
+    tmp_path: Path,
+) -> None:
+    given = [*grain, *flags]
+    killed = train(one_host, tmp_path / "run", kind, 34, "kill", *given)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+    again = train(one_host, tmp_path / "run", kind, -1, "-", *given)
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert "restoring from this run's directory step" in again.stdout + again.stderr
+    assert are_equal(losses(tmp_path / "run"), expected_of())
+
+
+def test_grain_goes_on_from_a_checkpoint_of_orbax(
+    grain: list[str],
+    expected_of: Callable[..., dict[int, float]],
+    one_host: Host,
+    tmp_path: Path,
+) -> None:
+    killed = train(one_host, tmp_path / "run", "orbax", 30, "kill", *grain)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+    again = train(one_host, tmp_path / "run", "holdfast", -1, "-", *grain)
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert "restoring from this run's directory step 30" in again.stdout + again.stderr
+    assert are_equal(losses(tmp_path / "run"), expected_of())

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import holdfast
-from holdfast.errors import HoldfastError, InvalidArgumentError, NotARunError
+from holdfast.errors import HoldfastError, InvalidArgumentError, StepNotFoundError
 from holdfast.interop.orbax import checkpoint_manager as orbax_manager
 from holdfast.interop.orbax import options as orbax_options
 from holdfast.interop.orbax import shared_run
@@ -45,6 +45,9 @@ NEEDED = (
 STARTUP = Path(__file__).parent / "maxtext_startup"
 ITERATOR = "iter"
 """The item in which MaxText saves Grain's iterators."""
+
+GRAIN = "grain"
+"""MaxText's `dataset_type` for which checkpoints have that item."""
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +74,8 @@ def install() -> None:
     )
 
     def create(config: Any, mesh: Any, init_state_fn: Any) -> Any:
+        if config.enable_checkpointing and config.dataset_type == GRAIN:
+            _check_input(config)
         if config.enable_multi_tier_checkpointing or config.enable_emergency_checkpoint:
             return _create_tiered(config)
         return own_create(config, mesh, init_state_fn)
@@ -130,15 +135,13 @@ class MaxTextManager(orbax_manager.OrbaxCheckpointManager):
     def _write_iterators(self, step: int, folder: Path) -> None:
         folder.mkdir()
         try:
-            with holdfast.open_run(self._reader.directory) as run:
-                states = run.process_values(step).get(ITERATOR, [])
-        except (NotARunError, LookupError):
-            return
-        for files in states:
-            for name, content in files.items():
-                path = folder / ITERATOR / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
+            files = self._reader.item_files(step, ITERATOR)
+        except StepNotFoundError:
+            return  # It was removed since it was listed.
+        for name, content in files.items():
+            path = folder / ITERATOR / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
 
     def save(self, step: int, *arguments: Any, **named: Any) -> bool:
         """Save as Orbax's manager does.
@@ -149,12 +152,17 @@ class MaxTextManager(orbax_manager.OrbaxCheckpointManager):
         return bool(_ending(super().save, step, *arguments, **named))
 
     def restore(self, step: int | None, *arguments: Any, **named: Any) -> Any:
-        """Restore as Orbax's manager does.
+        """Restore as Orbax's manager does, and remove the folder of `directory`.
 
         Raises:
             SystemExit: The checkpoint cannot be read; the process ends with status 1.
         """
-        return _ending(super().restore, step, *arguments, **named)
+        try:
+            return _ending(super().restore, step, *arguments, **named)
+        finally:
+            if self._iterators is not None:
+                self._iterators.cleanup()
+                self._iterators = None
 
     def wait_until_finished(self, **named: Any) -> None:
         """Wait as Orbax's manager does.
@@ -228,6 +236,14 @@ def _create_tiered(config: Any) -> MaxTextManager:
         ),
         holdfast.RamTier(save_decision_policy=FixedIntervalPolicy(config.local_checkpoint_period)),
     )
+
+
+def _check_input(config: Any) -> None:
+    if config.colocated_python_data_input:
+        raise InvalidArgumentError(
+            "colocated_python_data_input: the workers write Grain's iterators to checkpoint_dir by "
+            "themselves, so that no commit of Holdfast has them; expected false, found true"
+        )
 
 
 def _refuse(name: str, found: object) -> NoReturn:

@@ -126,6 +126,17 @@ class OldSteps:
         """Return the item `name` of `step`."""
         return next(item for item in self.read_step(step).items if item.name == name)
 
+    def item_files(self, step: int, name: str) -> dict[str, bytes]:
+        """Return the files of an item by their paths; nothing if `step` has no such item.
+
+        Raises:
+            CheckpointDamagedError: A file is damaged; the message names it.
+        """
+        for item in self.read_step(step).items:
+            if item.name == name:
+                return orbax_directory.read_files(item.path)
+        return {}
+
     def read(
         self, step: int, name: str, record: ItemRecord, like: Mapping[tuple[Any, ...], Any]
     ) -> dict[tuple[Any, ...], Any]:

@@ -288,6 +288,22 @@ def read_json(file: Path) -> Any:
         ) from error
 
 
+def read_files(folder: Path) -> dict[str, bytes]:
+    """Return the files of an item by their paths, without those that Orbax adds.
+
+    Raises:
+        CheckpointDamagedError: A file cannot be read.
+    """
+    try:
+        return {
+            str(file.relative_to(folder)): file.read_bytes()
+            for file in sorted(folder.rglob("*"))
+            if file.is_file() and file.name != SUCCESS
+        }
+    except OSError as error:
+        raise CheckpointDamagedError(f"read {folder}: expected files, found {error}") from error
+
+
 def read_key_kinds(folder: Path) -> dict[str, str]:
     """Return the implementations of the typed keys of `jax.random` in a tree, by name.
 

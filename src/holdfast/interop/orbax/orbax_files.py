@@ -20,9 +20,9 @@ from holdfast.interop.orbax import item_forms, outlines
 from holdfast.interop.orbax.item_forms import FolderState
 from holdfast.interop.orbax.orbax_directory import (
     JSON_FILE,
-    SUCCESS,
     OrbaxItem,
     OrbaxLeaf,
+    read_files,
     read_json,
     read_key_kinds,
     read_leaves,
@@ -63,7 +63,7 @@ def _read_small_item(item: OrbaxItem) -> tuple[Any, ItemRecord]:
             value = read_json(item.path / JSON_FILE)
             return item_forms.saved(own_args.JsonSave(value), item.name)
         case "folder":
-            return FolderState(_read_files(item.path)), ItemRecord(
+            return FolderState(read_files(item.path)), ItemRecord(
                 kind="folder", handler=item.handler or "another package"
             )
         case "array":
@@ -81,17 +81,6 @@ def _read_small_item(item: OrbaxItem) -> tuple[Any, ItemRecord]:
         item.path, ocp.NumpyRandomKeyCheckpointHandler(), ocp.args.NumpyRandomKeyRestore()
     )
     return item_forms.saved(own_args.NumpyRandomKeySave(value), item.name)
-
-
-def _read_files(folder: Path) -> dict[str, bytes]:
-    try:
-        return {
-            str(file.relative_to(folder)): file.read_bytes()
-            for file in sorted(folder.rglob("*"))
-            if file.is_file() and file.name != SUCCESS
-        }
-    except OSError as error:
-        raise CheckpointDamagedError(f"read {folder}: expected files, found {error}") from error
 
 
 def _read_tree(item: OrbaxItem, folder: Path) -> tuple[Any, ItemRecord]:

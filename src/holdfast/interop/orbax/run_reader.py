@@ -171,6 +171,22 @@ class RunReader:
             for name, item in items.items()
         }
 
+    def item_files(self, step: int, name: str) -> dict[str, bytes]:
+        """Return the files of an item of a foreign handler, of all processes, by their paths.
+
+        Returns:
+            The content of each file; nothing if `step` has no such item, or it has no files.
+
+        Raises:
+            CheckpointNotFoundError: There is no checkpoint of the step.
+            CheckpointDamagedError: It cannot be read.
+        """
+        if self.is_old(step):
+            return self._old.item_files(step, name)
+        _, source = self._values(step)
+        states = source.process_values(step).get(name, [])
+        return {path: content for files in states for path, content in files.items()}
+
     def _restore_old(self, step: int, name: str, item: ItemRestore) -> Any:
         if item.is_folder:
             return item.restored_by_handler(self._old.item(step, name).path)
