@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from holdfast.cli import output
+from holdfast.cli.interruption import ends_at_interrupt
 from holdfast.cli.output import counted
 from holdfast.errors import InvalidArgumentError, StepNotFoundError
 from holdfast.manager import Run, open_run
@@ -42,6 +43,7 @@ DCP_METADATA = ".metadata"
     show_default=True,
     help="The size of a file of safetensors.",
 )
+@ends_at_interrupt()
 def export(
     directory: str,
     step: int | None,
@@ -129,6 +131,7 @@ def _use_host_memory() -> None:
 @click.command("import")
 @click.argument("source", metavar="SOURCE", type=click.Path(path_type=Path))
 @click.argument("directory", metavar="DIR", type=click.Path())
+@ends_at_interrupt()
 def import_files(source: Path, directory: str) -> None:
     """Make a run in DIR of what Orbax or PyTorch has saved at SOURCE.
 

@@ -21,6 +21,7 @@ from holdfast.cli.demo import demo
 from holdfast.cli.doctor import doctor
 from holdfast.cli.events import events
 from holdfast.cli.files import export, import_files
+from holdfast.cli.interruption import INTERRUPTED
 from holdfast.cli.ls import ls
 from holdfast.cli.metrics import metrics
 from holdfast.cli.output import print_error, print_json
@@ -37,8 +38,6 @@ from holdfast.cli.uploads import uploads
 from holdfast.cli.verify import verify
 from holdfast.cli.watch import watch
 from holdfast.errors import HoldfastError
-
-INTERRUPTED = 130
 
 
 class _InOrder(click.Group):
