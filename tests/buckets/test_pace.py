@@ -22,6 +22,7 @@ from holdfast.store.bucket import THROTTLED_SECS, TRIES_MAX, BucketStore
 from holdfast.store.contract import InMemory
 from holdfast.store.location import RunLocation
 from holdfast.store.object_service import connect
+from holdfast.store.run_delays import longest_delay_secs, run_delays
 from holdfast.store.upload_pace import PARTS_AT_ONCE, PAUSE_MAX_SECS, UploadPace
 from holdfast.testing.object_server import ObjectServer
 from tests.buckets.fault_proxy import FaultProxy, Request, seeded
@@ -58,6 +59,50 @@ def test_slow_parts_halve_those_in_flight_and_good_ones_let_them_grow_again() ->
     began = clock.monotonic()
     send(pace, clock, 10, 1.0)
     assert clock.monotonic() - began == pytest.approx(10.0)
+
+
+def test_a_process_that_waits_for_a_processor_slows_nothing_down() -> None:
+    clock, delays = StepClock(), {"1": 0, "2": 0}
+    pace = UploadPace(clock, lambda: dict(delays))
+    send(pace, clock, 4, 1.0)
+    for _ in map(len, pace.paced_parts(InMemory(bytes(8)), 1)):
+        clock.sleep(30.0)
+        delays["1"] += 27_000_000_000
+    assert pace.parts_at_once == PARTS_AT_ONCE
+    # The service stalls as well.
+    for _ in map(len, pace.paced_parts(InMemory(bytes(1)), 1)):
+        clock.sleep(30.0)
+        delays["2"] += 9_000_000_000
+    assert pace.parts_at_once == PARTS_AT_ONCE // 2
+
+
+def test_the_delays_of_threads_that_share_a_processor_are_found() -> None:
+    if not run_delays():
+        pytest.skip("this kernel does not count them")
+    stop = threading.Event()
+    (processor, *_) = os.sched_getaffinity(0)
+    spinning = "while True: pass"
+    with subprocess.Popen([sys.executable, "-c", spinning]) as other:
+        found: list[float] = []
+
+        def work() -> None:
+            os.sched_setaffinity(0, {processor})
+            before = run_delays()
+            while not stop.is_set() and not found:
+                delay_secs = longest_delay_secs(before, run_delays())
+                if delay_secs > 0.05:
+                    found.append(delay_secs)
+
+        try:
+            os.sched_setaffinity(other.pid, {processor})
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join(30)
+            stop.set()
+            thread.join()
+        finally:
+            other.kill()
+    assert found
 
 
 def test_a_slow_network_alone_slows_nothing_down_further() -> None:

@@ -7,7 +7,8 @@ so an upload that is slowed down goes on.
 
 The client repeats a refused part by itself and reports nothing, except that the part takes long. So
 the trouble of a part is its time, compared with the fastest of the last ones; a refusal of any
-other request is reported by `slow_down`.
+other request is reported by `slow_down`. Time in which threads of this process waited for a
+processor does not count: a machine that has too much work is no trouble of the service.
 
 Memory: a part in flight is a view of the source's memory, or a copy where the source does not last.
 So copies have at most `PARTS_AT_ONCE` times the size of a part, however many images are uploaded.
@@ -17,10 +18,12 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
+from typing import NamedTuple
 
 from holdfast.clock import Clock
 from holdfast.store.contract import Source, exact_blocks
+from holdfast.store.run_delays import longest_delay_secs, run_delays
 
 PARTS_AT_ONCE = 8
 USUAL_GROWTH = 1.05
@@ -34,13 +37,23 @@ ROOM_SECS = 300.0
 """How long a part waits for room. The client ends a part earlier, unless something refers to it."""
 WAIT_SECS = 1.0
 """How often a waiting upload looks for room; the end of a part wakes it earlier."""
+DELAYS_SECS = 0.25
+"""How old the delays at the beginning of a part may be. It takes a millisecond to read them."""
+
+
+class _Beginning(NamedTuple):
+    secs: float
+    delays: Mapping[str, int]
 
 
 class UploadPace:
-    """The pace of all uploads of one store. Thread-safe."""
+    """The pace of all uploads of one store. Thread-safe. `delays` returns those of `run_delays`."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, delays: Callable[[], Mapping[str, int]] = run_delays) -> None:
         self._clock = clock
+        self._read_delays = delays
+        self._delays: Mapping[str, int] = {}
+        self._delays_read_secs = -DELAYS_SECS
         # Reentrant: the end of a part is reported by whatever thread drops the last reference.
         self._changed = threading.Condition(threading.RLock())
         self._width = float(PARTS_AT_ONCE)
@@ -97,23 +110,29 @@ class UploadPace:
             # Between half of the pause and all of it, so that many hosts do not send in step.
             self._clock.sleep(pause_secs * (0.5 + int(self._clock.new_token()[:4], 16) / (1 << 17)))
 
-    def _began(self) -> float:
+    def _began(self) -> _Beginning:
         with self._changed:
             self._in_flight += 1
-            return self._clock.monotonic()
+            now_secs = self._clock.monotonic()
+            if now_secs - self._delays_read_secs >= DELAYS_SECS:
+                self._delays, self._delays_read_secs = self._read_delays(), now_secs
+            return _Beginning(now_secs, self._delays)
 
-    def _ended(self, began_secs: float) -> None:
+    def _ended(self, began: _Beginning) -> None:
         with self._changed:
             self._in_flight -= 1
-            secs = self._clock.monotonic() - began_secs
+            secs = self._clock.monotonic() - began.secs
             usual_secs = secs if self._usual_secs is None else self._usual_secs
             self._usual_secs = min(secs, usual_secs * USUAL_GROWTH)
-            if secs <= usual_secs * SLOW_FACTOR + SLOW_SECS:
+            limit_secs = usual_secs * SLOW_FACTOR + SLOW_SECS
+            if secs > limit_secs:
+                secs -= longest_delay_secs(began.delays, self._read_delays())
+            if secs <= limit_secs:
                 self._width = min(PARTS_AT_ONCE, self._width + 1 / self._width)
                 self._pause_secs = (
                     self._pause_secs / 2 if self._pause_secs > FIRST_PAUSE_SECS else 0
                 )
-            elif began_secs > self._slowed_secs:
+            elif began.secs > self._slowed_secs:
                 # Parts that were in flight together have had the same trouble.
                 self.slow_down()
             self._changed.notify_all()
