@@ -5,8 +5,13 @@ from __future__ import annotations
 import threading
 
 import numpy as np
+import pytest
 
 from holdfast import CheckpointManager
+from holdfast.clock import SystemClock
+from holdfast.errors import NotARunError
+from holdfast.job.opening import open_run
+from holdfast.job.rendezvous import OneProcess, Rendezvous
 from tests.buckets.fault_proxy import FaultProxy, Request
 from tests.buckets.test_runs import run_command
 from tests.hosts import Host
@@ -45,3 +50,22 @@ def test_opening_and_resuming_takes_12_requests_and_those_of_the_image(
     # Its properties, the header and the bytes.
     assert len(of_image) <= 3, of_image
     assert len(opening) - len(of_image) <= 12, "\n".join(opening)
+
+
+def test_a_new_run_in_the_prefix_of_another_one_is_warned_of(
+    proxied_url: str, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    rendezvous = Rendezvous(OneProcess(), SystemClock())
+    open_run(proxied_url, rendezvous, SystemClock())
+    inner = f"{proxied_url}/a/b"
+    open_run(inner, rendezvous, SystemClock())
+    (line,) = [one.getMessage() for one in caplog.records]
+    assert f"the new run {inner} is inside another run, {proxied_url}:" in line
+    caplog.clear()
+    proxy.requests.clear()
+    open_run(inner, rendezvous, SystemClock())
+    assert not caplog.records
+    # A run that is there costs no look at the prefixes above it.
+    assert all("/a/b/" in one.path for one in proxy.requests)
+    with pytest.raises(NotARunError, match="expected a run or an empty prefix"):
+        open_run(proxied_url.rpartition("/")[0], rendezvous, SystemClock())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from holdfast.errors import (
     ObjectNotFoundError,
     RunBusyError,
     StorageError,
+    StorageRefusedError,
 )
 from holdfast.format.json_codec import decode
 from holdfast.format.names import RUN_FILE
@@ -37,6 +39,8 @@ from holdfast.store.object_folder import UNFINISHED, make_folder, translated
 
 log = logging.getLogger(__name__)
 
+OUTER_MAX = 8
+"""How many prefixes above a new run are looked at for another run."""
 OPEN_SECS = 600.0
 """How long the processes wait for each other, since some may start later than others."""
 
@@ -281,6 +285,7 @@ def _find_in_bucket(bucket: BucketStore, location: RunLocation, clock: Clock) ->
     except NotARunError:
         if bucket.is_unused():
             bucket.check_creation()
+            _warn_of_outer(location, _outer_prefix(location, clock))
             return None
         # Another start may have created the run since it was read.
         try:
@@ -319,14 +324,36 @@ def _is_new_directory(directory: Path) -> bool:
         ) from error
     parents = map(str, directory.absolute().parents)
     outer = next((p for p in parents if RunLocation(p).record.is_file()), None)
+    _warn_of_outer(directory, outer)
+    return True
+
+
+def _outer_prefix(location: RunLocation, clock: Clock) -> str | None:
+    """Return the URL of the run whose prefix has this one, the nearest; None if there is none.
+
+    It takes a request for each segment of the prefix, so only a new run looks. A prefix that
+    the credentials may not read counts as none.
+    """
+    bucket, prefix = location.bucket_and_prefix()
+    segments = prefix.split("/")[:-1]
+    for count in range(len(segments), max(0, len(segments) - OUTER_MAX), -1):
+        place = "/".join((bucket, *segments[:count]))
+        with contextlib.suppress(StorageRefusedError):
+            store = open_durable(place, clock)
+            assert isinstance(store, BucketStore)
+            if store.has_object(RUN_FILE):
+                return place
+    return None
+
+
+def _warn_of_outer(place: object, outer: str | None) -> None:
     if outer is not None:
         log.warning(
             "the new run %s is inside another run, %s: what removes or copies that one also "
-            "removes or copies this one; give each run a directory of its own",
-            directory,
+            "removes or copies this one; give each run a place of its own",
+            place,
             outer,
         )
-    return True
 
 
 def _is_unfinished(path: Path) -> bool:
