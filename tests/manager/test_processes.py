@@ -284,6 +284,10 @@ def test_as_many_processes_that_leave_their_objects_out_are_told(
         assert np.array_equal(state["w"], np.arange(3))
         assert "step 0 is restored without the states of loaders/0" in caplog.text
         assert manager.process_values(0) == {"loaders/0": [{"at": 7}]}
+        caplog.clear()
+        manager.restore(0, like={"w": np.zeros(3, int)}, partial="loaders")
+        assert manager.last_restore.left_out == ("loaders/0",)
+        assert not caplog.text
         with pytest.raises(errors.StructureMismatchError, match="w: expected nothing, found array"):
             manager.resume({"loaders": [Sampler(0)]})
 

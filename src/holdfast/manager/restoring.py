@@ -373,14 +373,15 @@ def _finish(
 def _left_out(
     sources: CheckpointSources, taken: Sequence[Path], request: RestoreRequest, rounds: Rounds
 ) -> tuple[str, ...]:
-    names = tuple(path_name(p) for p in sources.spec.process_values if p not in set(taken))
-    if names and len(sources.parts) == rounds.count and request.only is None:
+    paths = [p for p in sources.spec.process_values if p not in set(taken)]
+    unexpected = [path_name(p) for p in paths if not request.partial.covers(p)]
+    if unexpected and len(sources.parts) == rounds.count and request.only is None:
         # With another number of processes they must be left out; here it may be an oversight.
         log.warning(
             "step %d is restored without the states of %s, which the requested state leaves out; "
             "process_values(%d) returns them",
             sources.id.step,
-            ", ".join(names[:5]),
+            ", ".join(unexpected[:5]),
             sources.id.step,
         )
-    return names
+    return tuple(map(path_name, paths))
