@@ -25,18 +25,14 @@ ROOT = Path(__file__).parents[2]
 SOURCE = source_or_skip("HOLDFAST_MAXTEXT", "src/maxtext", ("flax", "grain", "omegaconf"))
 STEPS = 50
 IN_MEMORY = ["local_checkpoint_directory=/unused", "local_checkpoint_period=2"]
+ELASTIC = ["packing=false", "grain_use_elastic_iterator=true"]
 MULTI_TIER = ["multi_tier_checkpointing_backup_interval_minutes=5"]
 
 pytestmark = pytest.mark.soak
 
 
 def train(
-    host: Host,
-    directory: Path,
-    kind: str,
-    step: int = -1,
-    event: str = "-",
-    *flags: str,
+    host: Host, directory: Path, kind: str, step: int = -1, event: str = "-", *flags: str
 ) -> subprocess.CompletedProcess[str]:
     directory.mkdir(exist_ok=True)
     paths = [str(ROOT / "src"), str(SOURCE / "src"), str(ROOT)]
@@ -74,19 +70,37 @@ def record(tokens: bytes) -> bytes:
     return field(1, field(1, feature))
 
 
+def texts() -> list[list[int]]:
+    """200 short texts, as numbers of tokens."""
+    numbers = random.Random(7)
+    return [numbers.choices(range(3, 64), k=numbers.randint(4, 16)) for _ in range(200)]
+
+
 @pytest.fixture(scope="module")
 def grain(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The flags for an input by Grain: 200 short texts, packed and shuffled anew 8 times."""
+    """The flags for an input by Grain: the texts, packed and shuffled anew 8 times."""
     from array_record.python.array_record_module import ArrayRecordWriter
 
     file = tmp_path_factory.mktemp("records") / "texts.array_record"
-    numbers = random.Random(7)
     writer = ArrayRecordWriter(str(file), "group_size:1")
-    for _ in range(200):
-        writer.write(record(bytes(numbers.choices(range(3, 64), k=numbers.randint(4, 16)))))
+    for text in texts():
+        writer.write(record(bytes(text)))
     writer.close()
     flags = {"dataset_type": "grain", "grain_train_files": str(file), "num_epoch": "8"}
     return [f"{name}={value}" for name, value in flags.items()] + ["tokenize_train_data=false"]
+
+
+@pytest.fixture(scope="module")
+def parquet(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Further flags: the texts are in two Parquet files, each read by a worker of its own."""
+    import pyarrow
+    import pyarrow.parquet
+
+    folder = tmp_path_factory.mktemp("parquet")
+    for number in range(2):
+        table = pyarrow.table({"text": texts()[number::2]})
+        pyarrow.parquet.write_table(table, folder / f"{number}.parquet")
+    return [f"grain_train_files={folder}/*", "grain_file_type=parquet", "grain_worker_count=2"]
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +207,19 @@ def test_a_failed_checkpoint_ends_the_training_with_an_error(
     assert "holdfast: the training ends: " in ended.stderr
 
 
+def killed_and_restarted(
+    host: Host, directory: Path, kind: str, flags: list[str]
+) -> dict[int, float]:
+    """The losses of a training that is killed after step 34 and started again."""
+    killed = train(host, directory, kind, 34, "kill", *flags)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+    again = train(host, directory, kind, -1, "-", *flags)
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert "restoring from this run's directory step" in again.stdout + again.stderr
+    assert "without the states of" not in again.stderr
+    return losses(directory)
+
+
 @pytest.mark.parametrize(
     ("kind", "flags"),
     [
@@ -210,13 +237,29 @@ def test_grain_goes_on_where_the_killed_training_was(
     one_host: Host,
     tmp_path: Path,
 ) -> None:
-    given = [*grain, *flags]
-    killed = train(one_host, tmp_path / "run", kind, 34, "kill", *given)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
-    again = train(one_host, tmp_path / "run", kind, -1, "-", *given)
-    assert again.returncode == 0, again.stderr[-3000:]
-    assert "restoring from this run's directory step" in again.stdout + again.stderr
-    assert are_equal(losses(tmp_path / "run"), expected_of())
+    found = killed_and_restarted(one_host, tmp_path / "run", kind, [*grain, *flags])
+    assert are_equal(found, expected_of())
+
+
+def test_grain_goes_on_with_an_elastic_iterator(
+    grain: list[str],
+    expected_of: Callable[..., dict[int, float]],
+    one_host: Host,
+    tmp_path: Path,
+) -> None:
+    found = killed_and_restarted(one_host, tmp_path / "run", "holdfast", [*grain, *ELASTIC])
+    assert are_equal(found, expected_of(*ELASTIC))
+
+
+def test_grain_goes_on_within_the_shuffled_rows_of_parquet_files(
+    grain: list[str],
+    parquet: list[str],
+    expected_of: Callable[..., dict[int, float]],
+    one_host: Host,
+    tmp_path: Path,
+) -> None:
+    found = killed_and_restarted(one_host, tmp_path / "run", "holdfast", [*grain, *parquet])
+    assert are_equal(found, expected_of(*parquet))
 
 
 def test_grain_goes_on_from_a_checkpoint_of_orbax(
