@@ -182,8 +182,7 @@ def test_a_save_that_is_interrupted_ends(
     assert last > 100
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("call", ["restore", "resume"])
+@pytest.mark.parametrize(("kind", "call"), [*zip(KINDS, ["restore", "resume"], strict=True)])
 def test_a_restore_that_is_interrupted_leaves_the_manager_usable(
     one_host: Host,
     tmp_path: Path,
