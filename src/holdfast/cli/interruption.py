@@ -46,15 +46,12 @@ def ends_at_interrupt() -> Iterator[None]:
     signal.signal(signal.SIGINT, interruption.take_signal)
     try:
         yield
-    except BaseException:
-        if not interruption.is_signalled:
-            raise
     finally:
-        if not interruption.is_signalled:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-    interruption.is_over = True
-    if interruption.is_signalled:
-        raise KeyboardInterrupt
+        interruption.is_over = True
+        if interruption.is_signalled:
+            # In place of whatever a library has made of it.
+            raise KeyboardInterrupt
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class _Interruption:
