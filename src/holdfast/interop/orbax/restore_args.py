@@ -61,3 +61,20 @@ def _of_array(leaf: Any, sharding: Any, set_global_shape: bool, strict: bool) ->
         return RestoreArgs(restore_type=np.ndarray, dtype=leaf.dtype)
     shape = tuple(leaf.shape) if set_global_shape else None
     return ArrayRestoreArgs(dtype=leaf.dtype, sharding=sharding, global_shape=shape, strict=strict)
+
+
+def restore_args_as_placed(target: Any) -> Any:
+    """Return the arguments that restore arrays without a sharding in the one they were saved with.
+
+    Other leaves are restored as with `construct_restore_args`; types are restored as such values.
+    """
+
+    def of_leaf(leaf: Any) -> RestoreArgs:
+        if isinstance(leaf, type):
+            return RestoreArgs(restore_type=leaf)
+        if isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is None:
+            return ArrayRestoreArgs(dtype=leaf.dtype, global_shape=tuple(leaf.shape))
+        found: RestoreArgs = construct_restore_args(leaf)
+        return found
+
+    return jax.tree_util.tree_map(of_leaf, target)

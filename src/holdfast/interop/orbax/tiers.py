@@ -18,7 +18,7 @@ from holdfast.interop.orbax.checkpoint_manager import OrbaxCheckpointManager
 from holdfast.interop.orbax.checkpoint_managers import preservation_policy as preservation
 from holdfast.interop.orbax.checkpoint_managers import save_decision_policy as decisions
 from holdfast.interop.orbax.options import CheckpointManagerOptions
-from holdfast.interop.orbax.restore_args import construct_restore_args
+from holdfast.interop.orbax.restore_args import restore_args_as_placed
 from holdfast.job.options import RamTier
 from holdfast.policy import preservation_policy as own_preservation
 from holdfast.policy import save_decision_policy as own_decisions
@@ -261,7 +261,7 @@ class EmergencyCheckpointManager(TieredCheckpointManager):
 
     def restore(self, step: int | None, args: Any = None) -> Any:  # type: ignore[override]
         """Restore the state, like `abstract_state`, and the `dataset` if `args` has it."""
-        like = construct_restore_args(self._abstract_state)
+        like = restore_args_as_placed(self._abstract_state)
         wanted = {STATE: ocp_args.PyTreeRestore(self._abstract_state, restore_args=like)}
         if args is not None and DATASET in args:
             wanted[DATASET] = args[DATASET]

@@ -21,10 +21,9 @@ from holdfast.interop.orbax import args as ocp_args
 from holdfast.interop.orbax import metadata as metadata_of
 from holdfast.interop.orbax import outlines
 from holdfast.interop.orbax.class_names import named
-from holdfast.interop.orbax.leaf_args import RestoreArgs
 from holdfast.interop.orbax.metadata import LeafMetadata
 from holdfast.interop.orbax.records import DEFAULT_ITEM, StepRecord
-from holdfast.interop.orbax.restore_args import construct_restore_args
+from holdfast.interop.orbax.restore_args import restore_args_as_placed
 
 STATE = "state"
 AUTO = "AUTO"
@@ -133,12 +132,7 @@ def restore_args(abstract: Any, *, is_part: bool) -> Any:
         return StateRestore(abstract)
     like = jax.tree_util.tree_map(_like, abstract)
     if is_part:
-        args = jax.tree_util.tree_map(
-            lambda leaf: (
-                RestoreArgs(leaf) if isinstance(leaf, type) else construct_restore_args(leaf)
-            ),
-            like,
-        )
+        args = restore_args_as_placed(like)
         return ocp_args.PyTreeRestore(like, restore_args=args, partial_restore=True)
     return ocp_args.StandardRestore(like)
 
