@@ -8,7 +8,9 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import holdfast.interop.orbax as ocp
@@ -247,3 +249,29 @@ def test_errors_name_what_the_call_takes(tmp_path: Path) -> None:
         pytest.raises(InvalidArgumentError, match=r"to save, .* found args\.StandardRestore"),
     ):
         manager.save(1, args=ocp.args.StandardRestore(state))
+
+
+@pytest.mark.parametrize("interval", [0, -1, 0.5, "2"])
+def test_an_interval_that_is_none_is_refused_by_name(interval: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="save_interval_steps"):
+        ocp.CheckpointManagerOptions(save_interval_steps=interval)
+
+
+@pytest.mark.parametrize("step", [1.0, "1", np.float32(1), [1], -1])
+def test_what_is_no_step_is_refused(tmp_path: Path, step: Any) -> None:
+    state = {"x": jnp.ones(1)}
+    with ocp.CheckpointManager(tmp_path) as manager:
+        with pytest.raises(InvalidArgumentError, match="step"):
+            manager.save(step, args=ocp.args.StandardSave(state))
+        with pytest.raises(InvalidArgumentError, match="step"):
+            manager.restore(step, args=ocp.args.StandardRestore(state))
+
+
+def test_a_part_without_a_sharding_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
+    v1 = ocp.v1
+    v1.save_pytree(tmp_path / "one", {"x": jnp.ones(2), "y": 1})
+    context = v1.Context()
+    context.pytree.loading.partial_load = True
+    with context:
+        found = v1.load_pytree(tmp_path / "one", {"x": jax.ShapeDtypeStruct((2,), jnp.float32)})
+    assert isinstance(found["x"], jax.Array)

@@ -13,6 +13,8 @@ import logging
 from collections.abc import Callable, Container
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from holdfast.errors import InvalidArgumentError
 from holdfast.interop.orbax import missing_names, step
 from holdfast.interop.orbax.checkpoint_managers import preservation_policy as preservation
@@ -108,7 +110,7 @@ class CheckpointManagerOptions:
             )
         if self.read_only:
             self._make_read_only()
-        elif self.save_interval_steps is not None and self.save_interval_steps < 1:
+        elif not _is_interval(self.save_interval_steps):
             raise _invalid("save_interval_steps", "an int of at least 1", self.save_interval_steps)
         self.save_on_steps = frozenset(self.save_on_steps or ())  # type: ignore[call-overload]
 
@@ -148,6 +150,10 @@ FULFILLED: dict[str, Any] = {
     "num_deletion_threads": None,
 }
 """Options about the work on files, which Holdfast does in its own way, with their defaults."""
+
+
+def _is_interval(given: object) -> bool:
+    return given is None or (isinstance(given, int | float | np.number) and bool(given >= 1))
 
 
 def check(options: Any) -> CheckpointManagerOptions:

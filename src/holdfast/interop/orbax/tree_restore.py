@@ -272,7 +272,7 @@ def _check_shape(saved: SavedLeaf, wanted: Wanted) -> None:
             f"restore {outlines.shown(saved.path)}: expected the shape {wanted.shape}, found "
             f"{saved.shape}; ask for this shape"
             + (
-                ", or cut or pad it with args.StandardRestore(strict=False)"
+                ", or cut or pad it with strict=False of args.StandardRestore or ArrayRestoreArgs"
                 if len(wanted.shape) == len(saved.shape)
                 else ""
             )
