@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.agent.config import LINGER_SECS
 from holdfast.agent.directory_watch import UNREACHABLE_SECS, DirectoryWatch
 from holdfast.agent.protocol import Attach, TierPolicies
 from holdfast.errors import AgentUnavailableError, StorageError
@@ -98,6 +99,23 @@ def test_an_agent_whose_directory_was_replaced_makes_way_for_another_one(tmp_pat
         with pytest.raises(TimeoutError):
             host.call(asyncio.wait_for(attaching, 0.5))
         assert host.service._directory.is_lost
+
+
+def test_an_agent_that_leaves_admits_no_trainer(tmp_path: Path) -> None:
+    with in_process_host(tmp_path) as host:
+        host.start_agent()
+        assert host.service is not None
+        host.clock.sleep(LINGER_SECS + 1)
+        assert host.service._leaves_in_secs() == 0.0
+        host.call(host.service._run())
+        before = sorted((host.run / "attempts").glob("*"))
+        attaching = host.service.attach(request(host.run, RunDirectory(host.run).identity_text), 1)
+        # The caller finds no agent once this one has left, and starts the next one.
+        with pytest.raises(TimeoutError):
+            host.call(asyncio.wait_for(attaching, 0.5))
+        assert not host.service._trainer_sessions.is_starting
+        # Nor has it begun an attempt, which the next one would take over.
+        assert sorted((host.run / "attempts").glob("*")) == before
 
 
 def test_an_unmounted_directory_is_given_up_late_and_not_while_a_trainer_lives(

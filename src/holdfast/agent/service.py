@@ -12,7 +12,7 @@ import msgspec
 from holdfast.agent import control_block, protocol
 from holdfast.agent.agent_directory import GROUP
 from holdfast.agent.coordinator import Coordinator
-from holdfast.agent.directory_watch import DirectoryWatch
+from holdfast.agent.directory_watch import LEAVE_SECS, DirectoryWatch
 from holdfast.agent.expected_trainers import ExpectedTrainers
 from holdfast.agent.handover import found_again, group_of, record_by_storage
 from holdfast.agent.initial_inventory import listing_message
@@ -37,6 +37,7 @@ from holdfast.coordination.messages import COMPLETE_STATUSES, CheckpointStatus, 
 from holdfast.coordination.rank_runs import ranks_in
 from holdfast.coordination.settings import Settings
 from holdfast.errors import (
+    AgentUnavailableError,
     FencedError,
     InvalidArgumentError,
     RunBusyError,
@@ -351,6 +352,11 @@ class Service:
     async def attach(self, request: protocol.Attach, pid: int) -> protocol.Attached:
         if request.directory:
             await self._directory.check_identity(request.run, request.directory)
+        if self._has_ended:
+            # Race: a trainer that is admitted now loses its agent at once. The server's end ends
+            # this call; the caller then finds no agent, and starts the next one.
+            await asyncio.sleep(LEAVE_SECS)
+            raise AgentUnavailableError(f"open {request.run}: its agent leaves; open it again")
         attached = await self._trainer_sessions.attach(request, pid)
         self._expected.remove_process(pid)
         self._wake.set()
