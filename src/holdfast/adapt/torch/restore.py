@@ -86,7 +86,7 @@ class TorchArrayLeaves:
     ) -> dict[Region, np.ndarray]:
         held = leaf.tensor if isinstance(leaf, NewTensor) else leaf
         if tensors.is_plain(held):
-            made = self._small.make(array.shape, dtype)
+            made = self._small.new_array(array.shape, dtype)
             return {((0,) * len(array.shape), array.shape): made}
         region = tensors.region_held(held)
         extents = region_shape(region)
@@ -133,7 +133,7 @@ class _SmallBuffers:
         self._memory = np.empty(0, np.uint8)
         self._used_bytes = 0
 
-    def make(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    def new_array(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """Return an array whose elements are undefined."""
         size_bytes = math.prod(shape) * dtype.itemsize
         if not 0 < size_bytes <= SMALL_SIZE_BYTES_MAX:
