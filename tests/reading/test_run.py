@@ -304,7 +304,7 @@ class BorrowingFramework(NumpyFramework):
 
     def restoration(self, spec: CheckpointSpec, request: RestoreRequest) -> NestedRestoration:
         made = NestedRestoration(spec, request)
-        made.targets = [replace(target, take=self.taken.append) for target in made.targets]
+        made.targets = [target._replace(take=self.taken.append) for target in made.targets]
         return made
 
 
