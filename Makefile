@@ -2,7 +2,8 @@
 # constraints.txt pins. It needs make and Python 3.11 or newer.
 
 PYTHON ?= python3
-JOBS ?= 2
+# Many tests wait: three processes use two cores.
+JOBS ?= 3
 FRAMEWORK ?= jax
 VENV := .venv
 BIN := $(VENV)/bin
