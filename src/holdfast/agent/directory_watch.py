@@ -90,7 +90,7 @@ class DirectoryWatch:
         home, now_secs = self._state.durable.home, self._state.clock.monotonic()
         if now_secs >= self._read_at_secs:
             self._read_at_secs = now_secs + READ_SECS
-            await self._storage_worker.query(self._storage_worker.look_for_run)
+            await self._storage_worker.look_for_run()
         problem = await self._storage_worker.query(home.unusable_reason)
         if problem is None:
             self._unreachable_since = None

@@ -89,6 +89,8 @@ class StorageWorker:
         self._reading = ThreadPoolExecutor(1, "holdfast-read")
         # Storage that hangs in another call must not make a live attempt look dead.
         self._leasing = ThreadPoolExecutor(1, "holdfast-lease")
+        # A busy service answers late: what trainers ask meanwhile must not wait for that.
+        self._looking = ThreadPoolExecutor(1, "holdfast-look")
         self._pulling = ThreadPoolExecutor(PULLS_MAX, "holdfast-copies")
         self._changed = threading.Condition()
         self._in_use: set[CheckpointId] = set()
@@ -110,7 +112,10 @@ class StorageWorker:
 
     def close(self) -> None:
         """End the threads after their present operations."""
-        pools = (self._writing, self._committing, self._reading, self._pulling, self._leasing)
+        pools = (
+            *(self._writing, self._committing, self._reading),
+            *(self._pulling, self._leasing, self._looking),
+        )
         for pool in pools:
             pool.shutdown(cancel_futures=True)
 
@@ -530,7 +535,11 @@ class StorageWorker:
     def _note(self, error: Exception) -> None:
         self.problem = error if isinstance(error, HoldfastError) else None
 
-    def look_for_run(self) -> None:
+    async def look_for_run(self) -> None:
+        """Note at the run's home if its bucket no longer has it."""
+        await asyncio.get_running_loop().run_in_executor(self._looking, self._look_for_run)
+
+    def _look_for_run(self) -> None:
         """Read whether a bucket still has the run, and note it at the run's home if not.
 
         A directory needs no read: its home knows. If the bucket cannot be read, nothing is noted.
@@ -549,7 +558,7 @@ class StorageWorker:
     async def _explained(self, error: Exception) -> Exception:
         """Return why an operation failed: objects of a run that was deleted are missing."""
         if isinstance(error, ObjectNotFoundError):
-            await self.query(self.look_for_run)
+            await self.look_for_run()
             reason = await self.query(self._state.durable.home.unusable_reason)
             if reason is not None:
                 return StorageError(reason)
