@@ -180,6 +180,7 @@ class InProcessHost:
         self.runner = asyncio.Runner()
         self.service: Service | None = None
         self.trainers: list[Trainer] = []
+        self.remote_request: protocol.RemoteRequest | None = None
         self.keeps = False
         """Whether there is an array that never changes, and that is not written again."""
         self._last: dict[tuple[str, int, int], PartRecord] = {}
@@ -312,6 +313,7 @@ class InProcessHost:
                 ram=ram,
                 ram_limit_bytes=None,
                 linger_secs=600.0,
+                remote=self.remote_request,
             )
             for rank in range(trainer.count)
         ]

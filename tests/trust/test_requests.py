@@ -16,7 +16,7 @@ import pytest
 from holdfast.agent import protocol
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.initial_inventory import listing_in
-from holdfast.agent.state import AgentState, open_state
+from holdfast.agent.state import AgentState, RemoteTarget, open_state
 from holdfast.engine.lifecycle.commit import remove
 from holdfast.engine.lifecycle.newest import NewestListing
 from holdfast.engine.lifecycle.run import create_run, read_run
@@ -30,6 +30,9 @@ from holdfast.format.names import (
     manifest_key,
     parse_manifest_key,
 )
+from holdfast.format.part_layout import REMOTE
+from holdfast.policy import preservation_policy, save_decision_policy
+from holdfast.policy.save_decision_policy import FixedIntervalPolicy
 from holdfast.store.bucket import BucketStore
 from holdfast.store.durable import DurableStore
 from holdfast.testing.object_server import ObjectServer, Plan, Trouble, no_trouble, troubles
@@ -58,9 +61,19 @@ class BucketOfRun(BucketStore):
 class HostOfBucket(InProcessHost):
     """A host whose durable tier is a bucket."""
 
-    def __init__(self, root: Path, server: ObjectServer) -> None:
+    def __init__(
+        self, root: Path, server: ObjectServer, remote: ObjectServer | None = None
+    ) -> None:
         super().__init__(root)
         self.server = server
+        self.remote: BucketStore | None = None
+        if remote is not None:
+            self.remote = BucketStore(remote, PREFIX, StepClock(), tier=REMOTE)
+            self.remote_request = protocol.RemoteRequest(
+                place=REMOTE,
+                save=save_decision_policy.encode(FixedIntervalPolicy(1)).decode(),
+                preserve=preservation_policy.encode(self.preserve).decode(),
+            )
 
     @property
     def bucket(self) -> BucketStore:
@@ -69,6 +82,8 @@ class HostOfBucket(InProcessHost):
     def opened_state(self, config: AgentConfig) -> AgentState:
         state = open_state(config, self.clock, self.files)
         state.durable = BucketOfRun(self.server, state.durable)
+        if self.remote is not None:
+            state.remote = RemoteTarget(place=REMOTE, store=self.remote)
         return state
 
     def open_run(self) -> None:
@@ -78,9 +93,9 @@ class HostOfBucket(InProcessHost):
 
 
 @contextlib.contextmanager
-def host_of(server: ObjectServer) -> Iterator[HostOfBucket]:
+def host_of(server: ObjectServer, remote: ObjectServer | None = None) -> Iterator[HostOfBucket]:
     with memory_folder() as folder:
-        host = HostOfBucket(Path(folder), server)
+        host = HostOfBucket(Path(folder), server, remote)
         host.start_agent()
         try:
             yield host
@@ -233,6 +248,63 @@ def test_opening_and_restoring_takes_12_requests_with_5000_checkpoints(ranks: in
     # And the attempt's lease, twice, which is in a folder here.
     assert found.total() + 2 == 11 + ranks
     assert ranks > 1 or found.total() + 2 <= 12
+
+
+def test_opening_two_tiers_takes_as_many_requests_with_5000_checkpoints_as_with_5() -> None:
+    found = [requests_of_two_tiers(count) for count in (5, 5000)]
+    assert found[0] == found[1]
+    of_directory, of_remote = found[0]
+    assert of_directory == {
+        # The attempts, the newest manifests, the objects of the newest checkpoint; and the attempts
+        # before the new one begins, which the other tier may lack.
+        "list_page": 4,
+        # The run's record by the trainer, and before the attempt is begun; the record of the
+        # previous attempt, and before the new one begins again, and its copy.
+        "get": 2 + 1 + 3,
+        # The attempt's record, and its copy.
+        "create": 1,
+        "put": 1,
+    }
+    assert of_remote == {
+        # The same for the start; the trainer lists the first three again.
+        "list_page": 4 + 3,
+        # The run's record by the agent; the records as in the directory, and that of the previous
+        # attempt by the trainer; the manifest and the part record.
+        "get": 1 + 1 + 3 + 2,
+        "create": 1,
+        # The copy of the attempt's record; the lease, twice.
+        "put": 1 + 2,
+    }
+
+
+def requests_of_two_tiers(count: int) -> tuple[Counter[str], Counter[str]]:
+    """The requests to both tiers until the records of the newest checkpoint are read.
+
+    The remote tier alone has it.
+    """
+    server, remote = ObjectServer(StepClock()), ObjectServer(StepClock())
+    with host_of(server) as host:
+        trainer = host.attach()
+        newest = host.save(trainer, count)
+        host.settle()
+        host.detach(trainer)
+    fill(server, newest)
+    for key, (data, _) in server.objects.items():
+        remote.put(key, [data])
+    server.delete([key for key in server.objects if str(newest) in key])
+    before = Counter(server.requests), Counter(remote.requests)
+    with host_of(server, remote) as host:
+        read_run(host.bucket, PREFIX)
+        again = host.attach()
+        host.settle()
+        bucket, other = host.bucket, host.remote
+        assert other is not None
+        view = newest_view_of([bucket, other], bucket, listing_of_agent(host, again), remote=other)
+        assert view.timeline[-1] == newest
+        assert again.place.origin == (newest.step, newest.attempt)
+        assert view.timeline[-1] == newest
+        assert view.sources(newest).id == newest
+        return server.requests - before[0], remote.requests - before[1]
 
 
 def test_a_trainer_that_has_saved_is_given_no_listing_of_its_opening() -> None:

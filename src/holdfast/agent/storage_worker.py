@@ -15,7 +15,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from holdfast.agent.initial_inventory import OpeningListing
 from holdfast.agent.state import AgentState
@@ -23,10 +23,8 @@ from holdfast.coordination import effects, inputs
 from holdfast.coordination.settings import PULLS_MAX
 from holdfast.engine.lifecycle.attempts import (
     AttemptStart,
-    attempt_numbers,
     begin_attempt,
     newest_attempt,
-    read_attempts,
 )
 from holdfast.engine.lifecycle.catalog import Listing, list_checkpoints, list_folder
 from holdfast.engine.lifecycle.commit import check_not_fenced, commit, read_part, remove
@@ -52,7 +50,7 @@ from holdfast.format.records import AttemptRecord, CheckpointSpec, Manifest
 from holdfast.format.timeline import last_steps
 from holdfast.peers.directory import PeerDirectory
 from holdfast.store.contract import ReadableStore
-from holdfast.store.durable import DurableStore, FleetingStore
+from holdfast.store.durable import FleetingStore
 from holdfast.store.fleeting_tiers import FleetingTiers
 from holdfast.store.ram import RamStore
 
@@ -66,12 +64,6 @@ SPEC_REST_SECS = 30.0
 """For how long nothing is awaited there after a wait in vain."""
 MISSING_MAX = 256
 """How many of the newest parts that were missing at their source are remembered."""
-
-
-class _RemoteListing(NamedTuple):
-    store: DurableStore
-    numbers: list[int]
-    committed: frozenset[CheckpointId]
 
 
 class StorageWorker:
@@ -108,6 +100,7 @@ class StorageWorker:
         self._no_spec_until_secs = -math.inf
         self.known_attempts: dict[int, AttemptRecord] = {}
         """The records of attempts that were read; they never change."""
+        self._known_remote_attempts: dict[int, AttemptRecord] = {}
         self.opening = OpeningListing(state.clock)
 
     def close(self) -> None:
@@ -423,27 +416,32 @@ class StorageWorker:
         remote = self._state.remote
         return [store.fleeting for store in (self._state.durable, remote and remote.store) if store]
 
-    def _list_tiers(self, remote: _RemoteListing) -> inputs.DurableListed:
-        """Return the contents of both tiers; everything is listed."""
-        durable = self._state.durable
-        numbers, source = attempt_numbers(durable), durable
-        if max(remote.numbers, default=0) > max(numbers, default=0):
-            # Begun by a start that shares the remote tier alone.
-            numbers, source = remote.numbers, remote.store
-        attempts = read_attempts(source, numbers, self.known_attempts)
-        newest = max(numbers, default=0)
-        listed = list_checkpoints(durable)
-        committed = {c for c, listing in listed.items() if listing.is_committed}
+    def _list_durable(self, wanted: effects.ListDurable) -> inputs.DurableListed:
+        remote = self._list_remote(wanted)
+        if wanted.attempt:
+            found = self.opening.take_for_leader(wanted.attempt, wanted.since_step)
+            found = found or self._list_newest(wanted.since_step)
+        else:
+            found = self.opening.take_for_start() or self.list_for_opening()
+        committed = found.committed
+        newer = found
+        if remote is not None:
+            if remote.newest_attempt > found.newest_attempt:
+                # Begun by a start that shares the remote tier alone, maybe from an earlier
+                # checkpoint than the newest one that this listing goes back to.
+                newer, found = remote, self._list_newest(0)
+            committed = found.committed | remote.committed
+        newest = newer.newest_attempt
         return inputs.DurableListed(
             newest_attempt=newest,
-            leader=attempts[newest].host if newest in attempts else "",
-            limits=last_steps(attempts),
-            committed=frozenset(committed | remote.committed),
-            parts=_listed({c: found for c, found in listed.items() if c not in committed}),
+            leader=newer.attempts[newest].host if newest in newer.attempts else "",
+            limits=last_steps(newer.attempts),
+            committed=committed,
+            parts=_listed(found.uncommitted),
         )
 
-    def _list_remote(self) -> _RemoteListing | None:
-        """Return what the remote tier has; None without one.
+    def _list_remote(self, wanted: effects.ListDurable) -> NewestListing | None:
+        """Return the newest checkpoints of the remote tier; None without one.
 
         A live attempt goes on without it. A start needs it: another start may have begun there.
 
@@ -453,41 +451,24 @@ class StorageWorker:
         remote = self._state.remote
         if remote is None:
             return None
+        since_step = wanted.since_step if wanted.attempt else self._oldest_step_in_ram()
         try:
-            numbers, listed = attempt_numbers(remote.store), list_checkpoints(remote.store)
+            return list_newest(remote.store, self._known_remote_attempts, since_step)
         except StorageError as error:
             if self._state.group is None:
                 raise type(error)(f"list the remote tier {remote.place}: {error}") from error
             log.warning("the remote tier %s cannot be listed now: %s", remote.place, error)
             return None
-        committed = frozenset(c for c, listing in listed.items() if listing.is_committed)
-        return _RemoteListing(remote.store, numbers, committed)
-
-    def _list_durable(self, wanted: effects.ListDurable) -> inputs.DurableListed:
-        remote = self._list_remote()
-        if remote is not None:
-            return self._list_tiers(remote)
-        if wanted.attempt:
-            found = self.opening.take_for_leader(wanted.attempt, wanted.since_step)
-            found = found or self._list_newest(wanted.since_step)
-        else:
-            found = self.opening.take_for_start() or self.list_for_opening()
-        newest = found.newest_attempt
-        listings = found.checkpoints
-        return inputs.DurableListed(
-            newest_attempt=newest,
-            leader=found.attempts[newest].host if newest in found.attempts else "",
-            limits=last_steps(found.attempts),
-            committed=frozenset(c for c, one in listings.items() if one.is_committed),
-            parts=_listed(found.uncommitted),
-        )
 
     def list_for_opening(self, *, is_for_start: bool = False) -> NewestListing:
         """List the newest checkpoints, for the later steps of an opening too."""
         changes = self.opening.changes
-        found = self._list_newest(min((c.step for c in self.in_ram()), default=STEP_MAX))
+        found = self._list_newest(self._oldest_step_in_ram())
         self.opening.keep(found, changes, is_for_start=is_for_start)
         return found
+
+    def _oldest_step_in_ram(self) -> int:
+        return min((c.step for c in self.in_ram()), default=STEP_MAX)
 
     def _list_newest(self, since_step: int) -> NewestListing:
         return list_newest(self._state.durable, self.known_attempts, since_step)
@@ -512,10 +493,8 @@ class StorageWorker:
             if remote is None:
                 is_whole = self.opening.has_whole(wanted.attempt - 1)
                 record = begin_attempt(durable, wanted.attempt, start, is_previous_whole=is_whole)
-                is_begun = record is not None
             else:
-                record = None
-                is_begun = begin_in_both(durable, remote.store, wanted.attempt, start)
+                record = begin_in_both(durable, remote.store, wanted.attempt, start)
         except HoldfastError:
             self.opening.forget_listing()
             # A start that fails leaves no lease; one that tries again writes another.
@@ -525,7 +504,7 @@ class StorageWorker:
             self.opening.forget_listing()
         else:
             self.opening.begun(record)
-        return is_begun
+        return record is not None
 
     def remove_old_leases(self, attempt: int) -> None:
         """Remove the leases of earlier attempts, which are only leftovers."""

@@ -45,7 +45,7 @@ from holdfast.manager.planning import Planner, Taking
 from holdfast.manager.preemption import PreemptionSignals
 from holdfast.manager.progress import STOPPED_BY, Progress
 from holdfast.manager.progress_bar import closing_state, progress_bar
-from holdfast.manager.remote_wait import newest_committed, wait_for_upload
+from holdfast.manager.remote_wait import newest_of_timeline, wait_for_upload
 from holdfast.manager.restore_exchange import RestoreExchange
 from holdfast.manager.restore_votes import Votes
 from holdfast.manager.restorer import Restorer
@@ -530,7 +530,7 @@ class CheckpointManager:
         began_secs = self._clock.monotonic()
         self._progress.wait_until_finished(checked_secs)
         if remote and self._run.remote is not None:
-            newest = newest_committed(self._run.durable)
+            newest = newest_of_timeline(self._run.durable)
             if newest is not None:
                 self._session.call("upload", protocol.Empty(), protocol.Empty)
                 if checked_secs is not None:

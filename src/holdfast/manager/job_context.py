@@ -164,13 +164,12 @@ class JobContext:
         """List the newest checkpoints that can be read now, with few requests.
 
         Until this process has saved, the durable tier is listed by the agent, once for all ranks of
-        this host. If one of these checkpoints cannot be read, `load_view` lists what is there then.
-        With a remote tier everything is listed: the newest checkpoint may be there alone.
+        this host; the remote tier is listed by each rank. If one of these checkpoints cannot be
+        read, `load_view` lists what is there then.
         """
-        if self.remote is not None:
-            return self.load_view(session, clock)
         shared = session.newest_listing()
-        return self._view(session, clock, functools.partial(newest_view_of, newest=shared))
+        newest_view = functools.partial(newest_view_of, newest=shared, remote=self.remote)
+        return self._view(session, clock, newest_view)
 
     def _view(
         self,

@@ -6,20 +6,24 @@ Each process looks at the tiers itself, so that no agent has to answer for anoth
 from __future__ import annotations
 
 from holdfast.clock import Clock
-from holdfast.engine.lifecycle.catalog import list_checkpoints
+from holdfast.engine.lifecycle.attempts import read_attempts
 from holdfast.engine.lifecycle.commit import is_committed
-from holdfast.errors import StorageError, WaitTimeoutError
+from holdfast.engine.lifecycle.newest import newest_committed
+from holdfast.errors import CheckpointDamagedError, StorageError, WaitTimeoutError
 from holdfast.format.names import CheckpointId
 from holdfast.store.durable import DurableStore
 
 POLL_SECS_MIN, POLL_SECS_MAX = 1.0, 15.0
-"""A look at a tier that lacks the checkpoint lists it, so the pauses grow while it is awaited."""
+"""A look at a tier that lacks the checkpoint takes requests, so the pauses grow meanwhile."""
 
 
-def newest_committed(durable: DurableStore) -> CheckpointId | None:
-    """Return the checkpoint that was committed last in the directory; None if there is none."""
-    committed = (c for c, listing in list_checkpoints(durable).items() if listing.is_committed)
-    return max(committed, key=lambda c: (c.attempt, c.step), default=None)
+def newest_of_timeline(durable: DurableStore) -> CheckpointId | None:
+    """Return the newest checkpoint that a durable tier has; None if there is none.
+
+    Raises:
+        CheckpointDamagedError, StorageError: the tier cannot be read.
+    """
+    return newest_committed(durable, read_attempts(durable))
 
 
 def wait_for_upload(
@@ -36,7 +40,7 @@ def wait_for_upload(
         try:
             if is_committed(remote, wanted) or _is_passed(remote, wanted):
                 return
-        except StorageError as error:
+        except (CheckpointDamagedError, StorageError) as error:
             problem = str(error)
         left_secs = until_secs - clock.monotonic() if until_secs is not None else POLL_SECS_MAX
         if left_secs <= 0:
@@ -50,5 +54,5 @@ def wait_for_upload(
 
 
 def _is_passed(remote: DurableStore, wanted: CheckpointId) -> bool:
-    newest = newest_committed(remote)
+    newest = newest_of_timeline(remote)
     return newest is not None and (newest.attempt, newest.step) > (wanted.attempt, wanted.step)

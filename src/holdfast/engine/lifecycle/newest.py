@@ -51,6 +51,11 @@ class NewestListing:
         return max(self.numbers, default=0)
 
     @property
+    def committed(self) -> frozenset[CheckpointId]:
+        """The checkpoints with a manifest."""
+        return frozenset(c for c, found in self.checkpoints.items() if found.is_committed)
+
+    @property
     def uncommitted(self) -> dict[CheckpointId, Listing]:
         """The checkpoints without a manifest, or what is left of them."""
         return {c: found for c, found in self.checkpoints.items() if not found.is_committed}
@@ -99,6 +104,15 @@ def list_newest(
             if copies != [size] or number in damaged
         ),
     )
+
+
+def newest_committed(store: Store, attempts: dict[int, AttemptRecord]) -> CheckpointId | None:
+    """Return the newest committed checkpoint of the timeline of `attempts`; None if there is none.
+
+    Raises:
+        StorageError: the store.
+    """
+    return _committed(store, attempts, STEP_MAX)[1]
 
 
 def _committed(

@@ -117,22 +117,40 @@ def view_of(stores: Sequence[ReadableStore], durable: ReadableStore) -> View:
 
 
 def newest_view_of(
-    stores: Sequence[ReadableStore], durable: Store, newest: NewestListing | None = None
+    stores: Sequence[ReadableStore],
+    durable: Store,
+    newest: NewestListing | None = None,
+    remote: Store | None = None,
 ) -> View:
     """Return a view with the newest checkpoints, at least down to the newest one of the timeline.
 
     Args:
-        stores: the tiers, `durable` among them.
+        stores: the tiers, `durable` and `remote` among them.
         durable: the durable tier.
         newest: its listing; None: it is listed now.
+        remote: the remote tier, if there is one. Where it cannot be listed it counts as empty, and
+            the reason is in `unlisted`.
+
+    Raises:
+        CheckpointDamagedError: an attempt's record is damaged, so the timeline is unknown.
+        StorageError: the durable tier cannot be listed.
     """
     newest = newest or list_newest(durable)
-    others, unlisted = list_stores([store for store in stores if store.name != durable.name])
-    listings = {**others, durable.name: newest.checkpoints}
+    tiers = {durable.name: (durable, newest)}
+    problems = []
+    if remote is not None:
+        try:
+            tiers[remote.name] = remote, list_newest(remote, dict(newest.attempts))
+        except (CheckpointDamagedError, StorageError) as error:
+            tiers[remote.name] = remote, replace(newest, checkpoints={}, since_step=0)
+            problems.append(str(error))
+    others, unlisted = list_stores([store for store in stores if store.name not in tiers])
+    listings = {**others, **{name: found.checkpoints for name, (_, found) in tiers.items()}}
     timeline = on_timeline(readable(listings), newest.attempts)
-    lasting = {**others, durable.name: _ListingsOnDemand(durable, newest)}
+    lasting = {name: _ListingsOnDemand(store, found) for name, (store, found) in tiers.items()}
     limits = last_steps(newest.attempts)
-    return View(tuple(stores), lasting, tuple(timeline), limits, unlisted)
+    all_listings = {**others, **lasting}
+    return View(tuple(stores), all_listings, tuple(timeline), limits, (*unlisted, *problems))
 
 
 class _ListingsOnDemand(Mapping[CheckpointId, Listing]):

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from holdfast.engine.lifecycle.attempts import read_attempts
-from holdfast.engine.lifecycle.catalog import Listing, list_checkpoints
+from holdfast.engine.lifecycle.catalog import Listing
 from holdfast.engine.lifecycle.commit import check_not_fenced
 from holdfast.engine.lifecycle.manifests import info_of, read_manifests
+from holdfast.engine.lifecycle.newest import newest_committed
 from holdfast.engine.lifecycle.references import ReusedImages, remove_durable
 from holdfast.engine.lifecycle.retention import branches, to_drop
 from holdfast.format.names import CheckpointId
 from holdfast.format.records import Manifest
-from holdfast.format.timeline import on_timeline
 from holdfast.policy.contexts import CheckpointInfo
 from holdfast.policy.preservation_policy import PreservationPolicy
 from holdfast.store.durable import DurableStore
@@ -51,9 +51,8 @@ class RemoteCheckpoints:
         attempts = read_attempts(self._durable)
         found: list[UploadedCheckpoint | None] = []
         for store in (self._durable, self._remote):
-            committed = [c for c, one in list_checkpoints(store).items() if one.is_committed]
-            timeline = on_timeline(committed, attempts)
-            manifests = read_manifests(store, timeline[-1:])
+            newest = newest_committed(store, attempts)
+            manifests = read_manifests(store, [newest] if newest is not None else [])
             found.append(next((UploadedCheckpoint(m.id, info_of(m)) for m in manifests), None))
         return found[0], found[1]
 

@@ -26,17 +26,18 @@ from holdfast.errors import (
     StorageError,
 )
 from holdfast.format.names import attempt_keys
+from holdfast.format.records import AttemptRecord
 from holdfast.store.contract import Store
 from holdfast.store.durable import DurableStore
 
 
 def begin_in_both(
     durable: DurableStore, remote: DurableStore, number: int, start: AttemptStart
-) -> bool:
+) -> AttemptRecord | None:
     """Begin the attempt of that number in both tiers, the remote one first.
 
     Returns:
-        Whether it has begun; False if another process took the number first.
+        The attempt's record; None if another process took the number first.
 
     Raises:
         NotARunError: the tiers were trained apart.
@@ -45,14 +46,15 @@ def begin_in_both(
     """
     share_attempts(durable, remote)
     if begin_attempt(remote, number, start) is None:
-        return False
-    if begin_attempt(durable, number, start) is None:
+        return None
+    record = begin_attempt(durable, number, start)
+    if record is None:
         raise StorageError(
             f"begin attempt {number}: it has begun in {_place(remote)}, and another process, which "
             f"does not use that remote tier, has taken the number in {_place(durable)}; stop that "
             "one, and start again"
         )
-    return True
+    return record
 
 
 def share_attempts(durable: DurableStore, remote: DurableStore) -> None:
