@@ -53,6 +53,7 @@ class FaultProxy(http.server.ThreadingHTTPServer):
     requests: all requests.
     read: the path and the size of each answer to a GET of the server's.
     written: the same of each request with a body.
+    signed: the path of each request with a body, and the digest of that in its signature.
     """
 
     daemon_threads = True
@@ -68,6 +69,7 @@ class FaultProxy(http.server.ThreadingHTTPServer):
         self.requests: list[Request] = []
         self.read: list[tuple[str, int]] = []
         self.written: list[tuple[str, int]] = []
+        self.signed: list[tuple[str, str]] = []
 
     @property
     def address(self) -> str:
@@ -147,6 +149,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.server.read.append((self.path, len(data)))
         elif body:
             self.server.written.append((self.path, len(body)))
+            self.server.signed.append((self.path, self.headers.get("x-amz-content-sha256", "")))
         if fault == "reset after":
             self._reset()
             return

@@ -112,6 +112,8 @@ AZURE = ServiceOptions(
 SERVICES = {"s3": S3, "gs": GCS, "az": AZURE}
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 """The client uses the first of them that is set."""
+UNSIGNED_PAYLOAD = "AWS_UNSIGNED_PAYLOAD"
+"""The client's variable: whether signatures leave out the bytes of requests."""
 EXPIRED_CODES = ("ExpiredToken", "TokenRefreshRequired", "RequestExpired")
 PROVIDER = "External AWS credential provider"
 """How obstore names the source of credentials that it does not find by itself."""
@@ -317,6 +319,13 @@ def _unreached(where: str, text: str) -> StorageError | None:
             f"{where}: expected a service at {endpoint}, found that nothing listens there "
             "(connection refused); check the endpoint and its port"
         )
+    untrusted = re.search(r"InvalidCertificate(?:\(\s*(\w+))?", text)
+    if untrusted is not None:
+        return StorageRefusedError(
+            f"{where}: expected a certificate that this machine trusts at {endpoint}, found "
+            f"another ({untrusted[1] or 'invalid'}); name the file of its authority in "
+            "SSL_CERT_FILE, or correct the endpoint"
+        )
     if any(name in text for name in PLAIN_TEXT_SIGNS):
         return StorageRefusedError(
             f"{where}: expected TLS at {endpoint}, found an answer without it; use http:// for a "
@@ -334,9 +343,14 @@ def _no_service(endpoint: str) -> str:
     )
 
 
+def _endpoint_variable() -> str | None:
+    """Return the variable that gives the endpoint; None if the client finds it by itself."""
+    return next((name for name in ENDPOINT_VARIABLES if name in os.environ), None)
+
+
 def _endpoint_of_environment() -> str:
     """Return the endpoint that the environment gives, without its path and credentials."""
-    name = next((name for name in ENDPOINT_VARIABLES if name in os.environ), None)
+    name = _endpoint_variable()
     if name is None:
         return "the service's endpoint"
     parts = urlsplit(os.environ[name])
@@ -366,8 +380,9 @@ def connect(url: str) -> ServiceBucket:
     # Read anew by each call, and never kept here.
     provider = profile_credentials(url, os.environ) if service is S3 else None
 
-    def store(request_secs: int, retry: dict[str, object]) -> Any:
-        given = {"credential_provider": provider} if provider is not None else {}
+    def store(request_secs: int, retry: dict[str, object], **given: object) -> Any:
+        if provider is not None:
+            given["credential_provider"] = provider
         options = {
             "connect_timeout": timedelta(seconds=CONNECT_SECS),
             "timeout": timedelta(seconds=request_secs),
@@ -394,7 +409,22 @@ def connect(url: str) -> ServiceBucket:
             "base": 2,
         },
     }
-    return ServiceBucket(url, service, store(REQUEST_SECS, once), store(PART_SECS, often))
+    unsigned = {"unsigned_payload": True} if service is S3 and _leaves_parts_unsigned() else {}
+    large = store(PART_SECS, often, **unsigned)
+    return ServiceBucket(url, service, store(REQUEST_SECS, once), large)
+
+
+def _leaves_parts_unsigned() -> bool:
+    """Return whether the requests of parts have a signature that does not cover their bytes.
+
+    The SHA-256 of the bytes is half of an upload's processor time. TLS covers them in transit, and
+    their digests on every read (docs/decisions/0037-unsigned-parts.md).
+    """
+    if UNSIGNED_PAYLOAD in os.environ:
+        # The client follows it.
+        return False
+    name = _endpoint_variable()
+    return name is None or urlsplit(os.environ[name]).scheme == "https"
 
 
 def _check_endpoint(url: str) -> None:
@@ -403,7 +433,7 @@ def _check_endpoint(url: str) -> None:
     Raises:
         InvalidArgumentError: It is no URL, or has no encryption while that is not allowed.
     """
-    name = next((name for name in ENDPOINT_VARIABLES if name in os.environ), None)
+    name = _endpoint_variable()
     if name is None:
         return
     value = os.environ[name]

@@ -1,0 +1,92 @@
+"""A service with TLS: its certificate, and which signatures cover the bytes of a request."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from holdfast import CheckpointManager
+from holdfast.clock import SystemClock
+from holdfast.errors import StorageRefusedError
+from holdfast.store.bucket import PART_SIZE_MIN_BYTES
+from holdfast.store.location import open_durable
+from tests.buckets.fault_proxy import FaultProxy
+from tests.peers import Authority
+
+UNSIGNED = "UNSIGNED-PAYLOAD"
+
+
+def digests_of(proxy: FaultProxy, url: str) -> tuple[set[str], set[str]]:
+    """Put an image and a record; return the signed digests of the parts, and of the record."""
+    store = open_durable(url, SystemClock())
+    image = np.random.default_rng(0).bytes(PART_SIZE_MIN_BYTES + 1)
+    store.put("image", image)
+    store.put_if_absent("record", b"{}")
+    assert store.get("record") == b"{}"
+    with store.open("image") as reader:
+        found = bytearray(len(image))
+        reader.read_into(0, memoryview(found))
+    assert found == image
+    parts, records = (
+        {digest for path, digest in proxy.signed if name in path}
+        for name in ("/image?partNumber=", "/record")
+    )
+    assert parts
+    assert records
+    return parts, records
+
+
+@pytest.fixture
+def over_tls(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let the proxy speak TLS; what it passes on stays as it was signed."""
+    own = Authority(tmp_path / "certificates").issue("proxy")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(own.certificate, own.key)
+    # A handshake in the thread that accepts connections would keep others waiting.
+    proxy.socket = context.wrap_socket(
+        proxy.socket, server_side=True, do_handshake_on_connect=False
+    )
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"https://{proxy.address}")
+    monkeypatch.setenv("SSL_CERT_FILE", own.authority)
+
+
+def test_a_certificate_that_is_not_trusted_is_named_at_once(
+    proxied_url: str, proxy: FaultProxy, over_tls: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE")
+    began = time.monotonic()
+    problem = rf"https://{proxy.address}, found another \(UnknownIssuer\);.* SSL_CERT_FILE"
+    with pytest.raises(StorageRefusedError, match=problem):
+        CheckpointManager(proxied_url)
+    assert time.monotonic() - began < 4
+    assert not proxy.requests
+
+
+def test_over_tls_the_bytes_of_parts_are_not_signed_and_those_of_records_are(
+    proxied_url: str, proxy: FaultProxy, over_tls: None
+) -> None:
+    parts, records = digests_of(proxy, proxied_url)
+    assert parts == {UNSIGNED}
+    assert UNSIGNED not in records
+
+
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_the_environment_decides_whether_bytes_are_signed(
+    proxied_url: str,
+    proxy: FaultProxy,
+    over_tls: None,
+    monkeypatch: pytest.MonkeyPatch,
+    value: str,
+) -> None:
+    monkeypatch.setenv("AWS_UNSIGNED_PAYLOAD", value)
+    parts, records = digests_of(proxy, proxied_url)
+    assert [UNSIGNED in parts, UNSIGNED in records] == [value == "true"] * 2
+
+
+def test_without_tls_all_bytes_are_signed(proxied_url: str, proxy: FaultProxy) -> None:
+    parts, records = digests_of(proxy, proxied_url)
+    assert UNSIGNED not in parts | records
