@@ -112,6 +112,16 @@ def test_a_slow_network_alone_slows_nothing_down_further() -> None:
     assert pace.parts_at_once == PARTS_AT_ONCE
 
 
+def test_the_short_last_part_of_an_image_makes_no_whole_part_look_slow() -> None:
+    clock = StepClock()
+    pace = UploadPace(clock)
+    for _ in range(10):
+        # A link of 10 bytes a second, and images of 85 bytes in parts of 40.
+        for size in map(len, pace.paced_parts(InMemory(bytes(85)), 40)):
+            clock.sleep(size / 10)
+    assert pace.parts_at_once == PARTS_AT_ONCE
+
+
 def test_parts_of_all_uploads_together_are_bounded() -> None:
     pace, most, lock = UploadPace(SystemClock()), 0, threading.Lock()
 

@@ -6,9 +6,10 @@ next one; each part without trouble makes room for a little more. One part is al
 so an upload that is slowed down goes on.
 
 The client repeats a refused part by itself and reports nothing, except that the part takes long. So
-the trouble of a part is its time, compared with the fastest of the last ones; a refusal of any
-other request is reported by `slow_down`. Time in which threads of this process waited for a
-processor does not count: a machine that has too much work is no trouble of the service.
+the trouble of a part is its time, compared with the fastest of the last ones in proportion to their
+sizes; a refusal of any other request is reported by `slow_down`. Time in which threads of this
+process waited for a processor does not count: a machine that has too much work is no trouble of the
+service.
 
 Memory: a part in flight is a view of the source's memory, or a copy where the source does not last.
 So copies have at most `PARTS_AT_ONCE` times the size of a part, however many images are uploaded.
@@ -16,6 +17,7 @@ So copies have at most `PARTS_AT_ONCE` times the size of a part, however many im
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Generator, Mapping
@@ -27,7 +29,7 @@ from holdfast.store.run_delays import longest_delay_secs, run_delays
 
 PARTS_AT_ONCE = 8
 USUAL_GROWTH = 1.05
-"""By how much the usual time grows with each part that takes longer."""
+"""By how much the usual time of a byte grows with each part that takes longer."""
 SLOW_FACTOR = 4.0
 SLOW_SECS = 1.0
 """A part has had trouble if it took this much more than `SLOW_FACTOR` times the usual time."""
@@ -40,9 +42,12 @@ WAIT_SECS = 1.0
 DELAYS_SECS = 0.25
 """How old the delays at the beginning of a part may be. It takes a millisecond to read them."""
 
+log = logging.getLogger(__name__)
+
 
 class _Beginning(NamedTuple):
     secs: float
+    size_bytes: int
     delays: Mapping[str, int]
 
 
@@ -60,7 +65,7 @@ class UploadPace:
         self._in_flight = 0
         self._pause_secs = 0.0
         self._slowed_secs = -PAUSE_MAX_SECS
-        self._usual_secs: float | None = None
+        self._usual_secs_per_byte: float | None = None
 
     @property
     def parts_at_once(self) -> int:
@@ -86,7 +91,7 @@ class UploadPace:
             stop = min(start + part_size_bytes, source.size_bytes)
             self._wait()
             part = _part(source, start, stop)
-            weakref.finalize(part, self._ended, self._began()).atexit = False
+            weakref.finalize(part, self._ended, self._began(stop - start)).atexit = False
             yield part
             del part
 
@@ -96,6 +101,11 @@ class UploadPace:
             self._width = max(1.0, self._width / 2)
             self._pause_secs = min(PAUSE_MAX_SECS, self._pause_secs * 2 or FIRST_PAUSE_SECS)
             self._slowed_secs = self._clock.monotonic()
+            log.info(
+                "uploads slow down: %d parts at once, with pauses of %.2f s",
+                self.parts_at_once,
+                self._pause_secs,
+            )
 
     def _wait(self) -> None:
         began_secs = self._clock.monotonic()
@@ -110,21 +120,23 @@ class UploadPace:
             # Between half of the pause and all of it, so that many hosts do not send in step.
             self._clock.sleep(pause_secs * (0.5 + int(self._clock.new_token()[:4], 16) / (1 << 17)))
 
-    def _began(self) -> _Beginning:
+    def _began(self, size_bytes: int) -> _Beginning:
         with self._changed:
             self._in_flight += 1
             now_secs = self._clock.monotonic()
             if now_secs - self._delays_read_secs >= DELAYS_SECS:
                 self._delays, self._delays_read_secs = self._read_delays(), now_secs
-            return _Beginning(now_secs, self._delays)
+            return _Beginning(now_secs, size_bytes, self._delays)
 
     def _ended(self, began: _Beginning) -> None:
         with self._changed:
             self._in_flight -= 1
             secs = self._clock.monotonic() - began.secs
-            usual_secs = secs if self._usual_secs is None else self._usual_secs
-            self._usual_secs = min(secs, usual_secs * USUAL_GROWTH)
-            limit_secs = usual_secs * SLOW_FACTOR + SLOW_SECS
+            # The last part of an image is smaller, and says little about the time of a whole one.
+            per_byte = secs / began.size_bytes
+            usual = per_byte if self._usual_secs_per_byte is None else self._usual_secs_per_byte
+            self._usual_secs_per_byte = min(per_byte, usual * USUAL_GROWTH)
+            limit_secs = usual * began.size_bytes * SLOW_FACTOR + SLOW_SECS
             if secs > limit_secs:
                 secs -= longest_delay_secs(began.delays, self._read_delays())
             if secs <= limit_secs:
