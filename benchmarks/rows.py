@@ -26,6 +26,7 @@ SAVES = {"adam": 3, "many": 1, "large": 1}
 HOSTS = 4
 HOST_STEPS = 1000
 BUCKET_GB = 1.0
+BUCKET_STEPS = 40
 BUCKET_UNITS = ("secs", "cpu_secs")
 BUCKET_TRAININGS = {
     "holdfast bucket": ("bucket", "holdfast"),
@@ -496,7 +497,7 @@ def buckets(bench: Bench) -> Iterator[Figure]:
 
 
 def bucket_rounds(bench: Bench) -> Rounds:
-    """Every round trains with each of `BUCKET_TRAININGS`; the server shares the cores."""
+    """Every round trains with each of `BUCKET_TRAININGS`; the server has a core of its own."""
 
     def measure(place: str, system: str) -> dict[str, Any]:
         with bench.directory(in_ram=True) as folder, bench.directory() as directory:
@@ -507,7 +508,7 @@ def bucket_rounds(bench: Bench) -> Rounds:
                 place=directory if place == "disk" else "",
                 system=system,
                 size_gb=STATES["adam"] * bench.scale,
-                steps=TRAINING_STEPS,
+                steps=BUCKET_STEPS,
                 periods=TRAINING_PERIODS,
             )
 
@@ -546,7 +547,12 @@ def bucket_training(bench: Bench) -> Iterator[Figure]:
         for name, rounds in found.items()
         if name.startswith("holdfast")
     }
-    measured = {"rounds": found, "agent_processor_secs_per_gb": processor_secs_per_gb}
+    plain_secs_per_gb = median_of(found["holdfast bucket"], lambda m: m["plain_secs_per_gb"])
+    processor = {
+        "agent_secs_per_gb": processor_secs_per_gb,
+        "obstore_secs_per_gb": plain_secs_per_gb,
+    }
+    measured = {"rounds": found}
     yield Figure(
         row="PyTorch: mean step while uploading to a bucket, of that with the disk tier",
         state="adam",
@@ -564,12 +570,12 @@ def bucket_training(bench: Bench) -> Iterator[Figure]:
         measured={"lost_secs_per_gb": lost},
     )
     yield Figure(
-        row="processor time of the agent that uploads to a bucket, per GB, of the disk tier's",
+        row="processor time of the agent that uploads while training, per GB, of obstore's own",
         state="adam",
-        reached=processor_secs_per_gb["holdfast bucket"] / processor_secs_per_gb["holdfast disk"],
+        reached=processor_secs_per_gb["holdfast bucket"] / plain_secs_per_gb,
         wanted=2,
         at_most=True,
-        measured=processor_secs_per_gb,
+        measured=processor,
     )
 
 

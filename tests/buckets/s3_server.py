@@ -18,7 +18,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 START_SECS = 90.0
+NEVER_SECS = 7 * 24 * 3600
 ACCESS_KEY, SECRET_KEY = "holdfast-key", "holdfast-secret-0f2e"
 BUCKET = "runs"
 
@@ -32,8 +35,10 @@ def program() -> str | None:
 class S3Server:
     """One server, whose objects lie in `folder`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, vacuum_secs: int | None = None) -> None:
+        """`vacuum_secs`: how often it gives back the room of deleted objects; None: never."""
         self._folder = folder
+        self._vacuum_secs = vacuum_secs or NEVER_SECS
         self._process: subprocess.Popen[bytes] | None = None
         self._ports = free_ports(10)
         self.port = self._ports[6]
@@ -79,6 +84,7 @@ class S3Server:
                     ),
                     *(f"-s3.config={self._folder / 's3.json'}", "-volume.max=100"),
                     "-master.volumeSizeLimitMB=256",
+                    f"-master.vacuumIntervalSeconds={self._vacuum_secs}",
                 ],
                 stdout=log,
                 stderr=log,
@@ -106,6 +112,12 @@ class S3Server:
         finally:
             connection.close()
 
+    def use_cores(self, cores: set[int]) -> None:
+        """Run on those cores alone, with all threads."""
+        assert self._process is not None
+        for thread in psutil.Process(self._process.pid).threads():
+            os.sched_setaffinity(thread.id, cores)
+
     def kill(self) -> None:
         """End it with SIGKILL."""
         if self._process is not None:
@@ -124,8 +136,8 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def running_server(folder: Path) -> Iterator[S3Server]:
-    server = S3Server(folder)
+def running_server(folder: Path, vacuum_secs: int | None = None) -> Iterator[S3Server]:
+    server = S3Server(folder, vacuum_secs)
     try:
         server.start()
         yield server
