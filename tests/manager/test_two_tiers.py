@@ -330,6 +330,38 @@ def test_a_program_may_wait_for_the_remote_tier_whatever_its_policy_says(
         manager.wait_until_finished(remote=True)
 
 
+def test_the_wait_for_the_remote_tier_after_a_return_is_for_the_step_that_was_returned_to(
+    tiers: Tiers, one_host: Host
+) -> None:
+    with tiers.manager(every=1000) as manager:
+        for step in range(1, 4):
+            manager.save(step, state_of(step), force=True)
+        manager.wait_until_finished(60)
+    stopped(one_host, tiers.fast)
+    with tiers.manager(every=1000) as manager:
+        manager.resume(state_of(0), step=2)
+        # Step 3 is abandoned, and so never copied.
+        manager.wait_until_finished(60, remote=True)
+        assert steps_in(tiers.remote)[-1] == 2
+
+
+def test_the_newest_step_that_any_tier_has_intact_is_found_after_damage_in_both(
+    tiers: Tiers, one_host: Host
+) -> None:
+    tiers.train(4, keep=4)
+    stopped(one_host, tiers.fast)
+    for step, places in ((3, (tiers.fast, tiers.remote)), (2, (tiers.fast,))):
+        for place in places:
+            image = place / f"checkpoints/{step:09d}.1/image-00000-of-00001.safetensors"
+            flip_bit(image, 8 * image.stat().st_size - 1)
+    with tiers.manager() as manager:
+        start, state = manager.resume(state_of(-1))
+        assert manager.last_restore is not None
+        assert manager.last_restore.sources.get("remote", 0) > 0
+    assert start == 3
+    assert (state["w"] == 2).all()
+
+
 def test_a_directory_deleted_under_a_training_ends_it_and_the_remote_tier_goes_on(
     tiers: Tiers, one_host: Host
 ) -> None:
