@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast.agent import part_uploads
@@ -18,6 +20,7 @@ from holdfast.agent.uploader import RETRY_SECS_MAX, Uploader
 from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.lifecycle.commit import remove
+from holdfast.engine.lifecycle.manifests import read_manifests
 from holdfast.engine.lifecycle.run import create_run
 from holdfast.engine.reading.sources import find_sources
 from holdfast.engine.tiers.checkpoint_copy import copy_part_once
@@ -31,6 +34,7 @@ from holdfast.policy.save_decision_policy import (
     SaveDecisionPolicy,
     SpecificStepsPolicy,
 )
+from holdfast.store.contract import StoredObject
 from holdfast.store.disk import DiskStore
 from holdfast.testing.failing import CHANGES, FailingFileSystem, FailurePlan, Fault
 from tests.engine.making import memory_folder
@@ -159,6 +163,56 @@ def test_a_remote_tier_that_fails_is_reported_once_and_gets_the_newest_one_later
     rig.save(4)
     rig.act()
     assert [event["step"] for event in rig.events("upload_failed", 2)] == [1, 4]
+
+
+class SlowRemote(DiskStore):
+    """A remote tier whose next listing waits for `go`."""
+
+    def wait_in_listing(self) -> None:
+        self.reached, self.go = threading.Event(), threading.Event()
+
+    def list_some(self, prefix: str, **range_of: Any) -> list[StoredObject]:
+        if hasattr(self, "go") and not self.reached.is_set():
+            self.reached.set()
+            assert self.go.wait(20)
+        return super().list_some(prefix, **range_of)
+
+
+@pytest.fixture
+def slow(rig: Rig) -> SlowRemote:
+    """The remote tier, which has steps 1 and 2, as the directory does; its next listing waits."""
+    slow = SlowRemote(rig.place, rig.host.clock, rig.files, tier="remote")
+    rig.remote = slow
+    rig.use(FixedIntervalPolicy(1))
+    for step in (1, 2):
+        rig.save(step)
+        rig.act()
+    assert rig.steps() == [1, 2]
+    slow.wait_in_listing()
+    return slow
+
+
+def act_while_listing(rig: Rig, slow: SlowRemote, meanwhile: Callable[[], None]) -> None:
+    """Let the uploader read both tiers again, and do something while it lists the remote one."""
+
+    async def act() -> None:
+        acting = asyncio.create_task(rig.uploader.act())
+        await asyncio.to_thread(slow.reached.wait, 20)
+        meanwhile()
+        slow.go.set()
+        await acting
+
+    rig.uploader.forget_timeline()
+    rig.host.call(act())
+
+
+def test_a_checkpoint_committed_while_the_tiers_are_listed_is_the_newest_one(
+    rig: Rig, slow: SlowRemote
+) -> None:
+    (manifest,) = read_manifests(rig.host.state.durable, [CheckpointId(2, rig.trainer.attempt)])
+    later = msgspec.structs.replace(manifest, step=3)
+    act_while_listing(rig, slow, lambda: rig.uploader.on_committed(later))
+    assert rig.uploader.awaited_place == str(rig.place)
 
 
 def test_preservation_spares_a_checkpoint_until_it_is_uploaded(rig: Rig) -> None:

@@ -62,9 +62,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Upload:
-    """The checkpoint that is being uploaded."""
+    """The checkpoint that is being uploaded; `changes` is the uploader's count when it began."""
 
     chosen: UploadedCheckpoint
+    changes: int
     part_count: int = 0
     written_bytes: int = 0
     host_count: int = 1
@@ -102,6 +103,8 @@ class Uploader:
         self._checkpoints: RemoteCheckpoints | None = None
         self._is_known = False
         """Whether the newest checkpoints of both tiers are known."""
+        self._changes = 0
+        """How often they became unknown; what was read before the last time is outdated."""
         self._newest: UploadedCheckpoint | None = None
         self._unjudged: deque[UploadedCheckpoint] = deque(maxlen=UNJUDGED_MAX)
         self._uploaded: UploadedCheckpoint | None = None
@@ -142,7 +145,8 @@ class Uploader:
 
     def forget_timeline(self) -> None:
         """Look at both tiers again: another attempt has begun, maybe from an earlier checkpoint."""
-        self._is_known = self._is_fenced = self._wants_newest = False
+        self._forget_newest()
+        self._is_fenced = self._wants_newest = False
         self._newest = self._uploaded = self._target = self._alone_since_secs = None
         self._unjudged.clear()
         self._hold()
@@ -187,7 +191,7 @@ class Uploader:
             )
         known = {one.id for one in (self._newest, self._uploaded) if one is not None}
         if checkpoint in known:
-            self._is_known = False
+            self._forget_newest()
             self._changed.set()
 
     def upload_status(self) -> RemoteStatus | None:
@@ -276,13 +280,11 @@ class Uploader:
             return
         checkpoints = self._checkpoints_of(remote)
         if not self._is_known:
-            durable, uploaded = await in_thread(checkpoints.newest)
-            self._newest, self._uploaded, self._is_known = durable, uploaded, True
-            self._judge()
-        chosen = self._choose()
+            await self._read_newest(checkpoints)
+        chosen = self._choose() if self._is_known else None
         if chosen is None:
             return
-        upload = self._active = _Upload(chosen)
+        upload = self._active = _Upload(chosen, self._changes)
         self._hold()
         try:
             began_secs = self._state.clock.monotonic()
@@ -294,6 +296,23 @@ class Uploader:
         await self._preserve(remote, checkpoints, chosen.id)
         # The next one may be due already.
         self._changed.set()
+
+    def _forget_newest(self) -> None:
+        self._is_known = False
+        self._changes += 1
+
+    async def _read_newest(self, checkpoints: RemoteCheckpoints) -> None:
+        """Read the newest checkpoints of both tiers; the agent may change them meanwhile."""
+        self._newest, changes = None, self._changes
+        durable, uploaded = await in_thread(checkpoints.newest)
+        if changes != self._changes:
+            # Another attempt has begun, or a checkpoint was removed: read them again.
+            self._changed.set()
+            return
+        # One that was committed meanwhile is newer than what was read.
+        self._newest = self._newest or durable
+        self._uploaded, self._is_known = uploaded, True
+        self._judge()
 
     async def _upload(
         self, remote: RemoteTarget, checkpoints: RemoteCheckpoints, upload: _Upload
@@ -362,9 +381,10 @@ class Uploader:
         return {one.host: one.ranks for one in lead.hosts if one.ranks}
 
     def _succeeded(self, upload: _Upload, secs: float) -> None:
-        self._uploaded = upload.chosen
-        # While trainers live, the policy decides about the next one.
-        self._wants_newest &= self._state.group is None or self._is_behind()
+        if upload.changes == self._changes:
+            self._uploaded = upload.chosen
+            # While trainers live, the policy decides about the next one.
+            self._wants_newest &= self._state.group is None or self._is_behind()
         if self._target is upload.chosen:
             self._target = None
         if self._problem:
@@ -411,7 +431,8 @@ class Uploader:
             return
         if target is not None and not await self._is_there(target.id):
             log.info("the upload of %s ends: it was deleted", target.id)
-            self._is_known, self._target = False, None
+            self._forget_newest()
+            self._target = None
             self._hold()
             return
         if self._failing_since_secs is None:
@@ -437,7 +458,8 @@ class Uploader:
 
         Without one the timeline here has changed, and the checkpoint is not on it any more.
         """
-        self._is_known, self._target = False, None
+        self._forget_newest()
+        self._target = None
         self._hold()
         listed = await self._storage_worker.list_durable(
             effects.ListDurable(self._coordinator.node.attempt, since_step=0)
@@ -460,7 +482,7 @@ class Uploader:
         if self._checkpoints is None or self._remote is not remote:
             self._remote = remote
             self._checkpoints = RemoteCheckpoints(self._state.durable, remote.store)
-            self._is_known = False
+            self._forget_newest()
         return self._checkpoints
 
 
