@@ -177,7 +177,7 @@ def test_a_failed_checkpoint_is_never_exit_code_0(
     command = training(run, steps=1, break_storage="writing", leave=0.5, linger=linger)
     began = time.monotonic()
     # What storage refuses is tried three times, two seconds apart.
-    done = holdfast(one_host, "run", "--drain-secs", "6", "--", *command, code=1)
+    done = holdfast(one_host, "run", "--drain-secs", "15", "--", *command, code=1)
     assert time.monotonic() - began < 30
     assert "error: step 0 (attempt 1)" in done.stderr
     assert "durable: write" in done.stderr
