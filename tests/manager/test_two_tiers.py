@@ -362,6 +362,19 @@ def test_the_newest_step_that_any_tier_has_intact_is_found_after_damage_in_both(
     assert (state["w"] == 2).all()
 
 
+def test_a_step_that_the_remote_tier_alone_has_can_be_returned_to(
+    tiers: Tiers, one_host: Host
+) -> None:
+    tiers.train(3)
+    stopped(one_host, tiers.fast)
+    shutil.rmtree(tiers.fast)
+    lose(one_host)
+    with tiers.manager() as manager:
+        start, state = manager.resume(state_of(-1), step=1)
+    assert start == 2
+    assert (state["w"] == 1).all()
+
+
 def test_a_directory_deleted_under_a_training_ends_it_and_the_remote_tier_goes_on(
     tiers: Tiers, one_host: Host
 ) -> None:

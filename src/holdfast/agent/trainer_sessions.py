@@ -445,6 +445,8 @@ class TrainerSessions:
         # A branch abandons everything beyond its origin, so a readable origin has to exist first.
         state = self._state
         stores = [state.ram, *self._coordinator.peer_stores(), state.durable]
+        if state.remote is not None:
+            stores.append(state.remote.store)
         listings, _ = await self._storage_worker.query(list_stores, stores)
         if origin not in readable(listings):
             raise StepNotFoundError(
