@@ -18,7 +18,12 @@ from holdfast.cli.main import main
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.lifecycle.run import read_run
-from holdfast.errors import InvalidArgumentError, NotARunError, RunBusyError
+from holdfast.errors import (
+    CheckpointDamagedError,
+    InvalidArgumentError,
+    NotARunError,
+    RunBusyError,
+)
 from holdfast.format.records import RunRecord
 from holdfast.job.opening import open_run
 from holdfast.job.rendezvous import OneProcess, Rendezvous
@@ -246,6 +251,22 @@ def test_tiers_that_were_trained_apart_are_refused(tiers: Tiers, one_host: Host)
     with pytest.raises(NotARunError, match=r"attempt 2 was begun .* trained apart"):
         tiers.manager()
     assert (tiers.attempts(tiers.fast), tiers.attempts(tiers.remote)) == before
+
+
+def test_a_damaged_attempt_in_one_tier_is_named_with_that_tier_and_the_advice_helps(
+    tiers: Tiers, one_host: Host
+) -> None:
+    tiers.train(2)
+    stopped(one_host, tiers.fast)
+    records = [tiers.remote / f"attempts/000000001{suffix}.json" for suffix in ("", ".copy")]
+    for path in records:
+        flip_bit(path, 80)
+    with pytest.raises(CheckpointDamagedError, match=rf"{tiers.remote}.* remove attempts/"):
+        tiers.manager()
+    for path in records:
+        path.unlink()
+    assert tiers.train(1) == 2
+    tiers.check_alike()
 
 
 def test_the_remote_tier_of_another_run_is_refused(tiers: Tiers, one_host: Host) -> None:

@@ -307,6 +307,26 @@ def requests_of_two_tiers(count: int) -> tuple[Counter[str], Counter[str]]:
         return server.requests - before[0], remote.requests - before[1]
 
 
+def test_a_live_attempt_goes_on_while_the_attempts_of_its_remote_tier_are_damaged() -> None:
+    server, remote = ObjectServer(StepClock()), ObjectServer(StepClock())
+    with host_of(server) as host:
+        host.detach(host.attach())
+    for key, (data, _) in server.objects.items():
+        remote.put(key, [data])
+    with host_of(server, remote) as host:
+        trainer = host.attach()
+        host.settle()
+        host.crash_agent()
+        for key in attempt_keys(trainer.attempt):
+            remote.put(PREFIX + key, [b"{}"])
+        host.start_agent()
+        # The restarted agent lists both tiers for the attempt that it finds.
+        host.join(trainer, attempt=trainer.attempt)
+        newest = host.save(trainer, 1)
+        host.settle()
+        assert stored(server) == [newest]
+
+
 def test_a_trainer_that_has_saved_is_given_no_listing_of_its_opening() -> None:
     server = ObjectServer(StepClock())
     with host_of(server) as host:

@@ -423,14 +423,14 @@ class StorageWorker:
             found = found or self._list_newest(wanted.since_step)
         else:
             found = self.opening.take_for_start() or self.list_for_opening()
-        committed = found.committed
         newer = found
+        if remote is not None and remote.newest_attempt > found.newest_attempt:
+            # Begun by a start that shares the remote tier alone, maybe from an earlier checkpoint
+            # than the newest one that this listing goes back to.
+            newer, found = remote, self._list_newest(0)
+        committed = found.committed_ids
         if remote is not None:
-            if remote.newest_attempt > found.newest_attempt:
-                # Begun by a start that shares the remote tier alone, maybe from an earlier
-                # checkpoint than the newest one that this listing goes back to.
-                newer, found = remote, self._list_newest(0)
-            committed = found.committed | remote.committed
+            committed |= remote.committed_ids
         newest = newer.newest_attempt
         return inputs.DurableListed(
             newest_attempt=newest,
@@ -446,7 +446,7 @@ class StorageWorker:
         A live attempt goes on without it. A start needs it: another start may have begun there.
 
         Raises:
-            StorageError: it cannot be listed, and no attempt is live here.
+            CheckpointDamagedError, StorageError: it cannot be listed, and no attempt is live here.
         """
         remote = self._state.remote
         if remote is None:
@@ -454,7 +454,7 @@ class StorageWorker:
         since_step = wanted.since_step if wanted.attempt else self._oldest_step_in_ram()
         try:
             return list_newest(remote.store, self._known_remote_attempts, since_step)
-        except StorageError as error:
+        except (CheckpointDamagedError, StorageError) as error:
             if self._state.group is None:
                 raise type(error)(f"list the remote tier {remote.place}: {error}") from error
             log.warning("the remote tier %s cannot be listed now: %s", remote.place, error)

@@ -190,7 +190,8 @@ class Uploader:
                 RemoteDeleted(step=checkpoint.step, attempt=checkpoint.attempt, reason="asked")
             )
         known = {one.id for one in (self._newest, self._uploaded) if one is not None}
-        if checkpoint in known:
+        if checkpoint in known or not self._is_known:
+            # What is being read now may have it.
             self._forget_newest()
             self._changed.set()
 

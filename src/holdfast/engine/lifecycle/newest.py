@@ -51,7 +51,7 @@ class NewestListing:
         return max(self.numbers, default=0)
 
     @property
-    def committed(self) -> frozenset[CheckpointId]:
+    def committed_ids(self) -> frozenset[CheckpointId]:
         """The checkpoints with a manifest."""
         return frozenset(c for c, found in self.checkpoints.items() if found.is_committed)
 

@@ -98,7 +98,7 @@ def _check_common(
                 f"attempts, found attempts {sorted(here)[:10]} here and {sorted(there)[:10]} there"
             )
         return
-    ours, theirs = read_attempt(durable, common), read_attempt(remote, common)
+    ours, theirs = (_record_in(store, common) for store in (durable, remote))
     if ours != theirs:
         raise NotARunError(
             f"use {_place(remote)} as the remote tier of {_place(durable)}: attempt {common} was "
@@ -108,6 +108,19 @@ def _check_common(
             "continues the other; open one of them alone, or choose a new directory for the one "
             "or a new remote tier for the other"
         )
+
+
+def _record_in(store: DurableStore, number: int) -> AttemptRecord:
+    """Return an attempt's record; the error of a damaged one names its tier, and what to do."""
+    try:
+        return read_attempt(store, number)
+    except CheckpointDamagedError as error:
+        names = " and ".join(attempt_keys(number))
+        raise CheckpointDamagedError(
+            f"read the attempts in {_place(store)}: {error}; its copy is damaged too. If the other "
+            f"tier has the attempt intact (`holdfast verify`), remove {names} in {_place(store)}, "
+            "and the next start copies them from there"
+        ) from error
 
 
 def _sealed(store: Store, number: int) -> bytes:
