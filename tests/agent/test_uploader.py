@@ -282,6 +282,33 @@ def test_an_attempt_that_the_remote_tier_alone_knows_fences_this_one(rig: Rig) -
     assert rig.host.state.group is None
 
 
+def test_an_attempt_that_began_in_the_remote_tier_fences_one_that_uploads_nothing(rig: Rig) -> None:
+    rig.use(SpecificStepsPolicy([1]))
+    rig.save(1)
+    rig.act()
+
+    def begin(number: int) -> None:
+        start = AttemptStart(
+            run_id=RUN_ID,
+            origin=CheckpointId(1, 1),
+            host="elsewhere",
+            pid=1,
+            time=rig.host.clock.now(),
+        )
+        assert begin_attempt(rig.remote, number, start) is not None
+
+    rig.host.call(rig.uploader.look_for_takeover())
+    begin(2)
+    # It may be this host's own, which is recorded there first.
+    rig.host.call(rig.uploader.look_for_takeover())
+    rig.host.settle()
+    assert rig.host.state.group is not None
+    rig.host.call(rig.uploader.look_for_takeover())
+    rig.host.settle()
+    assert rig.host.state.group is None
+    assert [event["by_attempt"] for event in rig.events("fenced")] == [2]
+
+
 def test_a_time_based_policy_counts_from_the_last_uploaded_checkpoint(rig: Rig) -> None:
     rig.use(ContinuousCheckpointingPolicy(minimum_interval_secs=3600))
     rig.save(1)

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 
 import holdfast
 from holdfast import CheckpointManager, RemoteTier
+from holdfast.agent.uploader import WATCH_SECS
 from holdfast.cli.main import main
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.catalog import list_checkpoints
@@ -475,6 +477,39 @@ def test_a_takeover_on_another_machine_fences_the_first(
     assert "FencedError" in first.told()
     assert "has taken the run over" in first.told() or "has begun" in first.told()
     second.kill()
+
+
+@pytest.mark.soak
+def test_a_takeover_is_found_by_a_training_that_uploads_nothing(
+    two_machines: list[tuple[Host, Path]], tmp_path: Path
+) -> None:
+    remote = tmp_path / "remote"
+    first = start(two_machines[0], remote, steps=20_000, sleep=0.05, every=10**6)
+    first.await_line("step", lambda line: line["step"] == 5)
+    second = start(two_machines[1], remote, steps=20_000, sleep=0.05, takeover=True)
+    second.await_line("step")
+    began = time.monotonic()
+    assert first.wait() == 1
+    assert time.monotonic() - began < 3 * WATCH_SECS
+    assert "FencedError" in first.told()
+    second.kill()
+
+
+def test_a_start_warns_of_steps_that_a_takeover_has_abandoned(
+    two_machines: list[tuple[Host, Path]], tmp_path: Path
+) -> None:
+    remote = tmp_path / "remote"
+    first = start(two_machines[0], remote, steps=1000, sleep=0.05, every=10**6)
+    first.await_line("step", lambda line: line["step"] == 5)
+    wait_until(lambda: len(steps_in(two_machines[0][1])) > 1)
+    lose(two_machines[0][0])
+    newest = steps_in(two_machines[0][1])[-1]
+    second = start(two_machines[1], remote, steps=2, takeover=True)
+    assert second.wait() == 0
+    again = start(two_machines[0], remote, steps=1)
+    assert again.wait() == 0
+    assert again.await_line("start")["start"] == second.await_line("start")["start"] + 2
+    assert f"step {newest} of attempt 1, the newest one here, is abandoned" in again.told()
 
 
 def test_each_host_uploads_its_own_parts_and_new_hosts_go_on_from_them(

@@ -161,6 +161,7 @@ class Service:
             asyncio.create_task(self._directory.watch()),
             asyncio.create_task(self._free_surplus_ram()),
             asyncio.create_task(self._uploader.run()),
+            asyncio.create_task(self._uploader.watch()),
         ]
         try:
             await self._run()

@@ -32,6 +32,7 @@ from holdfast.agent.storage_worker import StorageWorker
 from holdfast.agent.upload_requests import ask_all
 from holdfast.coordination import effects, inputs
 from holdfast.coordination.rank_runs import Runs, ranks_in, runs_of
+from holdfast.engine.lifecycle.attempts import newest_attempt
 from holdfast.engine.lifecycle.commit import check_not_fenced, is_committed
 from holdfast.engine.lifecycle.manifests import info_of, read_manifests
 from holdfast.engine.lifecycle.run import check_run
@@ -51,6 +52,8 @@ from holdfast.peers.directory import PeerDirectory
 from holdfast.policy.contexts import SaveContext
 
 POLL_SECS = 1.0
+WATCH_SECS = 30.0
+"""How often it is read whether a newer attempt has begun in the remote tier alone."""
 RETRY_SECS_MIN, RETRY_SECS_MAX = 1.0, 60.0
 UNJUDGED_MAX = 64
 """How many of the newest checkpoints wait for the policy until the remote tier is listed."""
@@ -114,6 +117,8 @@ class Uploader:
         self._alone_since_secs: float | None = None
         """Since when the agent has no trainers and stays for the remote tier."""
         self._is_fenced = False
+        self._newer_attempt = 0
+        """An attempt that was seen in the remote tier and is newer than the one here; 0: none."""
         self._problem = ""
         self._failures = 0
         self._failing_since_secs: float | None = None
@@ -127,6 +132,31 @@ class Uploader:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_SECS):
                     await self._changed.wait()
+
+    async def watch(self) -> None:
+        """Look for a newer attempt in the remote tier, until cancelled; uploads may be rare."""
+        while True:
+            await asyncio.sleep(WATCH_SECS)
+            await self.look_for_takeover()
+
+    async def look_for_takeover(self) -> None:
+        """Stop the attempt here if a newer one was seen in the remote tier, also the time before.
+
+        An attempt of this host is recorded there before it begins here. So one look is not enough.
+        """
+        remote = self._state.remote
+        if remote is None or not self._may_upload() or self._is_fenced:
+            return
+        try:
+            newest = await in_thread(lambda: newest_attempt(remote.store))
+        except HoldfastError as error:
+            log.info("the attempts in the remote tier cannot be listed: %s", error)
+            return
+        if newest <= self._coordinator.node.attempt:
+            return
+        if newest == self._newer_attempt:
+            await self._check_fenced(FencedError(f"attempt {newest} has begun there"))
+        self._newer_attempt = newest
 
     async def act(self) -> None:
         """Upload the checkpoint that is due now, if one is."""

@@ -11,11 +11,12 @@ from msgspec import structs
 
 from holdfast.clock import Clock
 from holdfast.coordination.settings import LEASE_SECS
-from holdfast.engine.lifecycle.attempts import newest_attempt
+from holdfast.engine.lifecycle.attempts import newest_attempt, read_attempts
 from holdfast.engine.lifecycle.identity import settle
 from holdfast.engine.lifecycle.leases import Leases
+from holdfast.engine.lifecycle.newest import newest_committed
 from holdfast.engine.lifecycle.run import create_run, note_remote, read_run, read_run_record
-from holdfast.engine.tiers.shared_attempts import only_here, share_attempts
+from holdfast.engine.tiers.shared_attempts import share_attempts
 from holdfast.errors import (
     InvalidArgumentError,
     NotARunError,
@@ -25,10 +26,11 @@ from holdfast.errors import (
     StorageRefusedError,
 )
 from holdfast.format.json_codec import decode
-from holdfast.format.names import RUN_FILE
+from holdfast.format.names import RUN_FILE, CheckpointId
 from holdfast.format.part_layout import REMOTE
 from holdfast.format.records import RunRecord
 from holdfast.format.sealed import seal
+from holdfast.format.timeline import on_timeline
 from holdfast.job.rendezvous import Rendezvous, json_text
 from holdfast.job.shared_root import Sighting, check_shared, look_for
 from holdfast.store.bucket import BucketStore
@@ -160,15 +162,37 @@ def _open_both(durable: DurableStore, remote: DurableStore, clock: Clock, *, tak
             f"expected run {here.run_id}, found run {there.run_id}; choose a new remote tier, or "
             "the run's own directory"
         )
-    if only_here(durable, remote) and not takeover:
-        _check_not_live(remote, there.run_id)
+    newest_here, newest_there = newest_attempt(durable), newest_attempt(remote)
+    if 0 < newest_there < newest_here and not takeover:
+        _check_not_live(remote, there.run_id, newest_there)
+    is_behind = 0 < newest_here < newest_there
+    last = newest_committed(durable, read_attempts(durable)) if is_behind else None
     share_attempts(durable, remote)
+    if last is not None:
+        _warn_if_abandoned(durable, remote, last)
     return here.run_id
 
 
-def _check_not_live(remote: DurableStore, run_id: str) -> None:
-    """Check that no attempt is live on a remote tier that lacks attempts of this directory."""
-    newest = newest_attempt(remote)
+def _warn_if_abandoned(durable: DurableStore, remote: DurableStore, last: CheckpointId) -> None:
+    """Warn if attempts that began in the remote tier alone abandon `last`, the newest one here."""
+    attempts = read_attempts(durable)
+    if not on_timeline([last], attempts):
+        newest = attempts[max(attempts)]
+        log.warning(
+            "%s: step %d of attempt %d, the newest one here, is abandoned: attempt %d of host %s "
+            "took the run over in %s, and did not continue from it. This start continues from that "
+            "attempt; `holdfast ls` shows the abandoned steps",
+            durable.home.location_text,
+            last.step,
+            last.attempt,
+            newest.attempt,
+            newest.host,
+            remote.home.location_text,
+        )
+
+
+def _check_not_live(remote: DurableStore, run_id: str, newest: int) -> None:
+    """Check that `newest` is not live on a remote tier that lacks attempts of this directory."""
     seen = Leases(remote.fleeting, run_id).read(newest)
     if seen is not None and seen.age_secs < LEASE_SECS:
         raise RunBusyError(

@@ -81,12 +81,6 @@ def share_attempts(durable: DurableStore, remote: DurableStore) -> None:
             target.put(copy_key, data)
 
 
-def only_here(durable: DurableStore, remote: DurableStore) -> bool:
-    """Return whether the durable tier has attempts that the remote tier, which has some, lacks."""
-    there = attempt_numbers(remote)
-    return bool(there) and max(attempt_numbers(durable), default=0) > there[-1]
-
-
 def _check_common(
     durable: DurableStore, remote: DurableStore, here: set[int], there: set[int]
 ) -> None:
