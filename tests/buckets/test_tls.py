@@ -11,9 +11,10 @@ import pytest
 
 from holdfast import CheckpointManager
 from holdfast.clock import SystemClock
-from holdfast.errors import StorageRefusedError
+from holdfast.errors import StorageError, StorageRefusedError
 from holdfast.store.bucket import PART_SIZE_MIN_BYTES
-from holdfast.store.location import open_durable
+from holdfast.store.location import RunLocation, open_durable
+from holdfast.store.unfinished_uploads import UnfinishedUploads
 from tests.buckets.fault_proxy import FaultProxy
 from tests.peers import Authority
 
@@ -52,6 +53,8 @@ def over_tls(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     )
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"https://{proxy.address}")
     monkeypatch.setenv("SSL_CERT_FILE", own.authority)
+    # The machine's own, which boto3 prefers.
+    monkeypatch.delenv("AWS_CA_BUNDLE", raising=False)
 
 
 def test_a_certificate_that_is_not_trusted_is_named_at_once(
@@ -72,6 +75,17 @@ def test_over_tls_the_bytes_of_parts_are_not_signed_and_those_of_records_are(
     parts, records = digests_of(proxy, proxied_url)
     assert parts == {UNSIGNED}
     assert UNSIGNED not in records
+
+
+def test_unfinished_uploads_are_listed_over_tls_of_an_authority_of_ones_own(
+    proxied_url: str, proxy: FaultProxy, over_tls: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("boto3", reason="boto3 is not installed")
+    assert [*UnfinishedUploads(RunLocation(proxied_url)).list()] == []
+    monkeypatch.delenv("SSL_CERT_FILE")
+    with pytest.raises(StorageError, match="CERTIFICATE_VERIFY_FAILED") as caught:
+        [*UnfinishedUploads(RunLocation(proxied_url)).list()]
+    assert "this request needs" not in str(caught.value)
 
 
 @pytest.mark.parametrize("value", ["true", "false"])

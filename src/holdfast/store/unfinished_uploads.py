@@ -60,13 +60,17 @@ class UnfinishedUploads:
         self._bucket = bucket.partition("://")[2]
         self._prefix = f"{prefix}/"
         self._errors = (exceptions.BotoCoreError, exceptions.ClientError)
+        self._refusal = exceptions.ClientError
         # As obstore reaches a service of an endpoint.
         style = {"addressing_style": "path"} if os.environ.get("AWS_ENDPOINT_URL") else {}
+        # boto3 has a variable of its own for that, which it reads.
+        trusted = None if os.environ.get("AWS_CA_BUNDLE") else os.environ.get("SSL_CERT_FILE")
         try:
             self._client: Any = boto3.Session().client(
                 "s3",
                 region_name=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"),
                 config=config.Config(s3=style),
+                verify=trusted,
             )
         except (exceptions.BotoCoreError, ValueError) as error:
             raise InvalidArgumentError(
@@ -91,8 +95,8 @@ class UnfinishedUploads:
                         yield UnfinishedUpload(one["Key"], one["UploadId"], one["Initiated"])
         except self._errors as error:
             raise StorageError(
-                f"list the unfinished uploads of {self._where}: {error}; this request needs "
-                "s3:ListBucketMultipartUploads"
+                f"list the unfinished uploads of {self._where}: {error}"
+                f"{self._needed(error, 's3:ListBucketMultipartUploads')}"
             ) from None
 
     def abort_upload(self, upload: UnfinishedUpload) -> None:
@@ -107,6 +111,10 @@ class UnfinishedUploads:
             )
         except self._errors as error:
             raise StorageError(
-                f"abort the upload of {upload.key}: {error}; this request needs "
-                "s3:AbortMultipartUpload"
+                f"abort the upload of {upload.key}: {error}"
+                f"{self._needed(error, 's3:AbortMultipartUpload')}"
             ) from None
+
+    def _needed(self, error: Exception, permission: str) -> str:
+        """Return the permission of a request as text, if the service answered and refused it."""
+        return f"; this request needs {permission}" if isinstance(error, self._refusal) else ""
