@@ -34,7 +34,8 @@ def test_uploads_of_the_run_are_listed_and_aborted_once_they_are_old(url: str) -
     # One that may be under way is left alone.
     run_command("uploads", url, "--abort", "--yes")
     assert listed("--older-than", "0") == [own]
-    run_command("uploads", url, "--abort", "--yes", "--older-than", "0")
+    aborted = run_command("uploads", url, "--abort", "--yes", "--older-than", "0")
+    assert aborted.endswith("aborted 1 upload\n")
     assert listed("--older-than", "0") == []
     left = UnfinishedUploads(RunLocation(f"{url}-2"))
     assert len([*left.list()]) == 1

@@ -55,6 +55,16 @@ def run(one_host: Host, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+@pytest.mark.parametrize("inner", ["copy", "checkpoints/copy", ".."])
+def test_a_copy_into_the_run_or_around_it_is_refused_and_writes_nothing(
+    run: Path, inner: str
+) -> None:
+    before = sorted(run.rglob("*"))
+    with pytest.raises(InvalidArgumentError, match="one is inside the other"):
+        copy_run(run, run / inner)
+    assert sorted(run.rglob("*")) == before
+
+
 def test_a_copy_has_the_same_checkpoints_and_is_trained_as_a_run_of_its_own(
     run: Path, tmp_path: Path
 ) -> None:

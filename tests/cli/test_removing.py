@@ -45,12 +45,21 @@ def test_rm_removes_the_steps_that_are_named(
     ended: InProcessHost, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = str(ended.run)
+    assert main(["ls", run, "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["checkpoints"][0]
     assert main(["rm", run, "1", "--dry-run"]) == 0
     assert steps(ended.run) == ["000000001.1", "000000002.1"]
-    assert "step 1 (attempt 1):" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert shown.startswith("step 1 (attempt 1): ")
+    assert shown.endswith(" in durable\n")
     assert main(["rm", run, "1", "--yes", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert (document["removed"], document["checkpoints"][0]["step"]) == (True, 1)
+    removed = document["checkpoints"][0]
+    assert (document["removed"], removed["step"]) == (True, 1)
+    assert (removed["written_bytes"], removed["tiers"]) == (
+        listed["written_bytes"],
+        listed["tiers"],
+    )
     assert steps(ended.run) == ["000000002.1"]
     # No agent runs that could report it.
     (event,) = events(ended.run, "deleted")

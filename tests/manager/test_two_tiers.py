@@ -19,7 +19,7 @@ from holdfast.agent.uploader import WATCH_SECS
 from holdfast.cli.main import main
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.catalog import list_checkpoints
-from holdfast.engine.lifecycle.run import read_run
+from holdfast.engine.lifecycle.run import read_run, read_run_record
 from holdfast.errors import (
     CheckpointDamagedError,
     InvalidArgumentError,
@@ -117,6 +117,25 @@ def two_machines(tmp_path: Path) -> Iterator[list[tuple[Host, Path]]]:
 def start(machine: tuple[Host, Path], remote: Path, **options: object) -> Said:
     one, scratch = machine
     return Said(one.start(TRAINER, scratch, remote, json.dumps(options)))
+
+
+@pytest.mark.parametrize("damaged", [b"", b'{"run_id": "other"}', None])
+def test_a_start_writes_a_damaged_or_missing_record_of_the_remote_tier_anew(
+    tiers: Tiers, one_host: Host, damaged: bytes | None
+) -> None:
+    tiers.train(1)
+    before = tiers.record(tiers.remote)
+    stopped(one_host, tiers.fast)
+    path = tiers.remote / "holdfast.json"
+    if damaged is None:
+        path.unlink()
+    else:
+        path.write_bytes(damaged)
+    assert tiers.train(1) == 1
+    store = open_durable(str(tiers.remote), SystemClock())
+    after = read_run_record(store, "")
+    assert (after.run_id, after.place) == (before.run_id, before.place)
+    tiers.check_alike()
 
 
 def test_each_tier_has_its_own_policies_and_the_remote_one_is_a_run_of_its_own(

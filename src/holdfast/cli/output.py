@@ -75,8 +75,13 @@ def warn(text: str) -> None:
     note(f"warning: {text}")
 
 
-def confirm(question: str, *, is_answered: bool) -> None:
+def confirm(question: str, *, is_answered: bool, to_look: str = "--dry-run") -> None:
     """Ask before something is removed, unless `--yes` has answered.
+
+    Args:
+        question: The question.
+        is_answered: Whether `--yes` was given.
+        to_look: What to pass in order to look only.
 
     Raises:
         click.UsageError: there is no terminal to ask on.
@@ -86,7 +91,7 @@ def confirm(question: str, *, is_answered: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise click.UsageError(
-            f"{question} There is no terminal to ask on: pass --yes, or --dry-run to look only.",
+            f"{question} There is no terminal to ask on: pass --yes, or {to_look} to look only.",
             click.get_current_context(),
         )
     click.confirm(question, abort=True, err=True)

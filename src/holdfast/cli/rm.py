@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypedDict
 
 import click
 
@@ -69,28 +70,38 @@ def rm(
         wanted = [_find(run, stores, step, attempt) for step in dict.fromkeys(steps)]
     except (StepNotFoundError, StepUncommittedError) as error:
         raise type(error)(f"{error}; nothing was removed") from error
-    listings = [list_checkpoints(store) for store in stores]
-    sizes = [sum(_size_bytes(listed.get(found)) for listed in listings) for found in wanted]
-    if not as_json:
-        for found, size_bytes in zip(wanted, sizes, strict=True):
-            output.print_line(
-                f"step {found.step} (attempt {found.attempt}): {size_text(size_bytes)}"
-            )
+    listings = [(store.tier, list_checkpoints(store)) for store in stores]
+    rows = [_row(found, listings) for found in wanted]
+    for row in rows if not as_json else ():
+        output.print_line(
+            f"step {row['step']} (attempt {row['attempt']}): {size_text(row['written_bytes'])} in "
+            f"{', '.join(row['tiers'])}"
+        )
     if not dry_run:
         output.confirm(f"Remove {counted(len(wanted), 'checkpoint')}?", is_answered=yes)
         _remove(run, remote, wanted)
     if as_json:
-        rows = [
-            {"step": found.step, "attempt": found.attempt, "size_bytes": size_bytes}
-            for found, size_bytes in zip(wanted, sizes, strict=True)
-        ]
         output.print_json({"run": str(run.location), "removed": not dry_run, "checkpoints": rows})
     elif not dry_run:
         output.print_line(f"removed {counted(len(wanted), 'checkpoint')}")
 
 
-def _size_bytes(listing: Listing | None) -> int:
-    return sum(listing.sizes_bytes.values()) if listing is not None else 0
+class _Row(TypedDict):
+    """A checkpoint to remove: the bytes written for it, and its tiers, as `holdfast ls` shows."""
+
+    step: int
+    attempt: int
+    written_bytes: int
+    tiers: list[str]
+
+
+def _row(
+    found: CheckpointId, listings: Iterable[tuple[str, Mapping[CheckpointId, Listing]]]
+) -> _Row:
+    held = [(tier, listed[found]) for tier, listed in listings if found in listed]
+    written_bytes = max((listing.written_bytes for _, listing in held), default=0)
+    tiers = [tier for tier, _ in held]
+    return _Row(step=found.step, attempt=found.attempt, written_bytes=written_bytes, tiers=tiers)
 
 
 def _find(

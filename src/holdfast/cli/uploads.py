@@ -41,7 +41,8 @@ def uploads(url: str, abort: bool, older_than: float, yes: bool, as_json: bool) 
         hours = (now - one.began).total_seconds() / 3600
         output.print_line(f"{one.key}: begun {hours:.1f} hours ago, upload {one.id}")
     if abort and found:
-        output.confirm(f"Abort {counted(len(found), 'upload')}?", is_answered=yes)
+        question = f"Abort {counted(len(found), 'upload')}?"
+        output.confirm(question, is_answered=yes, to_look="no --abort")
         for one in found:
             known.abort_upload(one)
     if as_json:
@@ -49,3 +50,5 @@ def uploads(url: str, abort: bool, older_than: float, yes: bool, as_json: bool) 
         output.print_json({"uploads": rows, "aborted": abort})
     elif not found:
         output.print_line(f"no unfinished upload is older than {older_than:g} hours")
+    elif abort:
+        output.print_line(f"aborted {counted(len(found), 'upload')}")

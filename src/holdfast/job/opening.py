@@ -15,7 +15,13 @@ from holdfast.engine.lifecycle.attempts import newest_attempt, read_attempts
 from holdfast.engine.lifecycle.identity import settle
 from holdfast.engine.lifecycle.leases import Leases
 from holdfast.engine.lifecycle.newest import newest_committed
-from holdfast.engine.lifecycle.run import create_run, note_remote, read_run, read_run_record
+from holdfast.engine.lifecycle.run import (
+    create_run,
+    mend_run,
+    note_remote,
+    read_run,
+    read_run_record,
+)
 from holdfast.engine.tiers.shared_attempts import share_attempts
 from holdfast.errors import (
     InvalidArgumentError,
@@ -126,8 +132,7 @@ def _open_remote(place: str | None, location: RunLocation, clock: Clock) -> Dura
     """Return the store of the remote tier; nothing is read or written yet."""
     if place is None:
         return None
-    inner, outer = sorted((f"{place}/", f"{location.text}/"), key=len, reverse=True)
-    if inner.startswith(outer):
+    if location.overlaps(RunLocation(place)):
         raise InvalidArgumentError(
             f"open {location}: expected a remote tier at another place, not in it and not around "
             f"it, found {place}"
@@ -162,6 +167,10 @@ def _open_both(durable: DurableStore, remote: DurableStore, clock: Clock, *, tak
             f"expected run {here.run_id}, found run {there.run_id}; choose a new remote tier, or "
             "the run's own directory"
         )
+    if there.place is None:
+        # It is reconstructed. The agent mends that of the directory.
+        for key in mend_run(remote, remote.home.recorded_place()):
+            log.info("%s: wrote %s anew", remote.home.location_text, key)
     newest_here, newest_there = newest_attempt(durable), newest_attempt(remote)
     if 0 < newest_there < newest_here and not takeover:
         _check_not_live(remote, there.run_id, newest_there)

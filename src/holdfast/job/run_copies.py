@@ -78,9 +78,15 @@ def copy_run(
     origin = RunLocation.parse(source)
     durable = open_durable(origin.text, clock)
     record = read_run(durable, origin.text)
-    if durable.home.is_at(RunLocation.parse(target).text):
+    place = RunLocation.parse(target)
+    if durable.home.is_at(place.text):
         raise InvalidArgumentError(
             f"copy {origin} to {target}: expected two places, found one and the same"
+        )
+    if origin.overlaps(place):
+        raise InvalidArgumentError(
+            f"copy {origin} to {target}: expected two places, found that one is inside the other: "
+            "what removes or copies the outer one does so with the inner one too"
         )
     if record.is_unfinished_copy:
         record = msgspec.structs.replace(record, is_unfinished_copy=msgspec.UNSET)

@@ -98,6 +98,11 @@ class RunLocation:
         bucket, _, prefix = rest.partition("/")
         return f"{scheme}://{bucket}", prefix
 
+    def overlaps(self, other: RunLocation) -> bool:
+        """Return whether the two are one place, or one of them is inside the other."""
+        inner, outer = sorted((f"{self.text}/", f"{other.text}/"), key=len, reverse=True)
+        return inner.startswith(outer)
+
     def agent_log(self, host: str) -> Path:
         """Return the log of the agent of `host`."""
         return self.events / f"agent-{host}.log"
