@@ -122,6 +122,18 @@ def test_commands_take_urls(one_host: Host, some_url: str) -> None:
     assert holdfast.open_run(some_url).all_steps() == [1, 3]
 
 
+def test_rm_on_a_host_that_has_no_files_of_the_run_tells_the_events(
+    one_host: Host, some_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(some_url, 1, 2)
+    run_command("stop", some_url)
+    monkeypatch.setenv("HOLDFAST_STATE", str(tmp_path / "new"))
+    command = [sys.executable, "-m", "holdfast", "rm", some_url, "1", "--yes"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (done.stdout.splitlines()[-1], done.stderr) == ("removed 1 checkpoint", "")
+    assert '"deleted"' in run_command("events", some_url, "--json")
+
+
 def test_a_run_is_copied_to_a_bucket_and_back(
     one_host: Host, some_url: str, tmp_path: Path
 ) -> None:

@@ -112,6 +112,11 @@ def test_ls_of_a_run_with_damage_lists_the_rest(one_host: Host, tmp_path: Path) 
     done = holdfast(one_host, "ls", run)
     assert "the timeline is not known" in done.stderr
     assert len(done.stdout.splitlines()) >= 6
+    for path in (run / "attempts").iterdir():
+        path.unlink()
+    done = holdfast(one_host, "ls", run)
+    assert "attempts/ has no record" in done.stderr
+    assert "abandoned" not in done.stdout
 
 
 def test_show_tells_arrays_values_and_iterators(shared_host: Host, run: Path) -> None:

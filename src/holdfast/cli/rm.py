@@ -143,6 +143,8 @@ def _remove(run: ReadableRun, remote: DurableStore | None, wanted: list[Checkpoi
         return
     for store in (run.durable, remote) if remote is not None else (run.durable,):
         _check_not_live(run, store)
+    # Of a run in a bucket: this host may have no files of it yet.
+    run.location.make_folder()
     clock = SystemClock()
     uploads = uploads_for(run.durable, host, clock)
     writer = EventWriter(run.durable.home, host, clock, uploads=uploads)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import CheckpointDamagedError, HoldfastError
 from holdfast.format.check import check_manifest
 from holdfast.format.names import CheckpointId, manifest_key
 from holdfast.format.records import Manifest, decode_metrics
@@ -17,14 +17,18 @@ def read_manifests(store: ReadableStore, checkpoints: Sequence[CheckpointId]) ->
     """Read the manifests concurrently, and yield them in the order of `checkpoints`.
 
     Raises:
-        CheckpointDamagedError, StorageError, NewerFormatError: one of them cannot be read.
+        CheckpointDamagedError, StorageError, NewerFormatError: one of them cannot be read. The
+            error of a damaged one names the tier, since a run may have two.
     """
     keys = [manifest_key(checkpoint) for checkpoint in checkpoints]
     for key, data in zip(keys, store.get_many(keys), strict=True):
         if isinstance(data, HoldfastError):
             raise data
-        manifest = unseal(data, Manifest, key)
-        check_manifest(manifest, key)
+        try:
+            manifest = unseal(data, Manifest, key)
+            check_manifest(manifest, key)
+        except CheckpointDamagedError as error:
+            raise CheckpointDamagedError(f"{store.name}: {error}") from error
         yield manifest
 
 

@@ -19,6 +19,7 @@ from holdfast.engine.reading.run import ReadableRun
 from holdfast.engine.reading.sources import readable
 from holdfast.errors import HoldfastError, ObjectNotFoundError
 from holdfast.format.names import (
+    ATTEMPTS,
     CheckpointId,
     image_key,
     manifest_key,
@@ -108,7 +109,14 @@ def take_inventory(run: ReadableRun, limit: int | None) -> Inventory:
     complete = set(readable(listings))
     timeline: set[CheckpointId] | None = None
     try:
-        timeline = set(on_timeline(complete, read_attempts(run.durable)))
+        attempts = read_attempts(run.durable)
+        if attempts or not complete:
+            timeline = set(on_timeline(complete, attempts))
+        else:
+            problems.append(
+                f"the timeline is not known: {ATTEMPTS}/ has no record of an attempt; bring them "
+                "back from another copy of the run (`holdfast verify` names them)"
+            )
     except HoldfastError as error:
         problems.append(f"the timeline is not known: {error}")
     every = sorted({checkpoint for tier in listings.values() for checkpoint in tier})

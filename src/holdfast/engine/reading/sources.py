@@ -249,7 +249,7 @@ def _read_manifest(
             return manifest
         except (CheckpointDamagedError, StorageError) as error:
             # The remote tier may have an intact one.
-            problem = problem or error
+            problem = problem or type(error)(f"{store.name}: {error}")
     if problem is not None:
         raise problem
     return None
