@@ -75,6 +75,10 @@ class StorageThrottledError(StorageError):
     """A service refuses a request for now, because it gets too many: wait, and repeat it."""
 
 
+class StorageUnreachableError(StorageError):
+    """Nothing answers where a service is expected: start it, or correct the endpoint."""
+
+
 class ObjectNotFoundError(StorageError):
     """A store has no object with this key."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import ssl
 import time
 from pathlib import Path
@@ -69,6 +70,31 @@ def test_a_certificate_that_is_not_trusted_is_named_at_once(
     assert not proxy.requests
 
 
+@pytest.mark.parametrize("content", [None, "none", "other"])
+def test_an_unusable_file_of_authorities_is_named(
+    proxied_url: str,
+    proxy: FaultProxy,
+    over_tls: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    content: str | None,
+) -> None:
+    path = tmp_path / "authorities.pem"
+    if content == "none":
+        path.write_text("none")
+    elif content == "other":
+        shutil.copyfile(Authority(tmp_path / "other").issue("other").authority, path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(path))
+    advice = {
+        None: rf"SSL_CERT_FILE names {path}, which cannot be read \(No such file",
+        "none": rf"SSL_CERT_FILE names {path}, which has no certificate",
+        "other": f"add the certificate of its authority to {path}",
+    }
+    with pytest.raises(StorageRefusedError, match=advice[content]):
+        CheckpointManager(proxied_url)
+    assert not proxy.requests
+
+
 def test_over_tls_the_bytes_of_parts_are_not_signed_and_those_of_records_are(
     proxied_url: str, proxy: FaultProxy, over_tls: None
 ) -> None:
@@ -99,6 +125,18 @@ def test_the_environment_decides_whether_bytes_are_signed(
     monkeypatch.setenv("AWS_UNSIGNED_PAYLOAD", value)
     parts, records = digests_of(proxy, proxied_url)
     assert [UNSIGNED in parts, UNSIGNED in records] == [value == "true"] * 2
+
+
+def test_a_refused_part_without_a_signature_of_its_bytes_is_told_with_the_way_out(
+    proxied_url: str, proxy: FaultProxy, over_tls: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy.choose = lambda request: "refused" if "partNumber=" in request.path else None
+    image = bytes(PART_SIZE_MIN_BYTES + 1)
+    with pytest.raises(StorageRefusedError, match="set AWS_UNSIGNED_PAYLOAD=false"):
+        open_durable(proxied_url, SystemClock()).put("image", image)
+    monkeypatch.setenv("AWS_UNSIGNED_PAYLOAD", "false")
+    with pytest.raises(StorageRefusedError, match=r"s3:PutObject or its like$"):
+        open_durable(proxied_url, SystemClock()).put("image", image)
 
 
 def test_without_tls_all_bytes_are_signed(proxied_url: str, proxy: FaultProxy) -> None:

@@ -24,7 +24,7 @@ from holdfast.cli.files import export, import_files
 from holdfast.cli.interruption import INTERRUPTED
 from holdfast.cli.ls import ls
 from holdfast.cli.metrics import metrics
-from holdfast.cli.output import print_error, print_json
+from holdfast.cli.output import print_error, print_json, showing_log
 from holdfast.cli.page import page
 from holdfast.cli.report import report
 from holdfast.cli.rm import rm
@@ -62,7 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
     try:
         prepare()
-        code = commands.main(arguments, prog_name="holdfast", standalone_mode=False)
+        with showing_log():
+            code = commands.main(arguments, prog_name="holdfast", standalone_mode=False)
         sys.stdout.flush()
     except click.ClickException as error:
         error.show()

@@ -6,6 +6,8 @@ not a terminal, nothing is truncated, folded or coloured.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -73,6 +75,24 @@ def note(text: str) -> None:
 def warn(text: str) -> None:
     """Print a warning, in one line to stderr; the command continues."""
     note(f"warning: {text}")
+
+
+class _Warnings(logging.Handler):
+    """Prints what Holdfast logs as warnings of the command."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        warn(self.format(record))
+
+
+@contextlib.contextmanager
+def showing_log() -> Iterator[None]:
+    """Print the warnings in Holdfast's log, in the block, as the command's own."""
+    logger, handler = logging.getLogger("holdfast"), _Warnings(logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def confirm(question: str, *, is_answered: bool, to_look: str = "--dry-run") -> None:

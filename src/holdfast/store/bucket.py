@@ -26,6 +26,7 @@ import os
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -65,6 +66,8 @@ DELETIONS_MAX = 1_000
 TRIES_MAX = 6
 TRIES_SECS = 300.0
 """After this time no further try begins."""
+TOLD_COUNT = 3
+"""The failure of a request of which a line tells. One or two are usual for a service."""
 THROTTLED_SECS = 900.0
 """The same, for requests that a service refuses since it has too many."""
 PAUSE_SECS = 0.2
@@ -233,6 +236,7 @@ class BucketStore:
         self._clock = clock
         self._part_size_bytes = part_size_bytes
         self.pace = UploadPace(clock)
+        self._outage = Outage()
 
     def __repr__(self) -> str:
         return f"BucketStore({self._prefix})"
@@ -423,21 +427,32 @@ class BucketStore:
         tries = self._tries()
         while True:
             try:
-                return call()
+                result = call()
             except StorageError as error:
                 tries.failed(error)
+            else:
+                self._outage.is_told = False
+                return result
 
     def _tries(self) -> Tries:
-        return Tries(self._clock, self._prefix, self.pace)
+        return Tries(self._clock, self._prefix, self.pace, self._outage)
+
+
+@dataclass(slots=True)
+class Outage:
+    """Whether a line has told that requests of a store fail, since one has succeeded."""
+
+    is_told: bool = False
 
 
 class Tries:
     """The tries of one request: with growing pauses, and bounded in number and time."""
 
-    def __init__(self, clock: Clock, what: str, pace: UploadPace) -> None:
+    def __init__(self, clock: Clock, what: str, pace: UploadPace, outage: Outage) -> None:
         self._clock = clock
         self._what = what
         self._pace = pace
+        self._outage = outage
         self._count = 0
         self._throttled_count = 0
         self._began_secs = clock.monotonic()
@@ -465,8 +480,12 @@ class Tries:
         if self._throttled_count == 1:
             text = "%s: its service has too many requests; this one is repeated for up to %d s: %s"
             log.warning(text, self._what, THROTTLED_SECS, error)
+        elif self._count == TOLD_COUNT and not self._outage.is_told:
+            self._outage.is_told = True
+            text = "%s: a request has failed %d times, and is tried up to %d times: %s"
+            log.warning(text, self._what, self._count, TRIES_MAX, error)
         else:
-            log.info("a request to %s is repeated: %s", self._what, error)
+            log.debug("a request to %s is repeated: %s", self._what, error)
         # Between half of the pause and all of it, so that many hosts do not repeat in step.
         share = 0.5 + int(self._clock.new_token()[:4], 16) / (1 << 17)
         self._clock.sleep(share * min(pause_secs, PAUSE_MAX_SECS))

@@ -20,6 +20,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -30,6 +31,7 @@ from holdfast.errors import (
     StorageError,
     StorageRefusedError,
     StorageThrottledError,
+    StorageUnreachableError,
 )
 from holdfast.format.buffers import Buffer
 from holdfast.store.aws_profile import missing_hint, profile_credentials
@@ -112,6 +114,8 @@ AZURE = ServiceOptions(
 SERVICES = {"s3": S3, "gs": GCS, "az": AZURE}
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 """The client uses the first of them that is set."""
+TRUSTED = "SSL_CERT_FILE"
+"""The client's variable: the file with the certificates of authorities that it trusts."""
 UNSIGNED_PAYLOAD = "AWS_UNSIGNED_PAYLOAD"
 """The client's variable: whether signatures leave out the bytes of requests."""
 EXPIRED_CODES = ("ExpiredToken", "TokenRefreshRequired", "RequestExpired")
@@ -299,10 +303,17 @@ class ServiceBucket:
             return StorageRefusedError(
                 f"{where}: the service refuses the credentials or lacks a permission for them "
                 f"({reason}); this request needs {self._service.permissions[request]} or its like"
+                f"{self._unsigned_hint(request)}"
             )
         if re.search(r"status code: (?:429|503)\b", text):
             return StorageThrottledError(f"{where}: {reason}")
         return _unreached(where, text) or StorageError(f"{where}: {reason}")
+
+    def _unsigned_hint(self, request: str) -> str:
+        """Return that an upload may be refused since the bytes of its parts are not signed."""
+        if request != "upload" or self._service is not S3 or not _leaves_parts_unsigned():
+            return ""
+        return f". If the bucket's policy refuses unsigned payloads, set {UNSIGNED_PAYLOAD}=false"
 
 
 def _unreached(where: str, text: str) -> StorageError | None:
@@ -315,7 +326,7 @@ def _unreached(where: str, text: str) -> StorageError | None:
     found = re.search(r"(https?://)(?:[^/\s@]*@)?([^/\s?)\"]+)", text)
     endpoint = f"{found[1]}{found[2]}" if found is not None else "its endpoint"
     if "Connection refused" in text:
-        return StorageError(
+        return StorageUnreachableError(
             f"{where}: expected a service at {endpoint}, found that nothing listens there "
             "(connection refused); check the endpoint and its port"
         )
@@ -323,8 +334,7 @@ def _unreached(where: str, text: str) -> StorageError | None:
     if untrusted is not None:
         return StorageRefusedError(
             f"{where}: expected a certificate that this machine trusts at {endpoint}, found "
-            f"another ({untrusted[1] or 'invalid'}); name the file of its authority in "
-            "SSL_CERT_FILE, or correct the endpoint"
+            f"another ({untrusted[1] or 'invalid'}); {_trust_advice()}, or correct the endpoint"
         )
     if any(name in text for name in PLAIN_TEXT_SIGNS):
         return StorageRefusedError(
@@ -334,6 +344,20 @@ def _unreached(where: str, text: str) -> StorageError | None:
     if re.search(r"status code: 4\d\d\b", text) and re.search(r"<(?:!doctype )?html", text, re.I):
         return StorageRefusedError(f"{where}: {_no_service(endpoint)}")
     return None
+
+
+def _trust_advice() -> str:
+    """Return what to do so that the certificate of a service is trusted."""
+    path = os.environ.get(TRUSTED)
+    if not path:
+        return f"name the file of its authority in {TRUSTED}"
+    try:
+        has_any = b"-----BEGIN" in Path(path).read_bytes()
+    except OSError as error:
+        return f"{TRUSTED} names {path}, which cannot be read ({error.strerror}): correct that"
+    if not has_any:
+        return f"{TRUSTED} names {path}, which has no certificate in PEM format: correct that"
+    return f"add the certificate of its authority to {path}, which {TRUSTED} names"
 
 
 def _no_service(endpoint: str) -> str:

@@ -17,6 +17,7 @@ from holdfast.errors import (
     ObjectNotFoundError,
     StorageError,
     StorageRefusedError,
+    StorageUnreachableError,
 )
 from holdfast.format.names import REMOTE_FILE, RUN_FILE
 from holdfast.format.records import RemoteRecord, RunPlace, RunRecord
@@ -34,14 +35,15 @@ def read_run(store: ReadableStore, where: str) -> RunRecord:
     Raises:
         NotARunError: there is no run.
         NewerFormatError: the record has a newer format version.
-        StorageRefusedError: the service refuses to read it.
+        StorageRefusedError, StorageUnreachableError: the service refuses to read it, or is not
+            there.
     """
     try:
         return read_run_record(store, where)
     except ObjectNotFoundError:
         problem = f"expected a run, with a file {RUN_FILE}, found none; check the path"
-    except StorageRefusedError:
-        # The attempts would be refused too, with an error that says less.
+    except (StorageRefusedError, StorageUnreachableError):
+        # The attempts could not be read either, with an error that says less.
         raise
     except (CheckpointDamagedError, StorageError) as error:
         problem = f"its {RUN_FILE} is not a run's record: {error}"
