@@ -55,6 +55,20 @@ def test_a_trainer_of_another_directory_is_refused_by_name(tmp_path: Path) -> No
         assert [member.pid for member in host.state.group.present] == [trainer.process.pid]
 
 
+def test_a_lingering_agent_says_to_a_trainer_of_another_directory_when_it_leaves(
+    tmp_path: Path,
+) -> None:
+    with in_process_host(tmp_path) as host:
+        host.start_agent()
+        trainer = host.attach()
+        host.save(trainer, 1)
+        host.kill_trainer(trainer)
+        host.settle()
+        other = Path(shutil.copytree(host.run, tmp_path / "other"))
+        with pytest.raises(AgentUnavailableError, match=r"has no trainer, and leaves .* in \d+"):
+            host.call(host.service.attach(request(other, RunDirectory(other).identity_text), 1))
+
+
 def test_a_directory_is_the_same_by_its_path_where_its_device_has_another_number(
     tmp_path: Path,
 ) -> None:

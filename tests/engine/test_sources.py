@@ -104,7 +104,7 @@ def test_torn_manifest_is_never_restored(made: Made, durable: DiskStore, what: s
             flip_bit(path, 8 * count + count % 8)
         else:
             path.write_bytes(data[:count] if what == "cut" else b"")
-        with pytest.raises(CheckpointDamagedError, match="^durable: .*manifests/"):
+        with pytest.raises(CheckpointDamagedError, match=r"^durable: .*manifests/"):
             sources_of(made.id, durable)
         assert not is_sound(made.id, [durable], listings(durable))
         path.write_bytes(data)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast import RemoteTier
 from holdfast.agent.control_block import create_cells
 from holdfast.agent.protocol import Detach, Detached
 from holdfast.manager.agent_session import AgentPlace
@@ -152,8 +153,13 @@ def test_a_start_a_restart_and_a_preemption_have_one_line_each(
 @pytest.mark.parametrize(
     ("ram", "has_copies", "loss"),
     [
-        (None, False, "disk, without RAM; a failure costs the steps since the last save"),
-        ("r", False, "a lost process costs the steps since the last save, a lost host those "),
+        (None, False, "; a failure costs the steps since the last save"),
+        (
+            "r",
+            False,
+            "a lost process costs the steps since the last save, a lost host those since the last "
+            "one on disk",
+        ),
         ("r", True, "a lost process or host costs the steps since the last save"),
     ],
 )
@@ -169,7 +175,9 @@ def test_the_line_about_an_opened_run_says_what_a_loss_would_cost(
         ram_folder=Path(ram) if ram else None,
         cursor=0,
     )
-    assert loss in opening_text("runs/gpt", place, None, has_copies=has_copies)
+    assert opening_text("runs/gpt", place, None, has_copies=has_copies).endswith(loss)
+    text = opening_text("runs/gpt", place, RemoteTier("s3://bucket/gpt"), has_copies=has_copies)
+    assert text.endswith(f"{loss}, a lost disk those since the last one in s3://bucket/gpt")
     place.control.close()
 
 

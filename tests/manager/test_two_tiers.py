@@ -251,11 +251,10 @@ def test_the_remote_tier_can_be_trained_alone_and_the_fast_one_follows(
     tiers: Tiers, one_host: Host
 ) -> None:
     tiers.train(2)
-    stopped(one_host, tiers.fast)
+    # Each start waits for the agent of the other place, which leaves after a few seconds.
     with CheckpointManager(tiers.remote) as manager:
         assert manager.resume(state_of(-1))[0] == 2
         manager.save(2, state_of(2), force=True)
-    stopped(one_host, tiers.remote)
     assert tiers.train(1) == 3
     tiers.check_alike()
 

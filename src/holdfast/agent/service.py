@@ -56,6 +56,7 @@ from holdfast.format.names import CheckpointId
 from holdfast.format.records import Manifest
 from holdfast.peers.address import parse_address, parsed_addresses
 from holdfast.peers.directory import PeerDirectory
+from holdfast.quantities import secs_text
 
 ASK_SECS = 0.02
 IDLE_TICK_SECS = 0.5
@@ -352,7 +353,7 @@ class Service:
 
     async def attach(self, request: protocol.Attach, pid: int) -> protocol.Attached:
         if request.directory:
-            await self._directory.check_identity(request.run, request.directory)
+            await self._check_directory(request)
         if self._has_ended:
             # Race: a trainer that is admitted now loses its agent at once. The server's end ends
             # this call; the caller then finds no agent, and starts the next one.
@@ -367,6 +368,29 @@ class Service:
                 warnings = (*attached.warnings, problem)
                 attached = msgspec.structs.replace(attached, warnings=warnings)
         return attached
+
+    async def _check_directory(self, request: protocol.Attach) -> None:
+        """Check that a trainer has the agent's directory open; wait if the agent leaves soon.
+
+        Raises:
+            StorageError: as `DirectoryWatch.check_identity`.
+            AgentUnavailableError: it is another directory, and the agent stays.
+        """
+        try:
+            await self._directory.check_identity(request.run, request.directory)
+        except AgentUnavailableError as error:
+            secs = self._leaves_in_secs()
+            if secs is not None and secs <= CLOSED_SECS:
+                # The caller finds no agent once this one has left, and starts one for its own.
+                await asyncio.sleep(LEAVE_SECS)
+            if self._state.group is not None:
+                raise
+            leaves = "once its checkpoints are in all tiers"
+            if secs is not None:
+                leaves = f"in {secs_text(secs)}"
+            raise AgentUnavailableError(
+                f"{error}. It has no trainer, and leaves by itself {leaves}"
+            ) from error
 
     async def branch(self, request: protocol.Branch, pid: int) -> protocol.Attached:
         return await self._trainer_sessions.begin_branch(request)

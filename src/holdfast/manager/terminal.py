@@ -125,6 +125,8 @@ def opening_text(
             "a lost process costs the steps since the last save, a lost host those since the last "
             f"one {there}"
         )
+    if remote is not None:
+        loss += f", a lost disk those since the last one in {remote.place_text}"
     return f"opened {directory}: {where}; checkpoints go to {goes_to}; {loss}"
 
 
