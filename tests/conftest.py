@@ -1,6 +1,7 @@
 """What every test runs under."""
 
 import os
+import signal
 
 from hypothesis import settings
 
@@ -10,3 +11,7 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 # A shared machine's pauses fail no test, and the same code is tried with the same examples.
 settings.register_profile("holdfast", deadline=None, derandomize=True)
 settings.load_profile("holdfast")
+
+# A script that starts the tests in the background has made them, and all their children, ignore it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -26,6 +26,7 @@ from holdfast.engine.reading.sources import find_sources
 from holdfast.engine.tiers.checkpoint_copy import copy_part_once
 from holdfast.engine.tiers.shared_attempts import share_attempts
 from holdfast.errors import InvalidArgumentError, NotARunError
+from holdfast.events.uploaded_segments import SegmentUploads
 from holdfast.format.names import CheckpointId
 from holdfast.policy.preservation_policy import LatestN
 from holdfast.policy.save_decision_policy import (
@@ -72,8 +73,13 @@ class Rig:
         return self.host.service._uploader
 
     def use(self, policy: SaveDecisionPolicy, keep: int = 2) -> None:
-        self.host.state.remote = RemoteTarget(
-            place=str(self.place), store=self.remote, save=policy, preserve=LatestN(keep)
+        state = self.host.state
+        state.remote = RemoteTarget(
+            place=str(self.place),
+            store=self.remote,
+            uploads=SegmentUploads(state.durable.home, self.remote, "host-a", state.clock),
+            save=policy,
+            preserve=LatestN(keep),
         )
         self.act()
 

@@ -69,7 +69,8 @@ def test_opening_and_resuming_with_a_remote_tier_takes_so_many_requests_to_it(
     opening = [f"{one.method} {one.path}" for one in list(proxy.requests)]
     manager.close()
     assert step == 4
-    assert len(opening) <= 22, "\n".join(opening)
+    # The agent begins to look for what to copy before the restore has ended, or after it.
+    assert len(opening) <= 23, "\n".join(opening)
 
 
 def test_a_new_run_in_the_prefix_of_another_one_is_warned_of(

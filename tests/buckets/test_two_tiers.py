@@ -23,7 +23,7 @@ from holdfast.policy.save_decision_policy import FixedIntervalPolicy
 from holdfast.store.location import open_durable
 from tests.buckets.fault_proxy import FaultProxy, Request, running_proxy
 from tests.buckets.s3_server import BUCKET, running_server
-from tests.buckets.test_runs import check, state_of
+from tests.buckets.test_runs import check, run_command, state_of
 from tests.hosts import Host, events, is_running, wait_until
 
 
@@ -75,6 +75,9 @@ def test_a_new_machine_goes_on_from_the_bucket_and_the_bucket_is_a_run_of_its_ow
         check(state, 0)
         save(manager, 1)
         wait_until(lambda: committed_in(url) == [0, 1])
+    assert main(["stop", str(fast)]) == 0
+    for place in (fast, url):
+        assert len(run_command("events", str(place), "--kind", "committed").splitlines()) == 2
 
 
 def test_a_start_that_cannot_reach_the_bucket_says_what_to_do_and_one_without_it_trains(

@@ -190,6 +190,46 @@ def test_a_lost_fast_tier_goes_on_from_the_remote_one_as_the_same_run(
     ]
 
 
+def test_the_remote_tier_keeps_the_events_of_a_directory_that_is_lost(
+    tiers: Tiers, one_host: Host, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step in (0, 1):
+        assert tiers.train(1) == step
+        stopped(one_host, tiers.fast)
+        if step == 0:
+            shutil.rmtree(tiers.fast)
+
+    def committed(place: Path) -> list[int]:
+        capsys.readouterr()
+        assert main(["events", str(place), "--kind", "committed", "--json"]) == 0
+        captured = capsys.readouterr()
+        assert captured.err == ""
+        return [json.loads(line)["step"] for line in captured.out.splitlines()]
+
+    assert committed(tiers.fast) == committed(tiers.remote) == [0, 1]
+    assert main(["report", str(tiers.fast), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["attempts"]) == 2
+    # Trained alone, it has events of its own too.
+    with CheckpointManager(tiers.remote) as manager:
+        manager.save(manager.resume(state_of(-1))[0], state_of(2), force=True)
+    stopped(one_host, tiers.remote)
+    assert committed(tiers.fast) == committed(tiers.remote) == [0, 1, 2]
+
+
+def test_events_are_not_uploaded_to_a_remote_tier_that_was_deleted(
+    tiers: Tiers, one_host: Host
+) -> None:
+    with tiers.manager() as manager:
+        manager.resume(state_of(-1))
+        manager.save(0, state_of(0), force=True)
+        manager.wait_until_finished(30)
+        tiers.await_remote(0)
+        shutil.rmtree(tiers.remote)
+    assert main(["stop", str(tiers.fast)]) == 0
+    wait_until(lambda: not one_host.agent_processes(), 60)
+    assert not (tiers.remote / "events").exists()
+
+
 def test_a_damaged_block_of_the_fast_tier_is_read_from_the_remote_one(
     tiers: Tiers, one_host: Host
 ) -> None:

@@ -22,6 +22,7 @@ from holdfast.engine.lifecycle.newest import NewestListing
 from holdfast.engine.lifecycle.run import create_run, read_run
 from holdfast.engine.reading.view import newest_view_of, view_of
 from holdfast.errors import ObjectNotFoundError
+from holdfast.events.uploaded_segments import SegmentUploads
 from holdfast.format.json_codec import decode
 from holdfast.format.names import (
     RUN_FILE,
@@ -83,7 +84,9 @@ class HostOfBucket(InProcessHost):
         state = open_state(config, self.clock, self.files)
         state.durable = BucketOfRun(self.server, state.durable)
         if self.remote is not None:
-            state.remote = RemoteTarget(place=REMOTE, store=self.remote)
+            # Events are uploaded by time, and counted in tests/events.
+            uploads = SegmentUploads(state.durable.home, self.remote, config.host, self.clock)
+            state.remote = RemoteTarget(place=REMOTE, store=self.remote, uploads=uploads)
         return state
 
     def open_run(self) -> None:

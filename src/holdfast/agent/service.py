@@ -162,7 +162,7 @@ class Service:
             asyncio.create_task(self._directory.watch()),
             asyncio.create_task(self._free_surplus_ram()),
             asyncio.create_task(self._uploader.run()),
-            asyncio.create_task(self._uploader.watch()),
+            asyncio.create_task(self._uploader.watch_takeovers()),
         ]
         try:
             await self._run()

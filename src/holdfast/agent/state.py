@@ -22,8 +22,9 @@ from holdfast.agent.trainer_group import TrainerGroup
 from holdfast.clock import Clock
 from holdfast.coordination.inputs import Published
 from holdfast.coordination.messages import SECS_MAX
-from holdfast.events.bucket_segments import uploads_for
+from holdfast.engine.lifecycle.run import check_run
 from holdfast.events.schema import Event
+from holdfast.events.uploaded_segments import SegmentUploads, uploads_for
 from holdfast.events.writer import EventWriter
 from holdfast.format.names import CheckpointId
 from holdfast.format.part_layout import REMOTE
@@ -48,13 +49,14 @@ class Policies:
 
 @dataclass(slots=True, kw_only=True)
 class RemoteTarget:
-    """The run's remote tier.
+    """The run's remote tier, and the uploads of events to it.
 
     The policies are set on rank 0's host, once its attempt has begun.
     """
 
     place: str
     store: DurableStore
+    uploads: SegmentUploads
     save: save_decision_policy.SaveDecisionPolicy | None = None
     preserve: preservation_policy.PreservationPolicy | None = None
 
@@ -119,11 +121,20 @@ class AgentState:
         Raises:
             InvalidArgumentError: it is a URL, and obstore is not installed or not configured.
         """
-        if place is None:
+        if self.remote is not None and self.remote.place != place:
+            self.events.end_uploads(self.remote.uploads)
             self.remote = None
-        elif self.remote is None or self.remote.place != place:
+        if place is not None and self.remote is None:
             store = open_durable(place, self.clock, self.files, tier=REMOTE)
-            self.remote = RemoteTarget(place=place, store=store)
+            uploads = SegmentUploads(
+                self.durable.home,
+                store,
+                self.config.host,
+                self.clock,
+                lambda: check_run(store, place, self.config.run_id),
+            )
+            self.events.begin_uploads(uploads)
+            self.remote = RemoteTarget(place=place, store=store, uploads=uploads)
 
     def published(self) -> Published:
         """Return the trainers' published steps and save cost, read now."""

@@ -133,7 +133,7 @@ class Uploader:
                 async with asyncio.timeout(POLL_SECS):
                     await self._changed.wait()
 
-    async def watch(self) -> None:
+    async def watch_takeovers(self) -> None:
         """Look for a newer attempt in the remote tier, until cancelled; uploads may be rare."""
         while True:
             await asyncio.sleep(WATCH_SECS)

@@ -10,9 +10,9 @@ import msgspec
 from holdfast.cli import output
 from holdfast.clock import SystemClock
 from holdfast.events.lines import line_of
-from holdfast.events.reader import EventReader, Omission
+from holdfast.events.reader import Omission
 from holdfast.events.schema import EVENTS, Event, event_name
-from holdfast.job.run_access import read_only
+from holdfast.job.run_access import events_of, read_only
 
 _NAMES = [event_name(kind) for kind in EVENTS]
 
@@ -37,7 +37,7 @@ def events(
 
     What cannot be read is reported on standard error.
     """
-    reader = EventReader(read_only(directory).durable.home)
+    reader = events_of(read_only(directory))
     for item in reader.follow(SystemClock()) if follow else reader.read():
         if isinstance(item, Omission):
             output.warn(f"left out: {item.where}: {item.reason}")

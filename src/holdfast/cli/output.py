@@ -77,17 +77,12 @@ def warn(text: str) -> None:
     note(f"warning: {text}")
 
 
-class _Warnings(logging.Handler):
-    """Prints what Holdfast logs as warnings of the command."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        warn(self.format(record))
-
-
 @contextlib.contextmanager
 def showing_log() -> Iterator[None]:
     """Print the warnings in Holdfast's log, in the block, as the command's own."""
-    logger, handler = logging.getLogger("holdfast"), _Warnings(logging.WARNING)
+    logger, handler = logging.getLogger("holdfast"), logging.StreamHandler(sys.stderr)
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(logging.Formatter("warning: %(message)s"))
     logger.addHandler(handler)
     try:
         yield

@@ -10,8 +10,7 @@ from rich.text import Text
 from holdfast.cli import output
 from holdfast.cli.output import Column, counted, size_text
 from holdfast.errors import HoldfastError
-from holdfast.events.reader import EventReader
-from holdfast.job.run_access import read_only
+from holdfast.job.run_access import events_of, read_only
 from holdfast.reports.goodput import report_run
 from holdfast.reports.model import CATEGORIES, RunReport
 from holdfast.reports.page import write_page
@@ -78,7 +77,7 @@ def report(directories: tuple[str, ...], html_name: str | None, as_json: bool) -
 def report_of(directory: str) -> RunReport:
     """Return the report of the run in a directory or at a URL."""
     run = read_only(directory)
-    return report_run(str(run.location), EventReader(run.durable.home).read())
+    return report_run(str(run.location), events_of(run).read())
 
 
 def _print(found: RunReport) -> None:

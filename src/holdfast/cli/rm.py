@@ -30,8 +30,8 @@ from holdfast.errors import (
     StepNotFoundError,
     StepUncommittedError,
 )
-from holdfast.events.bucket_segments import uploads_for
 from holdfast.events.schema import CheckpointDeleted
+from holdfast.events.uploaded_segments import uploads_for
 from holdfast.events.writer import EventWriter
 from holdfast.format.names import CheckpointId
 from holdfast.job.run_access import read_only

@@ -10,6 +10,7 @@ also if the host's clock was set back meanwhile.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +18,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from functools import reduce
-from itertools import groupby
+from itertools import chain, groupby
 from operator import or_
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,11 +26,12 @@ from typing import Any, TypeVar
 import msgspec
 
 from holdfast.clock import Clock, SystemClock
-from holdfast.events.bucket_segments import BucketSegments
+from holdfast.errors import StorageError
 from holdfast.events.schema import EVENTS, UNSTAMPED, VERSION, Event, event_name
 from holdfast.events.segments import Segment, list_segments, open_folder, open_plain
+from holdfast.events.uploaded_segments import UploadedSegments, origin_folders, read_origin
 from holdfast.format.json_codec import decode
-from holdfast.store.durable import RunHome
+from holdfast.store.durable import DurableStore, RunHome
 from holdfast.store.location import RunLocation, open_durable
 from holdfast.store.run_directory import RunDirectory
 
@@ -37,6 +39,8 @@ LINE_SIZE_MAX_BYTES = 1024 * 1024
 """A longer line is none of ours."""
 READ_SIZE_BYTES = 256 * 1024
 FOLLOW_SECS = 0.2
+REMOTE_REFRESH_SECS = 60.0
+"""How often a remote tier is listed: what it has beyond the directory is old."""
 SHOWN_CHARS_MAX = 200
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _ANY: Any = reduce(or_, EVENTS)
@@ -63,19 +67,41 @@ class EventReader:
     """Reads the events of a run; each call of `read` yields what was written since the last one.
 
     Of a run in a bucket, this host's events are read from its own files, and those of other hosts
-    from the bucket.
+    from the bucket. A remote tier has those of directories that were lost since.
     """
 
-    def __init__(self, run: Path | RunHome, *, only: tuple[str, str] | None = None) -> None:
-        """Read the run's events; `only` those of a series of this host, where it is given."""
+    def __init__(
+        self,
+        run: Path | RunHome,
+        *,
+        only: tuple[str, str] | None = None,
+        remote: DurableStore | None = None,
+    ) -> None:
+        """Read nothing yet.
+
+        Args:
+            run: The run's directory or home.
+            only: Read only the events of that host and series, of this host's files.
+            remote: Read what the run's remote tier has from other directories too.
+        """
         self._home: RunHome = RunDirectory(run) if isinstance(run, Path) else run
         self._own = _FolderReader("", only)
-        self._others: dict[str, _FolderReader] = {}
+        self._others: dict[Path, _FolderReader] = {}
         self._problems: set[tuple[str, str]] = set()
-        self._bucket: BucketSegments | None = None
+        self._reads_others = only is None
+        self._buckets: list[UploadedSegments] = []
+        self._directories: list[RunLocation] = []
+        clock = SystemClock()
         if only is None and RunLocation(self._home.location_text).is_url:
-            clock = SystemClock()
-            self._bucket = BucketSegments(open_durable(self._home, clock), self._home, clock)
+            store = open_durable(self._home, clock)
+            self._buckets.append(UploadedSegments(store, self._home, clock))
+        if remote is not None:
+            location = RunLocation(remote.home.location_text)
+            if location.is_url:
+                bucket = UploadedSegments(remote, self._home, clock, REMOTE_REFRESH_SECS)
+                self._buckets.append(bucket)
+            else:
+                self._directories.append(location)
 
     def read(self, *, is_live: bool = False) -> Iterator[Event | Omission]:
         """Yield the events since the last call, in the order of time.
@@ -86,7 +112,7 @@ class EventReader:
         where = self._home.location_text
         series: list[Iterator[Event | Omission]] = []
         with ExitStack() as stack:
-            for problem in self._bucket.fetch() if self._bucket is not None else ():
+            for problem in chain.from_iterable(bucket.fetch() for bucket in self._buckets):
                 series.append(iter([Omission(where=where, reason=str(problem), time=UNSTAMPED)]))
             try:
                 run = self._home.current_folder()
@@ -96,17 +122,36 @@ class EventReader:
                 pass
             except OSError as error:
                 series.append(iter([Omission(where=where, reason=str(error), time=UNSTAMPED)]))
-            for folder in self._bucket.folders() if self._bucket is not None else ():
-                reader = self._others.setdefault(
-                    folder.name, _FolderReader(f"{folder.name}/", None)
-                )
-                folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            for folder in self._other_folders():
+                reader = self._others.setdefault(folder, _FolderReader(f"{folder.name}/", None))
+                flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+                try:
+                    folder_fd = os.open(folder, flags)
+                except OSError as error:
+                    omission = Omission(where=str(folder), reason=str(error), time=UNSTAMPED)
+                    series.append(iter([omission]))
+                    continue
                 stack.callback(os.close, folder_fd)
                 series += reader.series(folder_fd, is_live)
             # Each series is in the order of writing; `_in_order` gives it times that never
             # decrease.
             for _, item in heapq.merge(*map(_in_order, series), key=lambda timed: timed[0]):
                 yield item
+
+    def _other_folders(self) -> Iterator[Path]:
+        """Yield the folders with segments that were not written in the run's folder here."""
+        for bucket in self._buckets:
+            yield from bucket.folders()
+        if not self._reads_others:
+            return
+        with contextlib.suppress(StorageError):
+            run = self._home.current_folder()
+            own = read_origin(run)
+            yield from origin_folders(RunLocation(run).events, own)
+            for location in self._directories:
+                if location.events.is_dir():
+                    yield location.events
+                yield from origin_folders(location.events, own)
 
     def follow(
         self, clock: Clock, is_over: Callable[[], bool] = lambda: False

@@ -19,7 +19,6 @@ import msgspec
 
 from holdfast.clock import Clock
 from holdfast.errors import StorageError
-from holdfast.events.bucket_segments import SegmentUploads
 from holdfast.events.schema import UNSTAMPED, Event, EventsLost, StepProgress, event_name
 from holdfast.events.segments import (
     RUN,
@@ -31,6 +30,7 @@ from holdfast.events.segments import (
     open_event_file,
     open_folder,
 )
+from holdfast.events.uploaded_segments import SegmentUploads
 from holdfast.store.durable import RunHome
 from holdfast.store.location import RunLocation
 
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 class EventWriter:
     """Appends events to this host's segments, stamped with `attempt` as set when each is written.
 
-    `write` and `close` are called on one thread, which owns `attempt`. On it, `on_event` is called
+    All methods are called on one thread, which owns `attempt`. On it, `on_event` is called
     with each event.
     """
 
@@ -60,7 +60,7 @@ class EventWriter:
         self._host = host
         self._clock = clock
         self._on_event = on_event
-        self._uploads = uploads
+        self._uploads = [uploads] if uploads is not None else []
         self._series = {name: SegmentSeries(run, host, name) for name in (RUN, SAVES)}
         self._changed = threading.Condition()
         self._lines: deque[tuple[str, bytes]] = deque()
@@ -91,8 +91,19 @@ class EventWriter:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="holdfast-events", daemon=True)
             self._thread.start()
-            if self._uploads is not None:
-                self._uploads.start()
+            for uploads in self._uploads:
+                uploads.start()
+
+    def begin_uploads(self, uploads: SegmentUploads) -> None:
+        """Upload the segments to another place too."""
+        self._uploads.append(uploads)
+        if self._thread is not None:
+            uploads.start()
+
+    def end_uploads(self, uploads: SegmentUploads) -> None:
+        """Upload to that place what is missing there, and then no more."""
+        self._uploads.remove(uploads)
+        uploads.end_soon()
 
     def close(self) -> None:
         """Write the queued lines and end the thread; wait at most `CLOSE_SECS` for storage.
@@ -104,8 +115,10 @@ class EventWriter:
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(CLOSE_SECS)
-        if self._uploads is not None:
-            self._uploads.close()
+        for uploads in self._uploads:
+            uploads.end_soon()
+        for uploads in self._uploads:
+            uploads.close()
 
     def _stamp(self, event: Event) -> Event:
         return msgspec.structs.replace(

@@ -19,6 +19,7 @@ from holdfast.errors import (
     NotARunError,
     ObjectNotFoundError,
 )
+from holdfast.events.reader import EventReader
 from holdfast.format.names import CHECKPOINTS
 from holdfast.format.part_layout import REMOTE
 from holdfast.job.opening import open_run
@@ -52,6 +53,19 @@ def read_only(place: str | os.PathLike[str]) -> ReadableRun:
         find_remote=lambda: None if is_copy else _remote_of(durable, clock),
         is_copy=is_copy,
     )
+
+
+def events_of(run: ReadableRun) -> EventReader:
+    """Return the reader of all events of a run: of its own folder, and of its remote tier.
+
+    A remote tier that cannot be opened is left out, with a warning in the log.
+    """
+    remote = None
+    try:
+        remote = run.find_remote()
+    except HoldfastError as error:
+        log.warning("the events of the remote tier are not read: %s", error)
+    return EventReader(run.durable.home, remote=remote)
 
 
 def read_damaged(place: str | os.PathLike[str]) -> tuple[ReadableRun, HoldfastError | None]:

@@ -1,27 +1,29 @@
-"""Keep this host's segments of events in the run's bucket, and read those of other hosts there.
+"""Keep this host's segments of events in another place too, and read those of others there.
 
-A segment is one object, `events/ORIGIN/HOST-run.000000001.jsonl`: the whole lines of the local file
-of that name. It is replaced as the file grows, and never changes once the file is full. `ORIGIN` is
-random text of one folder of this host, so hosts of one name do not replace each other's segments.
+The place is the bucket of a run that has no directory, or the run's remote tier. A segment is one
+object, `events/ORIGIN/HOST-run.000000001.jsonl`: the whole lines of the local file of that name. It
+is replaced as the file grows, and never changes once the file is full. `ORIGIN` is random text of
+one folder of events, so hosts of one name do not replace each other's segments.
 
 - Uploads have a thread of their own, and delay neither the agent nor the writing of events.
 - Of each series at most one object a minute and `UPLOAD_BYTES_PER_SEC` are uploaded, and the rest
   when the writer is closed. What a killed agent has not uploaded is in its files; the host's next
   agent uploads it.
-- The bucket has the segments that the host has. Older ones are removed from both.
+- The place has the segments that the host has. Older ones are removed from both.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import re
 import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from holdfast.clock import Clock
@@ -35,7 +37,7 @@ from holdfast.events.segments import (
     parse_segment_name,
 )
 from holdfast.format.names import EVENTS
-from holdfast.store.contract import ReadableStore
+from holdfast.store.contract import ReadableStore, Store
 from holdfast.store.durable import DurableStore, RunHome
 from holdfast.store.location import RunLocation
 
@@ -53,17 +55,35 @@ log = logging.getLogger(__name__)
 
 
 class SegmentUploads:
-    """Uploads this host's segments; `start` and `close` are called on one thread."""
+    """Uploads this host's segments; `start`, `end_soon` and `close` are called on one thread."""
 
-    def __init__(self, durable: DurableStore, host: str, clock: Clock) -> None:
-        self._durable = durable
+    def __init__(
+        self,
+        home: RunHome,
+        place: Store,
+        host: str,
+        clock: Clock,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Nothing is read or written yet.
+
+        Args:
+            home: The run, in whose folder here the segments are.
+            place: Where they are uploaded.
+            host: The host.
+            clock: The time.
+            check: Called before each upload; raises an error if the place is the run's no more.
+        """
+        self._home = home
+        self._place = place
+        self._check = check
         self._host = host
         self._clock = clock
         self._changed = threading.Condition()
         self._is_closed = False
         self._thread: threading.Thread | None = None
         self._origin = ""
-        # Owned by the thread: the size of each segment in the bucket, and when it was uploaded.
+        # Owned by the thread: the size of each segment in the place, and when it was uploaded.
         self._sent: dict[Segment, tuple[int, float]] | None = None
         self._has_failed = False
 
@@ -73,11 +93,15 @@ class SegmentUploads:
             self._thread = threading.Thread(target=self._run, name="holdfast-uploads", daemon=True)
             self._thread.start()
 
-    def close(self) -> None:
-        """Upload what is missing, and end the thread; wait at most `CLOSE_SECS`."""
+    def end_soon(self) -> None:
+        """Let the thread upload what is missing, and end."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
+
+    def close(self) -> None:
+        """End the thread as `end_soon`, and wait for that, at most `CLOSE_SECS`."""
+        self.end_soon()
         if self._thread is not None:
             self._thread.join(CLOSE_SECS)
 
@@ -98,7 +122,7 @@ class SegmentUploads:
                 return
 
     def _upload(self, *, is_last: bool) -> None:
-        run = self._durable.home.current_folder()
+        run = self._home.current_folder()
         with open_folder(run) as folder_fd:
             own = [one for one in list_segments(folder_fd) if one.host == self._host]
             if not own:
@@ -110,7 +134,7 @@ class SegmentUploads:
                 self._upload_one(folder_fd, segment, is_last=is_last)
         old = [one for one in self._sent if one not in own and _is_before(one, own)]
         if old:
-            self._durable.delete(*map(self._key, old))
+            self._place.delete(*map(self._key, old))
             for segment in old:
                 del self._sent[segment]
 
@@ -133,13 +157,14 @@ class SegmentUploads:
         # The last line may be being written.
         data = data[: data.rfind(b"\n") + 1]
         if len(data) > sent_bytes:
-            self._durable.put(self._key(segment), data)
+            self._check()
+            self._place.put(self._key(segment), data)
             self._sent[segment] = len(data), now_secs
 
     def _stored(self) -> dict[Segment, tuple[int, float]]:
         """Return what earlier agents of this host have uploaded."""
         found = {}
-        for stored in self._durable.list(f"{EVENTS}/{self._origin}"):
+        for stored in self._place.list(f"{EVENTS}/{self._origin}"):
             segment = parse_segment_name(stored.key.rpartition("/")[2])
             if segment is not None and segment.host == self._host:
                 found[segment] = stored.size_bytes, -UPLOAD_SECS
@@ -152,28 +177,36 @@ class SegmentUploads:
 def uploads_for(durable: DurableStore, host: str, clock: Clock) -> SegmentUploads | None:
     """Return the uploads of a host's events; None for a run in a directory, which has them."""
     is_url = RunLocation(durable.home.location_text).is_url
-    return SegmentUploads(durable, host, clock) if is_url else None
+    return SegmentUploads(durable.home, durable, host, clock) if is_url else None
 
 
-class BucketSegments:
-    """The segments of other hosts in a run's bucket, as files of a temporary folder."""
+class UploadedSegments:
+    """The segments of other origins in a bucket, as files of a temporary folder."""
 
-    def __init__(self, store: ReadableStore, run: RunHome, clock: Clock) -> None:
+    def __init__(
+        self,
+        store: ReadableStore,
+        run: RunHome,
+        clock: Clock,
+        refresh_secs: float = REFRESH_SECS,
+    ) -> None:
+        """List nothing yet; the bucket is listed at most every `refresh_secs`."""
         self._store = store
         self._run = run
         self._clock = clock
+        self._refresh_secs = refresh_secs
         self._folder = Path(tempfile.mkdtemp(prefix="holdfast-events-"))
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._sizes_bytes: dict[str, int] = {}
-        self._listed_at_secs: float | None = None
+        self._listed_at_secs = -math.inf
 
     def fetch(self) -> Iterator[HoldfastError]:
         """Fetch what has changed, if that was not done just now; yield what cannot be read."""
         now_secs = self._clock.monotonic()
-        if self._listed_at_secs is not None and now_secs - self._listed_at_secs < REFRESH_SECS:
+        if now_secs - self._listed_at_secs < self._refresh_secs:
             return
         self._listed_at_secs = now_secs
-        own = _read_origin(self._run.current_folder())
+        own = read_origin(self._run.current_folder())
         try:
             listed = {s.key: s.size_bytes for s in self._store.list(EVENTS) if _is_ours(s.key, own)}
         except StorageError as error:
@@ -206,7 +239,7 @@ def origin_of(run: Path, clock: Clock) -> str:
     Raises:
         OSError: it cannot be read or made.
     """
-    found = _read_origin(run)
+    found = read_origin(run)
     if found:
         return found
     folder = RunLocation(run).events
@@ -217,18 +250,33 @@ def origin_of(run: Path, clock: Clock) -> str:
         os.link(unfinished, folder / ORIGIN_FILE)
     except FileExistsError:
         # Of another process here, or a torn one.
-        if not _read_origin(run):
+        if not read_origin(run):
             os.replace(unfinished, folder / ORIGIN_FILE)
     finally:
         unfinished.unlink(missing_ok=True)
-    return _read_origin(run) or made
+    return read_origin(run) or made
 
 
-def _read_origin(run: Path) -> str:
+def read_origin(run: Path) -> str:
+    """Return the random text of this host's folder of the run's events; empty if it has none."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         text = (RunLocation(run).events / ORIGIN_FILE).read_text()
         return text if _ORIGIN.fullmatch(text) else ""
     return ""
+
+
+def origin_folders(events: Path, own_origin: str) -> list[Path]:
+    """Return the folders of other origins in a folder of events; none if it cannot be listed."""
+    with contextlib.suppress(OSError):
+        return sorted(
+            path
+            for path in events.iterdir()
+            if _ORIGIN.fullmatch(path.name)
+            and path.name != own_origin
+            and path.is_dir()
+            and not path.is_symlink()
+        )
+    return []
 
 
 def _is_ours(key: str, own_origin: str) -> bool:

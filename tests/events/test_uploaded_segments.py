@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import HoldfastError
-from holdfast.events.bucket_segments import (
+from holdfast.events.segments import SEGMENT_COUNT_MAX, SEGMENT_SIZE_BYTES, Segment
+from holdfast.events.uploaded_segments import (
     CLOSE_SECS,
     UPLOAD_BYTES_PER_SEC,
     UPLOAD_SECS,
-    BucketSegments,
     SegmentUploads,
+    UploadedSegments,
     origin_of,
     uploads_for,
 )
-from holdfast.events.segments import SEGMENT_COUNT_MAX, SEGMENT_SIZE_BYTES, Segment
 from holdfast.store.bucket import BucketStore
 from holdfast.store.bucket_home import BucketHome
 from holdfast.store.location import RunLocation, open_durable
@@ -41,7 +41,7 @@ class Place:
         self.uploads = self.new_agent()
 
     def new_agent(self) -> SegmentUploads:
-        self.uploads = SegmentUploads(self.store, "h", self.clock)
+        self.uploads = SegmentUploads(self.home, self.store, "h", self.clock)
         return self.uploads
 
     def write(self, number: int, data: bytes, series: str = "run") -> None:
@@ -136,7 +136,7 @@ def test_hosts_of_one_name_keep_their_own_and_a_reader_gets_both(
         one.pass_time(0, is_last=True)
     assert origin_of(place.folder, place.clock) != origin_of(other.folder, other.clock)
     reader = BucketHome("s3://bucket/run", tmp_path / "reader")
-    segments = BucketSegments(place.store, reader, place.clock)
+    segments = UploadedSegments(place.store, reader, place.clock)
     before = Counter(place.server.requests)
     assert list(segments.fetch()) == []
     assert list(segments.fetch()) == [], "not listed again within a moment"
@@ -144,7 +144,7 @@ def test_hosts_of_one_name_keep_their_own_and_a_reader_gets_both(
     files = [path for folder in segments.folders() for path in folder.iterdir()]
     assert {path.read_bytes() for path in files} == {LINE % 0, LINE % 1}
     # A host reads its own from its folder.
-    own = BucketSegments(place.store, place.home, place.clock)
+    own = UploadedSegments(place.store, place.home, place.clock)
     assert list(own.fetch()) == []
     assert len(own.folders()) == 1
 
@@ -157,7 +157,7 @@ def test_strange_keys_among_the_events_are_left_out(place: Place, tmp_path: Path
         "events/not-an-origin/h-run.000000001.jsonl",
     ):
         place.store.put(key, LINE % 1)
-    segments = BucketSegments(place.store, BucketHome("s3://b/run", tmp_path), place.clock)
+    segments = UploadedSegments(place.store, BucketHome("s3://b/run", tmp_path), place.clock)
     assert list(segments.fetch()) == []
     assert segments.folders() == []
 
@@ -172,7 +172,7 @@ def test_a_service_that_fails_delays_no_close_and_is_reported_to_readers(
     place.uploads.close()
     assert time.monotonic() - began < CLOSE_SECS
     assert stored(place.server) == {}
-    segments = BucketSegments(place.store, BucketHome("s3://b/run", tmp_path), place.clock)
+    segments = UploadedSegments(place.store, BucketHome("s3://b/run", tmp_path), place.clock)
     (problem,) = segments.fetch()
     assert isinstance(problem, HoldfastError)
 
