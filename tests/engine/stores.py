@@ -117,6 +117,7 @@ class WatchingStore:
         self.opened: list[str] = []
         self.closed_during_reads = 0
         self.before_read: Callable[[int], None] = lambda offset: None
+        self.on_memory: Callable[[memoryview], None] = lambda memory: None
         self.closing = threading.Event()
         self._inner = inner
 
@@ -176,6 +177,7 @@ class _WatchingReader:
         try:
             self._store.reads.append((self._key, offset_bytes, offset_bytes + len(target)))
             self._store.before_read(offset_bytes)
+            self._store.on_memory(target)
             self._inner.read_into(offset_bytes, target)
         finally:
             self.under_way -= 1

@@ -223,6 +223,30 @@ def test_a_whole_chunk_is_read_in_place_and_serves_other_targets_too(big: Big) -
     assert len(big.store.reads) == 3
 
 
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_chunk_that_is_a_slab_of_a_target_is_read_straight_into_it(
+    big: Big, monkeypatch: pytest.MonkeyPatch, is_remote: bool
+) -> None:
+    targets = [
+        # Its two rows are a chunk each.
+        target(big.made, 1, ((0, 0), (2, 4_500_000))),
+        # This one has part of a chunk.
+        target(big.made, 1, ((1, 5), (2, 4_500_000))),
+    ]
+    elsewhere: list[int] = []
+
+    def note(memory: memoryview) -> None:
+        found = np.frombuffer(memory, np.uint8)
+        if not np.shares_memory(found, targets[0].buffer):
+            elsewhere.append(found.size)
+
+    monkeypatch.setattr(big.store, "on_memory", note)
+    monkeypatch.setattr(big.store, "is_remote", is_remote)
+    fill_targets(big.sources, targets)
+    assert_filled(big.made, targets)
+    assert elsewhere == []
+
+
 def test_nothing_is_opened_for_nothing(big: Big) -> None:
     big.store.opened.clear()
     empty = [target(big.made, 0, ((1, 5, 5), (1, 9, 9))), target(big.made, 2, ((3,), (3,)))]

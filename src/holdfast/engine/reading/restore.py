@@ -5,8 +5,9 @@ the part's next copy; without one, the restore fails with the file, the byte ran
 Only the blocks with a wanted element are read, each once, however many buffers it fills.
 
 At a service, adjacent blocks of an image are read together, of whichever arrays they are: a request
-costs a round trip and money. Blocks of one array are read straight into its buffer. What several
-ranks of a job want is read by one of them, which passes it on (`exchange`).
+costs a round trip and money. Blocks of one chunk are read straight into a buffer in which they are
+contiguous. What several ranks of a job want is read by one of them, which passes it on
+(`exchange`).
 """
 
 from __future__ import annotations
@@ -271,7 +272,8 @@ class _PartReader:
 
     def _fill(self, chunk: Chunk, dtype: str, targets: Sequence[RestoreTarget]) -> None:
         region = (chunk.start, chunk.stop)
-        whole = _whole_buffer(region, targets)
+        place = _place_of(region, targets)
+        whole = place.memory if place is not None else None
         scratch = None if whole is not None else memoryview(bytearray(_scratch_size_bytes(chunk)))
         for number, (start, stop) in enumerate(block_ranges(chunk.size_bytes)):
             if whole is not None:
@@ -281,13 +283,11 @@ class _PartReader:
                 block = scratch[: stop - start]
                 self.read_block(chunk, number, start, block)
                 copy_pieces(chunk, start, block, dtype, targets)
-        if whole is not None:
-            first = _whole_target(region, targets)
-            assert first is not None
+        if place is not None:
             for target in targets:
                 shared = intersection(target.region, region)
-                if target is not first and shared is not None:
-                    target.buffer[slices_within(shared, target.region)] = first.buffer[
+                if target is not place.target and shared is not None:
+                    target.buffer[slices_within(shared, target.region)] = place.array[
                         slices_within(shared, region)
                     ]
 
@@ -384,18 +384,25 @@ def _scratch_size_bytes(chunk: Chunk) -> int:
     return min(chunk.size_bytes, BLOCK_SIZE_BYTES)
 
 
-def _whole_target(region: Region, targets: Sequence[RestoreTarget]) -> RestoreTarget | None:
-    """Return a target that equals this chunk, for reading in place; else None."""
+class _Place(NamedTuple):
+    """Where all of a chunk is in a target: its elements there, and their contiguous bytes."""
+
+    target: RestoreTarget
+    array: np.ndarray
+    memory: memoryview
+
+
+def _place_of(region: Region, targets: Sequence[RestoreTarget]) -> _Place | None:
+    """Return where this chunk can be read in place: it equals a target, or is a slab of one."""
     for target in targets:
-        if target.region == region and target.buffer.flags.c_contiguous:
-            return target
+        if intersection(region, target.region) != region and target.region != region:
+            continue
+        # With an ellipsis an array without axes gives a view too, and not a scalar.
+        within: Any = (*slices_within(region, target.region), ...)
+        array = target.buffer[within]
+        if array.flags.c_contiguous:
+            return _Place(target, array, array.reshape(-1).view(np.uint8).data)
     return None
-
-
-def _whole_buffer(region: Region, targets: Sequence[RestoreTarget]) -> memoryview | None:
-    """Return the bytes of a target that equals this chunk; None where there is none."""
-    whole = _whole_target(region, targets)
-    return whole.buffer.reshape(-1).view(np.uint8).data if whole is not None else None
 
 
 def _pieces(
@@ -447,7 +454,7 @@ def _runs(
 
 
 class _WantedChunk(NamedTuple):
-    """A chunk with its targets; `whole` are the bytes of one that equals it, without `others`."""
+    """A chunk with its targets; `whole` are its bytes in one of them, which is not in `others`."""
 
     chunk: Chunk
     dtype: str
@@ -457,9 +464,9 @@ class _WantedChunk(NamedTuple):
 
 def _wanted_chunk(chunk: Chunk, dtype: str, targets: Sequence[RestoreTarget]) -> _WantedChunk:
     region = (chunk.start, chunk.stop)
-    first = _whole_target(region, targets)
-    others = [target for target in targets if target is not first]
-    return _WantedChunk(chunk, dtype, _whole_buffer(region, targets), others)
+    place = _place_of(region, targets)
+    others = [target for target in targets if place is None or target is not place.target]
+    return _WantedChunk(chunk, dtype, place.memory if place is not None else None, others)
 
 
 class _RemotePart:
