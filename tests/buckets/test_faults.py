@@ -14,6 +14,7 @@ import holdfast
 from holdfast import CheckpointManager, preservation_policy
 from holdfast.clock import SystemClock
 from holdfast.errors import CheckpointDamagedError, HoldfastError, SaveFailedError, StorageError
+from holdfast.policy.save_decision_policy import FixedIntervalPolicy
 from holdfast.store.location import open_durable
 from tests.buckets.fault_proxy import FAULTS, FaultProxy, Request, running_proxy, seeded
 from tests.buckets.s3_server import BUCKET, running_server
@@ -99,6 +100,29 @@ def saved_steps(url: str, steps: range) -> list[int]:
                 continue
             acknowledged.append(step)
     return acknowledged
+
+
+def test_the_last_step_is_kept_if_the_service_fails_when_the_training_ends(
+    one_host: Host, proxy: FaultProxy, url: str
+) -> None:
+    def end_outage() -> None:
+        proxy.choose = lambda request: None
+
+    with CheckpointManager(url, save_decision_policy=FixedIntervalPolicy(4)) as manager:
+        manager.resume(state_of(0))
+        for step in range(6):
+            manager.save(step, state_of(step))
+        proxy.choose = lambda request: "reset before"
+        # Longer than the tries of one request.
+        outage = threading.Timer(8, end_outage)
+        outage.start()
+        try:
+            assert manager.finish(5, state_of(5))
+        finally:
+            outage.join()
+    with holdfast.open_run(url) as run:
+        assert run.latest_step() == 5
+        check(run.restore(5), 5)
 
 
 def test_training_goes_on_through_faults_and_nothing_acknowledged_is_lost(

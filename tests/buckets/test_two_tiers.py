@@ -80,6 +80,22 @@ def test_a_new_machine_goes_on_from_the_bucket_and_the_bucket_is_a_run_of_its_ow
         assert len(run_command("events", str(place), "--kind", "committed").splitlines()) == 2
 
 
+def test_the_end_of_a_training_does_not_wait_for_a_bucket_that_does_not_answer(
+    one_host: Host, proxy: FaultProxy, proxied_url: str, tmp_path: Path
+) -> None:
+    fast = tmp_path / "fast"
+    manager = manager_of(fast, proxied_url)
+    manager.resume(state_of(0))
+    save(manager, 0)
+    proxy.choose = lambda request: "silent"
+    began = time.monotonic()
+    assert manager.finish(1, state_of(1))
+    manager.close()
+    assert time.monotonic() - began < 10
+    with holdfast.open_run(fast) as run:
+        assert run.latest_step() == 1
+
+
 def test_a_start_that_cannot_reach_the_bucket_says_what_to_do_and_one_without_it_trains(
     one_host: Host, proxy: FaultProxy, proxied_url: str, tmp_path: Path
 ) -> None:

@@ -195,6 +195,8 @@ class CheckpointManager:
             clock=self._clock,
             look=self._look,
             look_at_newest=self._look_at_newest,
+            look_here=lambda: self._job.load_view_here(self._session, self._clock),
+            list_ram=lambda found: self._job.list_ram(self._session, self._clock, found),
         )
         self._finisher = Finisher(self._rendezvous, self._votes, self._restorer)
         signals = self._options.preemption_signals
@@ -549,6 +551,7 @@ class CheckpointManager:
         found = self._look().find(arguments.check_step(step))
         request = protocol.Delete(ids=((found.step, found.attempt),))
         self._session.call("delete", request, protocol.Empty)
+        self._progress.note_deleted(found)
 
     def metadata(self, step: int) -> CheckpointMetadata:
         """Return the metadata of the checkpoint of `step`, without reading its arrays.

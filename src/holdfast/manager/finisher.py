@@ -1,7 +1,10 @@
 """Make the last step of a run durable: collect what each rank has of it, and decide for all ranks.
 
-Invariant: all ranks carry out the same plan. If one rank did something else, the parts would never
-form a checkpoint.
+Invariants:
+- All ranks carry out the same plan. If one rank did something else, the parts would never form a
+  checkpoint.
+- What the training has saved since it began, or went back, is known without the storage, which may
+  fail or hang at just this moment. The remote tier is never asked.
 """
 
 from __future__ import annotations
@@ -154,14 +157,10 @@ class Finisher:
         restorer.progress.wait(lambda sealed, finished: sealed, SEAL_SECS)
         checkpoint = CheckpointId(step, restorer.session.place.attempt)
         with self._rendezvous.propagating_errors(FINISH):
-            having = having_of(
-                checkpoint,
-                restorer.session.rank,
-                restorer.look(),
-                is_accepted=step in restorer.steps.accepted,
-                is_due=restorer.progress.is_becoming_durable(checkpoint),
-            )
-            ending = Ending(step, having, restorer.newest_step())
+            having = self._having(checkpoint)
+            # Beyond the floor the timeline has what was accepted, and nothing else.
+            newest = max(restorer.steps.accepted | {restorer.steps.floor})
+            ending = Ending(step, having, newest)
         match agreed_plan(self._rendezvous, self._votes, ending):
             case FinishPlan.NOTHING:
                 return False
@@ -174,6 +173,21 @@ class Finisher:
             case FinishPlan.SAVE_AGAIN:
                 restorer.branch_at(step)
         return self._save(step, save)
+
+    def _having(self, checkpoint: CheckpointId) -> Having:
+        """Return what this rank has of the last step."""
+        restorer, rank = self._restorer, self._restorer.session.rank
+        is_accepted = checkpoint.step in restorer.steps.accepted
+        is_due = restorer.progress.is_becoming_durable(checkpoint)
+        if is_due or restorer.progress.is_committed(checkpoint):
+            return Having.DURABLE
+        if checkpoint.step > restorer.steps.floor:
+            if not is_accepted:
+                return Having.NOTHING
+            if rank in restorer.list_ram(checkpoint).parts:
+                return Having.IN_RAM
+        view = restorer.look_here()
+        return having_of(checkpoint, rank, view, is_accepted=is_accepted, is_due=is_due)
 
     def close(self, *, warns: bool) -> None:
         """Warn that the last step was not saved, if `warns` and the run was not preempted."""

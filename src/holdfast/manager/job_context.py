@@ -25,9 +25,11 @@ from holdfast.agent.launch import (
 )
 from holdfast.agent.protocol import AgentStatus, Attach, Empty, Notice, PeerAddresses
 from holdfast.clock import Clock
+from holdfast.engine.lifecycle.catalog import Listing, list_folder
 from holdfast.engine.reading.exchange import ExchangePlace
 from holdfast.engine.reading.view import RamTiers, View, newest_view_of, view_of
 from holdfast.errors import AgentUnavailableError, HoldfastError
+from holdfast.format.names import CheckpointId
 from holdfast.job.opening import OpenRun
 from holdfast.job.options import Options
 from holdfast.job.peer_token import share_token
@@ -170,6 +172,16 @@ class JobContext:
         shared = session.newest_listing()
         newest_view = functools.partial(newest_view_of, newest=shared, remote=self.remote)
         return self._view(session, clock, newest_view)
+
+    def load_view_here(self, session: AgentSession, clock: Clock) -> View:
+        """List what this host's RAM and the run's directory or bucket have."""
+        tiers = RamTiers(session.place.ram_folder, (), clock)
+        return view_of([*tiers.stores(), self.durable], self.durable)
+
+    def list_ram(self, session: AgentSession, clock: Clock, checkpoint: CheckpointId) -> Listing:
+        """List what this host's RAM has of a checkpoint."""
+        stores = RamTiers(session.place.ram_folder, (), clock).stores()
+        return list_folder(stores[0], checkpoint) if stores else Listing()
 
     def _view(
         self,

@@ -96,6 +96,8 @@ class Progress:
         self._has_warned_skipped = False
         self._has_warned_failure = False
         self._is_stopped = False
+        self._committed: CheckpointId | None = None
+        """The newest checkpoint that was reported as committed, until it is deleted."""
         self._unpreserved: set[CheckpointId] = set()
         self._preserved: deque[CheckpointId] = deque(maxlen=PRESERVED_MAX)
 
@@ -212,7 +214,11 @@ class Progress:
                     self._await_preservation(checkpoint)
                 self._secured(checkpoint, is_committed=True)
                 self.finish(checkpoint)
-            case "deleted" | "left behind":
+                self._note_committed(checkpoint)
+            case "deleted":
+                self.note_deleted(checkpoint)
+                self.finish(checkpoint)
+            case "left behind":
                 self.finish(checkpoint)
 
     def _secured(self, checkpoint: CheckpointId, *, is_committed: bool) -> None:
@@ -427,6 +433,23 @@ class Progress:
         with self._changed:
             save = self._saves.get(checkpoint)
             return save is not None and save.is_durable_due
+
+    def is_committed(self, checkpoint: CheckpointId) -> bool:
+        """Return whether it is the newest one that was reported as committed."""
+        with self._changed:
+            return checkpoint == self._committed
+
+    def note_deleted(self, checkpoint: CheckpointId) -> None:
+        """Record that a checkpoint was deleted."""
+        with self._changed:
+            if checkpoint == self._committed:
+                self._committed = None
+
+    def _note_committed(self, checkpoint: CheckpointId) -> None:
+        with self._changed:
+            known = self._committed
+            if known is None or (known.attempt, known.step) < (checkpoint.attempt, checkpoint.step):
+                self._committed = checkpoint
 
     def steps(self) -> set[int]:
         """Return the steps whose saves are in progress."""

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from holdfast.adapt.contract import Framework, RestoreRequest
 from holdfast.agent.control_block import NO_STEP
 from holdfast.clock import Clock
+from holdfast.engine.lifecycle.catalog import Listing
 from holdfast.engine.reading.restore import RestoreTally
 from holdfast.engine.reading.view import View, newest_first
 from holdfast.errors import StepExistsError
 from holdfast.events.schema import SHOWN_MAX, StateRead, StateRestored
+from holdfast.format.names import CheckpointId
 from holdfast.manager.agent_session import AgentSession
 from holdfast.manager.arguments import raise_step_order
 from holdfast.manager.overhead import OverheadMeter
@@ -38,6 +40,8 @@ class Restorer:
     Attributes:
         look: Lists what can be read now.
         look_at_newest: Lists the newest checkpoints of that, with few requests.
+        look_here: Lists what this host's RAM and the run's own storage have.
+        list_ram: Lists what this host's RAM has of one checkpoint.
     """
 
     framework: Framework
@@ -50,6 +54,8 @@ class Restorer:
     clock: Clock
     look: Callable[[], View]
     look_at_newest: Callable[[], View]
+    look_here: Callable[[], View]
+    list_ram: Callable[[CheckpointId], Listing]
 
     def read(self, step: int | None, request: RestoreRequest) -> RestoredState | None:
         """Restore the checkpoint of `step`, or the newest if `step` is None.
