@@ -299,6 +299,65 @@ def test_the_remote_tier_can_be_trained_alone_and_the_fast_one_follows(
     tiers.check_alike()
 
 
+def test_a_copy_does_not_use_the_remote_tier_of_the_original(
+    tiers: Tiers, one_host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiers.train(2)
+    stopped(one_host, tiers.fast)
+    named = (tiers.fast / "remote.json").read_bytes()
+    copy = Path(shutil.copytree(tiers.fast, tmp_path / "copy"))
+    with CheckpointManager(copy):
+        pass
+    stopped(one_host, copy)
+    assert not (copy / "remote.json").exists()
+    # As a start that was killed in between would leave it.
+    (copy / "remote.json").write_bytes(named)
+    assert main(["rm", str(copy), "1", "--yes"]) == 0
+    assert "is left out: use" in capsys.readouterr().err
+    assert (steps_in(copy)[-1:], steps_in(tiers.remote)[-1:]) == ([0], [1])
+
+
+@pytest.mark.parametrize("is_live", [False, True])
+def test_a_run_that_has_replaced_the_remote_tier_is_left_alone(
+    tiers: Tiers, one_host: Host, tmp_path: Path, is_live: bool
+) -> None:
+    with tiers.manager() as manager:
+        manager.resume(state_of(-1))
+        for step in (0, 1):
+            manager.save(step, state_of(step), force=True)
+            manager.wait_until_finished(30)
+        tiers.await_remote(1)
+        shutil.rmtree(tiers.remote)
+        with host("host-b") as other:
+            job = start((other, tiers.remote), tmp_path / "further", steps=2)
+            job.await_line("end")
+        there = steps_in(tiers.remote)
+        assert there[-1:] == [1]
+        if is_live:
+            manager.delete(0)
+            assert main(["rm", str(tiers.fast), "1", "--yes"]) == 0
+    if not is_live:
+        stopped(one_host, tiers.fast)
+        assert main(["rm", str(tiers.fast), "1", "--yes"]) == 0
+    assert steps_in(tiers.remote) == there
+
+
+def test_commands_on_a_directory_know_what_was_trained_in_the_remote_tier_since(
+    tiers: Tiers, one_host: Host, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiers.train(2)
+    stopped(one_host, tiers.fast)
+    with CheckpointManager(tiers.remote) as manager:
+        manager.save(manager.resume(state_of(-1))[0], state_of(2), force=True)
+    stopped(one_host, tiers.remote)
+    capsys.readouterr()
+    assert main(["ls", str(tiers.fast), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    rows = [(row["step"], row["on_timeline"]) for row in found["checkpoints"]]
+    assert (found["latest_step"], rows[-1]) == (2, (2, True))
+    assert main(["rm", str(tiers.fast), "2", "--dry-run"]) == 0
+
+
 @pytest.mark.soak
 def test_tiers_that_were_trained_apart_are_refused(tiers: Tiers, one_host: Host) -> None:
     tiers.train(1)

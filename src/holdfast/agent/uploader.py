@@ -38,7 +38,14 @@ from holdfast.engine.lifecycle.manifests import info_of, read_manifests
 from holdfast.engine.lifecycle.run import check_run
 from holdfast.engine.tiers.checkpoint_copy import commit_copy
 from holdfast.engine.tiers.remote_checkpoints import RemoteCheckpoints, UploadedCheckpoint
-from holdfast.errors import FencedError, HoldfastError
+from holdfast.engine.tiers.shared_attempts import check_same_run
+from holdfast.errors import (
+    CheckpointDamagedError,
+    FencedError,
+    HoldfastError,
+    NotARunError,
+    StorageError,
+)
 from holdfast.events.schema import (
     CheckpointUploaded,
     PreservationFailed,
@@ -147,10 +154,19 @@ class Uploader:
         remote = self._state.remote
         if remote is None or not self._may_upload() or self._is_fenced:
             return
+        present, durable = self._coordinator.node.attempt, self._state.durable
+
+        def look() -> int:
+            newest = newest_attempt(remote.store)
+            if newest > present:
+                # Another run may be there by now.
+                check_same_run(durable, remote.store, self._state.config.run_id)
+            return newest
+
         try:
-            newest = await in_thread(lambda: newest_attempt(remote.store))
+            newest = await in_thread(look)
         except HoldfastError as error:
-            log.info("the attempts in the remote tier cannot be listed: %s", error)
+            log.info("the attempts in the remote tier cannot be used: %s", error)
             return
         if newest <= self._coordinator.node.attempt:
             return
@@ -214,8 +230,19 @@ class Uploader:
         if self._target is not None and self._target.id == checkpoint:
             self._target = None
             self._hold()
-        checkpoints = self._checkpoints_of(remote)
-        if await in_thread(lambda: checkpoints.remove_checkpoint(checkpoint)):
+        checkpoints, durable = self._checkpoints_of(remote), self._state.durable
+
+        def remove_checkpoint() -> bool:
+            try:
+                check_same_run(durable, remote.store, self._state.config.run_id)
+            except (NotARunError, CheckpointDamagedError, StorageError) as error:
+                if isinstance(error, StorageError) and not remote.store.home.is_gone():
+                    raise
+                log.warning("%s is not removed from the remote tier: %s", checkpoint, error)
+                return False
+            return checkpoints.remove_checkpoint(checkpoint)
+
+        if await in_thread(remove_checkpoint):
             self._state.events.write(
                 RemoteDeleted(step=checkpoint.step, attempt=checkpoint.attempt, reason="asked")
             )

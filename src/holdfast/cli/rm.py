@@ -17,7 +17,7 @@ from holdfast.cli.agents import ask
 from holdfast.cli.output import counted, size_text
 from holdfast.clock import SystemClock
 from holdfast.coordination.settings import LEASE_SECS
-from holdfast.engine.lifecycle.attempts import newest_attempt
+from holdfast.engine.lifecycle.attempts import newest_attempt, newest_tier
 from holdfast.engine.lifecycle.catalog import Listing, list_checkpoints
 from holdfast.engine.lifecycle.commit import remove
 from holdfast.engine.lifecycle.leases import Leases
@@ -66,8 +66,9 @@ def rm(
     run = read_only(directory)
     remote = run.find_remote()
     stores = [*run.stores, *([remote] if remote is not None else [])]
+    timeline = newest_tier([run.durable, *([remote] if remote is not None else [])])
     try:
-        wanted = [_find(run, stores, step, attempt) for step in dict.fromkeys(steps)]
+        wanted = [_find(run, stores, timeline, step, attempt) for step in dict.fromkeys(steps)]
     except (StepNotFoundError, StepUncommittedError) as error:
         raise type(error)(f"{error}; nothing was removed") from error
     listings = [(store.tier, list_checkpoints(store)) for store in stores]
@@ -105,15 +106,19 @@ def _row(
 
 
 def _find(
-    run: ReadableRun, stores: Sequence[ReadableStore], step: int, attempt: int | None
+    run: ReadableRun,
+    stores: Sequence[ReadableStore],
+    timeline: DurableStore,
+    step: int,
+    attempt: int | None,
 ) -> CheckpointId:
-    """Return the checkpoint of a step in any tier: of that attempt, or on the run's timeline.
+    """Return the checkpoint of a step in any tier: of that attempt, or on the timeline.
 
     Raises:
         StepNotFoundError, StepUncommittedError: There is none.
     """
     if attempt is None:
-        return view_of(stores, run.durable).find(step)
+        return view_of(stores, timeline).find(step)
     found = CheckpointId(step, attempt)
     known = sorted(c for store in stores for c in list_checkpoints(store))
     if found not in known:

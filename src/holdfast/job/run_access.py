@@ -13,6 +13,7 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.engine.lifecycle.identity import Finding, find
 from holdfast.engine.lifecycle.run import noted_remote, read_run, read_run_record
 from holdfast.engine.reading.run import ReadableRun
+from holdfast.engine.tiers.shared_attempts import check_same_run
 from holdfast.errors import (
     CheckpointDamagedError,
     HoldfastError,
@@ -50,7 +51,7 @@ def read_only(place: str | os.PathLike[str]) -> ReadableRun:
         run_id=record.run_id,
         durable=durable,
         find_ram=_finder("" if is_copy else record.run_id, clock),
-        find_remote=lambda: None if is_copy else _remote_of(durable, clock),
+        find_remote=lambda: None if is_copy else _remote_of(durable, record.run_id, clock),
         is_copy=is_copy,
     )
 
@@ -109,14 +110,23 @@ def _finder(run_id: str, clock: Clock) -> Callable[[], RamStore | None]:
     return lambda: ram_store(run_id, host_name(), clock) if run_id else None
 
 
-def _remote_of(durable: DurableStore, clock: Clock) -> DurableStore | None:
-    """Return the remote tier that the run's directory names.
+def _remote_of(durable: DurableStore, run_id: str, clock: Clock) -> DurableStore | None:
+    """Return the remote tier that the run's directory names; None if that is not the run's.
 
     Raises:
         InvalidArgumentError: It is in a bucket, and obstore is not installed or not configured.
+        StorageError: It cannot be read.
     """
     place = noted_remote(durable)
-    return open_durable(place, clock, tier=REMOTE) if place is not None else None
+    if place is None:
+        return None
+    remote = open_durable(place, clock, tier=REMOTE)
+    try:
+        check_same_run(durable, remote, run_id)
+    except (NotARunError, CheckpointDamagedError) as error:
+        log.warning("the remote tier is left out: %s", error)
+        return None
+    return remote
 
 
 def ram_store(run_id: str, host: str, clock: Clock) -> RamStore | None:

@@ -23,6 +23,7 @@ from holdfast.format.names import (
 from holdfast.format.records import AttemptRecord
 from holdfast.format.sealed import seal, unseal
 from holdfast.store.contract import ReadableStore, Store
+from holdfast.store.durable import DurableStore
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,11 @@ def attempt_sizes_bytes(store: ReadableStore) -> dict[int, list[int]]:
 def newest_attempt(store: ReadableStore) -> int:
     """Return the number of the newest attempt; 0 if there is none."""
     return max(attempt_numbers(store), default=0)
+
+
+def newest_tier(stores: Sequence[DurableStore]) -> DurableStore:
+    """Return the store with the newest attempt, the first of equals: it knows the timeline."""
+    return max(stores, key=newest_attempt)
 
 
 def read_attempts(

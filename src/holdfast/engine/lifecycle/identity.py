@@ -21,7 +21,7 @@ import xxhash
 from holdfast.clock import Clock
 from holdfast.engine.lifecycle.run import read_run
 from holdfast.errors import HoldfastError
-from holdfast.format.names import COPIES, RUN_FILE
+from holdfast.format.names import COPIES, REMOTE_FILE, RUN_FILE
 from holdfast.format.records import RunPlace, RunRecord
 from holdfast.format.sealed import seal, unseal
 from holdfast.store.durable import DurableStore, RunHome
@@ -97,6 +97,8 @@ def settle(store: DurableStore, record: RunRecord, clock: Clock) -> RunRecord:
         )
     else:
         settled = _record_of_copy(store, record, place, clock)
+        # It is the original's remote tier.
+        store.delete(REMOTE_FILE)
         log.warning(
             "%s is a copy of run %s: it continues as run %s, with all that was copied",
             place.path,

@@ -13,7 +13,7 @@ from datetime import datetime
 
 import msgspec
 
-from holdfast.engine.lifecycle.attempts import read_attempts
+from holdfast.engine.lifecycle.attempts import newest_tier, read_attempts
 from holdfast.engine.lifecycle.catalog import Listing, Listings, list_stores, listed_size_bytes
 from holdfast.engine.reading.run import ReadableRun
 from holdfast.engine.reading.sources import readable
@@ -29,6 +29,7 @@ from holdfast.format.records import PartReference, Time
 from holdfast.format.sealed import FORMAT_VERSION, unseal
 from holdfast.format.timeline import on_timeline
 from holdfast.store.contract import ReadableStore
+from holdfast.store.durable import DurableStore
 
 
 class State(enum.Enum):
@@ -99,6 +100,7 @@ def take_inventory(run: ReadableRun, limit: int | None) -> Inventory:
         StorageError: A tier cannot be listed.
     """
     stores, problems = run.stores, []
+    remote: DurableStore | None = None
     try:
         remote = run.find_remote()
         stores += [remote] if remote is not None else []
@@ -109,7 +111,8 @@ def take_inventory(run: ReadableRun, limit: int | None) -> Inventory:
     complete = set(readable(listings))
     timeline: set[CheckpointId] | None = None
     try:
-        attempts = read_attempts(run.durable)
+        known = [run.durable, *([remote] if remote is not None else [])]
+        attempts = read_attempts(newest_tier(known))
         if attempts or not complete:
             timeline = set(on_timeline(complete, attempts))
         else:

@@ -18,6 +18,7 @@ from holdfast.engine.lifecycle.attempts import (
     parse_attempt,
     read_attempt,
 )
+from holdfast.engine.lifecycle.run import read_run
 from holdfast.errors import (
     CheckpointDamagedError,
     HoldfastError,
@@ -79,6 +80,25 @@ def share_attempts(durable: DurableStore, remote: DurableStore) -> None:
                     "process has begun an attempt of that number there just now; start again"
                 )
             target.put(copy_key, data)
+
+
+def check_same_run(durable: DurableStore, remote: DurableStore, run_id: str) -> None:
+    """Check that the remote tier belongs to the run: one id, and the same attempts.
+
+    A place may hold another run by now, and a copy of a directory names the original's remote tier.
+
+    Raises:
+        NotARunError: It does not; or the two were trained apart.
+        StorageError: One of them cannot be read.
+    """
+    place = _place(remote)
+    found = read_run(remote, place).run_id
+    if found != run_id:
+        raise NotARunError(
+            f"use {place} as the remote tier of {_place(durable)}: expected run {run_id}, found "
+            f"run {found}"
+        )
+    _check_common(durable, remote, set(attempt_numbers(durable)), set(attempt_numbers(remote)))
 
 
 def _check_common(
