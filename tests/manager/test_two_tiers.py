@@ -21,6 +21,7 @@ from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.lifecycle.run import read_run, read_run_record
 from holdfast.errors import (
+    AgentUnavailableError,
     CheckpointDamagedError,
     InvalidArgumentError,
     NotARunError,
@@ -40,6 +41,7 @@ from tests.manager.two_tier_trainer import state_of
 from tests.said import Said
 
 TRAINER = Path(two_tier_trainer.__file__)
+LONE_TRAINER = TRAINER.with_name("lone_trainer.py")
 
 
 class Tiers:
@@ -356,6 +358,39 @@ def test_commands_on_a_directory_know_what_was_trained_in_the_remote_tier_since(
     rows = [(row["step"], row["on_timeline"]) for row in found["checkpoints"]]
     assert (found["latest_step"], rows[-1]) == (2, (2, True))
     assert main(["rm", str(tiers.fast), "2", "--dry-run"]) == 0
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_ram_of_a_tier_that_was_trained_apart_is_not_taken_for_the_others(
+    tiers: Tiers, one_host: Host, is_there: bool
+) -> None:
+    tiers.train(1)
+    stopped(one_host, tiers.fast)
+    with CheckpointManager(tiers.remote) as manager:
+        manager.save(manager.resume(state_of(-1))[0], state_of(1), force=True)
+    stopped(one_host, tiers.remote)
+    # The directory's attempt of the same number, killed with what only RAM has.
+    job = one_host.start(LONE_TRAINER, tiers.fast)
+    said = Said(job)
+    said.await_line("sealed")
+    one_host.kill_agent()
+    job.kill()
+    job.wait()
+    with holdfast.open_run(tiers.remote) as run:
+        assert (run.latest_step(), run.restore()["w"][0]) == (1, 1)
+    if is_there:
+        # The start would displace it.
+        with pytest.raises(
+            AgentUnavailableError, match=rf"{tiers.fast}, up to step 5 of attempt 2"
+        ):
+            CheckpointManager(tiers.remote)
+        with CheckpointManager(tiers.fast) as manager:
+            assert manager.resume(state_of(-1))[0] == 6
+        return
+    shutil.rmtree(tiers.fast)
+    with CheckpointManager(tiers.remote) as manager:
+        first, state = manager.resume(state_of(-1))
+        assert (first, state["w"][0]) == (2, 1)
 
 
 @pytest.mark.soak

@@ -337,6 +337,8 @@ def test_the_record_of_the_stores_makes_what_the_stores_made(tmp_path: Path) -> 
         "disk/runs/one/leases/",
         "shm/agent/words",
         "shm/agent/group.json",
+        "shm/agent/attempt-",
+        "shm/agent/place",
     )
     assert recorded == {k: v for k, v in real.items() if not k.startswith(own)}
     assert len(recorded) > 10

@@ -136,6 +136,9 @@ class Service:
         has_peers = state.config.peers is not None
         if group is None:
             # Only without trainers: RAM may otherwise hold parts that are being filled.
+            foreign = await self._storage_worker.drop_foreign()
+            if record is not None and record.attempt in foreign:
+                record = None
             self._retention.clear_ram(is_alone=not has_peers)
             if not has_peers:
                 await self._retention.recover()

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from holdfast.agent.initial_inventory import OpeningListing
+from holdfast.agent.ram_attempts import foreign_attempts, note_attempt, note_place
 from holdfast.agent.state import AgentState
 from holdfast.coordination import effects, inputs
 from holdfast.coordination.settings import PULLS_MAX
@@ -25,6 +26,7 @@ from holdfast.engine.lifecycle.attempts import (
     AttemptStart,
     begin_attempt,
     newest_attempt,
+    read_attempt,
 )
 from holdfast.engine.lifecycle.catalog import Listing, list_checkpoints, list_folder
 from holdfast.engine.lifecycle.commit import check_not_fenced, commit, read_part, remove
@@ -101,6 +103,8 @@ class StorageWorker:
         self.known_attempts: dict[int, AttemptRecord] = {}
         """The records of attempts that were read; they never change."""
         self._known_remote_attempts: dict[int, AttemptRecord] = {}
+        self._begun: AttemptRecord | None = None
+        """The attempt that this host has begun last."""
         self.opening = OpeningListing(state.clock)
 
     def close(self) -> None:
@@ -503,8 +507,47 @@ class StorageWorker:
         if record is None:
             self.opening.forget_listing()
         else:
+            self._begun = record
             self.opening.begun(record)
         return record is not None
+
+    def note_in_ram(self, attempt: int) -> None:
+        """Note the attempt beside this host's RAM, which may get checkpoints of it from now on."""
+        self._reading.submit(self._note_in_ram, attempt)
+
+    def _note_in_ram(self, attempt: int) -> None:
+        try:
+            record = self._begun or self.known_attempts.get(attempt)
+            if record is None or record.attempt != attempt:
+                record = read_attempt(self._state.durable, attempt)
+            note_attempt(self._state.folder, record)
+            note_place(self._state.folder, self._state.run)
+        except (HoldfastError, OSError) as error:
+            log.info("attempt %d is not noted beside the RAM tier: %s", attempt, error)
+
+    async def drop_foreign(self) -> set[int]:
+        """Drop what RAM has of attempts that began elsewhere; return their numbers."""
+        return await self.query(self._drop_foreign)
+
+    def _drop_foreign(self) -> set[int]:
+        ram = self._state.ram
+        try:
+            listed = list_checkpoints(ram)
+            numbers = {checkpoint.attempt for checkpoint in listed}
+            found = foreign_attempts(self._state.folder, self._state.durable, numbers)
+            for checkpoint, listing in listed.items():
+                if checkpoint.attempt in found:
+                    log.warning(
+                        "%s in RAM is of another attempt %d than %s has; it is dropped",
+                        checkpoint,
+                        checkpoint.attempt,
+                        self._state.run,
+                    )
+                    remove(ram, checkpoint, listing)
+        except HoldfastError as error:
+            log.warning("the attempts of what is in RAM cannot be compared: %s", error)
+            return set()
+        return found
 
     def remove_old_leases(self, attempt: int) -> None:
         """Remove the leases of earlier attempts, which are only leftovers."""

@@ -236,6 +236,7 @@ class TrainerSessions:
             return False
         group.attempt, group.origin = effect.attempt, effect.origin
         self._storage_worker.opening.on_joined(effect.attempt)
+        self._storage_worker.note_in_ram(effect.attempt)
         state.events.attempt = effect.attempt
         state.control.cells[control_block.ATTEMPT] = effect.attempt
         if start is not None and 0 in group.members:

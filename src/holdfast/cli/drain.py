@@ -32,7 +32,7 @@ from holdfast.events.schema import (
     Event,
     TrainerLost,
 )
-from holdfast.job.run_access import ram_store
+from holdfast.job.ram_tier import ram_store
 from holdfast.store.location import RunLocation, open_durable
 
 POLL_SECS = 0.1

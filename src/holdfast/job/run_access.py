@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from pathlib import Path
 
-from holdfast.agent.agent_directory import agent_folders, host_name, ram_folder
-from holdfast.agent.launch import find_agent
+from holdfast.agent.agent_directory import host_name
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine.lifecycle.identity import Finding, find
 from holdfast.engine.lifecycle.run import noted_remote, read_run, read_run_record
@@ -24,15 +22,13 @@ from holdfast.events.reader import EventReader
 from holdfast.format.names import CHECKPOINTS
 from holdfast.format.part_layout import REMOTE
 from holdfast.job.opening import open_run
+from holdfast.job.ram_tier import foreign_checkpoints, ram_store
 from holdfast.job.rendezvous import OneProcess, Rendezvous
 from holdfast.store.durable import DurableStore
 from holdfast.store.location import RunLocation, open_durable
 from holdfast.store.ram import RamStore
 
 log = logging.getLogger(__name__)
-
-_denied: set[Path] = set()
-"""The RAM tiers of other users that a line was logged for."""
 
 
 def read_only(place: str | os.PathLike[str]) -> ReadableRun:
@@ -50,7 +46,7 @@ def read_only(place: str | os.PathLike[str]) -> ReadableRun:
         location=location,
         run_id=record.run_id,
         durable=durable,
-        find_ram=_finder("" if is_copy else record.run_id, clock),
+        find_ram=_finder("" if is_copy else record.run_id, durable, clock),
         find_remote=lambda: None if is_copy else _remote_of(durable, record.run_id, clock),
         is_copy=is_copy,
     )
@@ -102,12 +98,23 @@ def open_or_create(place: str | os.PathLike[str]) -> ReadableRun:
         location=opened.location,
         run_id=opened.run_id,
         durable=opened.durable,
-        find_ram=_finder(opened.run_id, clock),
+        find_ram=_finder(opened.run_id, opened.durable, clock),
     )
 
 
-def _finder(run_id: str, clock: Clock) -> Callable[[], RamStore | None]:
-    return lambda: ram_store(run_id, host_name(), clock) if run_id else None
+def _finder(run_id: str, durable: DurableStore, clock: Clock) -> Callable[[], RamStore | None]:
+    def find_ram() -> RamStore | None:
+        ram = ram_store(run_id, host_name(), clock) if run_id else None
+        if ram is not None and foreign_checkpoints(ram, durable):
+            log.warning(
+                "RAM of this host is left out: it has attempts of the run that %s lacks, or has "
+                "others of their numbers",
+                durable.home.location_text,
+            )
+            return None
+        return ram
+
+    return find_ram
 
 
 def _remote_of(durable: DurableStore, run_id: str, clock: Clock) -> DurableStore | None:
@@ -127,29 +134,3 @@ def _remote_of(durable: DurableStore, run_id: str, clock: Clock) -> DurableStore
         log.warning("the remote tier is left out: %s", error)
         return None
     return remote
-
-
-def ram_store(run_id: str, host: str, clock: Clock) -> RamStore | None:
-    """Return the RAM tier of a run on `host`, of a live agent or left by an earlier one.
-
-    Another user's RAM tier is skipped, with one line per folder in the log.
-    """
-    agent = find_agent(run_id, host)
-    candidates = [agent] if agent is not None else agent_folders(run_id, host)
-    folder = next((f for f in map(ram_folder, candidates) if _may_read(f)), None)
-    return RamStore(folder, _reads_only, clock) if folder is not None else None
-
-
-def _may_read(folder: Path) -> bool:
-    """Return whether there is a folder, and none that belongs to another user alone."""
-    try:
-        return folder.is_dir()
-    except PermissionError:
-        if folder not in _denied:
-            _denied.add(folder)
-            log.info("%s belongs to another user: checkpoints in RAM there are not read", folder)
-        return False
-
-
-def _reads_only(size_bytes: int) -> str:
-    raise AssertionError("a reader does not write to RAM")

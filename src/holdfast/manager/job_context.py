@@ -33,6 +33,7 @@ from holdfast.format.names import CheckpointId
 from holdfast.job.opening import OpenRun
 from holdfast.job.options import Options
 from holdfast.job.peer_token import share_token
+from holdfast.job.ram_tier import check_foreign_ram
 from holdfast.job.rendezvous import Rendezvous
 from holdfast.job.topology import JobHosts, meet, place_of
 from holdfast.manager.agent_session import AgentSession
@@ -214,10 +215,13 @@ def find_job(
 
     Raises:
         InvalidArgumentError: Two ranks of one host contradict each other.
-        AgentUnavailableError: An agent does not start, or serves no other hosts.
+        AgentUnavailableError: An agent does not start, or serves no other hosts; or RAM here is
+            that of another place of the run.
         StorageError: The run's token cannot be written.
         ProcessLostError: Another process did not join in time.
     """
+    with rendezvous.propagating_errors("look at this host's RAM"):
+        check_foreign_ram(run.run_id, run.durable, clock)
     hosts = meet(rendezvous, place_of(processes, options.ram, None))
     attempt = Attempt()
     config = _config(run, options, None)
