@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast import CheckpointManager
 from holdfast.cli.main import main
 from holdfast.clock import SystemClock
 from holdfast.events.reader import EventReader
@@ -16,7 +17,7 @@ from holdfast.format.names import EVENTS
 from holdfast.store.bucket import BucketStore
 from holdfast.store.location import RunLocation, open_durable
 from tests.buckets.s3_server import SECRET_KEY
-from tests.buckets.test_runs import run_command, train
+from tests.buckets.test_runs import run_command, state_of, train
 from tests.hosts import Host, host
 
 
@@ -58,6 +59,21 @@ def test_events_reports_and_advice_are_had_on_another_host(
         for command in ("report", "advise"):
             assert main([command, some_url]) == 0
     monkeypatch.setenv("HOLDFAST_HOST", one_host.name)
+
+
+def test_events_that_two_buckets_of_a_run_have_are_read_once(
+    one_host: Host, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with CheckpointManager(url, remote=f"{url}-archive") as manager:
+        manager.resume(state_of(0))
+        manager.save(1, state_of(1), force=True)
+        manager.wait_until_finished(60, remote=True)
+    run_command("stop", url)
+    with host() as other:
+        on_another_host(monkeypatch, other)
+        for place in (url, f"{url}-archive"):
+            lines = run_command("events", place, "--json").splitlines()
+            assert len(lines) == len({*lines}) > 5
 
 
 def test_what_a_killed_agent_has_not_uploaded_the_next_one_of_its_host_uploads(

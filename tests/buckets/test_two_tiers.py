@@ -18,7 +18,7 @@ from holdfast import CheckpointManager, RemoteTier
 from holdfast.cli.main import main
 from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.catalog import list_checkpoints
-from holdfast.errors import StorageError
+from holdfast.errors import StorageError, WaitTimeoutError
 from holdfast.policy.save_decision_policy import FixedIntervalPolicy
 from holdfast.store.location import open_durable
 from tests.buckets.fault_proxy import FaultProxy, Request, running_proxy
@@ -89,6 +89,8 @@ def test_the_end_of_a_training_does_not_wait_for_a_bucket_that_does_not_answer(
     save(manager, 0)
     proxy.choose = lambda request: "silent"
     began = time.monotonic()
+    with pytest.raises(WaitTimeoutError, match=r"not there after 2 s \(it does not answer\)"):
+        manager.wait_until_finished(2, remote=True)
     assert manager.finish(1, state_of(1))
     manager.close()
     assert time.monotonic() - began < 10

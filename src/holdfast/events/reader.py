@@ -122,7 +122,12 @@ class EventReader:
                 pass
             except OSError as error:
                 series.append(iter([Omission(where=where, reason=str(error), time=UNSTAMPED)]))
-            for folder in self._other_folders():
+            seen: set[str] = set()
+            for origin, folder in self._other_folders():
+                # A bucket and its remote tier both have the segments of one folder.
+                if origin in seen:
+                    continue
+                seen.add(origin)
                 reader = self._others.setdefault(folder, _FolderReader(f"{folder.name}/", None))
                 flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
                 try:
@@ -138,20 +143,26 @@ class EventReader:
             for _, item in heapq.merge(*map(_in_order, series), key=lambda timed: timed[0]):
                 yield item
 
-    def _other_folders(self) -> Iterator[Path]:
-        """Yield the folders with segments that were not written in the run's folder here."""
+    def _other_folders(self) -> Iterator[tuple[str, Path]]:
+        """Yield the folders with segments that were not written in the run's folder here.
+
+        Each comes with its origin, the place that is nearest to the writer first.
+        """
         for bucket in self._buckets:
-            yield from bucket.folders()
+            yield from ((folder.name, folder) for folder in bucket.folders())
         if not self._reads_others:
             return
         with contextlib.suppress(StorageError):
             run = self._home.current_folder()
             own = read_origin(run)
-            yield from origin_folders(RunLocation(run).events, own)
+            found: list[Path] = []
             for location in self._directories:
-                if location.events.is_dir():
-                    yield location.events
-                yield from origin_folders(location.events, own)
+                origin = read_origin(location.folder) or str(location.events)
+                if location.events.is_dir() and origin != own:
+                    yield origin, location.events
+                found += origin_folders(location.events, own)
+            found += origin_folders(RunLocation(run).events, own)
+            yield from ((folder.name, folder) for folder in found)
 
     def follow(
         self, clock: Clock, is_over: Callable[[], bool] = lambda: False

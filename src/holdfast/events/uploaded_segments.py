@@ -43,8 +43,6 @@ from holdfast.store.location import RunLocation
 
 UPLOAD_SECS = 60.0
 UPLOAD_BYTES_PER_SEC = 8192
-CLOSE_SECS = 10.0
-"""How long `close` waits for the last upload."""
 REFRESH_SECS = 10.0
 """How often a reader lists the bucket again."""
 ORIGIN_FILE = "origin"
@@ -99,11 +97,11 @@ class SegmentUploads:
             self._is_closed = True
             self._changed.notify_all()
 
-    def close(self) -> None:
-        """End the thread as `end_soon`, and wait for that, at most `CLOSE_SECS`."""
+    def close(self, until_secs: float) -> None:
+        """End the thread as `end_soon`, and wait for that, at most until then by the clock."""
         self.end_soon()
         if self._thread is not None:
-            self._thread.join(CLOSE_SECS)
+            self._thread.join(max(0.0, until_secs - self._clock.monotonic()))
 
     def _run(self) -> None:
         while True:

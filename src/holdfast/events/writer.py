@@ -37,6 +37,8 @@ from holdfast.store.location import RunLocation
 QUEUE_LINES_MAX = 10_000
 CLOSE_SECS = 5.0
 """How long `close` waits for storage, which may hang."""
+UPLOADS_CLOSE_SECS = 10.0
+"""How long it waits for all uploads, after that."""
 STAMPED = ("version", "time", "uptime_secs", "host", "run_attempt")
 
 log = logging.getLogger(__name__)
@@ -117,8 +119,9 @@ class EventWriter:
             self._thread.join(CLOSE_SECS)
         for uploads in self._uploads:
             uploads.end_soon()
+        until_secs = self._clock.monotonic() + UPLOADS_CLOSE_SECS
         for uploads in self._uploads:
-            uploads.close()
+            uploads.close(until_secs)
 
     def _stamp(self, event: Event) -> Event:
         return msgspec.structs.replace(

@@ -1,9 +1,12 @@
 """Wait until the remote tier has a run's newest durable checkpoint.
 
-Each process looks at the tiers itself, so that no agent has to answer for another one.
+Each process looks at the tiers itself, so that no agent has to answer for another one. A look has a
+thread of its own: a service that does not answer must not hold a caller beyond its timeout.
 """
 
 from __future__ import annotations
+
+import threading
 
 from holdfast.clock import Clock
 from holdfast.engine.lifecycle.attempts import read_attempts
@@ -37,20 +40,58 @@ def wait_for_upload(
     until_secs = clock.monotonic() + timeout_secs if timeout_secs is not None else None
     problem, pause_secs = "it is being copied, or waits for that", POLL_SECS_MIN
     while True:
+        look = _Look(remote, wanted)
         try:
-            if is_committed(remote, wanted) or _is_passed(remote, wanted):
+            left_secs = until_secs - clock.monotonic() if until_secs is not None else None
+            if look.wait(left_secs):
                 return
         except (CheckpointDamagedError, StorageError) as error:
             problem = str(error)
+        except TimeoutError:
+            problem = "it does not answer"
         left_secs = until_secs - clock.monotonic() if until_secs is not None else POLL_SECS_MAX
         if left_secs <= 0:
             raise WaitTimeoutError(
                 f"wait for step {wanted.step} in the remote tier {remote.home.location_text}: it "
-                f"is not there after {timeout_secs:g} s ({problem}); the agents go on, see "
+                f"is not there after {timeout_secs:.3g} s ({problem}); the agents go on, see "
                 "`holdfast status`"
             )
         clock.sleep(min(pause_secs, left_secs))
         pause_secs = min(1.5 * pause_secs, POLL_SECS_MAX)
+
+
+class _Look:
+    """One look at the remote tier, on a thread that ends with the process."""
+
+    def __init__(self, remote: DurableStore, wanted: CheckpointId) -> None:
+        self._remote = remote
+        self._wanted = wanted
+        self._has_ended = threading.Event()
+        self._is_there = False
+        self._error: BaseException | None = None
+        threading.Thread(target=self._look, name="holdfast-remote", daemon=True).start()
+
+    def wait(self, timeout_secs: float | None) -> bool:
+        """Return whether the tier has the checkpoint, or a later one.
+
+        Raises:
+            CheckpointDamagedError, StorageError: The tier cannot be read.
+            TimeoutError: It has not answered in that time.
+        """
+        if not self._has_ended.wait(max(0.0, timeout_secs) if timeout_secs is not None else None):
+            raise TimeoutError
+        if self._error is not None:
+            raise self._error
+        return self._is_there
+
+    def _look(self) -> None:
+        try:
+            is_there = is_committed(self._remote, self._wanted)
+            self._is_there = is_there or _is_passed(self._remote, self._wanted)
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._has_ended.set()
 
 
 def _is_passed(remote: DurableStore, wanted: CheckpointId) -> bool:
