@@ -11,7 +11,7 @@ import pytest
 from holdfast.agent.config import LINGER_SECS
 from holdfast.agent.directory_watch import UNREACHABLE_SECS, DirectoryWatch
 from holdfast.agent.protocol import Attach, TierPolicies
-from holdfast.errors import AgentUnavailableError, StorageError
+from holdfast.errors import AgentUnavailableError, RunBusyError, StorageError
 from holdfast.format.names import RUN_FILE
 from holdfast.format.records import RunRecord
 from holdfast.format.sealed import seal
@@ -50,7 +50,9 @@ def test_a_trainer_of_another_directory_is_refused_by_name(tmp_path: Path) -> No
         host.start_agent()
         trainer = host.attach()
         other = Path(shutil.copytree(host.run, tmp_path / "other"))
-        with pytest.raises(AgentUnavailableError, match=rf"open {other}: .*{host.run}, found"):
+        with pytest.raises(
+            RunBusyError, match=rf"open {other}: .* live .* at {host.run} \(process"
+        ):
             host.call(host.service.attach(request(other, RunDirectory(other).identity_text), 1))
         assert [member.pid for member in host.state.group.present] == [trainer.process.pid]
 

@@ -14,7 +14,7 @@ import pytest
 from holdfast.agent import agent_directory
 from holdfast.agent.agent_directory import make_root, roots
 from holdfast.agent.config import AgentConfig
-from holdfast.agent.launch import _choose_folder
+from holdfast.agent.launch import _choose_folder, _environment
 from holdfast.agent.process import OOM_SCORE_ADJ
 from holdfast.errors import AgentUnavailableError, StorageError
 from tests.trust.in_process import RUN_ID
@@ -26,6 +26,21 @@ CAP_SYS_RESOURCE = 24  # Linux's <linux/capability.h>
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentConfig:
     monkeypatch.setattr(agent_directory.tempfile, "tempdir", str(tmp_path / "temporary"))
     return AgentConfig(run=str(tmp_path / "run"), run_id=RUN_ID, host="host-a", folder="")
+
+
+def test_the_agent_gets_relative_paths_of_the_environment_as_absolute_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", "tls/ca.pem")
+    monkeypatch.setenv("HOLDFAST_STATE", "state")
+    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "")
+    found = _environment()
+    assert found["SSL_CERT_FILE"] == str(tmp_path / "tls/ca.pem")
+    assert found["HOLDFAST_STATE"] == str(tmp_path / "state")
+    assert found["AWS_CONFIG_FILE"] == os.devnull
+    assert found["GOOGLE_APPLICATION_CREDENTIALS"] == ""
 
 
 def mode(path: Path) -> int:

@@ -11,6 +11,7 @@ import pytest
 
 from holdfast.agent import protocol
 from holdfast.agent.control_block import INCARNATION, SEAT_COUNT, step_cell
+from holdfast.agent.service import REFUSED_SECS
 from holdfast.errors import InvalidArgumentError, RunBusyError, StorageError
 from holdfast.policy import preservation_policy, save_decision_policy
 from tests.trust.in_process import InProcessHost, in_process_host
@@ -143,6 +144,19 @@ def test_a_start_that_fails_restores_the_layout(tmp_path: Path) -> None:
         finally:
             other.kill()
             other.wait()
+
+
+def test_an_agent_that_has_refused_its_only_start_and_holds_nothing_leaves(tmp_path: Path) -> None:
+    with in_process_host(tmp_path) as host:
+        host.start_agent()
+        with pytest.raises(RunBusyError):
+            host.call(host.service.attach(stranger("another"), 0))
+        assert host.service._leaves_in_secs() <= REFUSED_SECS
+        host.clock.sleep(REFUSED_SECS)
+        assert host.service._leaves_in_secs() == 0.0
+        # One that is admitted in time keeps it.
+        host.attach()
+        assert host.service._leaves_in_secs() is None
 
 
 def test_a_process_of_another_pid_namespace_is_refused_by_that_reason(tmp_path: Path) -> None:

@@ -26,6 +26,13 @@ REAP_SECS = 10.0
 ENDED_COUNT_MAX = 5
 """How many agents in a row may exit before they answer: one may be killed while it starts."""
 STDERR = "stderr"
+PATH_VARIABLES = (
+    *("HOLDFAST_RAM", "HOLDFAST_STATE", "SSL_CERT_FILE", "SSL_CERT_DIR", "AWS_CA_BUNDLE"),
+    *("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE", "AWS_WEB_IDENTITY_TOKEN_FILE"),
+    *("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH"),
+    "AZURE_FEDERATED_TOKEN_FILE",
+)
+"""Variables that have the path of a file or a folder, for the agent or for a service's client."""
 OWN_FILES_SIZE_BYTES = 64 * 1024 + 16 * SEAT_COUNT
 
 
@@ -215,12 +222,16 @@ def spawn(folder: Path, module: str, argument: str) -> subprocess.Popen[bytes]:
 
 
 def _environment() -> dict[str, str]:
-    """Return the trainer's environment with absolute folders on the module path.
+    """Return the trainer's environment with absolute paths.
 
     The agent runs in another working directory.
     """
-    paths = [os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
-    return os.environ | ({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})
+    found = dict(os.environ)
+    for name in PATH_VARIABLES:
+        if found.get(name):
+            found[name] = os.path.abspath(found[name])
+    paths = [os.path.abspath(p) for p in found.get("PYTHONPATH", "").split(os.pathsep) if p]
+    return found | ({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})
 
 
 def last_line(folder: Path) -> str:

@@ -39,6 +39,7 @@ from holdfast.coordination.settings import Settings
 from holdfast.errors import (
     AgentUnavailableError,
     FencedError,
+    HoldfastError,
     InvalidArgumentError,
     RunBusyError,
     StorageError,
@@ -67,6 +68,8 @@ PLACE_SECS = 1.0
 RECORDED_MAX = 10_000
 TARGET_SECS = 30.0
 UNSETTLED_SECS = 3600.0
+REFUSED_SECS = 1.0
+"""How long an agent without data stays after it has refused its first start."""
 CLOSED_SECS = 5.0
 """How long an agent stays once nobody needs it: for the next manager of the same process, and for
 hosts that have not received the leader's last orders."""
@@ -113,6 +116,8 @@ class Service:
         self._stopping_at = 0.0
         self._alone_since = state.clock.monotonic()
         self._has_served = False
+        self._refused_at: float | None = None
+        """When a start was refused last."""
         self._has_ended = False
         self._expected = ExpectedTrainers(state.clock)
         self._next_check_secs = 0.0
@@ -349,6 +354,12 @@ class Service:
             # Another host leads, and may need this host's checkpoints.
             return None
         # The trainer that started this agent needs time to attach.
+        if self._refused_at is not None and not self._has_served:
+            # It was started for a start that was refused. If it holds nothing, the next start is
+            # better off with an agent of its own, which has that one's environment.
+            refused_secs = self._state.clock.monotonic() - self._refused_at
+            if not self._storage_worker.in_ram():
+                return max(0.0, REFUSED_SECS - refused_secs)
         least_secs = 0.0 if self._has_served else FIRST_TRAINER_SECS
         return max(0.0, max(self._state.linger_secs, least_secs) - alone_secs)
 
@@ -362,7 +373,11 @@ class Service:
             # this call; the caller then finds no agent, and starts the next one.
             await asyncio.sleep(LEAVE_SECS)
             raise AgentUnavailableError(f"open {request.run}: its agent leaves; open it again")
-        attached = await self._trainer_sessions.attach(request, pid)
+        try:
+            attached = await self._trainer_sessions.attach(request, pid)
+        except HoldfastError:
+            self._refused_at = self._state.clock.monotonic()
+            raise
         self._expected.remove_process(pid)
         self._wake.set()
         if request.metrics is not None:
@@ -377,7 +392,8 @@ class Service:
 
         Raises:
             StorageError: as `DirectoryWatch.check_identity`.
-            AgentUnavailableError: it is another directory, and the agent stays.
+            RunBusyError: it is another place of the run, which is live here.
+            AgentUnavailableError: it is another place, and the agent stays.
         """
         try:
             await self._directory.check_identity(request.run, request.directory)
@@ -387,7 +403,13 @@ class Service:
                 # The caller finds no agent once this one has left, and starts one for its own.
                 await asyncio.sleep(LEAVE_SECS)
             if self._state.group is not None:
-                raise
+                config, pids = self._state.config, [m.pid for m in self._state.group.present]
+                raise RunBusyError(
+                    f"open {request.run}: the run is live on this host ({config.host}), at "
+                    f"{self._state.run} (process {', '.join(map(str, pids)) or 'unknown'}); stop "
+                    "that training first. takeover=True fences a training at the same place, or "
+                    "on another host"
+                ) from error
             leaves = "once its checkpoints are in all tiers"
             if secs is not None:
                 leaves = f"in {secs_text(secs)}"
