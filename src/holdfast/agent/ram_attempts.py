@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from holdfast.engine.lifecycle.attempts import read_attempt
@@ -20,12 +20,10 @@ from holdfast.format.sealed import seal, unseal
 from holdfast.store.durable import DurableStore
 
 PLACE = "place"
-NOTED_MAX = 16
-"""How many attempts are noted, the newest ones."""
 
 
-def note_attempt(folder: Path, record: AttemptRecord) -> None:
-    """Note an attempt in the agent's folder.
+def note_attempt(folder: Path, record: AttemptRecord, others: Collection[int]) -> None:
+    """Note an attempt in the agent's folder, and forget all but that and the `others`.
 
     Raises:
         OSError: It cannot be written.
@@ -34,7 +32,10 @@ def note_attempt(folder: Path, record: AttemptRecord) -> None:
     unfinished = path.with_suffix(f".{os.getpid()}")
     unfinished.write_bytes(seal(record))
     unfinished.replace(path)
-    _path(folder, record.attempt - NOTED_MAX).unlink(missing_ok=True)
+    kept = {_path(folder, number) for number in (record.attempt, *others)}
+    for known in folder.glob("attempt-*"):
+        if known not in kept:
+            known.unlink(missing_ok=True)
 
 
 def note_place(folder: Path, place: str) -> None:

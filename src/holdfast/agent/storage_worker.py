@@ -520,7 +520,8 @@ class StorageWorker:
             record = self._begun or self.known_attempts.get(attempt)
             if record is None or record.attempt != attempt:
                 record = read_attempt(self._state.durable, attempt)
-            note_attempt(self._state.folder, record)
+            held = {checkpoint.attempt for checkpoint in self.in_ram()}
+            note_attempt(self._state.folder, record, held)
             note_place(self._state.folder, self._state.run)
         except (HoldfastError, OSError) as error:
             log.info("attempt %d is not noted beside the RAM tier: %s", attempt, error)

@@ -38,13 +38,18 @@ def events(
     What cannot be read is reported on standard error.
     """
     reader = events_of(read_only(directory))
+    has_any = False
     for item in reader.follow(SystemClock()) if follow else reader.read():
+        has_any = True
         if isinstance(item, Omission):
             output.warn(f"left out: {item.where}: {item.reason}")
         elif (not kinds or event_name(item) in kinds) and step in (None, _step(item)):
             sys.stdout.write((_json_line(item) if as_json else line_of(item)) + "\n")
             if follow:
                 sys.stdout.flush()
+
+    if not has_any:
+        output.note(f"{directory}: no events yet")
 
 
 def _step(event: Event) -> int | None:

@@ -74,10 +74,9 @@ def rm(
     listings = [(store.tier, list_checkpoints(store)) for store in stores]
     rows = [_row(found, listings) for found in wanted]
     for row in rows if not as_json else ():
-        output.print_line(
-            f"step {row['step']} (attempt {row['attempt']}): {size_text(row['written_bytes'])} in "
-            f"{', '.join(row['tiers'])}"
-        )
+        where = f"{size_text(row['written_bytes'])} in {', '.join(row['tiers'])}"
+        shown = where if row["tiers"] else "removed meanwhile"
+        output.print_line(f"step {row['step']} (attempt {row['attempt']}): {shown}")
     if not dry_run:
         output.confirm(f"Remove {counted(len(wanted), 'checkpoint')}?", is_answered=yes)
         _remove(run, remote, wanted)

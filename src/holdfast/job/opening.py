@@ -286,9 +286,12 @@ def open_copy(place: object, record: RunRecord, clock: Clock) -> DurableStore:
         # and so settles it again once this copy has ended.
         durable.put(RUN_FILE, seal(begun))
     elif found != begun:
+        what = f"run {found.run_id}"
+        if found.run_id == record.run_id:
+            what = "that run itself, as its remote tier is"
         raise NotARunError(
             f"copy to {location}: expected a new place, or an unfinished copy of run "
-            f"{record.run_id}, found run {found.run_id}; choose a new place"
+            f"{record.run_id}, found {what}; choose a new place"
         )
     return durable
 

@@ -42,6 +42,11 @@ def read_only(place: str | os.PathLike[str]) -> ReadableRun:
     durable = open_durable(location.text, clock)
     record = read_run(durable, location.text)
     is_copy = find(durable, record, clock) is Finding.COPY
+    if record.is_unfinished_copy:
+        log.warning(
+            "%s is an unfinished copy, which lacks checkpoints; `holdfast copy` finishes it",
+            location,
+        )
     return ReadableRun(
         location=location,
         run_id=record.run_id,

@@ -254,8 +254,9 @@ def _trace_notes(traces: Sequence[Trace]) -> list[str]:
                 f"no agent saw the end of attempt {trace.number}: whether it finished steps after "
                 f"step {trace.last_step} is not known, and they are not counted as lost"
             )
-    for trace, successor in pairwise(traces):
-        missing = range(trace.number + 1, successor.number)
+    numbers_seen = [0, *(trace.number for trace in traces)]
+    for number, successor in pairwise(numbers_seen):
+        missing = range(number + 1, successor)
         if missing:
             numbers = ", ".join(map(str, missing))
             notes.append(f"there are no events of attempt {numbers}")
