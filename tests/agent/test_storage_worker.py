@@ -16,13 +16,15 @@ import pytest
 
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.retention import Retention
-from holdfast.agent.state import AgentState, open_state
+from holdfast.agent.state import AgentState, RemoteTarget, open_state
 from holdfast.agent.storage_worker import StorageWorker
 from holdfast.clock import SystemClock
 from holdfast.coordination import effects, inputs
 from holdfast.engine.lifecycle.attempts import AttemptStart, begin_attempt
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.lifecycle.commit import remove
+from holdfast.engine.lifecycle.leases import Leases
+from holdfast.events.uploaded_segments import SegmentUploads
 from holdfast.peers.address import PeerAddress
 from holdfast.peers.directory import PeerDirectory
 from holdfast.peers.store import PeerStore
@@ -159,3 +161,38 @@ def test_only_the_host_that_leads_removes_images(
     Retention(state, storage_worker, coordinator)._remove_everywhere(made.id)
     names = [stored.key.rpartition("/")[2] for stored in state.durable.list("checkpoints")]
     assert names == ([] if is_leading else ["image-00000-of-00001.safetensors"])
+
+
+def test_a_remote_tier_that_does_not_answer_delays_no_renewal_of_the_lease(
+    state: AgentState, storage_worker: StorageWorker, tmp_path: Path
+) -> None:
+    class Silent:
+        """Objects of a service that answers nothing until it is released."""
+
+        def __init__(self) -> None:
+            self.calls = 0
+            self.is_released = threading.Event()
+
+        def put(self, key: str, data: bytes) -> None:
+            self.calls += 1
+            self.is_released.wait(WAIT_SECS)
+
+    silent: Any = Silent()
+    store: Any = SimpleNamespace(fleeting=silent)
+    uploads = SegmentUploads(state.durable.home, store, "a", state.clock)
+    state.remote = RemoteTarget(place="s3://bucket/run", store=store, uploads=uploads)
+    leases = Leases(state.durable.fleeting, RUN_ID)
+
+    async def renew(counter: int) -> None:
+        async with asyncio.timeout(WAIT_SECS / 2):
+            await storage_worker.renew_lease(effects.RenewLease(1, 1, counter))
+
+    for counter in range(1, 5):
+        asyncio.run(renew(counter))
+        seen = leases.read(1)
+        assert seen is not None
+        assert seen.stamp.startswith(f"1.{counter}.")
+    silent.is_released.set()
+    storage_worker._remote_leases.wait_idle(WAIT_SECS)
+    # Of those that waited, the last one was written.
+    assert silent.calls == 2

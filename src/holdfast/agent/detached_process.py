@@ -7,6 +7,7 @@ zombie.
 
 import gc
 import os
+import sys
 from collections.abc import Callable
 
 Main = Callable[[str, Callable[[int], None]], int]
@@ -14,7 +15,7 @@ Main = Callable[[str, Callable[[int], None]], int]
 
 
 def run_detached(load_main: Callable[[], Main], argument: str) -> int:
-    """Run an agent's main function in a fork; return its exit code there.
+    """Run an agent's main function in a fork, which ends with its exit code.
 
     Args:
         load_main: imports the function. It is called after the fork, since the parent only relays
@@ -41,4 +42,9 @@ def run_detached(load_main: Callable[[], Main], argument: str) -> int:
         os.write(writing, bytes([code]))
         os.close(writing)
 
-    return main(argument, on_placed)
+    exit_code = main(argument, on_placed)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    # Not by `sys.exit`, which waits for every thread: one may be in a request to a service that
+    # does not answer.
+    os._exit(exit_code)

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from holdfast.agent.initial_inventory import OpeningListing
 from holdfast.agent.ram_attempts import foreign_attempts, note_attempt, note_place
+from holdfast.agent.remote_leases import RemoteLeases
 from holdfast.agent.state import AgentState
 from holdfast.coordination import effects, inputs
 from holdfast.coordination.settings import PULLS_MAX
@@ -59,6 +60,9 @@ from holdfast.store.ram import RamStore
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+CLOSE_SECS = 10.0
+RELEASE_SECS = 5.0
+"""How long the removal of a lease from the remote tier is awaited."""
 SPEC_SECS = 10.0
 """How long rank 0's part is awaited in the durable tier while its host is silent."""
 SPEC_POLL_SECS = 0.25
@@ -95,6 +99,11 @@ class StorageWorker:
         """Parts that were missing at the source of a pull, the oldest first."""
         self._leases = Leases(FleetingTiers(self._fleeting), state.config.run_id)
         self._lease_writer = LeaseWriter(self._leases)
+        """Writes to both tiers, where a start has to know that it was written."""
+        run_id = state.config.run_id
+        self._renewals = LeaseWriter(Leases(FleetingTiers(self._fleeting_durable), run_id))
+        remote = LeaseWriter(Leases(FleetingTiers(self._fleeting_remote), run_id))
+        self._remote_leases = RemoteLeases(remote)
         self.problem: HoldfastError | None = None
         """The last error of a listing, a start or a lease."""
         self._began_secs: dict[CheckpointId, float] = {}
@@ -108,13 +117,24 @@ class StorageWorker:
         self.opening = OpeningListing(state.clock)
 
     def close(self) -> None:
-        """End the threads after their present operations."""
+        """End the threads after their present operations, which are awaited for `CLOSE_SECS`.
+
+        A service that does not answer would hold them for minutes. What is interrupted then, by the
+        end of the process, may be interrupted anywhere.
+        """
+        ending = threading.Thread(target=self._end_threads, name="holdfast-end", daemon=True)
+        ending.start()
+        ending.join(CLOSE_SECS)
+
+    def _end_threads(self) -> None:
         pools = (
             *(self._writing, self._committing, self._reading),
             *(self._pulling, self._leasing, self._looking),
         )
         for pool in pools:
-            pool.shutdown(cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)
+        for pool in pools:
+            pool.shutdown()
 
     async def query(self, call: Callable[..., T], *arguments: object) -> T:
         """Run a call that reads the stores."""
@@ -231,12 +251,19 @@ class StorageWorker:
     async def renew_lease(self, wanted: effects.RenewLease) -> inputs.LeaseWritten:
         """Write the lease of the attempt that this host leads."""
         lease = self._lease(wanted.attempt, wanted.incarnation, wanted.counter)
-        await self._lease_call(self._lease_writer.write, lease)
+        if self._state.remote is not None:
+            self._remote_leases.submit(lambda writer: writer.write(lease))
+        await self._lease_call(self._renewals.write, lease)
         return inputs.LeaseWritten(wanted.attempt)
 
     async def release_lease(self, wanted: effects.ReleaseLease) -> inputs.LeaseWritten:
         """Remove the lease of an attempt that has ended."""
-        await self._lease_call(self._lease_writer.remove, wanted.attempt)
+        if self._state.remote is not None:
+            self._remote_leases.submit(lambda writer: writer.remove(wanted.attempt))
+        await self._lease_call(self._renewals.remove, wanted.attempt)
+        if self._state.remote is not None:
+            # The agent may end with this.
+            await self._lease_call(self._remote_leases.wait_idle, RELEASE_SECS)
         return inputs.LeaseWritten(wanted.attempt)
 
     async def read_lease(self, wanted: effects.ReadLease) -> inputs.LeaseRead | inputs.LeaseNotRead:
@@ -417,8 +444,14 @@ class StorageWorker:
         return layouts
 
     def _fleeting(self) -> list[FleetingStore]:
+        return [*self._fleeting_durable(), *self._fleeting_remote()]
+
+    def _fleeting_durable(self) -> list[FleetingStore]:
+        return [self._state.durable.fleeting]
+
+    def _fleeting_remote(self) -> list[FleetingStore]:
         remote = self._state.remote
-        return [store.fleeting for store in (self._state.durable, remote and remote.store) if store]
+        return [remote.store.fleeting] if remote is not None else []
 
     def _list_durable(self, wanted: effects.ListDurable) -> inputs.DurableListed:
         remote = self._list_remote(wanted)
