@@ -24,7 +24,7 @@ class RemoteLeases:
         self._is_calling = False
         self._thread: threading.Thread | None = None
 
-    def submit(self, call: LeaseCall) -> None:
+    def call_soon(self, call: LeaseCall) -> None:
         """Make a call soon; it does not raise."""
         with self._changed:
             self._wanted = call

@@ -36,6 +36,7 @@ from holdfast.store.ram import RamStore
 from holdfast.store.slots import SlotPool
 
 NANOSECONDS = 1e9
+REMOTE_ADVICE = "training goes on in the directory; the next start needs another remote tier"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +132,7 @@ class AgentState:
                 store,
                 self.config.host,
                 self.clock,
-                lambda: check_run(store, place, self.config.run_id),
+                lambda: check_run(store, place, self.config.run_id, REMOTE_ADVICE),
             )
             self.events.begin_uploads(uploads)
             self.remote = RemoteTarget(place=place, store=store, uploads=uploads)

@@ -252,14 +252,14 @@ class StorageWorker:
         """Write the lease of the attempt that this host leads."""
         lease = self._lease(wanted.attempt, wanted.incarnation, wanted.counter)
         if self._state.remote is not None:
-            self._remote_leases.submit(lambda writer: writer.write(lease))
+            self._remote_leases.call_soon(lambda writer: writer.write(lease))
         await self._lease_call(self._renewals.write, lease)
         return inputs.LeaseWritten(wanted.attempt)
 
     async def release_lease(self, wanted: effects.ReleaseLease) -> inputs.LeaseWritten:
         """Remove the lease of an attempt that has ended."""
         if self._state.remote is not None:
-            self._remote_leases.submit(lambda writer: writer.remove(wanted.attempt))
+            self._remote_leases.call_soon(lambda writer: writer.remove(wanted.attempt))
         await self._lease_call(self._renewals.remove, wanted.attempt)
         if self._state.remote is not None:
             # The agent may end with this.

@@ -27,7 +27,7 @@ from holdfast.agent import control_block
 from holdfast.agent.coordinator import Coordinator
 from holdfast.agent.part_uploads import PartUploads, UploadOrder, in_thread
 from holdfast.agent.protocol import Notice, RemoteStatus
-from holdfast.agent.state import AgentState, RemoteTarget
+from holdfast.agent.state import REMOTE_ADVICE, AgentState, RemoteTarget
 from holdfast.agent.storage_worker import StorageWorker
 from holdfast.agent.upload_requests import ask_all
 from holdfast.coordination import effects, inputs
@@ -378,7 +378,7 @@ class Uploader:
         state, checkpoint = self._state, upload.chosen.id
 
         def prepare() -> Manifest | None:
-            check_run(remote.store, remote.place, state.config.run_id)
+            check_run(remote.store, remote.place, state.config.run_id, REMOTE_ADVICE)
             check_not_fenced(remote.store, checkpoint)
             if is_committed(remote.store, checkpoint):
                 return None

@@ -12,7 +12,12 @@ from holdfast.clock import Clock
 from holdfast.engine.lifecycle.attempts import read_attempts
 from holdfast.engine.lifecycle.commit import is_committed
 from holdfast.engine.lifecycle.newest import newest_committed
-from holdfast.errors import CheckpointDamagedError, StorageError, WaitTimeoutError
+from holdfast.errors import (
+    CheckpointDamagedError,
+    HoldfastError,
+    StorageError,
+    WaitTimeoutError,
+)
 from holdfast.format.names import CheckpointId
 from holdfast.store.durable import DurableStore
 
@@ -43,7 +48,7 @@ def wait_for_upload(
         look = _Look(remote, wanted)
         try:
             left_secs = until_secs - clock.monotonic() if until_secs is not None else None
-            if look.wait(left_secs):
+            if look.await_answer(left_secs):
                 return
         except (CheckpointDamagedError, StorageError) as error:
             problem = str(error)
@@ -68,10 +73,10 @@ class _Look:
         self._wanted = wanted
         self._has_ended = threading.Event()
         self._is_there = False
-        self._error: BaseException | None = None
+        self._error: HoldfastError | None = None
         threading.Thread(target=self._look, name="holdfast-remote", daemon=True).start()
 
-    def wait(self, timeout_secs: float | None) -> bool:
+    def await_answer(self, timeout_secs: float | None) -> bool:
         """Return whether the tier has the checkpoint, or a later one.
 
         Raises:
@@ -88,7 +93,7 @@ class _Look:
         try:
             is_there = is_committed(self._remote, self._wanted)
             self._is_there = is_there or _is_passed(self._remote, self._wanted)
-        except BaseException as error:
+        except HoldfastError as error:
             self._error = error
         finally:
             self._has_ended.set()

@@ -16,6 +16,8 @@ from holdfast.errors import InvalidArgumentError, StorageError
 from holdfast.store.aws_profile import EXTRA
 from holdfast.store.location import RunLocation
 
+CONNECT_SECS = 5
+TRIES = 2
 OTHER_SERVICES = {
     "gs": "give the bucket a rule with the action AbortIncompleteMultipartUpload",
     "az": "it removes parts by itself, a week after the last one",
@@ -65,11 +67,16 @@ class UnfinishedUploads:
         style = {"addressing_style": "path"} if os.environ.get("AWS_ENDPOINT_URL") else {}
         # boto3 has a variable of its own for that, which it reads.
         trusted = None if os.environ.get("AWS_CA_BUNDLE") else os.environ.get("SSL_CERT_FILE")
+        self._trusted = next(
+            (n for n in ("AWS_CA_BUNDLE", "SSL_CERT_FILE") if os.environ.get(n)), ""
+        )
         try:
             self._client: Any = boto3.Session().client(
                 "s3",
                 region_name=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"),
-                config=config.Config(s3=style),
+                config=config.Config(
+                    s3=style, connect_timeout=CONNECT_SECS, retries={"total_max_attempts": TRIES}
+                ),
                 verify=trusted,
             )
         except (exceptions.BotoCoreError, ValueError) as error:
@@ -96,7 +103,7 @@ class UnfinishedUploads:
         except self._errors as error:
             raise StorageError(
                 f"list the unfinished uploads of {self._where}: {error}"
-                f"{self._needed(error, 's3:ListBucketMultipartUploads')}"
+                f"{self._advice(error, 's3:ListBucketMultipartUploads')}"
             ) from None
 
     def abort_upload(self, upload: UnfinishedUpload) -> None:
@@ -112,9 +119,18 @@ class UnfinishedUploads:
         except self._errors as error:
             raise StorageError(
                 f"abort the upload of {upload.key}: {error}"
-                f"{self._needed(error, 's3:AbortMultipartUpload')}"
+                f"{self._advice(error, 's3:AbortMultipartUpload')}"
             ) from None
 
-    def _needed(self, error: Exception, permission: str) -> str:
-        """Return the permission of a request as text, if the service answered and refused it."""
-        return f"; this request needs {permission}" if isinstance(error, self._refusal) else ""
+    def _advice(self, error: Exception, permission: str) -> str:
+        """Return what to do about an error; a permission only if the service refused for one."""
+        text = str(error)
+        if isinstance(error, self._refusal):
+            if "NoSuchBucket" in text:
+                return "; there is no such bucket: create it, or check the URL"
+            return f"; this request needs {permission}"
+        if "SSL" in text and self._trusted:
+            return f"; check the endpoint, and {self._trusted}, which names the trusted authorities"
+        if "credentials" in text:
+            return "; see docs/buckets.md"
+        return "; check the endpoint and its port" if "endpoint" in text else ""

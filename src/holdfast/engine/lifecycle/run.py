@@ -118,7 +118,9 @@ def noted_remote(store: ReadableStore) -> str | None:
         return None
 
 
-def check_run(store: ReadableStore, where: str, run_id: str) -> None:
+def check_run(
+    store: ReadableStore, where: str, run_id: str, advice: str = "stop this process"
+) -> None:
     """Check that the store still belongs to that run, before a lasting write.
 
     Raises:
@@ -133,8 +135,8 @@ def check_run(store: ReadableStore, where: str, run_id: str) -> None:
         ) from error
     if found != run_id:
         raise StorageError(
-            f"write to {where}: expected run {run_id}, found run {found}; nothing is written, stop "
-            "this process"
+            f"write to {where}: expected run {run_id}, found run {found}; nothing is written "
+            f"there; {advice}"
         )
 
 
