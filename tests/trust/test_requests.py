@@ -300,6 +300,8 @@ def requests_of_two_tiers(count: int) -> tuple[Counter[str], Counter[str]]:
         read_run(host.bucket, PREFIX)
         again = host.attach()
         host.settle()
+        assert host.service is not None
+        host.service._storage_worker._remote_leases.wait_idle(10)
         bucket, other = host.bucket, host.remote
         assert other is not None
         view = newest_view_of([bucket, other], bucket, listing_of_agent(host, again), remote=other)

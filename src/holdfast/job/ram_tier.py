@@ -77,9 +77,11 @@ def check_foreign_ram(run_id: str, durable: DurableStore, clock: Clock) -> None:
         StorageError, CheckpointDamagedError, NewerFormatError: The attempts cannot be read.
     """
     host = host_name()
+    if find_agent(run_id, host) is not None:
+        # A live agent compares the places itself.
+        return
     ram = ram_store(run_id, host, clock)
-    # A live agent compares the places itself.
-    if ram is None or find_agent(run_id, host) is not None:
+    if ram is None:
         return
     foreign = foreign_checkpoints(ram, durable)
     place = noted_place(ram.root.parent)
