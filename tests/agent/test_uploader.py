@@ -288,6 +288,23 @@ def test_an_attempt_that_the_remote_tier_alone_knows_fences_this_one(rig: Rig) -
     assert rig.host.state.group is None
 
 
+def test_attempts_of_another_run_at_the_place_of_the_remote_tier_fence_nothing(rig: Rig) -> None:
+    rig.use(SpecificStepsPolicy([1]))
+    record = rig.place / "holdfast.json"
+    record.unlink()
+    other = "f" * 32
+    create_run(rig.remote, str(rig.place), other, rig.host.clock.now())
+    for number in (2, 3):
+        start = AttemptStart(
+            run_id=other, origin=None, host="elsewhere", pid=1, time=rig.host.clock.now()
+        )
+        assert begin_attempt(rig.remote, number, start) is not None
+    for _ in range(3):
+        rig.host.call(rig.uploader.look_for_takeover())
+        rig.host.settle()
+    assert rig.host.state.group is not None
+
+
 def test_an_attempt_that_began_in_the_remote_tier_fences_one_that_uploads_nothing(rig: Rig) -> None:
     rig.use(SpecificStepsPolicy([1]))
     rig.save(1)

@@ -43,6 +43,13 @@ def test_uploads_of_the_run_are_listed_and_aborted_once_they_are_old(url: str) -
         left.abort_upload(one)
 
 
+def test_a_missing_bucket_is_named_and_not_a_permission(url: str) -> None:
+    pytest.importorskip("boto3", reason="boto3 is not installed")
+    with pytest.raises(StorageError, match="no such bucket: create it") as caught:
+        [*UnfinishedUploads(RunLocation("s3://missing-bucket/run")).list()]
+    assert "this request needs" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("place", "advice"), [("gs://b/run", "rule"), ("az://b/run", "week"), ("/run", "directory")]
 )

@@ -38,6 +38,14 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_a_run_without_events_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    clock = SystemClock()
+    create_run(DiskStore(tmp_path, clock), str(tmp_path), "1" * 32, clock.now())
+    assert main(["events", str(tmp_path)]) == 0
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", f"{tmp_path}: no events yet\n")
+
+
 def test_events_are_readable_lines_in_the_order_of_time(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

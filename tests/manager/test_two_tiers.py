@@ -30,6 +30,7 @@ from holdfast.errors import (
 from holdfast.format.records import RunRecord
 from holdfast.job.opening import open_run
 from holdfast.job.rendezvous import OneProcess, Rendezvous
+from holdfast.job.run_copies import copy_run
 from holdfast.policy.preservation_policy import LatestN
 from holdfast.policy.save_decision_policy import ContinuousCheckpointingPolicy, FixedIntervalPolicy
 from holdfast.store.location import open_durable
@@ -421,6 +422,15 @@ def test_a_damaged_attempt_in_one_tier_is_named_with_that_tier_and_the_advice_he
         path.unlink()
     assert tiers.train(1) == 2
     tiers.check_alike()
+
+
+def test_a_copy_to_the_runs_own_remote_tier_is_refused_by_that_reason(
+    tiers: Tiers, one_host: Host
+) -> None:
+    tiers.train(1)
+    stopped(one_host, tiers.fast)
+    with pytest.raises(NotARunError, match="found that run itself, as its remote tier is"):
+        copy_run(tiers.fast, tiers.remote)
 
 
 def test_the_remote_tier_of_another_run_is_refused(tiers: Tiers, one_host: Host) -> None:

@@ -181,6 +181,15 @@ def test_an_attempt_whose_saves_are_known_has_not_finished_no_step() -> None:
     assert note == "attempt 3 saved step 60; the times of its steps are not known"
 
 
+def test_attempts_without_events_are_noted_also_before_the_first_one_that_has_some() -> None:
+    events = [
+        msgspec.structs.replace(one, run_attempt=one.run_attempt + 3) for one in killed_once()
+    ]
+    assert "there are no events of attempts 1 to 3" in report_run("run", events).notes
+    later = happened(90, AttemptStarted(pid=3, processes=1), 7)
+    assert "there are no events of attempt 6" in report_run("run", [*events, later]).notes
+
+
 def test_a_clock_that_is_set_changes_no_duration_and_is_noted() -> None:
     changed = [
         msgspec.structs.replace(event, time=event.time + timedelta(hours=3 if index > 5 else 0))

@@ -258,6 +258,7 @@ def _trace_notes(traces: Sequence[Trace]) -> list[str]:
     for number, successor in pairwise(numbers_seen):
         missing = range(number + 1, successor)
         if missing:
-            numbers = ", ".join(map(str, missing))
-            notes.append(f"there are no events of attempt {numbers}")
+            first, last = missing[0], missing[-1]
+            which = f"attempt {first}" if first == last else f"attempts {first} to {last}"
+            notes.append(f"there are no events of {which}")
     return notes
