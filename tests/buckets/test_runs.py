@@ -122,7 +122,7 @@ def test_commands_take_urls(one_host: Host, some_url: str) -> None:
     assert holdfast.open_run(some_url).all_steps() == [1, 3]
 
 
-def test_rm_on_a_host_that_has_no_files_of_the_run_tells_the_events(
+def test_rm_on_a_host_that_has_no_files_of_the_run_uploads_the_event(
     one_host: Host, some_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(some_url, 1, 2)

@@ -127,7 +127,7 @@ def test_the_environment_decides_whether_bytes_are_signed(
     assert [UNSIGNED in parts, UNSIGNED in records] == [value == "true"] * 2
 
 
-def test_a_refused_part_without_a_signature_of_its_bytes_is_told_with_the_way_out(
+def test_a_refused_part_without_a_signature_of_its_bytes_is_reported_with_the_way_out(
     proxied_url: str, proxy: FaultProxy, over_tls: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proxy.choose = lambda request: "refused" if "partNumber=" in request.path else None

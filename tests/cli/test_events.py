@@ -38,7 +38,9 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_run_without_events_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_events_prints_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     clock = SystemClock()
     create_run(DiskStore(tmp_path, clock), str(tmp_path), "1" * 32, clock.now())
     assert main(["events", str(tmp_path)]) == 0

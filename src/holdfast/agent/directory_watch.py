@@ -109,8 +109,8 @@ class DirectoryWatch:
         self._leaves_at = self._state.clock.monotonic() + NOTICE_SECS
         if self._state.remote is not None:
             problem += (
-                f". Its remote tier {self._state.remote.place} has what was copied: a start with "
-                "an empty directory and that remote tier continues from there"
+                f". Its remote tier {self._state.remote.place} has what was copied: a start "
+                "in an empty place with that remote tier continues from there"
             )
         log.error("%s; the agent leaves", problem)
         # The log was in that directory.

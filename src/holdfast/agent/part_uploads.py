@@ -7,15 +7,12 @@ checkpoint, or another round of the same one, replaces what is under way.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
-from threading import Thread
 from typing import Annotated, TypeVar
 
 import msgspec
 
+from holdfast.agent.daemon_threads import in_thread
 from holdfast.agent.state import AgentState
 from holdfast.coordination.messages import check_runs
 from holdfast.coordination.rank_runs import Runs, ranks_in
@@ -177,22 +174,3 @@ class PartUploads:
         if any(rank >= count for rank in ranks):
             raise StorageError(f"upload {checkpoint}: it has {count} parts, not {max(ranks) + 1}")
         return manifest, PartLayouts(manifest.checkpoint.arrays), list_folder(remote, checkpoint)
-
-
-async def in_thread(call: Callable[[], T]) -> T:
-    """Run a call that may take long on a thread that does not delay the end of the process."""
-    future: Future[T] = Future()
-    future.set_running_or_notify_cancel()
-
-    def work() -> None:
-        # Once the caller is gone, nobody takes the result.
-        with contextlib.suppress(RuntimeError):
-            try:
-                result = call()
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
-    Thread(target=work, name="holdfast-upload", daemon=True).start()
-    return await asyncio.wrap_future(future)

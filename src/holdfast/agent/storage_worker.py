@@ -550,9 +550,12 @@ class StorageWorker:
 
     def _note_in_ram(self, attempt: int) -> None:
         try:
-            record = self._begun or self.known_attempts.get(attempt)
-            if record is None or record.attempt != attempt:
-                record = read_attempt(self._state.durable, attempt)
+            begun = self._begun
+            if begun is not None and begun.attempt == attempt:
+                record = begun
+            else:
+                known = self.known_attempts.get(attempt)
+                record = known or read_attempt(self._state.durable, attempt)
             held = {checkpoint.attempt for checkpoint in self.in_ram()}
             note_attempt(self._state.folder, record, held)
             note_place(self._state.folder, self._state.run)

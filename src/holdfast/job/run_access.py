@@ -108,14 +108,19 @@ def open_or_create(place: str | os.PathLike[str]) -> ReadableRun:
 
 
 def _finder(run_id: str, durable: DurableStore, clock: Clock) -> Callable[[], RamStore | None]:
+    is_logged = False
+
     def find_ram() -> RamStore | None:
+        nonlocal is_logged
         ram = ram_store(run_id, host_name(), clock) if run_id else None
         if ram is not None and foreign_checkpoints(ram, durable):
-            log.warning(
-                "RAM of this host is left out: it has attempts of the run that %s lacks, or has "
-                "others of their numbers",
-                durable.home.location_text,
-            )
+            if not is_logged:
+                log.warning(
+                    "RAM of this host is left out: it has attempts of the run that %s lacks, or "
+                    "has others of their numbers",
+                    durable.home.location_text,
+                )
+            is_logged = True
             return None
         return ram
 

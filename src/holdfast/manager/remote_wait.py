@@ -6,21 +6,17 @@ thread of its own: a service that does not answer must not hold a caller beyond 
 
 from __future__ import annotations
 
-import threading
-
+from holdfast.agent.daemon_threads import begin_call
 from holdfast.clock import Clock
 from holdfast.engine.lifecycle.attempts import read_attempts
 from holdfast.engine.lifecycle.commit import is_committed
 from holdfast.engine.lifecycle.newest import newest_committed
-from holdfast.errors import (
-    CheckpointDamagedError,
-    HoldfastError,
-    StorageError,
-    WaitTimeoutError,
-)
+from holdfast.errors import CheckpointDamagedError, StorageError, WaitTimeoutError
 from holdfast.format.names import CheckpointId
 from holdfast.store.durable import DurableStore
 
+LOOK_SECS_MIN = 1.0
+"""How long a look may take also where less time is left, so that a timeout of 0 looks once."""
 POLL_SECS_MIN, POLL_SECS_MAX = 1.0, 15.0
 """A look at a tier that lacks the checkpoint takes requests, so the pauses grow meanwhile."""
 
@@ -45,10 +41,11 @@ def wait_for_upload(
     until_secs = clock.monotonic() + timeout_secs if timeout_secs is not None else None
     problem, pause_secs = "it is being copied, or waits for that", POLL_SECS_MIN
     while True:
-        look = _Look(remote, wanted)
+        look_secs = None
+        if until_secs is not None:
+            look_secs = max(until_secs - clock.monotonic(), LOOK_SECS_MIN)
         try:
-            left_secs = until_secs - clock.monotonic() if until_secs is not None else None
-            if look.await_answer(left_secs):
+            if begin_call(lambda: _is_there(remote, wanted)).result(look_secs):
                 return
         except (CheckpointDamagedError, StorageError) as error:
             problem = str(error)
@@ -58,47 +55,16 @@ def wait_for_upload(
         if left_secs <= 0:
             raise WaitTimeoutError(
                 f"wait for step {wanted.step} in the remote tier {remote.home.location_text}: it "
-                f"is not there after {timeout_secs:.3g} s ({problem}); the agents go on, see "
+                f"is not there after {round(timeout_secs or 0, 1):g} s ({problem}); the agents go on, see "
                 "`holdfast status`"
             )
         clock.sleep(min(pause_secs, left_secs))
         pause_secs = min(1.5 * pause_secs, POLL_SECS_MAX)
 
 
-class _Look:
-    """One look at the remote tier, on a thread that ends with the process."""
-
-    def __init__(self, remote: DurableStore, wanted: CheckpointId) -> None:
-        self._remote = remote
-        self._wanted = wanted
-        self._has_ended = threading.Event()
-        self._is_there = False
-        self._error: HoldfastError | None = None
-        threading.Thread(target=self._look, name="holdfast-remote", daemon=True).start()
-
-    def await_answer(self, timeout_secs: float | None) -> bool:
-        """Return whether the tier has the checkpoint, or a later one.
-
-        Raises:
-            CheckpointDamagedError, StorageError: The tier cannot be read.
-            TimeoutError: It has not answered in that time.
-        """
-        if not self._has_ended.wait(max(0.0, timeout_secs) if timeout_secs is not None else None):
-            raise TimeoutError
-        if self._error is not None:
-            raise self._error
-        return self._is_there
-
-    def _look(self) -> None:
-        try:
-            is_there = is_committed(self._remote, self._wanted)
-            self._is_there = is_there or _is_passed(self._remote, self._wanted)
-        except HoldfastError as error:
-            self._error = error
-        finally:
-            self._has_ended.set()
-
-
-def _is_passed(remote: DurableStore, wanted: CheckpointId) -> bool:
+def _is_there(remote: DurableStore, wanted: CheckpointId) -> bool:
+    """Return whether the tier has the checkpoint, or a later one of the timeline."""
+    if is_committed(remote, wanted):
+        return True
     newest = newest_of_timeline(remote)
     return newest is not None and (newest.attempt, newest.step) > (wanted.attempt, wanted.step)

@@ -66,8 +66,8 @@ DELETIONS_MAX = 1_000
 TRIES_MAX = 6
 TRIES_SECS = 300.0
 """After this time no further try begins."""
-TOLD_COUNT = 3
-"""The failure of a request of which a line tells. One or two are usual for a service."""
+LOGGED_COUNT = 3
+"""The failure of a request that is logged as a warning. One or two are usual for a service."""
 THROTTLED_SECS = 900.0
 """The same, for requests that a service refuses since it has too many."""
 PAUSE_SECS = 0.2
@@ -431,7 +431,7 @@ class BucketStore:
             except StorageError as error:
                 tries.failed(error)
             else:
-                self._outage.is_told = False
+                self._outage.is_logged = False
                 return result
 
     def _tries(self) -> Tries:
@@ -440,9 +440,9 @@ class BucketStore:
 
 @dataclass(slots=True)
 class Outage:
-    """Whether a line has told that requests of a store fail, since one has succeeded."""
+    """Whether it was logged that requests of a store fail, since one has succeeded last."""
 
-    is_told: bool = False
+    is_logged: bool = False
 
 
 class Tries:
@@ -480,8 +480,8 @@ class Tries:
         if self._throttled_count == 1:
             text = "%s: its service has too many requests; this one is repeated for up to %d s: %s"
             log.warning(text, self._what, THROTTLED_SECS, error)
-        elif self._count == TOLD_COUNT and not self._outage.is_told:
-            self._outage.is_told = True
+        elif self._count == LOGGED_COUNT and not self._outage.is_logged:
+            self._outage.is_logged = True
             text = "%s: a request has failed %d times, and is tried up to %d times: %s"
             log.warning(text, self._what, self._count, TRIES_MAX, error)
         else:

@@ -395,6 +395,7 @@ class _Place(NamedTuple):
 def _place_of(region: Region, targets: Sequence[RestoreTarget]) -> _Place | None:
     """Return where this chunk can be read in place: it equals a target, or is a slab of one."""
     for target in targets:
+        # A region without elements has no intersection.
         if intersection(region, target.region) != region and target.region != region:
             continue
         # With an ellipsis an array without axes gives a view too, and not a scalar.
