@@ -39,7 +39,9 @@ BROAD_EXCEPTS: dict[str, str] = {
     "src/holdfast/agent/uploader.py:Uploader.act": (
         "the top of a task: whatever an upload met is reported, and the upload is tried again"
     ),
-    "src/holdfast/agent/daemon_threads.py:begin_call.work": "the top of a thread; its caller gets it",
+    "src/holdfast/agent/daemon_threads.py:begin_call.work": (
+        "the top of a thread; its caller gets it"
+    ),
     "src/holdfast/demo/train.py:main": (
         "the top of a process, which tells the error and ends; other ends wait for other processes"
     ),

@@ -55,8 +55,8 @@ def wait_for_upload(
         if left_secs <= 0:
             raise WaitTimeoutError(
                 f"wait for step {wanted.step} in the remote tier {remote.home.location_text}: it "
-                f"is not there after {round(timeout_secs or 0, 1):g} s ({problem}); the agents go on, see "
-                "`holdfast status`"
+                f"is not there after {round(timeout_secs or 0, 1):g} s ({problem}); the agents go "
+                "on, see `holdfast status`"
             )
         clock.sleep(min(pause_secs, left_secs))
         pause_secs = min(1.5 * pause_secs, POLL_SECS_MAX)
