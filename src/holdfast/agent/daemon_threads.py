@@ -6,7 +6,6 @@ when the process ends, and these are not.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -33,8 +32,3 @@ def begin_call(call: Callable[[], T]) -> Future[T]:
 
     Thread(target=work, name="holdfast-call", daemon=True).start()
     return future
-
-
-async def in_thread(call: Callable[[], T]) -> T:
-    """Run a call on a thread of its own, and return its result."""
-    return await asyncio.wrap_future(begin_call(call))

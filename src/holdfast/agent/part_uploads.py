@@ -12,7 +12,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from holdfast.agent.daemon_threads import in_thread
+from holdfast.agent.daemon_threads import begin_call
 from holdfast.agent.state import AgentState
 from holdfast.coordination.messages import check_runs
 from holdfast.coordination.rank_runs import Runs, ranks_in
@@ -174,3 +174,8 @@ class PartUploads:
         if any(rank >= count for rank in ranks):
             raise StorageError(f"upload {checkpoint}: it has {count} parts, not {max(ranks) + 1}")
         return manifest, PartLayouts(manifest.checkpoint.arrays), list_folder(remote, checkpoint)
+
+
+async def in_thread(call: Callable[[], T]) -> T:
+    """Run a call that may take long on a thread that does not delay the end of the process."""
+    return await asyncio.wrap_future(begin_call(call))

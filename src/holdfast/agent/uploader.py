@@ -25,8 +25,7 @@ from dataclasses import dataclass, field
 
 from holdfast.agent import control_block
 from holdfast.agent.coordinator import Coordinator
-from holdfast.agent.daemon_threads import in_thread
-from holdfast.agent.part_uploads import PartUploads, UploadOrder
+from holdfast.agent.part_uploads import PartUploads, UploadOrder, in_thread
 from holdfast.agent.protocol import Notice, RemoteStatus
 from holdfast.agent.state import REMOTE_ADVICE, AgentState, RemoteTarget
 from holdfast.agent.storage_worker import StorageWorker
