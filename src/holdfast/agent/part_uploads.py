@@ -7,6 +7,7 @@ checkpoint, or another round of the same one, replaces what is under way.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
 
