@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import mmap
 import os
@@ -16,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.clock import SystemClock
-from holdfast.errors import StorageRefusedError, StorageThrottledError
+from holdfast.errors import StorageError, StorageRefusedError, StorageThrottledError
 from holdfast.store import upload_pace
-from holdfast.store.bucket import THROTTLED_SECS, TRIES_MAX, BucketStore
+from holdfast.store.bucket import THROTTLED_SECS, TRIES_MAX, BucketStore, Outage, Tries
 from holdfast.store.contract import InMemory
 from holdfast.store.location import RunLocation
 from holdfast.store.object_service import connect
@@ -74,6 +75,22 @@ def test_a_process_that_waits_for_a_processor_slows_nothing_down() -> None:
         clock.sleep(30.0)
         delays["2"] += 9_000_000_000
     assert pace.parts_at_once == PARTS_AT_ONCE // 2
+
+
+@pytest.mark.parametrize(("try_secs", "logged_at"), [(0.1, [3]), (60.0, [1])])
+def test_a_request_that_fails_often_or_for_long_is_reported_once(
+    caplog: pytest.LogCaptureFixture, try_secs: float, logged_at: list[int]
+) -> None:
+    clock, error = StepClock(), StorageError("no answer")
+    tries = Tries(clock, "s3://bucket/run", UploadPace(clock), Outage())
+    reported = []
+    for number in range(1, TRIES_MAX):
+        clock.sleep(try_secs)
+        caplog.clear()
+        with contextlib.suppress(StorageError):
+            tries.failed(error)
+        reported += [number for record in caplog.records if record.levelname == "WARNING"]
+    assert reported == logged_at
 
 
 def test_the_delays_of_threads_that_share_a_processor_are_found() -> None:

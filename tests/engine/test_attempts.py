@@ -73,8 +73,10 @@ def test_a_damaged_attempt_is_told_and_not_guessed(durable: DiskStore) -> None:
     begin(durable, None, (7, 1))
     for key in attempt_keys(1):
         flip_bit(durable.root / key, 99)
-    with pytest.raises(CheckpointDamagedError, match=r"attempts/000000001\.json"):
+    with pytest.raises(CheckpointDamagedError, match=r"attempts/000000001\.json") as caught:
         read_attempts(durable)
+    assert str(durable.root) in str(caught.value)
+    assert f"remove {' and '.join(attempt_keys(1))}" in str(caught.value)
 
 
 @pytest.mark.parametrize("which", [0, 1])

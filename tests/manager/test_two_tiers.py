@@ -607,6 +607,21 @@ def test_a_step_that_only_the_remote_tier_has_is_removed(tiers: Tiers, one_host:
     assert (steps_in(tiers.fast), steps_in(tiers.remote)) == ([3], [3])
 
 
+def test_what_is_removed_from_the_remote_tier_of_a_live_run_is_not_removed_from_its_directory(
+    tiers: Tiers, one_host: Host, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with tiers.manager() as manager:
+        for step in (1, 2):
+            manager.save(step, state_of(step), force=True)
+            manager.wait_until_finished(30, remote=True)
+        assert main(["rm", str(tiers.remote), "1", "--yes"]) == 1
+        assert f"holdfast rm {tiers.fast} STEP" in capsys.readouterr().err
+        assert (steps_in(tiers.fast), steps_in(tiers.remote)) == ([1, 2], [1, 2])
+    stopped(one_host, tiers.fast)
+    assert main(["rm", str(tiers.remote), "1", "--yes"]) == 0
+    assert (steps_in(tiers.fast), steps_in(tiers.remote)) == ([1, 2], [2])
+
+
 def test_of_two_starts_that_share_the_remote_tier_alone_exactly_one_wins(
     two_machines: list[tuple[Host, Path]], tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from holdfast.agent.agent_directory import host_name
 from holdfast.agent.client import AgentSilentError
 from holdfast.agent.launch import find_live_agent
 from holdfast.cli import output
-from holdfast.cli.agents import ask
+from holdfast.cli.agents import ask, status_of
 from holdfast.cli.output import counted, size_text
 from holdfast.clock import SystemClock
 from holdfast.coordination.settings import LEASE_SECS
@@ -133,7 +133,7 @@ def _remove(run: ReadableRun, remote: DurableStore | None, wanted: list[Checkpoi
     """Remove checkpoints through the run's agent here, or, of a run that is not live, directly.
 
     Raises:
-        RunBusyError: The run is live on another host.
+        RunBusyError: The run is live on another host, or here with this place as its remote tier.
         AgentUnavailableError: Its agent here does not answer; only the agent may remove then.
     """
     host = host_name()
@@ -142,6 +142,7 @@ def _remove(run: ReadableRun, remote: DurableStore | None, wanted: list[Checkpoi
     except AgentSilentError as error:
         raise AgentUnavailableError(f"remove checkpoints of {run.location}: {error}") from error
     if folder is not None:
+        _check_not_its_remote_tier(run, status_of(folder))
         request = protocol.Delete(ids=tuple((c.step, c.attempt) for c in wanted), by_user=True)
         ask(folder, "delete", request, protocol.Empty)
         return
@@ -157,6 +158,16 @@ def _remove(run: ReadableRun, remote: DurableStore | None, wanted: list[Checkpoi
             _remove_from_stores(run, remote, found)
             events.attempt = found.attempt
             events.write(CheckpointDeleted(step=found.step, attempt=found.attempt, reason="asked"))
+
+
+def _check_not_its_remote_tier(run: ReadableRun, agent: protocol.AgentStatus) -> None:
+    # The agent removes from both tiers, and this command announced what is in one.
+    if agent.remote is not None and run.durable.home.is_at(agent.remote.place):
+        raise RunBusyError(
+            f"remove checkpoints of {run.location}: the run is live on this host at {agent.run}, "
+            f"with this as its remote tier; `holdfast rm {agent.run} STEP` removes them from both "
+            "tiers, or stop the run first"
+        )
 
 
 def _check_not_live(run: ReadableRun, store: DurableStore) -> None:

@@ -170,7 +170,7 @@ def _copy_attempts(source: ReadableStore, target: Store) -> None:
 
 
 def _copy_checkpoint(
-    source: ReadableStore, target: Store, checkpoint: CheckpointId, progress: Progress
+    source: ReadableStore, target: DurableStore, checkpoint: CheckpointId, progress: Progress
 ) -> bool:
     """Copy a committed checkpoint, unless the target has it; return whether it was copied.
 

@@ -44,6 +44,7 @@ from holdfast.format.buffers import Buffer
 from holdfast.format.names import LEASES
 from holdfast.format.part_layout import DURABLE
 from holdfast.format.sealed import RECORD_SIZE_MAX_BYTES
+from holdfast.quantities import secs_text
 from holdfast.store.bucket_home import BucketHome, FleetingObjects, removed_after
 from holdfast.store.contract import (
     Reader,
@@ -68,6 +69,8 @@ TRIES_SECS = 300.0
 """After this time no further try begins."""
 LOGGED_COUNT = 3
 """The failure of a request that is logged as a warning. One or two are usual for a service."""
+LOGGED_SECS = 20.0
+"""An earlier failure is logged too after this time, as of a service that does not answer."""
 THROTTLED_SECS = 900.0
 """The same, for requests that a service refuses since it has too many."""
 PAUSE_SECS = 0.2
@@ -480,15 +483,18 @@ class Tries:
         if self._throttled_count == 1:
             text = "%s: its service has too many requests; this one is repeated for up to %d s: %s"
             log.warning(text, self._what, THROTTLED_SECS, error)
-        elif self._count == LOGGED_COUNT and not self._outage.is_logged:
+        elif self._is_worth_a_warning(secs) and not self._outage.is_logged:
             self._outage.is_logged = True
-            text = "%s: a request has failed %d times, and is tried up to %d times: %s"
-            log.warning(text, self._what, self._count, TRIES_MAX, error)
+            text = "%s: try %d of %d of a request has failed, after %s: %s"
+            log.warning(text, self._what, self._count, TRIES_MAX, secs_text(secs), error)
         else:
             log.debug("a request to %s is repeated: %s", self._what, error)
         # Between half of the pause and all of it, so that many hosts do not repeat in step.
         share = 0.5 + int(self._clock.new_token()[:4], 16) / (1 << 17)
         self._clock.sleep(share * min(pause_secs, PAUSE_MAX_SECS))
+
+    def _is_worth_a_warning(self, secs: float) -> bool:
+        return self._count == LOGGED_COUNT or (self._count < LOGGED_COUNT and secs > LOGGED_SECS)
 
 
 class _BucketReader:

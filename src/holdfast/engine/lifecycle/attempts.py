@@ -65,7 +65,7 @@ def newest_tier(stores: Sequence[DurableStore]) -> DurableStore:
 
 
 def read_attempts(
-    store: ReadableStore,
+    store: DurableStore,
     numbers: Sequence[int] | None = None,
     known: MutableMapping[int, AttemptRecord] | None = None,
     damaged: set[int] | None = None,
@@ -79,8 +79,8 @@ def read_attempts(
         damaged: the numbers of those whose copy was read instead are added.
 
     Raises:
-        CheckpointDamagedError: one of them is damaged, so the timeline is unknown. A damaged record
-            of an abandoned attempt is not read.
+        CheckpointDamagedError: one of them is damaged, so the timeline is unknown; the error says
+            what can be done. A damaged record of an abandoned attempt is not read.
     """
     numbers = attempt_numbers(store) if numbers is None else numbers
     known = {} if known is None else known
@@ -96,6 +96,14 @@ def read_attempts(
             found[number] = record or read_attempt(store, number)
         except ObjectNotFoundError:
             break
+        except CheckpointDamagedError as error:
+            names = " and ".join(attempt_keys(number))
+            raise CheckpointDamagedError(
+                f"read the attempts in {store.home.location_text}: {error}; its copy is damaged "
+                f"too, so it is unknown what attempt {number} continued from. Put one of the two "
+                f"back from a backup. Without one, remove {names}: the next start continues from "
+                f"the newest checkpoint, and those of attempts before {number} count as abandoned"
+            ) from error
         known[number] = found[number]
         origin = found[number].origin
         number = origin[1] if origin is not None else 0

@@ -34,6 +34,7 @@ from holdfast.format.records import CheckpointSpec, Manifest, PartRecord, PartRe
 from holdfast.format.sealed import record_digest, seal, unseal
 from holdfast.format.timeline import last_steps
 from holdfast.store.contract import ReadableStore, Store
+from holdfast.store.durable import DurableStore
 
 
 def read_part(
@@ -94,7 +95,7 @@ def manifest_of(parts: Sequence[PartRecord], record_digests: Sequence[str]) -> M
 
 
 def commit(
-    durable: Store,
+    durable: DurableStore,
     checkpoint: CheckpointId,
     part_count: int,
     committing: Callable[[CheckpointId, Iterable[str]], AbstractContextManager[None]] | None = None,
@@ -172,7 +173,7 @@ def _check_stored(
             )
 
 
-def check_not_fenced(durable: ReadableStore, checkpoint: CheckpointId) -> None:
+def check_not_fenced(durable: DurableStore, checkpoint: CheckpointId) -> None:
     """Check that `checkpoint` is on the current timeline.
 
     Raises:

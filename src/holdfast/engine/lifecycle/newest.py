@@ -19,6 +19,7 @@ from holdfast.format.names import CHECKPOINTS, MANIFESTS, STEP_MAX, CheckpointId
 from holdfast.format.records import AttemptRecord
 from holdfast.format.timeline import on_timeline
 from holdfast.store.contract import Store
+from holdfast.store.durable import DurableStore
 
 PAGE_COUNT = 1_000
 """The manifests that are listed at once, as many as a page of S3 has."""
@@ -67,7 +68,7 @@ class NewestListing:
 
 
 def list_newest(
-    durable: Store,
+    durable: DurableStore,
     known: MutableMapping[int, AttemptRecord] | None = None,
     since_step: int = STEP_MAX,
 ) -> NewestListing:

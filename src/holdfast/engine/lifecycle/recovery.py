@@ -28,7 +28,7 @@ from holdfast.format.names import (
     checkpoint_folder,
 )
 from holdfast.format.timeline import last_steps
-from holdfast.store.contract import Store
+from holdfast.store.durable import DurableStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Recovery:
 
 
 def recover(
-    durable: Store,
+    durable: DurableStore,
     in_care: Collection[CheckpointId],
     attempt: int | None = None,
     images: ReusedImages | None = None,
@@ -90,7 +90,7 @@ def recover(
 
 
 def _finish(
-    durable: Store, checkpoint: CheckpointId, listing: Listing, images: ReusedImages
+    durable: DurableStore, checkpoint: CheckpointId, listing: Listing, images: ReusedImages
 ) -> bool:
     if not listing.is_complete:
         return False

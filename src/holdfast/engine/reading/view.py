@@ -20,7 +20,8 @@ from holdfast.errors import (
 )
 from holdfast.format.names import CheckpointId
 from holdfast.format.timeline import last_steps, on_timeline
-from holdfast.store.contract import ReadableStore, Store
+from holdfast.store.contract import ReadableStore
+from holdfast.store.durable import DurableStore
 from holdfast.store.ram import RamStore
 
 LISTINGS_MAX = 20
@@ -108,7 +109,7 @@ def _reads_only(size_bytes: int) -> str:
     raise AssertionError("a view of the RAM tier does not write")
 
 
-def view_of(stores: Sequence[ReadableStore], durable: ReadableStore) -> View:
+def view_of(stores: Sequence[ReadableStore], durable: DurableStore) -> View:
     """Return a view of the stores now; the timeline is read from `durable`."""
     listings, unlisted = list_stores(stores)
     attempts = read_attempts(durable)
@@ -118,9 +119,9 @@ def view_of(stores: Sequence[ReadableStore], durable: ReadableStore) -> View:
 
 def newest_view_of(
     stores: Sequence[ReadableStore],
-    durable: Store,
+    durable: DurableStore,
     newest: NewestListing | None = None,
-    remote: Store | None = None,
+    remote: DurableStore | None = None,
 ) -> View:
     """Return a view with the newest checkpoints, at least down to the newest one of the timeline.
 
@@ -159,7 +160,7 @@ class _ListingsOnDemand(Mapping[CheckpointId, Listing]):
     Iterates over the newest ones alone.
     """
 
-    def __init__(self, durable: Store, newest: NewestListing) -> None:
+    def __init__(self, durable: DurableStore, newest: NewestListing) -> None:
         self._durable = durable
         self._newest = newest.checkpoints
         self._listed = dict(newest.with_objects)

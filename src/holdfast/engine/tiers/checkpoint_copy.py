@@ -27,6 +27,7 @@ from holdfast.format.part_layout import expected_digests, image_keys
 from holdfast.format.records import Manifest
 from holdfast.format.sealed import record_digest
 from holdfast.store.contract import ReadableStore, Store
+from holdfast.store.durable import DurableStore
 
 
 def part_copies(
@@ -92,7 +93,7 @@ def copy_part_once(copies: Sequence[PartSource], target: Store, listed: Listing)
 
 def commit_copy(
     expected: bytes,
-    target: Store,
+    target: DurableStore,
     checkpoint: CheckpointId,
     part_count: int,
     committing: Callable[[CheckpointId, Iterable[str]], AbstractContextManager[None]] | None = None,
