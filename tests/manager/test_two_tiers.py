@@ -26,6 +26,7 @@ from holdfast.errors import (
     InvalidArgumentError,
     NotARunError,
     RunBusyError,
+    StepNotFoundError,
 )
 from holdfast.format.records import RunRecord
 from holdfast.job.opening import open_run
@@ -605,6 +606,40 @@ def test_a_step_that_only_the_remote_tier_has_is_removed(tiers: Tiers, one_host:
     stopped(one_host, tiers.fast)
     assert main(["rm", str(tiers.fast), "2", "--attempt", "1", "--yes"]) == 0
     assert (steps_in(tiers.fast), steps_in(tiers.remote)) == ([3], [3])
+
+
+def test_a_step_that_only_the_remote_tier_has_is_read_and_copied_from_there(
+    tiers: Tiers,
+    one_host: Host,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tiers.train(3, fast_keep=1)
+    stopped(one_host, tiers.fast)
+    assert (steps_in(tiers.fast), steps_in(tiers.remote)) == ([2], [0, 1, 2])
+    run = holdfast.open_run(tiers.fast)
+    assert (run.restore(1)["w"] == 1).all()
+    assert run.metadata(0).step == 0
+    assert (run.latest_step(), run.all_steps()) == (2, [2])
+    assert main(["show", str(tiers.fast), "1", "--json"]) == 0
+    capsys.readouterr()
+    assert main(["verify", str(tiers.fast), "1"]) == 1
+    assert f"holdfast verify {tiers.remote} 1" in capsys.readouterr().err
+    assert main(["verify", str(tiers.fast)]) == 0
+    assert f"holdfast verify {tiers.remote}" in capsys.readouterr().err
+    assert main(["copy", str(tiers.fast), str(tmp_path / "copy")]) == 0
+    assert f"{tiers.remote} was not read" in capsys.readouterr().err
+    assert main(["copy", str(tiers.fast), str(tmp_path / "copy"), "0", "1"]) == 0
+    assert steps_in(tmp_path / "copy") == [0, 1, 2]
+    assert main(["verify", str(tmp_path / "copy")]) == 0
+    with pytest.raises(StepNotFoundError, match="step 7"):
+        run.restore(7)
+    shutil.rmtree(tiers.remote)
+    with pytest.raises(StepNotFoundError, match="step 1"):
+        run.restore(1)
+    assert f"the remote tier is left out: open {tiers.remote}" in caplog.text
+    assert (run.restore(2)["w"] == 2).all()
 
 
 def test_what_is_removed_from_the_remote_tier_of_a_live_run_is_not_removed_from_its_directory(

@@ -128,8 +128,8 @@ class DeletingRun:
     def __init__(self, run: ReadableRun, count: int) -> None:
         self._run, self._left = run, count
 
-    def load_view(self) -> View:
-        view = self._run.load_view()
+    def load_view(self, step: int | None = None) -> View:
+        view = self._run.load_view(step)
         if self._left and view.timeline:
             self._left -= 1
             newest = view.timeline[-1]
@@ -148,8 +148,8 @@ class OvertakenRun:
     def __init__(self, run: ReadableRun) -> None:
         self._run, self._is_first = run, True
 
-    def load_view(self) -> View:
-        view = self._run.load_view()
+    def load_view(self, step: int | None = None) -> View:
+        view = self._run.load_view(step)
         if not self._is_first:
             return view
         self._is_first = False
@@ -202,8 +202,8 @@ class VanishingRun:
     def __init__(self, run: ReadableRun) -> None:
         self._run, self._count = run, 0
 
-    def load_view(self) -> View:
-        view, durable = self._run.load_view(), self._run.durable
+    def load_view(self, step: int | None = None) -> View:
+        view, durable = self._run.load_view(step), self._run.durable
         self._count += 1
         if self._count == 1:
             durable.delete(manifest_key(view.timeline[-1]))

@@ -20,7 +20,8 @@ def copy(directory: str, target: str, steps: tuple[int, ...], as_json: bool) -> 
 
     DIR and DEST are directories or URLs of buckets. Every digest is checked. The same command
     continues an interrupted copy. DEST is opened and trained as a run of its own. Checkpoints of
-    abandoned branches, events and logs are not copied.
+    abandoned branches, events and logs are not copied. A STEP that DIR lacks is copied from its
+    remote tier.
     """
     size_bytes = 0
     with output.stderr().status(f"copying to {target}") as status:
@@ -47,3 +48,8 @@ def copy(directory: str, target: str, steps: tuple[int, ...], as_json: bool) -> 
     if done.deleted:
         parts.append(f"{len(done.deleted):,} were deleted meanwhile")
     output.note(f"{target}: {'; '.join(parts)}")
+    if done.unread_remote is not None:
+        output.note(
+            f"the run's remote tier {done.unread_remote} was not read; to copy steps that it alone "
+            "has (`holdfast ls` shows them), give them as STEPs"
+        )

@@ -42,7 +42,7 @@ def show(directory: str, step: int | None, as_json: bool) -> None:
 
 
 def _find(run: ReadableRun, step: int | None) -> CheckpointSources:
-    view = run.load_view()
+    view = run.load_view(step)
     if step is None:
         if not view.timeline:
             raise StepNotFoundError(f"show {run.location}: it has no checkpoints yet")

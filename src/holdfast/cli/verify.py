@@ -13,11 +13,13 @@ from rich.text import Text
 from holdfast.cli import output
 from holdfast.cli.findings import Copy, bad_record, check_attempts, check_copy, copies_of, is_gone
 from holdfast.cli.output import counted, size_text
+from holdfast.engine.lifecycle.run import noted_remote
 from holdfast.engine.reading.run import ReadableRun
 from holdfast.engine.reading.verify import BlockCheck
 from holdfast.engine.reading.view import LISTINGS_MAX
 from holdfast.errors import HoldfastError, StepNotFoundError
 from holdfast.format.names import RUN_FILE
+from holdfast.format.part_layout import REMOTE
 from holdfast.job.run_access import read_damaged
 
 
@@ -36,6 +38,8 @@ class Result:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def verify(directory: str, step: int | None, as_json: bool) -> int:
     """Read every block of the run in DIR and check it.
+
+    The run's remote tier is a run of its own for this command.
 
     Without STEP it reads every checkpoint that is committed or whole, the copies in this host's
     memory, and the records of the run and its attempts. Each problem is printed with its file and
@@ -57,6 +61,9 @@ def verify(directory: str, step: int | None, as_json: bool) -> int:
         for result in results:
             _print_result(run, result)
     _print_end(results)
+    remote = noted_remote(run.durable)
+    if remote is not None:
+        output.note(f"the run's remote tier was not read; `holdfast verify {remote}` reads it")
     return _exit_code(results)
 
 
@@ -106,7 +113,7 @@ def _of_copies(run: ReadableRun, step: int | None, bar: Progress) -> Iterator[Re
         if not copies:
             if step is None:
                 return
-            run.load_view().find(step)
+            _check_not_remote(run, step)
         is_any = False
         for result in _results(copies, bar):
             is_any = True
@@ -117,6 +124,22 @@ def _of_copies(run: ReadableRun, step: int | None, bar: Progress) -> Iterator[Re
         f"verify {run.location}: nothing was checked: the run deleted all checkpoints of each of "
         f"{LISTINGS_MAX} listings meanwhile; verify a copy of it, or let the run keep more"
     )
+
+
+def _check_not_remote(run: ReadableRun, step: int) -> None:
+    """Check that a step which no other tier has is not in the remote tier either.
+
+    Raises:
+        StepNotFoundError: no tier has it, or the remote tier alone.
+    """
+    view = run.load_view(step)
+    found = view.find(step)
+    holders = [store for store in view.stores if found in view.listings[store.name]]
+    if [store.tier for store in holders] == [REMOTE]:
+        raise StepNotFoundError(
+            f"verify step {step} of {run.location}: its remote tier alone has it; call `holdfast "
+            f"verify {noted_remote(run.durable)} {step}`"
+        )
 
 
 def _results(copies: Sequence[Copy], bar: Progress) -> Iterator[Result]:

@@ -52,7 +52,7 @@ def read_only(place: str | os.PathLike[str]) -> ReadableRun:
         run_id=record.run_id,
         durable=durable,
         find_ram=_finder("" if is_copy else record.run_id, durable, clock),
-        find_remote=lambda: None if is_copy else _remote_of(durable, record.run_id, clock),
+        find_remote=lambda: None if is_copy else remote_of(durable, record.run_id, clock),
         is_copy=is_copy,
     )
 
@@ -127,7 +127,7 @@ def _finder(run_id: str, durable: DurableStore, clock: Clock) -> Callable[[], Ra
     return find_ram
 
 
-def _remote_of(durable: DurableStore, run_id: str, clock: Clock) -> DurableStore | None:
+def remote_of(durable: DurableStore, run_id: str, clock: Clock) -> DurableStore | None:
     """Return the remote tier that the run's directory names; None if that is not the run's.
 
     Raises:

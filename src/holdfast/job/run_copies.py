@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from holdfast.clock import SystemClock
+from holdfast.engine.lifecycle.attempts import newest_tier
 from holdfast.engine.lifecycle.catalog import list_folder, list_stores
 from holdfast.engine.lifecycle.commit import is_committed
-from holdfast.engine.lifecycle.run import read_run, read_run_record
+from holdfast.engine.lifecycle.run import noted_remote, read_run, read_run_record
 from holdfast.engine.reading.sources import CheckpointSources, PartSource, find_sources
 from holdfast.engine.reading.view import LISTINGS_MAX, view_of
 from holdfast.engine.tiers.checkpoint_copy import commit_copy, copy_part_once
@@ -32,6 +33,7 @@ from holdfast.errors import (
 )
 from holdfast.format.names import ATTEMPTS, CheckpointId, manifest_key
 from holdfast.job.opening import end_copy, open_copy
+from holdfast.job.run_access import remote_of
 from holdfast.store.contract import ReadableStore, Store
 from holdfast.store.durable import DurableStore
 from holdfast.store.location import RunLocation, open_durable
@@ -44,11 +46,16 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class CopiedSteps:
-    """The steps that a copy has written, those that the target had, and those deleted meanwhile."""
+    """The steps that a copy has written, those that the target had, and those deleted meanwhile.
+
+    `unread_remote` is the remote tier of the source, which may have further steps; None: there is
+    none, or the steps were given.
+    """
 
     copied: tuple[int, ...]
     present: tuple[int, ...]
     deleted: tuple[int, ...]
+    unread_remote: str | None = None
 
 
 def copy_run(
@@ -64,7 +71,8 @@ def copy_run(
     Args:
         source: A path or a URL.
         target: A path or a URL: a new one, or that of an unfinished copy of this run.
-        steps: The steps to copy; all if it is empty.
+        steps: The steps to copy, of which those that `source` lacks are read from its remote tier;
+            all of `source` if it is empty.
         progress: Called with the step and the bytes of each part that was copied.
 
     Raises:
@@ -93,19 +101,25 @@ def copy_run(
     if record.place is None:
         # Without a place the copy would be taken for the run itself.
         record = msgspec.structs.replace(record, place=durable.home.recorded_place())
-    view = view_of([durable], durable)
+    stores = [durable]
+    view = view_of(stores, durable)
+    if not {*steps} <= {checkpoint.step for checkpoint in view.timeline}:
+        remote = remote_of(durable, record.run_id, clock)
+        stores += [remote] if remote is not None else []
+        view = view_of(stores, newest_tier(stores))
     found = [view.find(step) for step in sorted(set(steps))] if steps else [*view.timeline]
     written = open_copy(target, record, clock)
     deleted: list[int] = []
     for _ in range(LISTINGS_MAX):
-        done = _copy_listed(durable, written, found, progress, record.run_id)
+        done = _copy_listed(stores, written, found, progress, record.run_id)
         deleted += [step for step in done.deleted if step not in deleted]
         shown = ", ".join(map(str, deleted[-10:]))
         if steps and deleted:
             raise StepNotFoundError(f"copy step {shown}: its checkpoint was deleted meanwhile")
         if done.copied or done.present or not deleted:
             end_copy(written, record)
-            return replace(done, deleted=tuple(deleted))
+            unread = noted_remote(durable) if not steps else None
+            return replace(done, deleted=tuple(deleted), unread_remote=unread)
         # A run that keeps few checkpoints may delete all that were listed before they are copied.
         found = [*view_of([durable], durable).timeline]
     raise StepNotFoundError(
@@ -116,7 +130,7 @@ def copy_run(
 
 
 def _copy_listed(
-    source: ReadableStore,
+    sources: Sequence[DurableStore],
     target: DurableStore,
     listed: Sequence[CheckpointId],
     progress: Progress,
@@ -127,14 +141,14 @@ def _copy_listed(
     Raises:
         NotARunError: The target was opened meanwhile.
     """
-    _copy_attempts(source, target)
+    _copy_attempts(newest_tier(sources), target)
     copied, present, deleted = list[int](), list[int](), list[int]()
     for checkpoint in listed:
         try:
-            is_new = _copy_checkpoint(source, target, checkpoint, progress)
+            is_new = _copy_checkpoint(sources, target, checkpoint, progress)
         except HoldfastError:
             _check_not_opened(target, run_id)
-            if is_committed(source, checkpoint):
+            if any(is_committed(source, checkpoint) for source in sources):
                 raise
             deleted.append(checkpoint.step)
         else:
@@ -170,13 +184,20 @@ def _copy_attempts(source: ReadableStore, target: Store) -> None:
 
 
 def _copy_checkpoint(
-    source: ReadableStore, target: DurableStore, checkpoint: CheckpointId, progress: Progress
+    sources: Sequence[DurableStore],
+    target: DurableStore,
+    checkpoint: CheckpointId,
+    progress: Progress,
 ) -> bool:
     """Copy a committed checkpoint, unless the target has it; return whether it was copied.
+
+    It is read from the first of `sources` that has it.
 
     Raises:
         StorageError: the target has another checkpoint of this name.
     """
+    *nearer, last = sources
+    source = next((store for store in nearer if is_committed(store, checkpoint)), last)
     key = manifest_key(checkpoint)
     manifest = source.get(key)
     try:

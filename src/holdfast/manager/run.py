@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -59,7 +60,8 @@ class Run:
 
     It needs no framework: without `like` and `framework` arrays come as NumPy arrays, those of
     bfloat16 and the like with the dtypes of the package ml_dtypes. Checkpoints in the RAM of other
-    hosts are not seen. Threads may share it.
+    hosts are not seen. Of a run with a remote tier, a step that the directory lacks is read from
+    there; `latest_step` and `all_steps` look at the directory alone. Threads may share it.
 
     Args:
         directory: the run's durable directory.
@@ -191,12 +193,12 @@ class Run:
         request = arguments.check_request(like, only, partial, cast)
         request = replace(request, native=framework is not None)
         of, rounds = find_framework(framework), outside_rounds()
-        look = self._run.load_view
         if step is not None:
             number = arguments.check_step(step)
-            restored = restore_step(look, number, of, request, rounds, self._clock)
+            with_step = functools.partial(self._run.load_view, number)
+            restored = restore_step(with_step, number, of, request, rounds, self._clock)
         else:
-            look = newest_first(self._run.load_newest_view, look)
+            look = newest_first(self._run.load_newest_view, self._run.load_view)
             newest = restore_newest(look, of, request, rounds, self._clock)
             if newest is None:
                 arguments.raise_nothing_saved(self.directory)
@@ -243,7 +245,8 @@ class Run:
         self._is_closed = True
 
     def _sources(self, step: int) -> CheckpointSources:
-        return read_step(self._run.load_view, arguments.check_step(step), View.sources)
+        number = arguments.check_step(step)
+        return read_step(functools.partial(self._run.load_view, number), number, View.sources)
 
     def _check_open(self, call: str) -> None:
         if self._is_closed:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from holdfast.engine.lifecycle.attempts import newest_tier
 from holdfast.engine.reading.view import View, newest_view_of, view_of
 from holdfast.store.contract import ReadableStore
 from holdfast.store.durable import DurableStore
@@ -32,8 +33,8 @@ class ReadableRun:
     A directory that is a copy of a run, and was not opened yet, has the original's `run_id`. The
     agents and the RAM of that id are not its own.
 
-    `find_remote` returns the remote tier of the run, where it was trained with one; a reader of
-    checkpoints reads the tier that it has opened.
+    `find_remote` returns the remote tier of the run, where it was trained with one. A reader of
+    checkpoints reads the tier that it has opened, and the remote tier for a step that it lacks.
     """
 
     location: RunLocation
@@ -54,14 +55,20 @@ class ReadableRun:
         ram = self.find_ram()
         return [ram, self.durable] if ram is not None else [self.durable]
 
-    def load_view(self) -> View:
-        """Return what the tiers hold now.
+    def load_view(self, step: int | None = None) -> View:
+        """Return what the tiers hold now; where they lack `step`, what the remote tier holds too.
 
         Raises:
             CheckpointDamagedError: an attempt's record is damaged, so the timeline is unknown.
-            StorageError: a tier cannot be listed.
+            StorageError, InvalidArgumentError: a tier cannot be listed.
         """
-        return view_of(self.stores, self.durable)
+        view = view_of(self.stores, self.durable)
+        if step is None or any(checkpoint.step == step for checkpoint in view.timeline):
+            return view
+        remote = self.find_remote()
+        if remote is None:
+            return view
+        return view_of([*self.stores, remote], newest_tier([self.durable, remote]))
 
     def load_newest_view(self) -> View:
         """Return the newest checkpoints that the tiers hold now, with few requests.
