@@ -108,7 +108,7 @@ def _draw(results: Sequence[dict[str, Any]]) -> None:
     widths = [end - 1 for end in ends]
     axes.barh(list(places), widths, left=1, color=colors, height=0.6)
     axes.set_yticks(list(places), names, fontsize=7)
-    axes.invert_yaxis()
+    axes.set_ylim(len(results) - 0.4, -0.6)
     axes.set_xscale("log")
     axes.set_xlim(min(0.45, 0.9 * min(ends)), 1.6 * max(ends))
     axes.xaxis.set_major_locator(FixedLocator([0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50]))
