@@ -196,6 +196,18 @@ def test_a_restore_goes_on_to_the_newest_that_is_left(run_directory: Path) -> No
     assert restored(DeletingRun(without_ram(run_directory), 9)) is None
 
 
+def test_a_step_that_may_be_in_a_remote_tier_that_cannot_be_read_is_not_called_missing(
+    run_directory: Path,
+) -> None:
+    def find_remote() -> None:
+        raise errors.StorageUnreachableError("s3://bucket/run does not answer")
+
+    run = replace(without_ram(run_directory), find_remote=find_remote)
+    assert run.load_view(3).find(3).step == 3
+    with pytest.raises(errors.StorageUnreachableError, match=r"find step 7.*s3://bucket/run"):
+        run.load_view(7)
+
+
 class VanishingRun:
     """A run that deletes the newest checkpoint while it is read: its manifest, then a record."""
 

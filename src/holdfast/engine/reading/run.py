@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from holdfast.engine.lifecycle.attempts import newest_tier
 from holdfast.engine.reading.view import View, newest_view_of, view_of
+from holdfast.errors import InvalidArgumentError, StorageError
 from holdfast.store.contract import ReadableStore
 from holdfast.store.durable import DurableStore
 from holdfast.store.location import RunLocation
@@ -60,15 +61,22 @@ class ReadableRun:
 
         Raises:
             CheckpointDamagedError: an attempt's record is damaged, so the timeline is unknown.
-            StorageError, InvalidArgumentError: a tier cannot be listed.
+            StorageError: a tier cannot be listed.
+            InvalidArgumentError: the remote tier is in a bucket, and this host cannot open it.
         """
         view = view_of(self.stores, self.durable)
         if step is None or any(checkpoint.step == step for checkpoint in view.timeline):
             return view
-        remote = self.find_remote()
-        if remote is None:
-            return view
-        return view_of([*self.stores, remote], newest_tier([self.durable, remote]))
+        try:
+            remote = self.find_remote()
+            if remote is None:
+                return view
+            return view_of([*self.stores, remote], newest_tier([self.durable, remote]))
+        except (StorageError, InvalidArgumentError) as error:
+            raise type(error)(
+                f"find step {step}: {self.location} lacks it, and its remote tier cannot be read: "
+                f"{error}"
+            ) from error
 
     def load_newest_view(self) -> View:
         """Return the newest checkpoints that the tiers hold now, with few requests.
