@@ -636,10 +636,36 @@ def test_a_step_that_only_the_remote_tier_has_is_read_and_copied_from_there(
     with pytest.raises(StepNotFoundError, match="step 7"):
         run.restore(7)
     shutil.rmtree(tiers.remote)
-    with pytest.raises(StepNotFoundError, match="step 1"):
+    with pytest.raises(StepNotFoundError, match=f"step 1.*remote tier {tiers.remote}"):
         run.restore(1)
     assert f"the remote tier is left out: open {tiers.remote}" in caplog.text
     assert (run.restore(2)["w"] == 2).all()
+
+
+@pytest.mark.parametrize("harm", ["bytes", "image", "record", "folder", "manifest"])
+def test_a_step_that_is_damaged_in_the_directory_is_read_from_the_remote_tier(
+    tiers: Tiers, one_host: Host, tmp_path: Path, harm: str
+) -> None:
+    tiers.train(2)
+    stopped(one_host, tiers.fast)
+    folder = tiers.fast / "checkpoints/000000000.1"
+    (image,), (record,) = folder.glob("image-*"), folder.glob("part-*")
+    (manifest,) = (tiers.fast / "checkpoints/manifests").glob("*-000000000.1.json")
+    if harm == "folder":
+        shutil.rmtree(folder)
+    elif harm == "bytes":
+        flip_bit(image, 200_000 * 8)
+    else:
+        flip_bit(manifest, 99) if harm == "manifest" else (
+            image if harm == "image" else record
+        ).unlink()
+    run = holdfast.open_run(tiers.fast)
+    assert (run.restore(0)["w"] == 0).all()
+    assert run.metadata(0).step == 0
+    assert main(["show", str(tiers.fast), "0"]) == 0
+    shutil.rmtree(tiers.remote)
+    with pytest.raises(CheckpointDamagedError):
+        run.restore(0)
 
 
 def test_what_is_removed_from_the_remote_tier_of_a_live_run_is_not_removed_from_its_directory(
@@ -652,6 +678,9 @@ def test_what_is_removed_from_the_remote_tier_of_a_live_run_is_not_removed_from_
         assert main(["rm", str(tiers.remote), "1", "--yes"]) == 1
         assert f"holdfast rm {tiers.fast} STEP" in capsys.readouterr().err
         assert (steps_in(tiers.fast), steps_in(tiers.remote)) == ([1, 2], [1, 2])
+        moved = tiers.remote.rename(tiers.remote.with_name("moved"))
+        assert main(["rm", str(moved), "1", "--yes"]) == 1
+        moved.rename(tiers.remote)
     stopped(one_host, tiers.fast)
     assert main(["rm", str(tiers.remote), "1", "--yes"]) == 0
     assert (steps_in(tiers.fast), steps_in(tiers.remote)) == ([1, 2], [2])

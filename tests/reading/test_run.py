@@ -26,7 +26,8 @@ from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.lifecycle.commit import remove
 from holdfast.engine.reading.run import ReadableRun
-from holdfast.engine.reading.view import View, find_newest_sound, find_sound
+from holdfast.engine.reading.sources import CheckpointSources
+from holdfast.engine.reading.view import View, find_newest_sound, find_sound, read_step
 from holdfast.format.names import manifest_key, part_key
 from holdfast.format.records import CheckpointSpec
 from holdfast.job.run_access import read_only
@@ -128,8 +129,8 @@ class DeletingRun:
     def __init__(self, run: ReadableRun, count: int) -> None:
         self._run, self._left = run, count
 
-    def load_view(self, step: int | None = None) -> View:
-        view = self._run.load_view(step)
+    def load_view(self) -> View:
+        view = self._run.load_view()
         if self._left and view.timeline:
             self._left -= 1
             newest = view.timeline[-1]
@@ -148,8 +149,8 @@ class OvertakenRun:
     def __init__(self, run: ReadableRun) -> None:
         self._run, self._is_first = run, True
 
-    def load_view(self, step: int | None = None) -> View:
-        view = self._run.load_view(step)
+    def load_view(self) -> View:
+        view = self._run.load_view()
         if not self._is_first:
             return view
         self._is_first = False
@@ -203,9 +204,9 @@ def test_a_step_that_may_be_in_a_remote_tier_that_cannot_be_read_is_not_called_m
         raise errors.StorageUnreachableError("s3://bucket/run does not answer")
 
     run = replace(without_ram(run_directory), find_remote=find_remote)
-    assert run.load_view(3).find(3).step == 3
+    assert run.find_sources(3).id.step == 3
     with pytest.raises(errors.StorageUnreachableError, match=r"find step 7.*s3://bucket/run"):
-        run.load_view(7)
+        run.find_sources(7)
 
 
 class VanishingRun:
@@ -214,8 +215,8 @@ class VanishingRun:
     def __init__(self, run: ReadableRun) -> None:
         self._run, self._count = run, 0
 
-    def load_view(self, step: int | None = None) -> View:
-        view, durable = self._run.load_view(step), self._run.durable
+    def load_view(self) -> View:
+        view, durable = self._run.load_view(), self._run.durable
         self._count += 1
         if self._count == 1:
             durable.delete(manifest_key(view.timeline[-1]))
@@ -224,6 +225,12 @@ class VanishingRun:
             # The record of another rank, which is deleted later.
             durable.put(part_key(view.timeline[-1], 1, 2), b"{}")
         return view
+
+    def look_for(self, step: int) -> Callable[[], View]:
+        return self.load_view
+
+    def find_sources(self, step: int) -> CheckpointSources:
+        return read_step(self.load_view, step, View.sources)
 
 
 @pytest.mark.parametrize("call", ["metadata", "process_values", "restore"])

@@ -258,7 +258,7 @@ class Uploader:
         if remote is None:
             return None
         return RemoteStatus(
-            place=remote.place,
+            place=remote.store.home.location_text,
             newest_step=uploaded.id.step if uploaded is not None else None,
             uploading_step=active.chosen.id.step if active is not None else None,
             parts_done=sum(active.parts_by_host.values()) if active is not None else 0,

@@ -32,6 +32,11 @@ def copy(directory: str, target: str, steps: tuple[int, ...], as_json: bool) -> 
             status.update(f"copying step {step} to {target}: {size_text(size_bytes)}")
 
         done = copy_run(directory, target, steps, show)
+    if done.unread_remote is not None:
+        output.note(
+            f"the run's remote tier {done.unread_remote} was not read; to copy steps that it alone "
+            "has (`holdfast ls` shows them), give them as STEPs"
+        )
     if as_json:
         output.print_json(
             {
@@ -48,8 +53,3 @@ def copy(directory: str, target: str, steps: tuple[int, ...], as_json: bool) -> 
     if done.deleted:
         parts.append(f"{len(done.deleted):,} were deleted meanwhile")
     output.note(f"{target}: {'; '.join(parts)}")
-    if done.unread_remote is not None:
-        output.note(
-            f"the run's remote tier {done.unread_remote} was not read; to copy steps that it alone "
-            "has (`holdfast ls` shows them), give them as STEPs"
-        )

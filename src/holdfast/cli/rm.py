@@ -14,7 +14,7 @@ from holdfast.agent.client import AgentSilentError
 from holdfast.agent.launch import find_live_agent
 from holdfast.cli import output
 from holdfast.cli.agents import ask, status_of
-from holdfast.cli.output import counted, size_text
+from holdfast.cli.output import counted, secs_text, size_text
 from holdfast.clock import SystemClock
 from holdfast.coordination.settings import LEASE_SECS
 from holdfast.engine.lifecycle.attempts import newest_attempt, newest_tier
@@ -37,6 +37,7 @@ from holdfast.format.names import CheckpointId
 from holdfast.job.run_access import read_only
 from holdfast.store.contract import ReadableStore
 from holdfast.store.durable import DurableStore
+from holdfast.store.location import RunLocation
 
 
 @click.command()
@@ -161,8 +162,14 @@ def _remove(run: ReadableRun, remote: DurableStore | None, wanted: list[Checkpoi
 
 
 def _check_not_its_remote_tier(run: ReadableRun, agent: protocol.AgentStatus) -> None:
-    # The agent removes from both tiers, and this command announced what is in one.
-    if agent.remote is not None and run.durable.home.is_at(agent.remote.place):
+    """Check that the run's agent does not serve another place, with this one as the remote tier.
+
+    It would remove from both, and the command announced what is in one. Where the agent's directory
+    is no longer at its path, it was renamed, maybe to this one.
+    """
+    place = RunLocation(agent.run)
+    is_other = not run.durable.home.is_at(agent.run) and (place.is_url or place.folder.exists())
+    if agent.remote is not None and is_other:
         raise RunBusyError(
             f"remove checkpoints of {run.location}: the run is live on this host at {agent.run}, "
             f"with this as its remote tier; `holdfast rm {agent.run} STEP` removes them from both "
@@ -176,7 +183,8 @@ def _check_not_live(run: ReadableRun, store: DurableStore) -> None:
     if seen is not None and seen.age_secs < LEASE_SECS:
         raise RunBusyError(
             f"remove checkpoints of {run.location}: attempt {newest} is live on host {seen.host}; "
-            "call this there, or stop it first"
+            "call this there, or stop it first. If it was killed, this works in "
+            f"{secs_text(LEASE_SECS - seen.age_secs)}"
         )
 
 

@@ -42,12 +42,12 @@ def show(directory: str, step: int | None, as_json: bool) -> None:
 
 
 def _find(run: ReadableRun, step: int | None) -> CheckpointSources:
-    view = run.load_view(step)
     if step is None:
+        view = run.load_view()
         if not view.timeline:
             raise StepNotFoundError(f"show {run.location}: it has no checkpoints yet")
         return view.sources(view.timeline[-1])
-    return view.sources(view.find(step))
+    return run.find_sources(step)
 
 
 def _tiers(sources: CheckpointSources) -> list[str]:

@@ -54,6 +54,9 @@ def verify(directory: str, step: int | None, as_json: bool) -> int:
             results.append(result)
             if not as_json and bar.disable:
                 _print_result(run, result)
+    remote = noted_remote(run.durable)
+    if remote is not None:
+        output.note(f"the run's remote tier was not read; `holdfast verify {remote}` reads it")
     if as_json:
         output.print_json(_document(run, results))
         return _exit_code(results)
@@ -61,9 +64,6 @@ def verify(directory: str, step: int | None, as_json: bool) -> int:
         for result in results:
             _print_result(run, result)
     _print_end(results)
-    remote = noted_remote(run.durable)
-    if remote is not None:
-        output.note(f"the run's remote tier was not read; `holdfast verify {remote}` reads it")
     return _exit_code(results)
 
 
@@ -132,7 +132,7 @@ def _check_not_remote(run: ReadableRun, step: int) -> None:
     Raises:
         StepNotFoundError: no tier has it, or the remote tier alone.
     """
-    view = run.load_view(step)
+    view = run.look_for(step)()
     found = view.find(step)
     holders = [store for store in view.stores if found in view.listings[store.name]]
     if [store.tier for store in holders] == [REMOTE]:

@@ -84,8 +84,7 @@ def export_safetensors(
     """
     if directory.exists():
         raise InvalidArgumentError(f"export to {directory}: it exists; give a new path")
-    view = read_only(place).load_view(step)
-    sources = view.sources(view.find(step))
+    sources = read_only(place).find_sources(step)
     found = list(_tensors(sources, prefix, dtype))
     if not found:
         raise InvalidArgumentError(f"export step {step}: no array is below {prefix!r}")

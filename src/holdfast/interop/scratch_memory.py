@@ -121,8 +121,7 @@ def read_whole_step(
         NotARunError, StepNotFoundError, CheckpointDamagedError, StorageError: the checkpoint.
         OutOfSpaceError: `folder` has no room.
     """
-    view = read_only(place).load_view(step)
-    sources = view.sources(view.find(step))
+    sources = read_only(place).find_sources(step)
     restoration = NestedRestoration(sources.spec, RestoreRequest(native=True), make)
     memory = ScratchMemory(folder, [target.buffer.nbytes for target in restoration.targets])
     restoration.targets = [

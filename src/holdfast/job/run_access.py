@@ -21,6 +21,7 @@ from holdfast.errors import (
 from holdfast.events.reader import EventReader
 from holdfast.format.names import CHECKPOINTS
 from holdfast.format.part_layout import REMOTE
+from holdfast.format.records import RunRecord
 from holdfast.job.opening import open_run
 from holdfast.job.ram_tier import foreign_checkpoints, ram_store
 from holdfast.job.rendezvous import OneProcess, Rendezvous
@@ -42,11 +43,7 @@ def read_only(place: str | os.PathLike[str]) -> ReadableRun:
     durable = open_durable(location.text, clock)
     record = read_run(durable, location.text)
     is_copy = find(durable, record, clock) is Finding.COPY
-    if record.is_unfinished_copy:
-        log.warning(
-            "%s is an unfinished copy, which lacks checkpoints; `holdfast copy` finishes it",
-            location,
-        )
+    _warn_if_unfinished(location, record)
     return ReadableRun(
         location=location,
         run_id=record.run_id,
@@ -139,8 +136,18 @@ def remote_of(durable: DurableStore, run_id: str, clock: Clock) -> DurableStore 
         return None
     remote = open_durable(place, clock, tier=REMOTE)
     try:
-        check_same_run(durable, remote, run_id)
+        record = check_same_run(durable, remote, run_id)
     except (NotARunError, CheckpointDamagedError) as error:
         log.warning("the remote tier is left out: %s", error)
         return None
+    _warn_if_unfinished(place, record)
     return remote
+
+
+def _warn_if_unfinished(place: object, record: RunRecord) -> None:
+    if record.is_unfinished_copy:
+        log.warning(
+            "%s is an unfinished copy, which lacks checkpoints; `holdfast copy` with the same "
+            "arguments finishes it",
+            place,
+        )

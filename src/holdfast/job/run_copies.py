@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from holdfast.clock import SystemClock
+from holdfast.clock import Clock, SystemClock
 from holdfast.engine.lifecycle.attempts import newest_tier
 from holdfast.engine.lifecycle.catalog import list_folder, list_stores
 from holdfast.engine.lifecycle.commit import is_committed
 from holdfast.engine.lifecycle.run import noted_remote, read_run, read_run_record
 from holdfast.engine.reading.sources import CheckpointSources, PartSource, find_sources
-from holdfast.engine.reading.view import LISTINGS_MAX, view_of
+from holdfast.engine.reading.view import LISTINGS_MAX, View, view_of
 from holdfast.engine.tiers.checkpoint_copy import commit_copy, copy_part_once
 from holdfast.errors import (
     HoldfastError,
@@ -101,12 +101,7 @@ def copy_run(
     if record.place is None:
         # Without a place the copy would be taken for the run itself.
         record = msgspec.structs.replace(record, place=durable.home.recorded_place())
-    stores = [durable]
-    view = view_of(stores, durable)
-    if not {*steps} <= {checkpoint.step for checkpoint in view.timeline}:
-        remote = remote_of(durable, record.run_id, clock)
-        stores += [remote] if remote is not None else []
-        view = view_of(stores, newest_tier(stores))
+    stores, view = _sources_of(durable, steps, record.run_id, clock)
     found = [view.find(step) for step in sorted(set(steps))] if steps else [*view.timeline]
     written = open_copy(target, record, clock)
     deleted: list[int] = []
@@ -127,6 +122,26 @@ def copy_run(
         f"in {LISTINGS_MAX} listings; steps deleted meanwhile: {shown}; let the run keep more "
         "checkpoints, or copy it again"
     )
+
+
+def _sources_of(
+    durable: DurableStore, steps: Sequence[int], run_id: str, clock: Clock
+) -> tuple[list[DurableStore], View]:
+    """Return the stores to copy from, and their view: the remote tier too if a step needs it."""
+    view = view_of([durable], durable)
+    if {*steps} <= {checkpoint.step for checkpoint in view.timeline}:
+        return [durable], view
+    try:
+        remote = remote_of(durable, run_id, clock)
+        if remote is None:
+            return [durable], view
+        stores = [durable, remote]
+        return stores, view_of(stores, newest_tier(stores))
+    except (StorageError, InvalidArgumentError) as error:
+        raise type(error)(
+            f"copy {durable.home.location_text}: it lacks some of the steps, and its remote tier "
+            f"cannot be read: {error}"
+        ) from error
 
 
 def _copy_listed(

@@ -8,7 +8,6 @@ Invariants:
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,11 +21,9 @@ from holdfast.engine.reading.metadata import CheckpointMetadata, metadata_of
 from holdfast.engine.reading.process_values import process_values_of
 from holdfast.engine.reading.sources import CheckpointSources
 from holdfast.engine.reading.view import (
-    View,
     find_newest_sound,
     find_sound,
     newest_first,
-    read_step,
 )
 from holdfast.errors import InvalidArgumentError, WaitTimeoutError
 from holdfast.job.run_access import read_only
@@ -60,8 +57,9 @@ class Run:
 
     It needs no framework: without `like` and `framework` arrays come as NumPy arrays, those of
     bfloat16 and the like with the dtypes of the package ml_dtypes. Checkpoints in the RAM of other
-    hosts are not seen. Of a run with a remote tier, a step that the directory lacks is read from
-    there; `latest_step` and `all_steps` look at the directory alone. Threads may share it.
+    hosts are not seen. Of a run with a remote tier, a step that is missing or damaged in the
+    directory is read from there; `latest_step` and `all_steps` look at the directory alone. Threads
+    may share it.
 
     Args:
         directory: the run's durable directory.
@@ -195,8 +193,8 @@ class Run:
         of, rounds = find_framework(framework), outside_rounds()
         if step is not None:
             number = arguments.check_step(step)
-            with_step = functools.partial(self._run.load_view, number)
-            restored = restore_step(with_step, number, of, request, rounds, self._clock)
+            look = self._run.look_for(number)
+            restored = restore_step(look, number, of, request, rounds, self._clock)
         else:
             look = newest_first(self._run.load_newest_view, self._run.load_view)
             newest = restore_newest(look, of, request, rounds, self._clock)
@@ -245,8 +243,7 @@ class Run:
         self._is_closed = True
 
     def _sources(self, step: int) -> CheckpointSources:
-        number = arguments.check_step(step)
-        return read_step(functools.partial(self._run.load_view, number), number, View.sources)
+        return self._run.find_sources(arguments.check_step(step))
 
     def _check_open(self, call: str) -> None:
         if self._is_closed:

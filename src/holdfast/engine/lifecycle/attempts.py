@@ -97,17 +97,26 @@ def read_attempts(
         except ObjectNotFoundError:
             break
         except CheckpointDamagedError as error:
-            names = " and ".join(attempt_keys(number))
-            raise CheckpointDamagedError(
-                f"read the attempts in {store.home.location_text}: {error}; its copy is damaged "
-                f"too, so it is unknown what attempt {number} continued from. Put one of the two "
-                f"back from a backup. Without one, remove {names}: the next start continues from "
-                f"the newest checkpoint, and those of attempts before {number} count as abandoned"
-            ) from error
+            raise damaged_attempt_error(store, number, error) from error
         known[number] = found[number]
         origin = found[number].origin
         number = origin[1] if origin is not None else 0
     return found
+
+
+def damaged_attempt_error(
+    store: DurableStore, number: int, error: Exception
+) -> CheckpointDamagedError:
+    """Return the error of an attempt whose record and its copy are damaged: where, what to do."""
+    place, names = store.home.location_text, " and ".join(attempt_keys(number))
+    return CheckpointDamagedError(
+        f"read the attempts in {place}: {error}; its copy is damaged too, so it is unknown what "
+        f"attempt {number} continued from. If the run's other tier has the attempt intact "
+        f"(`holdfast verify`), remove {names} in {place}, and the next start copies them from "
+        "there. Else put one of them back from a backup. With neither, the run's branches cannot "
+        f"be told apart any more: copy {place} to another place first, since without these records "
+        "checkpoints may count as abandoned, and those are deleted by the next saves"
+    )
 
 
 def _parsed(number: int, data: bytes | HoldfastError | None) -> AttemptRecord | None:

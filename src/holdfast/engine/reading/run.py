@@ -11,8 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from holdfast.engine.lifecycle.attempts import newest_tier
-from holdfast.engine.reading.view import View, newest_view_of, view_of
-from holdfast.errors import InvalidArgumentError, StorageError
+from holdfast.engine.lifecycle.run import noted_remote
+from holdfast.engine.reading.sources import CheckpointSources
+from holdfast.engine.reading.view import View, newest_view_of, read_step, view_of
+from holdfast.errors import InvalidArgumentError, StepNotFoundError, StorageError
 from holdfast.store.contract import ReadableStore
 from holdfast.store.durable import DurableStore
 from holdfast.store.location import RunLocation
@@ -35,7 +37,8 @@ class ReadableRun:
     agents and the RAM of that id are not its own.
 
     `find_remote` returns the remote tier of the run, where it was trained with one. A reader of
-    checkpoints reads the tier that it has opened, and the remote tier for a step that it lacks.
+    checkpoints reads the tier that it has opened, and the remote tier for a step that is missing or
+    damaged there.
     """
 
     location: RunLocation
@@ -56,27 +59,67 @@ class ReadableRun:
         ram = self.find_ram()
         return [ram, self.durable] if ram is not None else [self.durable]
 
-    def load_view(self, step: int | None = None) -> View:
-        """Return what the tiers hold now; where they lack `step`, what the remote tier holds too.
+    def load_view(self) -> View:
+        """Return what the tiers hold now, the remote tier left out.
 
         Raises:
             CheckpointDamagedError: an attempt's record is damaged, so the timeline is unknown.
             StorageError: a tier cannot be listed.
+        """
+        return view_of(self.stores, self.durable)
+
+    def look_for(self, step: int) -> Callable[[], View]:
+        """Return a function that lists the tiers for a reader of `step`, for `read_step`.
+
+        The remote tier is listed too where the other tiers lack the step; and from the second call
+        on, as the copies in the other tiers may be damaged.
+        """
+        is_first = True
+
+        def look() -> View:
+            nonlocal is_first
+            view = self.load_view()
+            is_here = any(checkpoint.step == step for checkpoint in view.timeline)
+            if is_first and is_here:
+                is_first = False
+                return view
+            return self._with_remote(view, step, is_here)
+
+        return look
+
+    def find_sources(self, step: int) -> CheckpointSources:
+        """Return the copies of the checkpoint of `step`, in the remote tier where it is needed.
+
+        Raises:
+            StepNotFoundError, StepUncommittedError, CheckpointDamagedError: the step.
+            StorageError: a tier cannot be listed.
             InvalidArgumentError: the remote tier is in a bucket, and this host cannot open it.
         """
-        view = view_of(self.stores, self.durable)
-        if step is None or any(checkpoint.step == step for checkpoint in view.timeline):
-            return view
+        return read_step(self.look_for(step), step, View.sources)
+
+    def _with_remote(self, view: View, step: int, is_here: bool) -> View:
         try:
             remote = self.find_remote()
-            if remote is None:
-                return view
-            return view_of([*self.stores, remote], newest_tier([self.durable, remote]))
+            if remote is not None:
+                return view_of([*self.stores, remote], newest_tier([self.durable, remote]))
         except (StorageError, InvalidArgumentError) as error:
+            if is_here:
+                return view
             raise type(error)(
                 f"find step {step}: {self.location} lacks it, and its remote tier cannot be read: "
                 f"{error}"
             ) from error
+        place = noted_remote(self.durable) if not (is_here or self.is_copy) else None
+        try:
+            view.find(step)
+        except StepNotFoundError as error:
+            if place is None:
+                raise
+            raise StepNotFoundError(
+                f"{error}; its remote tier {place}, which may have it, is left out (a warning says "
+                "why)"
+            ) from error
+        return view
 
     def load_newest_view(self) -> View:
         """Return the newest checkpoints that the tiers hold now, with few requests.

@@ -15,6 +15,7 @@ from holdfast.engine.lifecycle.attempts import (
     AttemptStart,
     attempt_numbers,
     begin_attempt,
+    damaged_attempt_error,
     parse_attempt,
     read_attempt,
 )
@@ -27,8 +28,7 @@ from holdfast.errors import (
     StorageError,
 )
 from holdfast.format.names import attempt_keys
-from holdfast.format.records import AttemptRecord
-from holdfast.store.contract import Store
+from holdfast.format.records import AttemptRecord, RunRecord
 from holdfast.store.durable import DurableStore
 
 
@@ -82,8 +82,10 @@ def share_attempts(durable: DurableStore, remote: DurableStore) -> None:
             target.put(copy_key, data)
 
 
-def check_same_run(durable: DurableStore, remote: DurableStore, run_id: str) -> None:
+def check_same_run(durable: DurableStore, remote: DurableStore, run_id: str) -> RunRecord:
     """Check that the remote tier belongs to the run: one id, and the same attempts.
+
+    Returns the remote tier's record of the run.
 
     A place may hold another run by now, and a copy of a directory names the original's remote tier.
 
@@ -92,13 +94,14 @@ def check_same_run(durable: DurableStore, remote: DurableStore, run_id: str) -> 
         StorageError: One of them cannot be read.
     """
     place = _place(remote)
-    found = read_run(remote, place).run_id
-    if found != run_id:
+    record = read_run(remote, place)
+    if record.run_id != run_id:
         raise NotARunError(
             f"use {place} as the remote tier of {_place(durable)}: expected run {run_id}, found "
-            f"run {found}"
+            f"run {record.run_id}"
         )
     _check_common(durable, remote, set(attempt_numbers(durable)), set(attempt_numbers(remote)))
+    return record
 
 
 def _check_common(
@@ -129,15 +132,10 @@ def _record_in(store: DurableStore, number: int) -> AttemptRecord:
     try:
         return read_attempt(store, number)
     except CheckpointDamagedError as error:
-        names = " and ".join(attempt_keys(number))
-        raise CheckpointDamagedError(
-            f"read the attempts in {_place(store)}: {error}; its copy is damaged too. If the other "
-            f"tier has the attempt intact (`holdfast verify`), remove {names} in {_place(store)}, "
-            "and the next start copies them from there"
-        ) from error
+        raise damaged_attempt_error(store, number, error) from error
 
 
-def _sealed(store: Store, number: int) -> bytes:
+def _sealed(store: DurableStore, number: int) -> bytes:
     """Return the bytes of an attempt's record, or of its copy if the record is damaged."""
     problem: HoldfastError | None = None
     for key in attempt_keys(number):
@@ -148,6 +146,8 @@ def _sealed(store: Store, number: int) -> bytes:
         except (CheckpointDamagedError, ObjectNotFoundError) as error:
             problem = problem or error
     assert problem is not None
+    if isinstance(problem, CheckpointDamagedError):
+        raise damaged_attempt_error(store, number, problem) from problem
     raise problem
 
 
