@@ -80,6 +80,30 @@ def test_a_new_machine_goes_on_from_the_bucket_and_the_bucket_is_a_run_of_its_ow
         assert len(run_command("events", str(place), "--kind", "committed").splitlines()) == 2
 
 
+def test_steps_that_are_missing_or_damaged_in_the_directory_are_read_from_the_bucket(
+    one_host: Host, url: str, tmp_path: Path
+) -> None:
+    fast = tmp_path / "fast"
+    with manager_of(fast, url) as manager:
+        for step in (0, 1):
+            save(manager, step)
+            manager.wait_until_finished(30, remote=True)
+        assert main(["rm", url, "0", "--yes"]) == 1
+    assert main(["stop", str(fast)]) == 0
+    for folder, harmed in (("000000000.1", "part-*"), ("000000001.1", "image-*")):
+        (path,) = (fast / "checkpoints" / folder).glob(harmed)
+        path.unlink()
+    (manifest,) = (fast / "checkpoints/manifests").glob("*-000000000.1.json")
+    manifest.unlink()
+    assert committed_in(str(fast)) == [1]
+    with holdfast.open_run(fast) as run:
+        for step in (0, 1):
+            check(run.restore(step), step)
+            assert run.metadata(step).step == step
+    assert main(["copy", str(fast), str(tmp_path / "copy"), "0"]) == 0
+    assert main(["verify", str(tmp_path / "copy")]) == 0
+
+
 def test_the_end_of_a_training_does_not_wait_for_a_bucket_that_does_not_answer(
     one_host: Host, proxy: FaultProxy, proxied_url: str, tmp_path: Path
 ) -> None:

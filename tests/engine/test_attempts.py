@@ -69,7 +69,7 @@ def test_other_files_beside_the_attempts_are_ignored(durable: DiskStore) -> None
     assert attempt_numbers(durable) == [1]
 
 
-def test_a_damaged_attempt_is_told_and_not_guessed(durable: DiskStore) -> None:
+def test_a_damaged_attempt_is_reported_and_not_guessed(durable: DiskStore) -> None:
     begin(durable, None, (7, 1))
     for key in attempt_keys(1):
         flip_bit(durable.root / key, 99)

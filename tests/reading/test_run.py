@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,7 @@ from holdfast.clock import SystemClock
 from holdfast.engine.lifecycle.catalog import list_checkpoints
 from holdfast.engine.lifecycle.commit import remove
 from holdfast.engine.reading.run import ReadableRun
-from holdfast.engine.reading.sources import CheckpointSources
-from holdfast.engine.reading.view import View, find_newest_sound, find_sound, read_step
+from holdfast.engine.reading.view import View, find_newest_sound, find_sound
 from holdfast.format.names import manifest_key, part_key
 from holdfast.format.records import CheckpointSpec
 from holdfast.job.run_access import read_only
@@ -209,28 +208,26 @@ def test_a_step_that_may_be_in_a_remote_tier_that_cannot_be_read_is_not_called_m
         run.find_sources(7)
 
 
-class VanishingRun:
+@dataclass(frozen=True, kw_only=True)
+class VanishingRun(ReadableRun):
     """A run that deletes the newest checkpoint while it is read: its manifest, then a record."""
 
-    def __init__(self, run: ReadableRun) -> None:
-        self._run, self._count = run, 0
+    looks: list[View] = field(default_factory=list)
 
     def load_view(self) -> View:
-        view, durable = self._run.load_view(), self._run.durable
-        self._count += 1
-        if self._count == 1:
-            durable.delete(manifest_key(view.timeline[-1]))
-        elif self._count == 2:
-            durable.delete(part_key(view.timeline[-1], 0, 1))
+        view = super().load_view()
+        self.looks.append(view)
+        if len(self.looks) == 1:
+            self.durable.delete(manifest_key(view.timeline[-1]))
+        elif len(self.looks) == 2:
+            self.durable.delete(part_key(view.timeline[-1], 0, 1))
             # The record of another rank, which is deleted later.
-            durable.put(part_key(view.timeline[-1], 1, 2), b"{}")
+            self.durable.put(part_key(view.timeline[-1], 1, 2), b"{}")
         return view
 
-    def look_for(self, step: int) -> Callable[[], View]:
-        return self.load_view
 
-    def find_sources(self, step: int) -> CheckpointSources:
-        return read_step(self.load_view, step, View.sources)
+def vanishing(run: ReadableRun) -> VanishingRun:
+    return VanishingRun(location=run.location, run_id=run.run_id, durable=run.durable)
 
 
 @pytest.mark.parametrize("call", ["metadata", "process_values", "restore"])
@@ -238,7 +235,7 @@ def test_a_step_that_is_deleted_while_it_is_read_is_not_damaged(
     run_directory: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     with holdfast.open_run(run_directory) as run:
-        monkeypatch.setattr(run, "_run", VanishingRun(without_ram(run_directory)))
+        monkeypatch.setattr(run, "_run", vanishing(without_ram(run_directory)))
         with pytest.raises(errors.StepNotFoundError, match="find step 3: it was deleted meanwhile"):
             getattr(run, call)(3)
 

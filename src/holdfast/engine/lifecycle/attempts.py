@@ -113,9 +113,9 @@ def damaged_attempt_error(
         f"read the attempts in {place}: {error}; its copy is damaged too, so it is unknown what "
         f"attempt {number} continued from. If the run's other tier has the attempt intact "
         f"(`holdfast verify`), remove {names} in {place}, and the next start copies them from "
-        "there. Else put one of them back from a backup. With neither, the run's branches cannot "
-        f"be told apart any more: copy {place} to another place first, since without these records "
-        "checkpoints may count as abandoned, and those are deleted by the next saves"
+        "there. Else put one of them back from a backup. With neither, copy "
+        f"{place} to another place before you remove them: without these records checkpoints may "
+        "count as abandoned, and the next saves delete those"
     )
 
 

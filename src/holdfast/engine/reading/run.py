@@ -14,7 +14,12 @@ from holdfast.engine.lifecycle.attempts import newest_tier
 from holdfast.engine.lifecycle.run import noted_remote
 from holdfast.engine.reading.sources import CheckpointSources
 from holdfast.engine.reading.view import View, newest_view_of, read_step, view_of
-from holdfast.errors import InvalidArgumentError, StepNotFoundError, StorageError
+from holdfast.errors import (
+    CheckpointDamagedError,
+    InvalidArgumentError,
+    StepNotFoundError,
+    StorageError,
+)
 from holdfast.store.contract import ReadableStore
 from holdfast.store.durable import DurableStore
 from holdfast.store.location import RunLocation
@@ -98,27 +103,34 @@ class ReadableRun:
         return read_step(self.look_for(step), step, View.sources)
 
     def _with_remote(self, view: View, step: int, is_here: bool) -> View:
+        """Return the view with the remote tier; `view` itself where it cannot be read or is none.
+
+        Raises:
+            StepNotFoundError: a remote tier that may have the step is left out.
+            CheckpointDamagedError, StorageError, InvalidArgumentError: it cannot be read, and the
+                step is not in `view` (`is_here`).
+        """
         try:
             remote = self.find_remote()
             if remote is not None:
                 return view_of([*self.stores, remote], newest_tier([self.durable, remote]))
-        except (StorageError, InvalidArgumentError) as error:
+        except (CheckpointDamagedError, StorageError, InvalidArgumentError) as error:
             if is_here:
+                # The error of the copy that is here is raised.
                 return view
             raise type(error)(
                 f"find step {step}: {self.location} lacks it, and its remote tier cannot be read: "
                 f"{error}"
             ) from error
         place = noted_remote(self.durable) if not (is_here or self.is_copy) else None
-        try:
-            view.find(step)
-        except StepNotFoundError as error:
-            if place is None:
-                raise
-            raise StepNotFoundError(
-                f"{error}; its remote tier {place}, which may have it, is left out (a warning says "
-                "why)"
-            ) from error
+        if place is not None:
+            try:
+                view.find(step)
+            except StepNotFoundError as error:
+                raise StepNotFoundError(
+                    f"{error}; its remote tier {place}, which may have it, is left out (the log "
+                    "has the reason)"
+                ) from error
         return view
 
     def load_newest_view(self) -> View:
