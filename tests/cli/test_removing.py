@@ -41,6 +41,15 @@ def steps(run: Path) -> list[str]:
     return sorted(folders(run))
 
 
+def test_rm_removes_itself_what_an_agent_that_left_meanwhile_has_not_removed(
+    ended: InProcessHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The agent's folder was found, and is gone when the agent is asked.
+    monkeypatch.setattr("holdfast.cli.rm.find_live_agent", lambda *_: tmp_path / "left")
+    assert main(["rm", str(ended.run), "1", "--yes"]) == 0
+    assert steps(ended.run) == ["000000002.1"]
+
+
 def test_rm_removes_the_steps_that_are_named(
     ended: InProcessHost, capsys: pytest.CaptureFixture[str]
 ) -> None:

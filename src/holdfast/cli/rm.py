@@ -10,7 +10,7 @@ import click
 
 from holdfast.agent import protocol
 from holdfast.agent.agent_directory import host_name
-from holdfast.agent.client import AgentSilentError
+from holdfast.agent.client import AgentGoneError, AgentSilentError
 from holdfast.agent.launch import find_live_agent
 from holdfast.cli import output
 from holdfast.cli.agents import ask, status_of
@@ -137,28 +137,37 @@ def _remove(run: ReadableRun, remote: DurableStore | None, wanted: list[Checkpoi
         RunBusyError: The run is live on another host, or here with this place as its remote tier.
         AgentUnavailableError: Its agent here does not answer; only the agent may remove then.
     """
-    host = host_name()
-    try:
-        folder = find_live_agent(run.agents_id, host) if run.agents_id else None
-    except AgentSilentError as error:
-        raise AgentUnavailableError(f"remove checkpoints of {run.location}: {error}") from error
-    if folder is not None:
-        _check_not_its_remote_tier(run, status_of(folder))
-        request = protocol.Delete(ids=tuple((c.step, c.attempt) for c in wanted), by_user=True)
-        ask(folder, "delete", request, protocol.Empty)
+    if _remove_by_agent(run, wanted):
         return
     for store in (run.durable, remote) if remote is not None else (run.durable,):
         _check_not_live(run, store)
     # Of a run in a bucket: this host may have no files of it yet.
     run.location.make_folder()
     clock = SystemClock()
-    uploads = uploads_for(run.durable, host, clock)
-    writer = EventWriter(run.durable.home, host, clock, uploads=uploads)
+    uploads = uploads_for(run.durable, host_name(), clock)
+    writer = EventWriter(run.durable.home, host_name(), clock, uploads=uploads)
     with contextlib.closing(writer) as events:
         for found in wanted:
             _remove_from_stores(run, remote, found)
             events.attempt = found.attempt
             events.write(CheckpointDeleted(step=found.step, attempt=found.attempt, reason="asked"))
+
+
+def _remove_by_agent(run: ReadableRun, wanted: list[CheckpointId]) -> bool:
+    """Remove checkpoints through the run's agent here; return False if there is none (any more)."""
+    try:
+        folder = find_live_agent(run.agents_id, host_name()) if run.agents_id else None
+        if folder is None:
+            return False
+        _check_not_its_remote_tier(run, status_of(folder))
+        request = protocol.Delete(ids=tuple((c.step, c.attempt) for c in wanted), by_user=True)
+        ask(folder, "delete", request, protocol.Empty)
+    except AgentSilentError as error:
+        raise AgentUnavailableError(f"remove checkpoints of {run.location}: {error}") from error
+    except AgentGoneError:
+        # It was leaving. What it has removed may be removed again.
+        return False
+    return True
 
 
 def _check_not_its_remote_tier(run: ReadableRun, agent: protocol.AgentStatus) -> None:
